@@ -1,0 +1,70 @@
+"""Built-in technical text: the documentation that comes with the running interpreter, read where it lies, split by module."""
+
+import ast
+import hashlib
+import sys
+import sysconfig
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+Split = Literal["train", "calibration", "test"]
+SPLITS = ("train", "calibration", "test")
+_SHORTEST = 80  # characters; below this a docstring is a label ("Return self.") and says nothing to a language model
+_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "ensurepip"}
+
+
+def documents(split: Split) -> list[str]:
+    """Docstrings of the standard library (one document per module) and the topics of ``help()`` that belong to ``split``.
+
+    The split of a module or topic is a stable hash of its name: about 80 % train, 10 % calibration, 10 % test. Source files are parsed,
+    never imported. The text is that of the running Python version, so fingerprints differ between versions.
+    """
+    if split not in SPLITS:
+        from lrcore.errors import unknown
+
+        raise unknown("python-docs split", split, SPLITS)
+    return [text for name, text in _all_documents() if split_of(name) == split]
+
+
+def split_of(name: str) -> str:
+    """The split of a module or topic name, the same on every machine and in every process."""
+    bucket = hashlib.sha256(name.encode()).digest()[0]  # 0..255
+    return "test" if bucket < 26 else "calibration" if bucket < 52 else "train"
+
+
+@cache
+def _all_documents() -> tuple[tuple[str, str], ...]:
+    return (*_modules(), *_topics())
+
+
+def _modules() -> list[tuple[str, str]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if _SKIPPED.isdisjoint(parts):
+            name = ".".join(parts).removesuffix(".py").removesuffix(".__init__")
+            found.append((name, "\n\n".join(_docstrings(path))))
+    return [(name, text) for name, text in found if text]
+
+
+def _docstrings(path: Path) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escape sequences in old modules
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a few library files are templates or deliberately broken
+        return []
+    owners = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef))
+    texts = (ast.get_docstring(node) for node in owners)
+    return [text for text in texts if text and len(text) >= _SHORTEST]
+
+
+def _topics() -> list[tuple[str, str]]:
+    if "pydoc_data.topics" not in sys.modules and not sysconfig.get_path("stdlib"):
+        return []
+    from pydoc_data.topics import topics
+
+    return [(f"topic {name}", text.strip()) for name, text in sorted(topics.items())]

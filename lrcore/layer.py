@@ -1,0 +1,137 @@
+"""One decoder layer as frozen values: what every method reads and returns.
+
+Convention: row activations and `torch.nn.Linear` weights, `y = W x + b` with `W: [out, in]`. Heads are stacked along the rows of
+the query, key and value weights and along the columns of the output weight. Tensors only; nothing here knows a model.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A dense projection. weight [out, in]; bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def parameters(self) -> int:
+        return self.weight.numel() + (0 if self.bias is None else self.bias.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """A factored projection `y = up (down x) + bias`. down [r, in]; up [out, r]; bias [out] or None."""
+
+    down: Tensor
+    up: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense product, [out, in]."""
+        return self.up @ self.down
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def parameters(self) -> int:
+        return self.down.numel() + self.up.numel() + (0 if self.bias is None else self.bias.numel())
+
+
+Projection = Linear | LowRank
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Self-attention of one layer.
+
+    q [n_q * qk_size, d], k [n_kv * qk_size, d], v [n_kv * v_size, d], o [d, n_q * v_size]. Query head i reads kv head i // group.
+    scale multiplies the scores and never changes with the rank. position says what is applied between projection and score:
+    "rotary" rotates the pairs (j, j + head_size / 2); "none" covers absolute and learned positions, which act on the input.
+    rotary_pairs [n_kv, qk_size / 2] names the original pair that each kept pair came from; None while all are kept.
+    """
+
+    q: Projection
+    k: Projection
+    v: Projection
+    o: Projection
+    n_q: int
+    n_kv: int
+    head_size: int
+    qk_size: int
+    v_size: int
+    scale: float
+    position: Literal["none", "rotary"] = "none"
+    rotary_pairs: Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.n_q // self.n_kv
+
+
+@dataclass(frozen=True, eq=False)
+class MLP:
+    """down(act(gate x) * (up x)), or down(act(up x)) where gate is None. up, gate [d_f, d]; down [d, d_f]."""
+
+    up: Projection
+    down: Projection
+    gate: Projection | None = None
+    activation: str = "silu"
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One decoder layer: its index, attention and MLP."""
+
+    index: int
+    attention: Attention
+    mlp: MLP
+
+    def matrices(self) -> dict[str, Projection]:
+        """The projections by name, in the order of the forward pass; "gate" only where there is one."""
+        a, m = self.attention, self.mlp
+        named = {"q": a.q, "k": a.k, "v": a.v, "o": a.o, "gate": m.gate, "up": m.up, "down": m.down}
+        return {name: projection for name, projection in named.items() if projection is not None}
+
+    def with_matrices(self, **changed: Projection) -> "Layer":
+        """A copy with some projections exchanged; sizes stay as they are."""
+        attention = replace(self.attention, **{name: p for name, p in changed.items() if name in "qkvo"})
+        mlp = replace(self.mlp, **{name: p for name, p in changed.items() if name in ("gate", "up", "down")})
+        return replace(self, attention=attention, mlp=mlp)
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of all projections."""
+        return sum(projection.parameters for projection in self.matrices().values())
+
+
+def heads(weight: Tensor, count: int) -> Tensor:
+    """Rows of a query, key or value weight by head: [count * size, ...] -> [count, size, ...]."""
+    return weight.reshape(count, -1, *weight.shape[1:])
+
+
+def output_heads(weight: Tensor, count: int) -> Tensor:
+    """Columns of an output weight by head: [d, count * size] -> [count, d, size]."""
+    return weight.reshape(weight.shape[0], count, -1).transpose(0, 1)
+
+
+def merge_output_heads(weight: Tensor) -> Tensor:
+    """The inverse of `output_heads`: [count, d, size] -> [d, count * size]."""
+    return weight.transpose(0, 1).reshape(weight.shape[1], -1)
+
+
+def map_rows(linear: Linear, maps: Tensor, dtype: torch.dtype | None = None) -> Linear:
+    """Apply a small map to each head's state: weight `T_h W_h`, bias `T_h b_h`. maps [heads, r, size] -> rows heads * r."""
+    dtype = dtype or linear.weight.dtype
+    count = maps.shape[0]
+    weight = maps @ heads(linear.weight.to(maps.dtype), count)  # [heads, r, d]
+    bias = None if linear.bias is None else (maps @ heads(linear.bias.to(maps.dtype), count).unsqueeze(-1)).flatten()
+    return Linear(weight.flatten(0, 1).to(dtype), None if bias is None else bias.to(dtype))

@@ -1,0 +1,100 @@
+"""Spectra: what each further rank of a slot is worth, and what it costs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Slot = tuple[int, str]  # (layer index, component or matrix name)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a slot costs at a given rank.
+
+    full: the rank of the untouched slot. step: ranks are multiples of it (2 where rotary pairs stay together).
+    per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
+    kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
+    cap: largest rank below full that still saves parameters (a factored matrix beyond it would be larger than the dense one).
+    """
+
+    full: int
+    per_rank: int
+    dense: int
+    fixed: int = 0
+    step: int = 1
+    kv_per_rank: int = 0
+    kv_fixed: int = 0
+    kv_dense: int = 0
+
+    @property
+    def cap(self) -> int:
+        return min(self.full - self.step, (self.dense - self.fixed - 1) // self.per_rank // self.step * self.step)
+
+    def parameters(self, rank: int) -> int:
+        return self.dense if rank >= self.full else self.fixed + self.per_rank * rank
+
+    def kv(self, rank: int) -> int:
+        return self.kv_dense if rank >= self.full else self.kv_fixed + self.kv_per_rank * rank
+
+    def ranks(self) -> list[int]:
+        """All ranks that make sense, ascending: multiples of step up to cap, then full."""
+        return [*range(self.step, self.cap + 1, self.step), self.full]
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The loss curve of one slot under one method.
+
+    values [full / step], float64, descending, >= 0: keeping the first r of them leaves the loss `sum(values[r:] ** 2)`, in the
+    method's own unit (squared score error, squared output error, ...). Only ratios within a unit compare.
+    heads [count, full / step] or None: the same per head, where the slot is solved head by head.
+    """
+
+    slot: Slot
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None = None
+
+    def tail(self, rank: int) -> float:
+        """Loss left at `rank` (in columns, not steps)."""
+        return 0.0 if rank >= self.cost.full else float((self.values[rank // self.cost.step :] ** 2).sum())
+
+    def energy(self, rank: int) -> float:
+        """Share of the loss avoided at `rank`, in [0, 1]; 1 for an all-zero slot."""
+        total = float((self.values**2).sum())
+        return 1.0 if total == 0 else 1.0 - self.tail(rank) / total
+
+
+def cumulative_energy(values: Tensor) -> Tensor:
+    """Share of `sum(values ** 2)` held by the first 1, 2, ... values. values [k] -> [k] in [0, 1]."""
+    squares = values.double() ** 2
+    total = squares.sum()
+    return torch.ones_like(squares) if total == 0 else torch.cumsum(squares, 0) / total
+
+
+def energy_rank(values: Tensor, threshold: float) -> int:
+    """Smallest number of values that hold `threshold` (0, 1] of the energy; at least 1."""
+    reached = cumulative_energy(values) >= threshold - 1e-12
+    return int(torch.argmax(reached.int())) + 1 if bool(reached.any()) else len(values)
+
+
+def effective_rank(values: Tensor) -> float:
+    """exp of the Shannon entropy of the normalised values (Roy and Vetterli 2007); in [1, k]; 0 for an all-zero spectrum."""
+    total = values.double().sum()
+    if total == 0:
+        return 0.0
+    p = values.double() / total
+    return float(torch.exp(-(p * torch.log(p.clamp_min(1e-300))).sum()))
+
+
+def stable_rank(values: Tensor) -> float:
+    """sum(values ** 2) / max(values) ** 2; in [1, k]; 0 for an all-zero spectrum."""
+    top = values.double().max()
+    return 0.0 if top == 0 else float((values.double() ** 2).sum() / top**2)
+
+
+def condition_number(values: Tensor) -> float:
+    """Largest over smallest value; inf where the smallest is zero."""
+    low = float(values.min())
+    return float("inf") if low == 0 else float(values.max()) / low
