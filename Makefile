@@ -1,0 +1,44 @@
+# make run   opens the workbench        make test   lint and all tests
+# Both first make .venv; that is done again only when the requirement files change.
+SHELL := /bin/bash
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+CHROMIUM := /usr/bin/chromium
+
+.PHONY: setup run test lint clean browser
+
+setup: $(READY)
+
+$(READY): requirements.txt requirements-dev.txt
+	@set -eu; \
+	for candidate in python3.11 python3.12 python3.13 python3 python; do \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then echo "error: no Python 3.11 or newer with venv on PATH (on Debian: apt-get install python3 python3-venv)." >&2; exit 1; fi; \
+	[ -x $(PYTHON) ] || "$$found" -m venv $(VENV); \
+	$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check -r requirements-dev.txt; \
+	touch $(READY)
+
+run: setup
+	$(PYTHON) app.py
+
+lint: setup
+	$(PYTHON) -m ruff check .
+
+test: lint browser
+	$(PYTHON) -m pytest -q
+
+# The browser tests drive Debian's Chromium.
+browser:
+	@set -eu; \
+	[ ! -x $(CHROMIUM) ] || exit 0; \
+	command -v apt-get >/dev/null || { echo "error: the browser tests need $(CHROMIUM), and there is no apt-get to install it; install Chromium there." >&2; exit 1; }; \
+	as=""; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
+	if ! { $$as apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as apt-get install -y -qq --no-install-recommends chromium; } </dev/null; then \
+	  echo "error: Chromium could not be installed; run 'apt-get install chromium' as root, then 'make test' again." >&2; exit 1; \
+	fi
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache build *.egg-info
+	find lrcore workbench tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

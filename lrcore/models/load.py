@@ -1,0 +1,193 @@
+"""A name becomes a model in memory: safetensors only, no remote code, and one clear line for whatever is wrong with it."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..errors import InputError, unknown
+from .architectures import ARCHITECTURES
+from .hub import DEMO_MODELS, locate
+from .layers import ModelSize, measure
+from .weights import check_finite, fingerprint, read_json, weight_files
+
+__all__ = ["DEMO_MODELS", "LoadedModel", "load_folder", "load_model", "locate"]
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+
+
+@dataclass
+class LoadedModel:
+    """A causal language model, ready to read and run.
+
+    name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256 of config and weight files
+    (of what was read, whatever dtype it was read into). folder: where the files are. report: how a compressed model came to be
+    (at least "recipe" and "ranks"), None for a dense one.
+    """
+
+    name: str
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    folder: Path
+    report: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> ModelSize:
+        """Parameters and cached values, counted from the modules as they stand."""
+        return measure(self.network)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.network.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.get_input_embeddings().weight.device
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence, in tokens, that the model has positions for; None where the config sets no limit."""
+        return getattr(self.network.config, "max_position_embeddings", None)
+
+    def check_length(self, tokens: int) -> None:
+        """Raise InputError where the model has no positions for so many tokens."""
+        if self.context is not None and tokens > self.context:
+            raise InputError(f"{tokens:,} tokens are more than the context of '{self.name}' holds ({self.context:,}). Use a shorter seq_len.")
+
+    def check_tokens(self, highest: int) -> None:
+        """Raise InputError where the tokenizer's token `highest` has no row in the embedding."""
+        rows = self.network.get_input_embeddings().num_embeddings
+        if highest >= rows:
+            raise InputError(f"The tokenizer gave token {highest}, but '{self.name}' knows {rows}. The tokenizer belongs to another model.")
+
+
+def load_model(name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto") -> LoadedModel:
+    """A dense model by demo name, folder or hub id.
+
+    dtype: float32, bfloat16, float16, float64, or "auto" for the stored one. device: "auto" (CUDA where there is one) or as torch
+    names it. Raises InputError in one line for everything that can be wrong with a name, a folder or its files.
+    """
+    return load_folder(locate(name, revision), name, dtype, device)
+
+
+def load_folder(folder: Path, name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
+    """`load_model` once the files are here."""
+    target = resolve_device(device)
+    config = read_config(folder)
+    files = weight_files(folder)
+    tokenizer = read_tokenizer(folder)
+    network = _read_network(folder, config, resolve_dtype(dtype))
+    check_finite(network, folder, network.dtype)
+    return LoadedModel(name, settle(network, target), tokenizer, fingerprint(folder, files), folder)
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The config of a supported family. Raises InputError for a missing, broken or unsupported one."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"'{folder}' is no model folder: it has no config.json. Give the folder that holds config.json and *.safetensors.")
+    family = read_json(path).get("model_type")
+    if family not in ARCHITECTURES:
+        raise InputError(f"Model family '{family}' (model_type in '{path}') is not supported. Supported: {', '.join(ARCHITECTURES)}.")
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers checks fields with exceptions of many kinds
+        raise InputError(f"'{path}' is no valid {family} config: {_one_line(error)}") from error
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model folder. Raises InputError where there is none."""
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # from a missing file to a parse error in Rust
+        found = sorted(path.name for path in folder.glob("*token*"))
+        state = f"its tokenizer files ({', '.join(found)}) cannot be read" if found else "it has no tokenizer files"
+        raise InputError(f"'{folder}': {state}. Copy tokenizer.json and tokenizer_config.json of the same model into it.") from error
+
+
+def _read_network(folder: Path, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
+    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    try:
+        with quiet():
+            network, info = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, attn_implementation="sdpa", output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the last net under a library with many kinds of failure
+        raise InputError(f"The model in '{folder}' cannot be loaded: {_one_line(error)}") from error
+    _refuse_gaps(folder, info)
+    return network
+
+
+def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
+    """transformers fills what is missing or of the wrong shape with random numbers and only warns."""
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, stored, expected = mismatched[0]
+        raise InputError(
+            f"'{folder}': the shape of '{name}' is {list(stored)} in the weights but {list(expected)} by config.json "
+            f"({len(mismatched)} such). Config and weights belong to different models."
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(
+            f"'{folder}' lacks {len(missing)} of the weights that config.json calls for, first '{missing[0]}'. "
+            "Files are missing, or they belong to another model."
+        )
+
+
+def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Move to the device, switch to eval mode and freeze."""
+    try:
+        network.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"The model cannot be moved to '{device}' ({_one_line(error)}). Use device cpu or a smaller dtype.") from error
+    return network.eval().requires_grad_(False)
+
+
+def resolve_device(device: str) -> torch.device:
+    """'auto' -> CUDA where there is one, else CPU. Raises InputError for a device that this machine lacks."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"Unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"Device '{device}' was asked for, but {torch.cuda.device_count()} CUDA devices are visible. Use auto or cpu.")
+    return chosen
+
+
+def resolve_dtype(dtype: str) -> torch.dtype | str:
+    """The torch dtype, or "auto" unchanged. Raises InputError for another name."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise unknown("dtype", dtype, [*DTYPES, "auto"])
+    return DTYPES.get(dtype, dtype)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings from transformers: what matters is checked here and raised."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] or type(error).__name__
