@@ -1,0 +1,143 @@
+"""Analysis: the spectra of every layer, by component and by matrix, of the weights alone and of what the data makes of them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .calibrate import Calibration, Progress, silent
+from .errors import InputError, unknown
+from .layer import Layer, heads, output_heads
+from .linalg import eigh_descending, roots, symmetric, whitened_svd
+from .methods import COMPONENTS, MATRICES
+from .methods.factors import pooled
+from .methods.grams import head_gram, output_gram
+from .methods.svd_llm import TAPS
+from .models.architectures import decoder_layers
+from .models.layers import read_layer
+from .models.load import LoadedModel
+from .spectra import condition_number, effective_rank, energy_rank, stable_rank
+from .statistics import Moments
+
+Kind = Literal["raw", "aware"]
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Singular values by (layer, name, kind), each [heads or 1, k], descending along k.
+
+    name is a component ("qk", "ov", "mlp") or a matrix ("q", "k", "v", "o", "gate", "up", "down"). kind is "raw" (the weights alone) or
+    "aware" (weighted by the calibration activations: what is lost at a rank is an error of the component's output).
+    """
+
+    spectra: dict[tuple[int, str, str], Tensor]
+    block_influence: list[float]
+    protocol: dict
+    layers: int
+
+    components: tuple[str, ...] = COMPONENTS
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The matrices this model has, in forward order."""
+        return tuple(name for name in MATRICES if (0, name, "raw") in self.spectra)
+
+    def heads(self, layer: int, name: str) -> int:
+        """Number of heads solved one by one; 0 where the slot is one matrix."""
+        count = self._entry(layer, name, "aware").shape[0]
+        return count if count > 1 else 0
+
+    def values(self, layer: int, name: str, kind: Kind = "aware", head: int | None = None) -> np.ndarray:
+        """Singular values, descending, float64 [k]; of one head, or of all heads pooled (root of summed squares at each rank)."""
+        entry = self._entry(layer, name, kind)
+        if head is None:
+            return pooled(entry).cpu().numpy()
+        if not 0 <= head < entry.shape[0]:
+            raise InputError(f"{name} of layer {layer} has heads 0 to {entry.shape[0] - 1}; got {head}.")
+        return entry[head].cpu().numpy()
+
+    def _entry(self, layer: int, name: str, kind: str) -> Tensor:
+        if not 0 <= layer < self.layers:
+            raise InputError(f"The model has layers 0 to {self.layers - 1}; got {layer}.")
+        if (layer, name, kind) not in self.spectra:
+            raise unknown("component, matrix or kind", f"{name}/{kind}", {f"{n}/{k}" for _, n, k in self.spectra})
+        return self.spectra[layer, name, kind]
+
+    def table(self, threshold: float = 0.9) -> pd.DataFrame:
+        """One row per layer, name and kind with its rank measures; energy_rank is the rank that holds `threshold` (0, 1] of the energy."""
+        rows = []
+        for (layer, name, kind), entry in self.spectra.items():
+            values = pooled(entry)
+            rows.append(
+                {
+                    "layer": layer,
+                    "name": name,
+                    "kind": kind,
+                    "full": len(values),
+                    "effective_rank": effective_rank(values),
+                    "energy_rank": energy_rank(values, threshold),
+                    "stable_rank": stable_rank(values),
+                    "condition": condition_number(values),
+                    "block_influence": self.block_influence[layer],
+                }
+            )
+        return pd.DataFrame(rows)
+
+
+def analyse(model: LoadedModel, calibration: Calibration, progress: Progress | None = None) -> Analysis:
+    """The spectra of every layer. Raw and activation-aware, by component and by matrix."""
+    progress = progress or silent
+    total = len(decoder_layers(model.network))
+    spectra: dict[tuple[int, str, str], Tensor] = {}
+    for index in range(total):
+        progress("analyse", index, total)
+        layer, moments = read_layer(model.network, index), calibration.moments(index)
+        for kind, found in (("raw", raw_values(layer)), ("aware", aware_values(layer, moments))):
+            spectra |= {(index, name, kind): values.cpu() for name, values in found.items()}
+    progress("analyse", total, total)
+    return Analysis(spectra, calibration.block_influence, calibration.protocol, total)
+
+
+def raw_values(layer: Layer) -> dict[str, Tensor]:
+    """Singular values of `W_q,i^T W_k` and `W_o,i W_v` per head, neuron norms `|row| |column|` of the MLP, and of each matrix alone."""
+    a, m = layer.attention, layer.mlp
+    q, k, v = (heads(p.weight.double(), count) for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv)))
+    out = output_heads(a.o.weight.double(), a.n_q)
+    rows = sum((p.weight.double() ** 2).sum(1) for p in (m.up, m.gate) if p is not None)
+    neurons = (rows * (m.down.weight.double() ** 2).sum(0)).sqrt()
+    found = {
+        "qk": _product_values(symmetric(q @ q.mT), symmetric(k @ k.mT), a.group),
+        "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
+        "mlp": neurons.sort(descending=True).values.unsqueeze(0),
+    }
+    return found | {name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0) for name, p in layer.matrices().items()}
+
+
+def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
+    """The same under the calibration activations: of the scores (before rotary), the attention output, the MLP output, each matrix's output."""
+    a = layer.attention
+    out = output_heads(a.o.weight.double(), a.n_q)
+    down = layer.mlp.down.weight.double()
+    neurons = (moments.square("mlp_hidden") * (down**2).sum(0)).sqrt()
+    found = {
+        "qk": _product_values(head_gram(a, "q", moments), head_gram(a, "k", moments), a.group),
+        "ov": _root_values(symmetric(out.mT @ out), output_gram(a, moments)),
+        "mlp": neurons.sort(descending=True).values.unsqueeze(0),
+    }
+    return found | {
+        name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0) for name, p in layer.matrices().items()
+    }
+
+
+def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
+    """Singular values of `L_i^{1/2} R_g^{1/2}` for Grams of query heads [n_q, s, s] and kv heads [n_kv, s, s]. Returns [n_q, s]."""
+    return _root_values(left, right.repeat_interleave(group, 0))
+
+
+def _root_values(left: Tensor, right: Tensor) -> Tensor:
+    root, _ = roots(right)
+    return eigh_descending(root @ left @ root)[0].sqrt()
+

@@ -1,0 +1,120 @@
+"""Calibration: one streamed pass that collects what all methods need, layer by layer, kept on disk under a key of all it depends on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from . import data
+from .errors import InputError
+from .methods import METHODS
+from .models.architectures import decoder_layers
+from .models.load import LoadedModel
+from .models.stream import LayerStream
+from .recipe import Recipe
+from .statistics import BLOCK_INFLUENCE, Moments, Need
+
+Progress = Callable[[str, int, int], None]
+FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """The progress callback that says nothing."""
+
+
+def all_needs() -> frozenset[Need]:
+    """What the methods together read, and Block Influence for the policies: collected once, used by every method and ratio."""
+    return frozenset({BLOCK_INFLUENCE}).union(*(method.needs for method in METHODS.values()))
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept: $LRCORE_CACHE, else ~/.cache/lrcore."""
+    return Path(os.environ.get("LRCORE_CACHE") or Path.home() / ".cache" / "lrcore")
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The moments of every layer, on disk. key names all they depend on; protocol says it in words; layers is their number."""
+
+    folder: Path
+    key: str
+    layers: int
+    protocol: dict
+    device: str = "cpu"
+    tokens: object = field(default=None, repr=False)  # the windows [n, t], for methods and policies that run the model again
+
+    def moments(self, layer: int) -> Moments:
+        """The moments of one layer, read from disk onto the model's device."""
+        return read_moments(_layer_file(self.folder, layer), self.device)
+
+    @cached_property
+    def block_influence(self) -> list[float]:
+        """Block Influence of every layer, [L], each in [0, 2]."""
+        return [_read_one(_layer_file(self.folder, layer), BLOCK_INFLUENCE) for layer in range(self.layers)]
+
+
+def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows:
+    """The windows a recipe calibrates on. Raises InputError where they are longer than the model's context."""
+    context = getattr(model.network.config, "max_position_embeddings", None)
+    if context and recipe.seq_len > context:
+        raise InputError(f"seq_len {recipe.seq_len} is longer than the context of '{model.name}' ({context} tokens). Use at most {context}.")
+    texts = data.load_texts(recipe.data, role="calibration")
+    return data.make_windows(texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed)
+
+
+def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:
+    """Collect the moments that every method needs from the dense model; instant where they are on disk already.
+
+    The key covers model files, window tokens, dtype, needs and file format. Layers already on disk are not collected again, so a
+    cancelled or killed pass goes on where it stopped.
+    """
+    progress = progress or silent
+    windows = make_calibration_windows(model, recipe)
+    needs = all_needs()
+    parts = [FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    folder = cache_folder() / "moments" / key
+    layers = len(decoder_layers(model.network))
+    protocol = windows.protocol | {"windows": len(windows.tokens), "tokens": windows.tokens.numel(), "dtype": str(model.network.dtype)}
+    calibration = Calibration(folder, key, layers, protocol, str(model.network.device), windows.tokens)
+    missing = [layer for layer in range(layers) if not _layer_file(folder, layer).is_file()]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = LayerStream(model.network, windows.tokens)
+        for layer in range(missing[-1] + 1):
+            progress("calibrate", layer, layers)
+            moments = stream.run(layer, needs if layer in missing else ())
+            if moments is not None:
+                write_moments(moments, _layer_file(folder, layer))
+    progress("calibrate", layers, layers)
+    return calibration
+
+
+def _layer_file(folder: Path, layer: int) -> Path:
+    return folder / f"layer-{layer:04d}.safetensors"
+
+
+def write_moments(moments: Moments, path: Path) -> None:
+    """Write to a temporary name and rename, so that a file under its own name is always whole."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    tensors = {f"{tap}.{statistic}": value.contiguous().cpu() for (tap, statistic), value in moments.values.items()}
+    save_file(tensors, temporary, metadata={"tokens": str(moments.tokens)})
+    temporary.replace(path)
+
+
+def read_moments(path: Path, device: str = "cpu") -> Moments:
+    """The inverse of `write_moments`."""
+    with safe_open(path, "pt", device=device) as file:
+        values = {tuple(name.split(".")): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return Moments(values, int(file.metadata()["tokens"]))
+
+
+def _read_one(path: Path, need: Need) -> float:
+    with safe_open(path, "pt") as file:
+        return float(file.get_tensor(".".join(need)))

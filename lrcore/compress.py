@@ -1,0 +1,154 @@
+"""Factorise once, allocate at every slider move, truncate and write when asked."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from .allocation import find_policy, make_budget, plan_ranks, suggested_temperature
+from .calibrate import Calibration, Progress, calibrate, silent
+from .errors import InputError
+from .methods import Factors, find_method, spectrum, truncate
+from .models.architectures import decoder_layers
+from .models.layers import clone, measure, read_layer, write_layer
+from .models.load import LoadedModel
+from .models.stream import LayerStream
+from .plan import RankPlan, Shape
+from .recipe import Recipe
+from .spectra import Slot, Spectrum
+
+
+@dataclass(frozen=True, eq=False)
+class Factorisation:
+    """One method's decompositions of every layer: all that the sliders need. layers[i] holds the factors of decoder layer i."""
+
+    method: str
+    layers: list[Factors]
+    spectra: dict[Slot, Spectrum]
+    calibration: Calibration
+    shape: Shape
+
+
+def factorise(model: LoadedModel, calibration: Calibration, method: str, progress: Progress | None = None) -> Factorisation:
+    """Decompose every layer with one method: the expensive, rank-free half. Raises InputError for an unknown method."""
+    progress, row = progress or silent, find_method(method)
+    total = len(decoder_layers(model.network))
+    layers = []
+    for index in range(total):
+        progress("factorise", index, total)
+        layers.append(row.factor(read_layer(model.network, index), calibration.moments(index)))
+    progress("factorise", total, total)
+    spectra = {(i, name): spectrum(i, name, factor) for i, factors in enumerate(layers) for name, factor in factors.items()}
+    return Factorisation(method, layers, spectra, calibration, shape_of(model))
+
+
+def shape_of(model: LoadedModel) -> Shape:
+    """The sizes of a dense model that a plan accounts with."""
+    size, attention = measure(model.network), read_layer(model.network, 0).attention
+    head = model.network.get_output_embeddings().weight.numel()
+    layers = len(decoder_layers(model.network))
+    return Shape(size.parameters, size.decoder_linear, size.bytes_per_value, layers, attention.n_q, attention.head_size, head)
+
+
+def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
+    """Ranks for a recipe's policy, ratio, budget, temperature and overrides. Milliseconds: nothing is decomposed again.
+
+    Raises InputError for an unknown policy, a budget the method cannot meet, or an override that names no slot.
+    """
+    row = find_policy(recipe.policy)
+    spectra, influence = factors.spectra, factors.calibration.block_influence
+    budget = make_budget(recipe.budget, recipe.ratio, spectra, factors.shape.decoder_linear, factors.shape.parameters)
+    suggested = suggested_temperature(influence, 1 - budget.keep) if row.temperature else None
+    temperature = (recipe.temperature or suggested) if row.temperature else None
+    fixed = _fixed_ranks(recipe, spectra)
+    ranks = plan_ranks(recipe.policy, spectra, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest")
+    return RankPlan(ranks, spectra, factors.shape, recipe.budget, recipe.ratio, recipe.seq_len, temperature, suggested)
+
+
+def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, int]:
+    fixed = {}
+    for name, rank in recipe.overrides.items():
+        layer, _, component = name.partition(".")
+        slot = (int(layer), component)
+        if slot not in spectra:
+            components = sorted({component for _, component in spectra})
+            layers = 1 + max(layer for layer, _ in spectra)
+            raise InputError(f"Override '{name}': method '{recipe.method}' has components {', '.join(components)} in layers 0 to {layers - 1}.")
+        cost = spectra[slot].cost
+        if not 1 <= rank <= cost.full or (rank % cost.step and rank != cost.full):
+            raise InputError(f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of {cost.step}.")
+        fixed[slot] = rank if rank <= cost.cap else cost.full  # above cap the factored form would be larger than the dense one
+    return fixed
+
+
+def compress(
+    model: LoadedModel,
+    recipe: Recipe,
+    factors: Factorisation | None = None,
+    plan: RankPlan | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """A smaller model by a recipe; the dense one is untouched. `factors` and `plan` are made where they are not given.
+
+    With calibration "sequential" the ranks come from the dense model's spectra, and each layer is then solved again on what the
+    compressed layers before it give. The report holds the recipe, ranks, account, protocol and seconds per stage.
+    """
+    progress, seconds = progress or silent, {}
+    find_policy(recipe.policy)
+    find_method(recipe.method)
+    if factors is None:
+        with _timed(seconds, "calibrate"):
+            calibration = calibrate(model, recipe, progress)
+        with _timed(seconds, "factorise"):
+            factors = factorise(model, calibration, recipe.method, progress)
+    with _timed(seconds, "allocate"):
+        plan = plan or allocate(factors, recipe)
+    with _timed(seconds, "compress"):
+        network = clone(model.network)
+        write = _write_sequential if recipe.calibration == "sequential" else _write_independent
+        write(network, factors, plan, progress)
+    report = {
+        "base": model.name,
+        "base_fingerprint": model.fingerprint,
+        "recipe": recipe.to_dict(),
+        "ranks": plan.table().to_dict("records"),
+        "summary": plan.summary(),
+        "calibration": factors.calibration.protocol | {"mode": recipe.calibration},
+        "seconds": seconds,
+    }
+    identity = json.dumps([model.fingerprint, recipe.to_dict(), sorted([*slot, rank] for slot, rank in plan.ranks.items())])
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+    return replace(model, name=f"{model.name} {recipe.method} {recipe.ratio:.0%}", network=network, fingerprint=fingerprint, report=report)
+
+
+def _layer_ranks(plan: RankPlan, index: int) -> dict[str, int]:
+    return {component: rank for (layer, component), rank in plan.ranks.items() if layer == index}
+
+
+def _write_independent(network, factors: Factorisation, plan: RankPlan, progress: Progress) -> None:
+    total = len(factors.layers)
+    for index in range(total):
+        progress("compress", index, total)
+        write_layer(network, truncate(read_layer(network, index), factors.layers[index], _layer_ranks(plan, index)))
+    progress("compress", total, total)
+
+
+def _write_sequential(network, factors: Factorisation, plan: RankPlan, progress: Progress) -> None:
+    row, total = find_method(factors.method), len(factors.layers)
+    stream = LayerStream(network, factors.calibration.tokens)
+    for index in range(total):
+        progress("compress", index, total)
+        moments = stream.run(index, row.needs, advance=False) if row.needs else None
+        layer = read_layer(network, index)
+        write_layer(network, truncate(layer, row.factor(layer, moments), _layer_ranks(plan, index)))
+        stream.run(index)
+    progress("compress", total, total)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[stage] = round(time.perf_counter() - begin, 4)

@@ -1,0 +1,109 @@
+"""The methods, one row each. A method is a pure function from one layer and its moments to factors that serve every rank."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import unknown
+from ..layer import Layer
+from ..spectra import Cost
+from ..statistics import Moments, Need
+from . import a3, modegpt, svd, svd_llm
+from .factors import Factors, spectrum
+
+COMPONENTS = ("qk", "ov", "mlp")
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+__all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_method", "spectrum", "truncate"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table. needs: the (tap, statistic) pairs that `factor` reads. components: the slots it solves per layer."""
+
+    name: str
+    paper: str
+    components: tuple[str, ...]
+    needs: frozenset[Need]
+    factor: Callable[[Layer, Moments], Factors]
+    shrinks_kv: bool
+    notes: str
+
+    def describe(self) -> dict:
+        """The row as plain values, for `methods --json` and the page."""
+        supports = {
+            "mha": True,
+            "gqa": True,
+            "rotary": True,
+            "no_rotary": True,
+            "biases": True,
+            "gated_mlp": True,
+            "plain_mlp": True,
+            "kv_budget": self.shrinks_kv,
+            "sequential": True,
+        }
+        return {"name": self.name, "paper": self.paper, "components": list(self.components), "supports": supports, "notes": self.notes}
+
+
+METHODS: dict[str, Method] = {
+    row.name: row
+    for row in (
+        Method(
+            "svd",
+            "Eckart and Young 1936",
+            MATRICES,
+            svd.NEEDS,
+            svd.factor,
+            False,
+            "Every matrix on its own, blind to the data. Biases stay as they are.",
+        ),
+        Method(
+            "svd_llm",
+            "SVD-LLM (Wang et al., ICLR 2025)",
+            MATRICES,
+            svd_llm.NEEDS,
+            svd_llm.factor,
+            False,
+            "Every matrix on its own, whitened by its input. Biases stay as they are; with calibration 'sequential' each layer is whitened "
+            "by the inputs that the compressed layers before it give.",
+        ),
+        Method(
+            "a3",
+            "A3: an Analytical Low-Rank Approximation Framework for Attention",
+            COMPONENTS,
+            a3.NEEDS,
+            a3.factor,
+            True,
+            "QK: SVD without rotary (joint over a GQA group), whole rotary pairs by CUR with it. OV: per head (MHA), joint (GQA). "
+            "MLP: CUR on neurons. Biases enter the moments and are mapped with the weights.",
+        ),
+        Method(
+            "modegpt",
+            "MoDeGPT: Modular Decomposition for Large Language Model Compression (Lin et al., ICLR 2025)",
+            COMPONENTS,
+            modegpt.NEEDS,
+            modegpt.factor,
+            True,
+            "QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD (MHA), principal directions of the value "
+            "state (GQA). MLP: Nystrom on ridge leverage. Biases enter the moments.",
+        ),
+    )
+}
+
+
+def find_method(name: str) -> Method:
+    """The row of a method. Raises InputError with the nearest name for an unknown one."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def truncate(layer: Layer, factors: Factors, ranks: Mapping[str, int]) -> Layer:
+    """The layer with every slot in `ranks` cut to its rank. Slots do not touch each other's tensors, so their order is free."""
+    for name, rank in ranks.items():
+        layer = factors[name].truncate(layer, rank)
+    return layer
+
+
+def costs(factors: Factors) -> dict[str, Cost]:
+    """What each slot costs at a rank."""
+    return {name: factor.cost for name, factor in factors.items()}

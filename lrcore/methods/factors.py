@@ -1,0 +1,214 @@
+"""What `factor` leaves behind: one decomposition per slot that serves every rank.
+
+Each class holds the tensors of one slot in order of importance, the loss curve over rank (`values`, see `Spectrum`), and the price
+per rank (`cost`). `truncate(layer, rank)` takes the first `rank` of them; it decomposes nothing. At full rank the slot is left alone.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..layer import MLP, Attention, Layer, Linear, LowRank, heads, map_rows, merge_output_heads
+from ..spectra import Cost, Spectrum
+
+
+class Factor(Protocol):
+    """The solved slot: its loss curve, its price, and the layer at any rank."""
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+
+    def truncate(self, layer: Layer, rank: int) -> Layer: ...
+
+
+Factors = dict[str, Factor]  # by component or matrix name
+
+
+def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
+    """The loss curve of a factor as a Spectrum of slot (index, name)."""
+    return Spectrum((index, name), factor.values, factor.cost, factor.heads)
+
+
+def pooled(values: Tensor) -> Tensor:
+    """Loss curve of heads that share one rank: root of the summed squares. [heads, k] -> [k]."""
+    return (values**2).sum(0).sqrt()
+
+
+# ---- what a rank costs ------------------------------------------------------------------------------------------------------------
+
+
+def _has_bias(projection: Linear | LowRank) -> int:
+    return int(projection.bias is not None)
+
+
+def qk_cost(a: Attention, step: int = 1) -> Cost:
+    """A rank of QK is a column of every query and key head."""
+    per_rank = a.n_q * (a.q.weight.shape[1] + _has_bias(a.q)) + a.n_kv * (a.k.weight.shape[1] + _has_bias(a.k))
+    return Cost(a.head_size, per_rank, per_rank * a.head_size, step=step, kv_per_rank=a.n_kv, kv_dense=a.n_kv * a.head_size)
+
+
+def ov_cost(a: Attention) -> Cost:
+    """A rank of OV is a column of every value head and of every head's slice of the output projection."""
+    d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
+    per_rank, fixed = a.n_kv * (d + _has_bias(a.v)) + a.n_q * d_out, d_out * _has_bias(a.o)
+    return Cost(a.head_size, per_rank, per_rank * a.head_size + fixed, fixed, kv_per_rank=a.n_kv, kv_dense=a.n_kv * a.head_size)
+
+
+def mlp_cost(m: MLP) -> Cost:
+    """A rank of the MLP is one hidden neuron."""
+    d_out, d_f = m.down.weight.shape
+    rows = [p for p in (m.up, m.gate) if p is not None]
+    per_rank, fixed = d_out + sum(p.weight.shape[1] + _has_bias(p) for p in rows), d_out * _has_bias(m.down)
+    return Cost(d_f, per_rank, per_rank * d_f + fixed, fixed)
+
+
+def matrix_cost(layer: Layer, name: str) -> Cost:
+    """A rank of a factored matrix is one row of `down` and one column of `up`; the KV cache stays as it is."""
+    projection = layer.matrices()[name]
+    d_out, d_in = projection.weight.shape
+    fixed = d_out * _has_bias(projection)
+    kv = layer.attention.n_kv * layer.attention.head_size if name in ("k", "v") else 0
+    return Cost(min(d_out, d_in), d_out + d_in, d_out * d_in + fixed, fixed, kv_fixed=kv, kv_dense=kv)
+
+
+# ---- the kinds of factor -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMaps:
+    """QK without rotary: `q^ = T_q q`, `k^ = T_k k` with the first r rows of q_maps [n_q, d_h, d_h] and k_maps [n_kv, d_h, d_h]."""
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    q_maps: Tensor
+    k_maps: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        q, k = map_rows(a.q, self.q_maps[:, :rank]), map_rows(a.k, self.k_maps[:, :rank])
+        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank))
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnOrder:
+    """QK by selection. order [n_kv, d_h / step]: columns (step 1) or rotary pairs (step 2) of each kv head, most important first.
+
+    Pair j stands for the columns (j, j + d_h / 2) of the rotate-half layout; the kept ones are sorted, since their order is free.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    order: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a, step = layer.attention, self.cost.step
+        kept = self.order[:, : rank // step].sort(dim=-1).values
+        columns = kept if step == 1 else torch.cat((kept, kept + a.head_size // 2), dim=-1)  # [n_kv, rank]
+        q, k = select_rows(a.q, columns.repeat_interleave(a.group, 0)), select_rows(a.k, columns)
+        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank, rotary_pairs=kept if step == 2 else None))
+
+
+def select_rows(linear: Linear, columns: Tensor) -> Linear:
+    """Keep, in each head, the named entries of its state. columns [heads, r]."""
+    count = columns.shape[0]
+    index = (columns + torch.arange(count, device=columns.device).unsqueeze(1) * (linear.weight.shape[0] // count)).flatten()
+    return Linear(linear.weight[index], None if linear.bias is None else linear.bias[index])
+
+
+@dataclass(frozen=True, eq=False)
+class ValueMaps:
+    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h], and the first r columns of each head's out [n_q, d, d_h]."""
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    v_maps: Tensor
+    out: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        o = Linear(merge_output_heads(self.out[..., :rank]).to(a.o.weight.dtype), a.o.bias)
+        return replace(layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank))
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronOrder:
+    """MLP by selection: keep the first r neurons of order [d_f]; `down` keeps its columns as they are."""
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    order: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        kept = self.order[:rank].sort().values
+        return narrow_mlp(layer, kept, layer.mlp.down.weight[:, kept])
+
+
+@dataclass(frozen=True, eq=False)
+class NystromOrder:
+    """MLP by selection and least-squares refit, for every rank from one Cholesky factor.
+
+    With C permuted by order and C = L L^T, the refit at rank r is `(W L)[:, :r] L[:r, :r]^{-1}` and the output error left is
+    `sum_{j >= r} |(W L)[:, j]|^2`. cholesky L [d_f, d_f]; product W L [d, d_f], both in the permuted order.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    order: Tensor
+    cholesky: Tensor
+    product: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        down = torch.linalg.solve_triangular(self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False)
+        return narrow_mlp(layer, self.order[:rank], down.to(layer.mlp.down.weight.dtype))
+
+
+def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:
+    """Keep the named neurons [r] and give the down projection its new weight [d, r]."""
+
+    def rows(p: Linear | None) -> Linear | None:
+        return None if p is None else Linear(p.weight[kept], None if p.bias is None else p.bias[kept])
+
+    m = layer.mlp
+    return replace(layer, mlp=replace(m, up=rows(m.up), gate=rows(m.gate), down=Linear(down, m.down.bias)))
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredMatrix:
+    """One matrix as a product: `W^ = up[:, :r] @ down[:r]`. up [out, k], down [k, in], bias as it was."""
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    name: str
+    up: Tensor
+    down: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        old = layer.matrices()[self.name]
+        dtype = old.weight.dtype
+        return layer.with_matrices(**{self.name: LowRank(self.down[:rank].to(dtype), self.up[:, :rank].to(dtype), old.bias)})
+
+
+def value_heads(a: Attention) -> tuple[Tensor, Tensor | None]:
+    """The value projection by head: weight [n_kv, d_h, d] and bias [n_kv, d_h] or None."""
+    return heads(a.v.weight, a.n_kv), None if a.v.bias is None else heads(a.v.bias, a.n_kv)

@@ -1,0 +1,31 @@
+"""Second moments of head states, `d_h x d_h`, from the four second moments that calibration collects.
+
+The state of a head is a linear function of the layer's input, so `E[q q^T] = W_q S W_q^T` (with biases) needs no tap of its own.
+"""
+
+from torch import Tensor
+
+from ..layer import Attention, heads
+from ..linalg import state_gram, symmetric
+from ..statistics import Moments
+
+
+def head_gram(a: Attention, name: str, moments: Moments) -> Tensor:
+    """E[s s^T] of the states of "q", "k" or "v", before any rotary. [heads, size, size], float64."""
+    projection = getattr(a, name)
+    count = a.n_q if name == "q" else a.n_kv
+    bias = None if projection.bias is None else heads(projection.bias, count)
+    return state_gram(heads(projection.weight, count), bias, moments.second("attn_in"), moments.mean("attn_in"))
+
+
+def output_gram(a: Attention, moments: Moments) -> Tensor:
+    """E[a_i a_i^T] of each head's output, the diagonal blocks of the output projection's second moment. [n_q, d_h, d_h], float64."""
+    second = moments.second("attn_out")
+    size = second.shape[0] // a.n_q
+    blocks = second.reshape(a.n_q, size, a.n_q, size)
+    return symmetric(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+
+
+def by_group(per_head: Tensor, a: Attention) -> Tensor:
+    """Query heads by the kv head they read: [n_q, ...] -> [n_kv, group, ...]."""
+    return per_head.unflatten(0, (a.n_kv, a.group))

@@ -1,0 +1,1 @@
+"""Reading and changing Hugging Face networks. Nothing above this package touches one."""

@@ -1,0 +1,101 @@
+"""A rank plan: the whole ranks of every slot, and what the model will weigh with them."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from .spectra import Slot, Spectrum
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a plan must know of the dense model to account for itself.
+
+    parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections. itemsize: bytes per number.
+    n_q, head_size: of the dense attention. head_parameters: weights of the output embedding, multiplied once per token.
+    """
+
+    parameters: int
+    decoder_linear: int
+    itemsize: int
+    layers: int
+    n_q: int
+    head_size: int
+    head_parameters: int
+
+
+@dataclass(frozen=True, eq=False)
+class RankPlan:
+    """ranks {(layer, component): rank} and their exact account. temperature and suggested_temperature are None where the policy reads none."""
+
+    ranks: dict[Slot, int]
+    spectra: dict[Slot, Spectrum]
+    shape: Shape
+    budget: str
+    asked: float
+    seq_len: int
+    temperature: float | None = None
+    suggested_temperature: float | None = None
+
+    def table(self) -> pd.DataFrame:
+        """One row per slot: rank, full, keep (share of the dense parameters), parameters, KV bytes per token, energy kept, each beside the dense value."""
+        rows = []
+        for slot, rank in self.ranks.items():
+            s, item = self.spectra[slot], self.shape.itemsize
+            parameters, dense = s.cost.parameters(rank), s.cost.dense
+            rows.append(
+                {
+                    "layer": slot[0],
+                    "component": slot[1],
+                    "rank": rank,
+                    "full": s.cost.full,
+                    "keep": parameters / dense,
+                    "parameters": parameters,
+                    "dense_parameters": dense,
+                    "kv_bytes": s.cost.kv(rank) * item,
+                    "dense_kv_bytes": s.cost.kv_dense * item,
+                    "energy": s.energy(rank),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def flops_per_token(self, dense: bool = False) -> int:
+        """Multiply-adds counted as two, of one token with seq_len tokens before it: all projections, the head, scores and weighted values."""
+        shape, total = self.shape, 2 * self.shape.head_parameters
+        total += 2 * sum(s.cost.parameters(s.cost.full if dense else self.ranks[slot]) for slot, s in self.spectra.items())
+        for layer in range(shape.layers):
+            sizes = [shape.head_size if dense else self.ranks.get((layer, name), shape.head_size) for name in ("qk", "ov")]
+            total += 2 * self.seq_len * shape.n_q * sum(sizes)
+        return total
+
+    def summary(self) -> dict:
+        """The plan in one row. removed_* are shares of what they name; achieved is the one the budget counts; asked what was asked for."""
+        table, shape = self.table(), self.shape
+        removed = int((table["dense_parameters"] - table["parameters"]).sum())
+        kv, dense_kv = int(table["kv_bytes"].sum()), int(table["dense_kv_bytes"].sum())
+        shares = {
+            "params": removed / shape.decoder_linear,
+            "total": removed / shape.parameters,
+            "kv": 1 - kv / dense_kv if dense_kv else 0.0,
+        }
+        return {
+            "parameters": shape.parameters - removed,
+            "dense_parameters": shape.parameters,
+            "decoder_parameters": shape.decoder_linear - removed,
+            "dense_decoder_parameters": shape.decoder_linear,
+            "megabytes": (shape.parameters - removed) * shape.itemsize / 1e6,
+            "dense_megabytes": shape.parameters * shape.itemsize / 1e6,
+            "kv_bytes_per_token": kv,
+            "dense_kv_bytes_per_token": dense_kv,
+            "flops_per_token": self.flops_per_token(),
+            "dense_flops_per_token": self.flops_per_token(dense=True),
+            "removed_params": shares["params"],
+            "removed_total": shares["total"],
+            "removed_kv": shares["kv"],
+            "energy_kept": float(table["energy"].mean()),
+            "budget": self.budget,
+            "asked": self.asked,
+            "achieved": shares[self.budget],
+            "temperature": self.temperature,
+            "suggested_temperature": self.suggested_temperature,
+        }

@@ -1,0 +1,96 @@
+"""What calibration collects from one layer, and the moments that come out.
+
+Taps, all per token:
+  attn_in     input of the query, key and value projections [d]
+  attn_out    input of the output projection: the head outputs side by side [n_q * d_h]
+  mlp_in      input of the up (and gate) projection [d]
+  mlp_hidden  input of the down projection [d_f]
+  q_rotated, k_rotated   head states as they enter the score, after rotary where there is one [n * d_h]
+  block       the layer's input and output
+
+Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x^2], the diagonal of second), and influence
+(Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block`.
+Products are formed in the model's dtype and accumulated in float64.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+Need = tuple[str, str]  # (tap, statistic)
+BLOCK_INFLUENCE: Need = ("block", "influence")
+
+
+def _second(x: Tensor) -> Tensor:
+    return x.mT @ x
+
+
+STATISTICS = {
+    "second": _second,
+    "mean": lambda x: x.sum(0, dtype=torch.float64),
+    "abs": lambda x: x.abs().sum(0, dtype=torch.float64),
+    "square": lambda x: (x * x).sum(0, dtype=torch.float64),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Averages over the calibration tokens of one layer. values maps (tap, statistic) to a float64 tensor; tokens is their number."""
+
+    values: Mapping[Need, Tensor]
+    tokens: int
+
+    def second(self, tap: str) -> Tensor:
+        """E[x x^T] at a tap, [n, n]."""
+        return self.values[tap, "second"]
+
+    def mean(self, tap: str) -> Tensor:
+        """E[x] at a tap, [n]."""
+        return self.values[tap, "mean"]
+
+    def square(self, tap: str) -> Tensor:
+        """E[x^2] at a tap, [n]; from the second moment where only that was collected."""
+        return self.values[tap, "square"] if (tap, "square") in self.values else self.second(tap).diagonal()
+
+    def centred(self, tap: str) -> Tensor:
+        """The covariance S - mu mu^T at a tap, [n, n]."""
+        mean = self.mean(tap)
+        return self.second(tap) - torch.outer(mean, mean)
+
+    @property
+    def influence(self) -> float:
+        """Block Influence of the layer: 0 where the layer leaves the direction of the residual stream unchanged."""
+        return float(self.values[BLOCK_INFLUENCE])
+
+
+class Accumulator:
+    """Adds up what `needs` asks for, batch by batch, in float64 on the device of the activations."""
+
+    def __init__(self, needs: Iterable[Need]) -> None:
+        self.needs = frozenset(needs)
+        self.taps = frozenset(tap for tap, _ in self.needs)
+        self._sums: dict[Need, Tensor] = {}
+        self._tokens = 0
+
+    def observe(self, tap: str, x: Tensor) -> None:
+        """Add a batch of activations [..., n] seen at a tap."""
+        x = x.reshape(-1, x.shape[-1])
+        for need in self.needs:
+            if need[0] == tap:
+                self._add(need, STATISTICS[need[1]](x))
+
+    def observe_block(self, before: Tensor, after: Tensor) -> None:
+        """Add a batch [..., d] of the layer's input and output, and count its tokens."""
+        self._tokens += before[..., 0].numel()
+        if BLOCK_INFLUENCE in self.needs:
+            self._add(BLOCK_INFLUENCE, (1 - cosine_similarity(before.float(), after.float(), dim=-1)).sum(dtype=torch.float64))
+
+    def _add(self, need: Need, value: Tensor) -> None:
+        value = value.double()
+        self._sums[need] = self._sums[need] + value if need in self._sums else value
+
+    def moments(self) -> Moments:
+        return Moments({need: total / self._tokens for need, total in self._sums.items()}, self._tokens)
