@@ -58,7 +58,7 @@ class LoadedModel:
     def check_length(self, tokens: int) -> None:
         """Raise InputError where the model has no positions for so many tokens."""
         if self.context is not None and tokens > self.context:
-            raise InputError(f"{tokens:,} tokens are more than the context of '{self.name}' holds ({self.context:,}). Use a shorter seq_len.")
+            raise InputError(f"{tokens:,} tokens are more than the context of '{self.name}' holds ({self.context:,}). Use fewer (seq_len).")
 
     def check_tokens(self, highest: int) -> None:
         """Raise InputError where the tokenizer's token `highest` has no row in the embedding."""

@@ -1,0 +1,194 @@
+"""A compressed model as a folder, and back, bit for bit.
+
+    model.safetensors   every tensor once (tied weights under their first name)
+    config.json         of the dense model        generation_config.json, tokenizer files
+    lrcore.json         format, base model, shapes of the replaced modules, which tensors are tied
+    recipe.json         what was asked for        ranks.csv, report.json    what came out
+
+The folder needs this package to be read: its layers have shapes that no config of a model family describes.
+"""
+
+import csv
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from .errors import InputError
+from .models.layers import install, structure
+from .models.load import LoadedModel, load_folder, locate, quiet, read_config, read_tokenizer, resolve_device, resolve_dtype, settle
+from .models.weights import SINGLE, check_finite, fingerprint, read_json, weight_files
+
+MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours
+FORMAT = 1
+
+
+def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto") -> LoadedModel:
+    """A model by demo name, folder or hub id; a folder written by `save` comes back as the compressed model it was.
+
+    dtype None: float32 for a dense model, as saved for a checkpoint. Raises InputError in one line for whatever is wrong.
+    """
+    folder = locate(name, revision)
+    if (folder / MARK).is_file():
+        return load_checkpoint(folder, dtype or "auto", device, name)
+    return load_folder(folder, name, dtype or "float32", device)
+
+
+def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Path:
+    """Write `model` to `folder` and return it. The folder appears whole or not at all: it is written beside and then renamed.
+
+    An earlier checkpoint there is replaced. Any other folder that is not empty is refused with InputError unless overwrite is set,
+    which deletes what is in it.
+    """
+    folder = Path(folder).expanduser().absolute()
+    check_target(folder, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = _beside(folder)
+    draft.mkdir()
+    try:
+        _write(model, draft)
+        _exchange(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def check_target(folder: str | Path, overwrite: bool = False) -> None:
+    """Raise InputError where `save` would refuse the folder: worth asking before a long computation."""
+    folder = Path(folder).expanduser().absolute()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"'{folder}' is a file. Give a folder to write the compressed model to.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file() and not overwrite:
+        raise InputError(f"'{folder}' is not empty and holds no compressed model (no {MARK}). Choose another folder, or empty it first.")
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"'{folder}' cannot be written: no permission in '{nearest}'. Choose another folder.")
+
+
+def load_checkpoint(folder: str | Path, dtype: str = "auto", device: str = "auto", name: str | None = None) -> LoadedModel:
+    """A compressed model from a folder written by `save`. With dtype "auto" its logits are bit-identical to the saved model's."""
+    folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
+    described = _read_mark(folder)
+    config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
+    stored = resolve_dtype(described["dtype"])
+    state = _state(folder, described["tied"], None if wanted in ("auto", stored) else wanted)
+    try:
+        network = _empty_network(config, stored, described["structure"])
+        network.load_state_dict(state, strict=True, assign=True)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever shapes that are not ours lead to
+        detail = (str(error).splitlines() or [""])[-1].strip()
+        raise InputError(f"The weights in '{folder}' do not fit its {MARK} ({detail}). Files of two checkpoints were mixed.") from error
+    network.tie_weights()
+    check_finite(network, folder, network.dtype)
+    report = read_json(folder / "report.json") if (folder / "report.json").is_file() else None
+    return LoadedModel(name or str(folder), settle(network, target), tokenizer, fingerprint(folder, files), folder, report)
+
+
+def _read_mark(folder: Path) -> dict[str, Any]:
+    described = read_json(folder / MARK)
+    found = described.get("format")
+    if found != FORMAT:
+        raise InputError(f"'{folder}' has checkpoint format {found!r}, but this version reads {FORMAT}. Use the version that wrote it.")
+    lacking = [key for key in ("dtype", "structure", "tied") if key not in described]
+    if lacking:
+        raise InputError(f"'{folder / MARK}' lacks {', '.join(lacking)}. The file was changed or cut: copy the checkpoint again.")
+    return described
+
+
+def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]) -> PreTrainedModel:
+    """The modules without weights. Built on the CPU, not on "meta", because buffers that no file holds are computed on the way."""
+    with quiet(), no_init_weights():
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
+        install(network, shapes)
+    return network
+
+
+def _state(folder: Path, tied: dict[str, str], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """All tensors by name, in memory of their own: aligned, and independent of the file once read."""
+    stored = load_file(folder / SINGLE)
+    state = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone() for name, tensor in stored.items()}
+    return state | {name: state[first] for name, first in tied.items()}
+
+
+def _write(model: LoadedModel, folder: Path) -> None:
+    network = model.network
+    state, tied = _untie(network.state_dict())
+    described = {
+        "format": FORMAT,
+        "base": (model.report or {}).get("base", model.name),
+        "dtype": model.dtype,
+        "parameters": model.size.parameters,
+        "structure": structure(network),
+        "tied": tied,
+    }
+    save_file(state, folder / SINGLE, metadata={"format": "pt"})
+    network.config.save_pretrained(folder)
+    network.generation_config.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    _write_json(folder / MARK, described)
+    report = model.report or {}
+    if report:
+        _write_json(folder / "report.json", report)
+    if "recipe" in report:
+        _write_json(folder / "recipe.json", report["recipe"])
+    if report.get("ranks"):
+        _write_csv(folder / "ranks.csv", report["ranks"])
+
+
+def _untie(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name, each stored once, and for every further name the first one of the same tensor."""
+    first: dict[tuple[Any, ...], str] = {}
+    unique, tied = {}, {}
+    for name, tensor in state.items():
+        same = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
+        if same == name:
+            unique[name] = _own(tensor.detach().cpu())
+        else:
+            tied[name] = same
+    return unique, tied
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor alone in its memory: a file format without views would otherwise refuse it."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return tensor if whole and tensor.is_contiguous() else tensor.contiguous().clone()
+
+
+def _write_json(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with path.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _exchange(draft: Path, folder: Path) -> None:
+    """Put the draft in the folder's place; what was there goes only once the new one stands."""
+    if not folder.exists():
+        draft.rename(folder)
+        return
+    old = _beside(folder)
+    folder.rename(old)
+    try:
+        draft.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path) -> Path:
+    """A name of its own next to the folder, on the same file system, so that a rename is all it takes."""
+    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -1,0 +1,255 @@
+"""The command line: the same recipe as the page, the same words as the package. Heavy imports wait until a command runs."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import ProgressLine, print_json, print_table, print_values, say
+from .errors import Cancelled, InputError
+from .recipe import Recipe
+
+app = typer.Typer(
+    help="Low-rank compression of transformer language models.\n\n"
+    "MODEL is a demo model (demo-llama, demo-opt), a folder, or a hub id. "
+    "DATA is a built-in set (stories, python-docs), a .txt, .jsonl, .json or .parquet file, or a hub data set name:config:split.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+progress = ProgressLine()
+
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Demo model, folder or hub id; or in --recipe.", show_default=False)]
+ModelOrFolder = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help="Demo model, folder (compressed or not) or hub id.")]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", metavar="FILE", help="Recipe (.json, .yaml); the flags given override it.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64, or auto (as stored).")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Data = Annotated[str | None, typer.Option(help="Calibration data: built-in name, file, or name:config:split.")]
+Samples = Annotated[int | None, typer.Option(help="Number of calibration windows.")]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens per window.")]
+Sampling = Annotated[str | None, typer.Option(help="Which windows: random or first.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the random choice.")]
+Calibration = Annotated[str | None, typer.Option(help="independent, or sequential: each layer sees the compressed ones before it.")]
+Method = Annotated[str | None, typer.Option(help="One of those that `methods` lists.")]
+Policy = Annotated[str | None, typer.Option(help="How the budget is shared: one of those that `methods` lists.")]
+Temperature = Annotated[float | None, typer.Option(help="Of policy softmax: small is uneven. Default: its rule of thumb.")]
+Ratio = Annotated[float | None, typer.Option(help="Share to remove, between 0 and 1.")]
+Budget = Annotated[str | None, typer.Option(help="What the ratio counts: params (decoder linears), total, or kv.")]
+Rounding = Annotated[str | None, typer.Option(help="down (never over the budget) or nearest.")]
+Override = Annotated[list[str] | None, typer.Option(metavar="LAYER.COMPONENT=RANK", help="A rank set by hand; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the compression methods and the allocation policies."""
+    import lrcore
+
+    listed, policies = lrcore.methods(), lrcore.policies()
+    if as_json:
+        print_json({"methods": listed, "policies": policies})
+        return
+    print_table([{"method": row["name"], "components": row["components"], "paper": row["paper"]} for row in listed])
+    print()
+    print_table([{"policy": row["name"], "what it does": row["summary"]} for row in policies])
+
+
+@app.command()
+def calibrate(
+    ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
+    device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
+    seed: Seed = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Collect the activation statistics that every method reads; kept on disk, so the commands below find them."""
+    import lrcore
+
+    asked, began = read_recipe(ctx), time.perf_counter()
+    found = lrcore.calibrate(_load(asked), asked, progress=progress)
+    values = {"key": found.key, "layers": found.layers, "protocol": found.protocol, "block_influence": found.block_influence}
+    show(as_json, values | {"seconds": round(time.perf_counter() - began, 3)})
+
+
+@app.command()
+def spectra(
+    ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
+    device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
+    seed: Seed = None, threshold: Annotated[float, typer.Option(help="Share of the energy that energy_rank holds.")] = 0.9,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show rank measures of every layer, by component and by matrix, with and without the data."""
+    import lrcore
+
+    if not 0 < threshold <= 1:
+        raise InputError(f"threshold must lie in (0, 1], got {threshold:g}.")
+    asked, began = read_recipe(ctx), time.perf_counter()
+    loaded = _load(asked)
+    found = lrcore.analyse(loaded, lrcore.calibrate(loaded, asked, progress=progress), progress=progress)
+    rows = found.table(threshold).to_dict("records")
+    values = {"protocol": found.protocol, "threshold": threshold, "seconds": round(time.perf_counter() - began, 3)}
+    show(as_json, values, "table", rows)
+
+
+@app.command()
+def allocate(
+    ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
+    device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
+    seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
+    budget: Budget = None, rounding: Rounding = None, override: Override = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show the ranks that a recipe gives every layer and component, and what they save. Changes nothing."""
+    import lrcore
+
+    asked = read_recipe(ctx)
+    loaded = _load(asked)
+    factors = lrcore.factorise(loaded, lrcore.calibrate(loaded, asked, progress=progress), asked.method, progress=progress)
+    plan = lrcore.allocate(factors, asked)
+    show(as_json, {"recipe": asked.to_dict(), "summary": plan.summary()}, "ranks", plan.table().to_dict("records"))
+
+
+@app.command()
+def compress(
+    ctx: typer.Context, out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the compressed model to.")],
+    model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None, device: Device = None,
+    data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None, seed: Seed = None,
+    calibration: Calibration = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
+    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, override: Override = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Compress a model and write it to a folder that `evaluate` and `generate` take."""
+    import lrcore
+    from lrcore.checkpoint import check_target
+
+    asked, began = read_recipe(ctx), time.perf_counter()
+    check_target(out)
+    small = lrcore.compress(_load(asked), asked, progress=progress)
+    folder = lrcore.save(small, out)
+    values = {"out": str(folder), **small.report, "total_seconds": round(time.perf_counter() - began, 3)}
+    rows = values.pop("ranks")
+    show(as_json, values, "ranks", rows)
+
+
+@app.command()
+def evaluate(
+    model: ModelOrFolder,
+    data: Annotated[str, typer.Option(help="Text to score: built-in name, file, or name:config:split.")] = "stories",
+    samples: Annotated[int | None, typer.Option(help="Number of windows. Default: all.", show_default=False)] = None,
+    seq_len: Annotated[int, typer.Option(help="Tokens per window.")] = 256,
+    sampling: Annotated[str, typer.Option(help="Which windows: first or random.")] = "first",
+    seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 0,
+    batch: Annotated[int, typer.Option(help="Windows per forward pass.")] = 8,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure perplexity on the test split: non-overlapping full windows, mean token loss, exp."""
+    import lrcore
+
+    loaded = lrcore.load(model, revision, dtype, device)
+    show(as_json, lrcore.evaluate(loaded, data, samples, seq_len, sampling, seed, batch, progress=progress).to_dict())
+
+
+@app.command()
+def generate(
+    model: ModelOrFolder,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to add.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt; prints the prompt and, as it is made, what follows."""
+    import lrcore
+
+    asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    pieces = lrcore.stream(lrcore.load(model, revision, dtype, device), prompt, **asked)
+    if as_json:
+        print_json({"model": model, "prompt": prompt, "text": "".join(pieces), **asked})
+        return
+    print(prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+
+
+def read_recipe(ctx: typer.Context) -> Recipe:
+    """The recipe of a command: the file's fields, then the flags given, each checked, and names looked up before any work."""
+    from .allocation import find_policy
+    from .methods import find_method
+
+    names = {field.name for field in fields(Recipe)}
+    file = ctx.params.get("recipe")
+    base = Recipe.read(file) if file is not None else Recipe()
+    given = {name: value for name, value in ctx.params.items() if name in names and value is not None}
+    if file is None and "model" not in given:
+        raise InputError("No model. Give a demo model (demo-llama, demo-opt), a folder or a hub id, or a --recipe that names one.")
+    by_hand = dict(map(_override, ctx.params.get("override") or ()))
+    asked = base.with_(**given, overrides={**base.overrides, **by_hand})
+    find_method(asked.method)
+    find_policy(asked.policy)
+    return asked
+
+
+def _override(text: str) -> tuple[str, int]:
+    slot, _, rank = text.partition("=")
+    if not rank.strip().isdigit():
+        raise InputError(f"--override reads LAYER.COMPONENT=RANK, such as 3.mlp=120; got '{text}'.")
+    return slot.strip(), int(rank)
+
+
+def _load(asked: Recipe) -> Any:
+    import lrcore
+
+    return lrcore.load(asked.model, asked.revision, asked.dtype, asked.device)
+
+
+def show(as_json: bool, values: dict[str, Any], name: str = "", rows: Sequence[dict[str, Any]] = ()) -> None:
+    """Values, and under `name` a table of rows: one JSON object, or lines for a person."""
+    progress.clear()
+    if as_json:
+        print_json({**values, name: rows} if name else values)
+        return
+    print_table(rows)
+    if rows:
+        print()
+    print_values(values)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 for bad input (one `error:` line), 130 when cancelled, 1 for a fault of ours.
+
+    LRCORE_DEBUG=1 shows the traceback of a fault.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        result = typer.main.get_command(app).main(args=arguments, prog_name="python -m lrcore", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except InputError as error:
+        return _stop(f"error: {error}", 2)
+    except typer.TyperException as error:
+        return _stop(f"error: {error.format_message()} See --help.", 2)
+    except (Cancelled, KeyboardInterrupt, typer.Abort):
+        return _stop("cancelled", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("LRCORE_DEBUG"):
+            raise
+        return _stop(f"error: {type(error).__name__}: {error} (LRCORE_DEBUG=1 shows where)", 1)
+
+
+def _stop(message: str, code: int) -> int:
+    progress.clear()
+    say(message)
+    return code

@@ -1,0 +1,87 @@
+"""What the command line says: one JSON object or a small table on stdout; progress and errors, one line each, on stderr."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class ProgressLine:
+    """A progress callback: one line that renews itself on a terminal, one line per stage elsewhere."""
+
+    def __init__(self) -> None:
+        self._stage, self._open = "", False
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{stage} {done}/{total}", end="", file=sys.stderr, flush=True)
+            self._open = True
+        elif stage != self._stage:
+            print(f"{stage} ({total})", file=sys.stderr, flush=True)
+        self._stage = stage
+
+    def clear(self) -> None:
+        """Give the line back before something else is said."""
+        if self._open:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._open = False
+
+
+def say(message: str) -> None:
+    """One line on stderr, whatever line breaks the message has."""
+    print(" ".join(message.split()), file=sys.stderr, flush=True)
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """One JSON object on stdout. NaN and infinity, which JSON lacks, become null."""
+    print(json.dumps(_plain(values), indent=2, allow_nan=False), flush=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if hasattr(value, "item"):  # numbers of numpy, pandas and torch
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def print_values(values: Mapping[str, Any]) -> None:
+    """`name  value` lines; nested mappings are shown under dotted names."""
+    flat = dict(_flatten(values))
+    width = max((len(name) for name in flat), default=0)
+    for name, value in flat.items():
+        print(f"{name:<{width}}  {_cell(value)}")
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs = []
+    for name, value in values.items():
+        pairs += _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return pairs
+
+
+def print_table(rows: Rows) -> None:
+    """Rows under their column names; numbers to the right."""
+    if not rows:
+        return
+    columns = list(rows[0])
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
+    numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    for line in (columns, *cells):
+        print("  ".join(text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,116 @@
+"""Tiny models with random weights, made on the spot, and the reference data where a machine has it."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub client is imported: no test leaves the machine
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+SENTENCES = [
+    "Once upon a time there was a little girl who had a red ball.",
+    "Tom and his sister went to the park to look for the small dog.",
+    "“Where is my kite?” asked Ben. It was in the tall tree.",
+    "She gave three apples to her friend, and two were left in the basket.",
+]
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _surroundings(tmp_path_factory):
+    """Calibrations of the tests go to a folder of their own; two threads, as on the smallest machine this must run on."""
+    kept, threads = os.environ.get("LRCORE_CACHE"), torch.get_num_threads()
+    os.environ["LRCORE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+    os.environ.pop("LRCORE_CACHE")
+    if kept is not None:
+        os.environ["LRCORE_CACHE"] = kept
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of real models and real text; see its README. Tests that need it are skipped elsewhere."""
+    folder = os.environ.get("LRCORE_REFERENCE")
+    if not folder:
+        pytest.skip("LRCORE_REFERENCE does not name the folder with reference models and text")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def story_text() -> str:
+    """About 6,000 characters of varied plain text."""
+    order = torch.randint(len(SENTENCES), (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    return " ".join(SENTENCES[i] for i in order)
+
+
+@pytest.fixture(scope="session")
+def story_file(tmp_path_factory, story_text) -> Path:
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    path.write_text(story_text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory) -> Path:
+    """A folder with a Llama: grouped queries (4 / 2 heads of 8), rotary, gated MLP, no biases, tied embeddings, 3 layers."""
+    return _save(LlamaForCausalLM(_llama(tie_word_embeddings=True)), tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_bias(tmp_path_factory) -> Path:
+    """The same with a bias on every projection, none of them zero, and an output head of its own."""
+    config = _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+    return _save(LlamaForCausalLM(config), tmp_path_factory.mktemp("tiny-llama-bias"))
+
+
+@pytest.fixture(scope="session")
+def tiny_opt(tmp_path_factory) -> Path:
+    """A folder with an OPT: 4 full heads of 8, learned positions, biases, ReLU, 2 layers."""
+    config = OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, init_std=0.2, bos_token_id=0, eos_token_id=1, pad_token_id=2, dropout=0.0,
+    )  # fmt: skip
+    return _save(OPTForCausalLM(config), tmp_path_factory.mktemp("tiny-opt"))
+
+
+def _llama(**changes) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=1, pad_token_id=2, **changes,
+    )  # fmt: skip
+
+
+def _save(network: PreTrainedModel, folder: Path) -> Path:
+    """Fresh networks have zero biases and unit norms, which would hide mistakes: everything gets noise."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.2 if parameter.dim() > 1 else parameter + noise * 0.1)
+    network.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every text has tokens, and characters beyond ASCII are split over several."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([text.replace("“", "").replace("”", "") for text in SENTENCES], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")

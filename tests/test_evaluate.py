@@ -1,0 +1,148 @@
+"""Perplexity against a straight loop, against a published figure, and what happens to numbers that are none."""
+
+import importlib
+import json
+import math
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.evaluate import Evaluation, evaluate, token_losses, window_losses
+
+module = importlib.import_module("lrcore.evaluate")  # `lrcore.evaluate` is the function of that name
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return lrcore.load(str(tiny_llama))
+
+
+@torch.inference_mode()
+def by_hand(model, windows):
+    """Mean of -log p over all predicted tokens, one token at a time, in float64."""
+    losses = []
+    for window in windows:
+        for t in range(1, len(window)):
+            logits = model.network(input_ids=window[None, :t]).logits[0, -1].double()
+            losses.append(float(torch.logsumexp(logits, 0) - logits[window[t]]))
+    return losses
+
+
+def cut(model, text, count, length):
+    """The first windows of a text, by the definition."""
+    ids = torch.tensor(model.tokenizer(text, add_special_tokens=False).input_ids)
+    return [ids[i * length : (i + 1) * length] for i in range(count)]
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
+def test_perplexity_is_that_of_a_straight_loop(family, request, story_file, story_text):
+    model = lrcore.load(str(request.getfixturevalue(family)))
+    found = evaluate(model, str(story_file), samples=3, seq_len=12)
+    losses = by_hand(model, cut(model, story_text, 3, 12))
+    assert found.tokens == len(losses) == 33
+    assert found.windows == 3
+    assert found.nll == pytest.approx(sum(losses) / 33, rel=1e-6)
+    assert found.perplexity == pytest.approx(math.exp(found.nll))
+
+
+def test_all_full_windows_are_scored_and_batches_do_not_matter(model, story_file, story_text):
+    length = len(model.tokenizer(story_text, add_special_tokens=False).input_ids)
+    one, many = (evaluate(model, str(story_file), seq_len=100, batch=batch) for batch in (1, 16))
+    assert one.windows == length // 100
+    assert one.tokens == one.windows * 99
+    assert one.nll == pytest.approx(many.nll, rel=1e-6)
+
+
+def test_the_loss_in_pieces_is_the_loss_in_one(model, monkeypatch):
+    tokens = torch.randint(3, 300, (3, 20))
+    whole = window_losses(model, tokens)
+    monkeypatch.setattr(module, "_ROWS", 7 * 300)
+    monkeypatch.setattr(module, "_LOGIT_BYTES", 1)
+    assert torch.allclose(window_losses(model, tokens), whole, rtol=1e-5)
+    assert whole.shape == (3, 19)
+    assert whole.dtype == torch.float32
+
+
+def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
+    found = evaluate(model, str(story_file), samples=2, seq_len=16, sampling="random", seed=5)
+    said = found.protocol
+    assert {key: said[key] for key in ("join", "special_tokens", "seq_len", "sampling", "seed")} == {
+        "join": "\n\n", "special_tokens": False, "seq_len": 16, "sampling": "random", "seed": 5,
+    }  # fmt: skip
+    assert (said["windows"], said["tokens"], said["dtype"]) == (2, 32, "float32")
+    assert said["source"]
+    assert said["device"]
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert found.seconds > 0
+
+
+def test_numbers_that_are_none_are_counted_never_dropped(tiny_llama, story_file):
+    model = lrcore.load(str(tiny_llama))
+    good = evaluate(model, str(story_file), samples=4, seq_len=16)
+    token = int(cut(model, story_file.read_text(encoding="utf-8"), 4, 16)[2][3])
+    plain = model.network.forward
+
+    def spoiled(input_ids, **options):
+        out = plain(input_ids=input_ids, **options)
+        out.logits[(input_ids == token).any(1) & (torch.arange(len(input_ids)) == 2)] = float("nan")
+        return out
+
+    model.network.forward = spoiled
+    bad = evaluate(model, str(story_file), samples=4, seq_len=16)
+    assert bad.nonfinite == 1
+    assert bad.windows == good.windows == 4
+    assert math.isnan(bad.perplexity)
+    assert math.isfinite(bad.nll_finite)
+    assert bad.to_dict()["perplexity"] is None
+    assert bad.to_dict()["nonfinite"] == 1
+
+
+def test_a_very_bad_model_has_infinite_perplexity_not_an_overflow(model, monkeypatch, story_file):
+    monkeypatch.setattr(module, "window_losses", lambda *_: torch.full((2, 3), 1e4))
+    assert evaluate(model, str(story_file), seq_len=4).perplexity == math.inf
+
+
+def test_progress_counts_windows_and_may_stop_the_work(model, story_file):
+    seen = []
+    evaluate(model, str(story_file), samples=5, seq_len=8, batch=2, progress=lambda *step: seen.append(step))
+    assert seen == [("evaluate", 2, 5), ("evaluate", 4, 5), ("evaluate", 5, 5)]
+
+    def stop(*_):
+        raise lrcore.Cancelled
+
+    with pytest.raises(lrcore.Cancelled):
+        evaluate(model, str(story_file), samples=5, seq_len=8, batch=2, progress=stop)
+
+
+def test_windows_beyond_the_context_and_foreign_tokenizers_are_refused(model, story_file):
+    with pytest.raises(lrcore.InputError, match=r"129 tokens are more than the context .* holds \(128\)"):
+        evaluate(model, str(story_file), seq_len=129)
+    with pytest.raises(lrcore.InputError, match=r"token 300, .* knows 300"):
+        window_losses(model, torch.full((1, 4), 300))
+
+
+@pytest.mark.parametrize("text", ["Once upon a time, “Où est Zoë?” 🙂 said 日本 .", "a", " two  spaces\n\nand lines "])
+def test_token_losses_line_up_with_the_text(model, text):
+    found = token_losses(model, text)
+    ids = model.tokenizer(text, add_special_tokens=False).input_ids
+    assert "".join(piece for piece, _ in found) == text
+    assert len(found) == len(ids)
+    assert math.isnan(found[0][1])
+    assert [loss for _, loss in found[1:]] == pytest.approx(by_hand(model, torch.tensor([ids])), rel=1e-4)
+    with pytest.raises(lrcore.InputError, match="empty"):
+        token_losses(model, "")
+
+
+def test_the_published_figure_of_a_real_model(reference):
+    model = lrcore.load(str(reference / "models" / "stories260K"))
+    found = evaluate(model, str(reference / "text" / "tinystories.evaluation.txt"), samples=128, seq_len=256)
+    assert isinstance(found, Evaluation)
+    assert (found.windows, found.tokens, found.nonfinite) == (128, 128 * 255, 0)
+    assert found.perplexity == pytest.approx(8.0763, abs=5e-5)
+
+
+def test_pieces_of_a_real_tokenizer_give_the_text_back(reference):
+    model = lrcore.load(str(reference / "models" / "stories260K"))
+    text = "Once upon a time, there was a café. “Hi!” said Tom."
+    assert "".join(piece for piece, _ in token_losses(model, text)) == text

@@ -1,0 +1,175 @@
+"""Every way in, and every way it can fail, with the one line a person gets."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lrcore.errors import InputError
+from lrcore.models import hub
+from lrcore.models.load import load_model
+
+
+@pytest.fixture
+def copied(tiny_llama, tmp_path):
+    """A copy of the tiny Llama that a test may damage."""
+    return shutil.copytree(tiny_llama, tmp_path / "model")
+
+
+def edit_weights(folder, change):
+    """Apply `change` to the tensors in the folder."""
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def refused(name, *words, **options):
+    """The message of the InputError; it must be one line and hold all the words."""
+    with pytest.raises(InputError) as caught:
+        load_model(str(name), **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
+def test_a_folder_loads_ready_to_run(family, request):
+    folder = request.getfixturevalue(family)
+    model = load_model(str(folder))
+    assert not model.network.training
+    assert not any(parameter.requires_grad for parameter in model.network.parameters())
+    assert (model.dtype, model.device.type, model.context) == ("float32", "cpu", 128) or torch.cuda.is_available()
+    assert model.size.parameters == sum(p.numel() for p in model.network.parameters())
+    assert model.folder == folder
+    assert model.report is None
+
+
+def test_dtype_is_as_asked_or_as_stored(tiny_llama):
+    assert load_model(str(tiny_llama), dtype="bfloat16").network.lm_head.weight.dtype == torch.bfloat16
+    assert load_model(str(tiny_llama), dtype="auto").dtype == "float32"
+
+
+def test_a_demo_model_is_found_by_name(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "ASSETS", tmp_path)
+    refused("demo-llama", "demo-llama", "complete clone")
+    shutil.copytree(tiny_llama, tmp_path / "demo-llama")
+    assert load_model("demo-llama").name == "demo-llama"
+
+
+def test_sharded_weights_load_and_a_missing_shard_is_named(copied):
+    state = load_file(copied / "model.safetensors")
+    names = sorted(state)
+    shards = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for file, members in shards.items():
+        save_file({name: state[name] for name in members}, copied / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, members in shards.items() for name in members}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    (copied / "model.safetensors").unlink()
+    loaded = load_model(str(copied)).network.state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in names)
+    (copied / "model-00002-of-00002.safetensors").unlink()
+    refused(copied, "model-00002-of-00002.safetensors", "interrupted")
+
+
+def test_the_fingerprint_follows_contents_not_places(copied, tiny_llama):
+    assert load_model(str(copied)).fingerprint == load_model(str(tiny_llama)).fingerprint
+    edit_weights(copied, lambda state: state["model.norm.weight"].add_(1e-3))
+    assert load_model(str(copied)).fingerprint != load_model(str(tiny_llama)).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("demo-lama", "Did you mean 'demo-llama'?"),
+        ("/no/such/folder", "No folder '/no/such/folder'"),
+        ("./neither", "No folder './neither'"),
+        ("a/b/c", "No folder 'a/b/c'"),
+        ("two words", "neither a folder nor a possible hub id"),
+        ("", "name is empty"),
+        ("some/model", "HF_HUB_OFFLINE"),
+    ],
+)
+def test_unknown_names(name, word):
+    refused(name, word)
+
+
+def test_a_revision_of_a_folder_and_a_file_as_a_folder_are_refused(tiny_llama):
+    refused(tiny_llama, "revision", revision="main")
+    refused(tiny_llama / "config.json", "is a file")
+
+
+def test_what_a_folder_can_lack(copied, tmp_path):
+    (copied / "model.safetensors").rename(tmp_path / "kept")
+    refused(copied, "has no weights")
+    (copied / "pytorch_model.bin").touch()
+    refused(copied, "pytorch_model.bin", "Convert it")
+    (tmp_path / "kept").rename(copied / "model.safetensors")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (copied / file).rename(tmp_path / file)
+    refused(copied, "has no tokenizer files")
+    (copied / "tokenizer.json").write_text("{")
+    refused(copied, "cannot be read")
+    (copied / "config.json").unlink()
+    refused(copied, "has no config.json")
+
+
+def test_damaged_weight_files(copied):
+    file = copied / "model.safetensors"
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-1], whole[:5], b"", b"<html>not found</html>"):
+        file.write_bytes(damaged)
+        refused(copied, "model.safetensors", "interrupted download", f"{len(damaged):,} bytes")
+
+
+def test_missing_and_mismatched_tensors_are_named(copied):
+    name = "model.layers.1.mlp.down_proj.weight"
+    edit_weights(copied, lambda state: state.update({name: state[name][:, :-1].contiguous()}))
+    refused(copied, name, "[32, 47]", "[32, 48]")
+    edit_weights(copied, lambda state: state.pop(name))
+    refused(copied, name, "lacks 1")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(copied, value):
+    edit_weights(copied, lambda state: state["model.layers.2.self_attn.k_proj.weight"].view(-1)[7].fill_(value))
+    refused(copied, "model.layers.2.self_attn.k_proj.weight", "1 of 512", "NaN")
+
+
+def test_weights_too_large_for_float16_say_so(copied):
+    edit_weights(copied, lambda state: state["model.norm.weight"].fill_(1e6))
+    assert load_model(str(copied)).dtype == "float32"
+    refused(copied, "Try dtype float32", dtype="float16")
+
+
+def test_configs_that_cannot_be_used(copied):
+    config = json.loads((copied / "config.json").read_text())
+    for change, word in [({"model_type": "gpt2"}, "Supported: llama, opt"), ({"hidden_size": "many"}, "no valid llama config")]:
+        (copied / "config.json").write_text(json.dumps(config | change))
+        refused(copied, word)
+    (copied / "config.json").write_text("{")
+    refused(copied, "config.json", "JSON")
+
+
+def test_no_code_from_a_model_is_run(copied, tmp_path):
+    ran = tmp_path / "ran"
+    (copied / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\nclass Model: pass\n")
+    config = json.loads((copied / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "modeling.Model", "AutoModelForCausalLM": "modeling.Model"}
+    (copied / "config.json").write_text(json.dumps(config))
+    load_model(str(copied))
+    assert not ran.exists()
+
+
+def test_devices_and_dtypes_are_checked(tiny_llama):
+    refused(tiny_llama, "Unknown device 'gpu0'", device="gpu0")
+    refused(tiny_llama, "Did you mean 'float16'?", dtype="flaot16")
+    refused(tiny_llama, "cuda:99", device="cuda:99")
+
+
+def test_loading_says_nothing(tiny_llama, capfd):
+    load_model(str(tiny_llama))
+    assert capfd.readouterr() == ("", "")
