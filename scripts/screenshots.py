@@ -1,0 +1,106 @@
+"""Pictures of every tab, light, dark and 390 pixels wide: `python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
+
+Without --url it starts a workbench of its own. Needs playwright and a Chromium (CHROMIUM names it; /usr/bin/chromium by default).
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).parent.parent
+TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
+VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(url, timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def prepare(page: Page) -> None:
+    """A run or two to show, where there are none yet."""
+    page.wait_for_selector("#bars .plot, #heatmap .js-plotly-plot", timeout=120_000)
+    open_tab(page, "Compress")
+    page.wait_for_timeout(1500)
+    if page.locator(".job.done").count() == 0:
+        page.click("#start")
+        page.wait_for_selector(".job.done", timeout=300_000)
+
+
+def open_tab(page: Page, title: str) -> None:
+    tab = page.get_by_role("tab", name=title, exact=True)
+    if not tab.is_visible():
+        page.locator(".overflow-menu > button").first.click()
+        page.locator(".overflow-dropdown button", has_text=title).click()
+    else:
+        tab.click()
+    page.wait_for_timeout(1800)
+
+
+def shoot(page: Page, folder: Path, view: str) -> None:
+    for title in TABS:
+        open_tab(page, title)
+        if title == "Spectra":
+            page.locator("#heatmap .nsewdrag").first.click(position={"x": 120, "y": 60})
+            page.wait_for_timeout(1200)
+        if title == "Compare":
+            page.click("#generate")
+            page.wait_for_timeout(2500)
+        if title == "Runs & export" and page.locator("#runs-table tbody td").count():
+            page.locator("#runs-table tbody td").first.click()
+            page.wait_for_timeout(1500)
+        name = title.split()[0].lower()
+        page.screenshot(path=folder / f"{view}-{name}.png", full_page=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--url")
+    options.add_argument("--views", nargs="*", default=list(VIEWS))
+    said = options.parse_args()
+    said.folder.mkdir(parents=True, exist_ok=True)
+    with server() if not said.url else nothing(said.url) as url, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS)
+        for view in said.views:
+            width, height = VIEWS[view]
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.goto(f"{url}/?__theme={'dark' if view == 'dark' else 'light'}")
+            prepare(page)
+            shoot(page, said.folder, view)
+            page.close()
+        browser.close()
+
+
+@contextmanager
+def nothing(url: str) -> Iterator[str]:
+    yield url
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The page. It imports only the public words of lrcore."""
+
+import os
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+
+from pathlib import Path
+
+import gradio as gr
+
+import lrcore
+
+from . import sidebar, text, tick
+from .parts import PLOTLY_JS, QUIET
+from .session import Session
+from .tabs import TABS
+from .theme import THEME
+
+STYLE = Path(__file__).parent.parent / "assets" / "style.css"
+LAUNCH = {"theme": THEME, "css_paths": [STYLE], "run_history": False, "footer_links": ["settings"]}
+
+# An open sidebar covers a narrow page.
+CLOSE_ON_NARROW = "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
+
+
+def build_app() -> gr.Blocks:
+    gr.set_static_paths([PLOTLY_JS.parent])
+    session = Session()
+    with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
+        session.make_components()
+        session.opened = demo.load
+        with gr.Sidebar(width=330, elem_id="sidebar"):
+            sidebar.build(session)
+        with gr.Tabs(elem_id="tabs"):
+            for tab in TABS:
+                with gr.Tab(tab.TITLE):
+                    tab.build(session)
+        tick.wire(session)
+        demo.load(lambda: session.start_analysis(lrcore.Recipe()) and None, None, None, **QUIET)
+        demo.load(None, None, None, js=CLOSE_ON_NARROW, **QUIET)
+    return demo

@@ -1,0 +1,122 @@
+"""Small pieces of HTML. Everything that comes from a person, a file or a model goes through `escape`."""
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from . import text
+from .jobs import ENDED, Job, Jobs
+
+
+def note(words: str, kind: str = "plain") -> str:
+    return f"<div class='note {kind}'>{escape(words)}</div>" if words else ""
+
+
+def button(label: str, action: str, **data: str) -> str:
+    extra = " ".join(f"data-{name}='{escape(value, quote=True)}'" for name, value in data.items())
+    return f"<button type='button' class='act {action}' data-action='{action}' {extra}>{escape(label)}</button>"
+
+
+def progress(job: Job) -> str:
+    share = 100 * job.done / job.total if job.total else 0
+    return f"<span class='bar'><span style='width:{share:.1f}%'></span></span>"
+
+
+def steps(job: Job) -> str:
+    """Stage, layer i/N and time left of a running job."""
+    words = [job.part, job.stage, f"{job.done}/{job.total}" if job.total else ""]
+    left = job.eta()
+    words.append(f"about {text.duration(left)} left in this stage" if left is not None else "")
+    return " · ".join(escape(word) for word in words if word)
+
+
+def strip(jobs: Jobs) -> str:
+    """The status strip: the running job, or how the last one ended."""
+    job = jobs.running()
+    if job is not None:
+        queued = len(jobs.waiting()) - 1
+        tail = f"<span class='queue'>{queued} queued</span>" if queued else ""
+        return (
+            f"<div class='strip running' data-job-id='{job.id}'><span class='dot'></span><b>{escape(job.title)}</b>"
+            f"<span class='steps' data-stage='{escape(job.stage)}' data-done='{job.done}' data-total='{job.total}'>{steps(job)}</span>"
+            f"{progress(job)}{tail}{button('Cancel', 'cancel', job=job.id)}</div>"
+        )
+    ended = [job for job in jobs.all() if job.state in ENDED and job.ended]
+    last = max(ended, key=lambda job: job.ended, default=None)
+    if last is None:
+        return "<div class='strip idle'><span class='dot'></span><span>Ready</span></div>"
+    words = {"done": f"done in {text.duration(last.seconds())}", "failed": last.error}.get(last.state, last.state)
+    return (
+        f"<div class='strip {last.state}' data-job-id='{last.id}'><span class='dot'></span><b>{escape(last.title)}</b>"
+        f"<span class='words'>{escape(words)}</span></div>"
+    )
+
+
+def job_list(jobs: Jobs) -> str:
+    """Running and queued jobs first, then ended ones, newest first."""
+    waiting = jobs.waiting()
+    ended = sorted((job for job in jobs.all() if job.state in ENDED and job.kept), key=lambda job: -(job.ended or 0))[:12]
+    rows = "".join(job_row(job, i) for i, job in enumerate(waiting)) + "".join(job_row(job, 0) for job in ended)
+    return f"<div class='jobs'>{rows}</div>" if rows else note(text.NOTHING_QUEUED)
+
+
+def job_row(job: Job, place: int) -> str:
+    if job.state == "running":
+        state, acts = steps(job) or "starting", progress(job) + button("Cancel", "cancel", job=job.id)
+    elif job.state == "queued":
+        state, acts = f"queued, {place} before it", button("Cancel", "cancel", job=job.id)
+    else:
+        state = escape(f"done in {text.duration(job.seconds())}" if job.state == "done" else job.error or job.state)
+        acts = "" if job.state == "done" else button("Start again", "again", job=job.id)
+        acts += button("Remove", "forget", job=job.id)
+    lines = "\n".join(escape(line) for line in job.log[-200:])
+    details = f"<details><summary>log</summary><pre>{lines}</pre></details>" if lines else ""
+    return (
+        f"<div class='job {job.state}' data-job-id='{job.id}' data-state='{job.state}'><span class='dot'></span><b>{escape(job.title)}</b>"
+        f"<span class='state'>{state}</span><span class='acts'>{acts}</span>{details}</div>"
+    )
+
+
+def readout(summary: dict[str, Any], predicted: str = "predicted energy kept") -> str:
+    """The big numbers of a plan."""
+    kv, dense_kv = summary["kv_bytes_per_token"], summary["dense_kv_bytes_per_token"]
+    flops, dense_flops = summary["flops_per_token"], summary["dense_flops_per_token"]
+    over = " over" if summary["achieved"] < summary["asked"] - 5e-4 else ""
+    cells = [
+        cell("parameters", text.count(summary["parameters"]), less(summary["parameters"], summary["dense_parameters"]), "parameters"),
+        cell("size", text.megabytes(summary["megabytes"]), less(summary["megabytes"], summary["dense_megabytes"])),
+        cell("KV cache", f"{text.count(kv)} B/token", less(kv, dense_kv)),
+        cell("compute", f"{text.short(flops)}FLOPs/token", less(flops, dense_flops)),
+        cell("removed", f"{summary['achieved']:.2%}", f"asked {summary['asked']:.1%} · {summary['budget']}", "achieved" + over),
+        cell(predicted, f"{summary['energy_kept']:.2%}", "in the method's own loss"),
+    ]
+    return f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}</div>"
+
+
+def cell(label: str, value: str, below: str = "", name: str = "") -> str:
+    return f"<div class='cell {name}'><span>{escape(label)}</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
+
+
+def less(now: float, before: float) -> str:
+    """The change against the dense model in words."""
+    if not before or now == before:
+        return "as dense"
+    return f"{now / before - 1:+.1%} against dense"
+
+
+def card(title: str, cells: Iterable[str], foot: str) -> str:
+    return f"<div class='card'><h4>{escape(title)}</h4><div class='cells'>{''.join(cells)}</div><p class='foot'>{escape(foot)}</p></div>"
+
+
+def coloured(tokens: Sequence[tuple[str, float, float]]) -> str:
+    """Tokens by surprise difference. tokens: (text, dense nll, compressed nll) in nats."""
+    spans = []
+    for token, dense, small in tokens:
+        change = small - dense
+        strength = min(abs(change) / 3, 1) if math.isfinite(change) else 1  # 3 nats: twenty times less likely
+        hue = "214,62,62" if change > 0 else "60,120,200"
+        shown = escape(token).replace("\n", "↵<br>")
+        tip = escape(f"dense {dense:.2f}, compressed {small:.2f}, change {change:+.2f} nats", quote=True)
+        spans.append(f"<span title='{tip}' style='background:rgba({hue},{0.75 * strength:.2f})'>{shown}</span>")
+    return f"<div class='tokens'>{''.join(spans)}</div>"

@@ -1,0 +1,44 @@
+"""How perplexity is measured: the settings that stand by every figure."""
+
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+
+class Measure:
+    """The evaluation's controls, made once; Compress places them, Compare uses the same ones."""
+
+    def __init__(self) -> None:
+        self.on = gr.Checkbox(True, label="Measure dense and compressed after compressing", elem_id="measure-on", render=False)
+        self.data = gr.Dropdown(
+            list(lrcore.DATASETS),
+            value=lrcore.DATASETS[0],
+            allow_custom_value=True,
+            label="Text",
+            info="its test split",
+            elem_id="measure-data",
+            render=False,
+        )
+        self.samples = gr.Number(32, precision=0, label="Windows", info="0: all of the test split", elem_id="measure-samples", render=False)
+        self.seq_len = gr.Number(256, precision=0, label="Tokens per window", elem_id="measure-seq-len", render=False)
+
+    @property
+    def all(self) -> list[gr.components.Component]:
+        return [self.on, self.data, self.samples, self.seq_len]
+
+    def render(self) -> None:
+        self.on.render()
+        with gr.Row():
+            for part in self.all[1:]:
+                part.render()
+
+    @staticmethod
+    def settings(on: bool, data: str, samples: float | None, seq_len: float | None) -> dict[str, Any] | None:
+        """Arguments of lrcore.evaluate; None where nothing is to be measured. Raises InputError for an empty box."""
+        if not on:
+            return None
+        if seq_len is None or seq_len < 2:
+            raise lrcore.InputError(f"Tokens per window must be at least 2, got {seq_len!r}.")
+        return {"data": data, "samples": int(samples) if samples else None, "seq_len": int(seq_len), "sampling": "first", "seed": 0}

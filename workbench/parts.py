@@ -1,0 +1,138 @@
+"""Own components on gr.HTML: a plot that keeps its zoom and reports clicks, a panel with buttons, a downloader."""
+
+import functools
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import plotly
+
+import lrcore
+
+log = logging.getLogger("workbench")
+
+PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+QUIET = {"api_visibility": "private", "show_progress": "hidden"}
+LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+
+# Colours come from the page at drawing time, so that one figure serves light and dark. A plot drawn while its tab was hidden has no
+# width: the observer redraws it once it has one.
+DRAW = """
+const host = element.querySelector('.plot');
+const style = name => getComputedStyle(element).getPropertyValue(name).trim();
+function draw() {
+  if (!window.Plotly) { setTimeout(draw, 30); return; }
+  if (!props.value) { if (host.wired) Plotly.react(host, [], {paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+                                                             xaxis: {visible: false}, yaxis: {visible: false}}); return; }
+  const figure = JSON.parse(props.value), layout = figure.layout;
+  const font = {family: getComputedStyle(element).fontFamily, color: style('--body-text-color'), size: 12};
+  const grid = style('--border-color-primary');
+  layout.font = {...font, ...layout.font};
+  layout.hoverlabel = {font: {family: font.family, color: font.color, size: 12}, bgcolor: style('--background-fill-primary'), bordercolor: grid};
+  for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) layout[name] = {gridcolor: grid, zerolinecolor: grid, linecolor: grid, ...layout[name]};
+  if (layout.height) host.style.height = layout.height + 'px';
+  const config = {displaylogo: false, showSendToCloud: false, responsive: true, modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d'],
+                  toImageButtonOptions: {format: 'svg'}};
+  Plotly.react(host, figure.data, layout, config).then(() => {
+    host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
+    if (host.wired) return;
+    host.wired = true;
+    host.on('plotly_click', e => { const p = e.points[0]; trigger('select', {x: p.x, y: p.y, z: p.z, custom: p.customdata}); });
+    let width = host.clientWidth;
+    new ResizeObserver(() => {
+      if (host.clientWidth && host.clientWidth !== width) { width = host.clientWidth; Plotly.Plots.resize(host); }
+    }).observe(host);
+  });
+}
+watch('value', draw);
+draw();
+"""
+
+# One listener on the root survives every redraw of the inside; any element with data-action reports a click with all its data-*.
+REPORT = """
+element.addEventListener('click', e => {
+  const button = e.target.closest('[data-action]');
+  if (button) { e.preventDefault(); trigger('select', {...button.dataset}); }
+});
+"""
+
+DOWNLOAD = """
+watch('value', () => {
+  if (!props.value) return;
+  const file = JSON.parse(props.value), link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([file.text], {type: 'text/plain;charset=utf-8'}));
+  link.download = file.name;
+  document.body.appendChild(link); link.click(); link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+});
+"""
+
+
+def plot(elem_id: str, height: int) -> gr.HTML:
+    """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom of the point clicked."""
+    return gr.HTML(
+        "",
+        html_template=f"<div class='plot' style='width:100%;height:{height}px'></div>",
+        js_on_load=DRAW,
+        head=f'<script src="/gradio_api/file={PLOTLY_JS}"></script>',
+        elem_id=elem_id,
+    )
+
+
+def panel(elem_id: str, render: bool = True) -> gr.HTML:
+    """HTML whose elements with data-action report clicks through `select`."""
+    return gr.HTML("", js_on_load=REPORT, elem_id=elem_id, render=render)
+
+
+def downloader() -> gr.HTML:
+    """Unseen; writing download(...) into it makes the browser save a file. Nothing is written on the server."""
+    return gr.HTML("", html_template="<span></span>", js_on_load=DOWNLOAD, elem_id="downloader")
+
+
+_downloads = iter(range(10**12))
+
+
+def download(name: str, text: str) -> str:
+    return json.dumps({"name": name, "text": text, "count": next(_downloads)})  # the count makes the same file twice two changes
+
+
+def clicked(event: gr.EventData) -> dict[str, Any]:
+    """What the component's `trigger` sent."""
+    return event._data or {}
+
+
+def spoken(handler: Callable) -> Callable:
+    """A listener whose failures reach the reader as a sentence: the core's own for wrong input, one line and a log otherwise."""
+
+    def say(error: Exception) -> gr.Error:
+        if isinstance(error, gr.Error):
+            return error
+        if isinstance(error, lrcore.InputError):
+            return gr.Error(str(error), print_exception=False, duration=None)
+        log.error("a listener failed", exc_info=error)
+        line = (str(error).strip().splitlines() or [""])[0][:300]
+        return gr.Error(f"{type(error).__name__}: {line} The server's log has the details.", print_exception=False, duration=None)
+
+    if inspect.isgeneratorfunction(handler):
+
+        @functools.wraps(handler)
+        def stream(*args: Any, **kwargs: Any) -> Any:
+            try:
+                yield from handler(*args, **kwargs)
+            except Exception as error:
+                raise say(error) from None
+
+        return stream
+
+    @functools.wraps(handler)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return handler(*args, **kwargs)
+        except Exception as error:
+            raise say(error) from None
+
+    return once

@@ -1,0 +1,101 @@
+"""What the tabs share: jobs, runs, heavy objects. One Session per server; a browser's own state is only its form and light ids."""
+
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from . import work
+from .form import Form
+from .jobs import Job, Jobs
+from .measure import Measure
+from .parts import downloader, panel
+from .runs import Run, Runs, root
+from .shelf import Shelf
+
+Key = tuple
+
+
+class Session:
+    """Made once by build_app(). `form` and `signals` are components, the rest is server-side."""
+
+    def __init__(self) -> None:
+        folder = root()
+        self.shelf = Shelf()
+        self.runs = Runs(folder)
+        self.jobs = Jobs(folder / ".jobs", {kind: lambda job, do=do: do(self, job) for kind, do in work.WORK.items()})
+
+    def make_components(self) -> None:
+        """The components that several tabs touch. Called once, inside the Blocks."""
+        self.form, self.measure = Form(), Measure()
+        self.downloads = downloader()
+        self.strip = panel("strip")
+        self.job_panel = panel("job-list", render=False)
+        # Light marks that a browser holds; their `change` is what redraws the tabs.
+        self.shown = gr.State(None)  # key of the analysis on show
+        self.factored = gr.State(None)  # key of the factors behind the sliders
+        self.planned = gr.State("")  # the ranks on show
+        self.stamp = gr.State("")  # of the runs on disk
+
+    # --- heavy objects; the getters compute what is missing, the peeks never do ---
+
+    def dense(self, recipe: lrcore.Recipe) -> Any:
+        return self.shelf.get("dense", model_key(recipe), lambda: lrcore.load(recipe.model, recipe.revision, recipe.dtype, recipe.device))
+
+    def calibration(self, recipe: lrcore.Recipe, progress=None) -> Any:
+        plain = recipe.with_(calibration="independent")
+        return self.shelf.get(
+            "calibration", calibration_key(recipe), lambda: lrcore.calibrate(self.dense(recipe), plain, progress=progress)
+        )
+
+    def analysis(self, recipe: lrcore.Recipe, progress=None) -> Any:
+        def make() -> Any:
+            return lrcore.analyse(self.dense(recipe), self.calibration(recipe, progress), progress=progress)
+
+        return self.shelf.get("analysis", calibration_key(recipe), make)
+
+    def factors(self, recipe: lrcore.Recipe, progress=None) -> Any:
+        def make() -> Any:
+            return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress=progress)
+
+        return self.shelf.get("factors", factor_key(recipe), make)
+
+    def small(self, run: Run) -> Any:
+        return self.shelf.get("small", run.id, lambda: lrcore.load(str(run.checkpoint), dtype=run.recipe.dtype, device=run.recipe.device))
+
+    def analysis_shown(self, key: list | None) -> Any | None:
+        """The analysis with this key, while it is on the shelf."""
+        return self.shelf.peek("analysis", tuple(key)) if key else None
+
+    def plan(self, recipe: lrcore.Recipe | None) -> Any | None:
+        """The rank plan of a recipe, while its factors are on the shelf. Raises InputError for a budget that cannot be met."""
+        factors = self.peek_factors(recipe) if recipe else None
+        return None if factors is None else lrcore.allocate(factors, recipe)
+
+    def peek_analysis(self, recipe: lrcore.Recipe) -> Any | None:
+        return self.shelf.peek("analysis", calibration_key(recipe))
+
+    def peek_factors(self, recipe: lrcore.Recipe) -> Any | None:
+        return self.shelf.peek("factors", factor_key(recipe))
+
+    # --- jobs ---
+
+    def start_analysis(self, recipe: lrcore.Recipe) -> Job | None:
+        """Queue what the Spectra and Allocation tabs need and lack; None when all of it is here."""
+        if self.peek_analysis(recipe) is not None and self.peek_factors(recipe) is not None:
+            return None
+        spec = {"recipe": Form.analysed(recipe).to_dict()}
+        return self.jobs.submit("analyse", f"Analyse {recipe.model}", spec, kept=False, once=True)
+
+
+def model_key(recipe: lrcore.Recipe) -> Key:
+    return (recipe.model, recipe.revision, recipe.dtype, recipe.device)
+
+
+def calibration_key(recipe: lrcore.Recipe) -> Key:
+    return (*model_key(recipe), recipe.data, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed)
+
+
+def factor_key(recipe: lrcore.Recipe) -> Key:
+    return (*calibration_key(recipe), recipe.method)

@@ -1,0 +1,149 @@
+"""The budget and how it is shared: sliders that redraw while they move, ranks set by hand."""
+
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+import lrcore
+
+from .. import markup, plots, text
+from ..parts import LIVE, QUIET, download, panel, plot, spoken
+from ..session import Session
+
+TITLE = "Allocation"
+COLUMNS = ("layer", "component", "rank", "full", "keep", "parameters", "kv_bytes", "energy", "by hand")
+EDITABLE = "rank"
+
+
+def build(session: Session) -> None:
+    form = session.form
+    with gr.Row():
+        for name in ("method", "policy", "budget"):
+            form[name].render()
+    about = panel("method-about")
+    with gr.Row(equal_height=True):
+        form["ratio"].render()
+        form["temperature"].render()
+        with gr.Column(scale=0, min_width=190):
+            form["rule"].render()
+            rule_note = panel("rule-note")
+    readout = panel("readout")
+    chart = plot("bars", 430)
+    with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
+        with gr.Row():
+            form["calibration"].render()
+            form["rounding"].render()
+        gr.Markdown(text.OVERRIDE_HELP)
+        frame = gr.Dataframe(
+            headers=list(COLUMNS),
+            interactive=True,
+            elem_id="ranks-table",
+            max_height=420,
+            show_search="filter",
+            static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
+        )
+        with gr.Row():
+            csv = gr.Button("Download ranks CSV", size="sm", elem_id="ranks-csv")
+            clear = gr.Button("Clear ranks set by hand", size="sm", elem_id="clear-overrides")
+    in_table = gr.State({})  # the ranks the table shows: what differs after an edit was set by hand
+
+    @spoken
+    def draw(*said: Any) -> tuple[Any, ...]:
+        return (*drawn(session, form.recipe(said), said[-1]), gr.skip())
+
+    @spoken
+    def draw_by_temperature(*said: Any) -> tuple[Any, ...]:
+        """Touching the temperature means not to follow the rule of thumb any longer."""
+        return (*drawn(session, form.recipe([*said[:-1], False]), False), False)
+
+    @spoken
+    def need(*said: Any) -> None:
+        """Another method needs its own factors: queue them, but only for settings that were analysed before."""
+        recipe = form.recipe(said)
+        if session.peek_analysis(recipe) is not None:
+            session.start_analysis(recipe)
+
+    @spoken
+    def table(*said: Any) -> tuple[Any, dict[str, int]]:
+        recipe = form.try_recipe(said)
+        plan = session.plan(recipe)
+        if plan is None:
+            return gr.skip(), gr.skip()
+        return rank_rows(plan, recipe.overrides), {f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items()}
+
+    @spoken
+    def edited(rows: pd.DataFrame, before: dict[str, int], hand: dict[str, int]) -> dict[str, int]:
+        return hand | {slot: rank for slot, rank in ranks_typed(rows).items() if before.get(slot, rank) != rank}
+
+    @spoken
+    def give(*said: Any) -> str:
+        plan = session.plan(form.recipe(said))
+        if plan is None:
+            raise lrcore.InputError(text.NO_FACTORS)
+        return download("ranks.csv", plan.table().to_csv(index=False))
+
+    shown = [chart, readout, rule_note, about, session.planned, form["temperature"], form["rule"]]
+    choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "calibration", "method")]
+    changed = [session.factored.change, form["overrides"].change]
+    gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
+    form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
+    gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)
+    form["method"].input(dict, None, form["overrides"], **QUIET).then(need, form.all, None, **QUIET)
+    frame.input(edited, [frame, in_table, form["overrides"]], form["overrides"], **QUIET)
+    clear.click(dict, None, form["overrides"], **QUIET)
+    csv.click(give, form.all, session.downloads, **QUIET)
+
+
+def drawn(session: Session, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...]:
+    """Bars, readout, temperature note, the method's words, a mark that changes with the ranks, and the slider under the rule of thumb."""
+    about, keep = method_words(recipe), gr.skip()
+    factors = session.peek_factors(recipe)
+    if factors is None:
+        return "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), "", about, "", keep
+    try:
+        plan = lrcore.allocate(factors, recipe)
+        even = lrcore.allocate(factors, recipe.with_(policy=lrcore.policies()[0]["name"], overrides={}))
+    except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
+        return keep, markup.note(str(error), "error"), "", about, keep, keep
+    slider = gr.Slider(value=plan.temperature) if rule and plan.temperature else keep
+    return bars(plan, even), markup.readout(plan.summary()), temperature_words(plan), about, str(sorted(plan.ranks.items())), slider
+
+
+def bars(plan: Any, even: Any) -> str:
+    rows: dict[str, list] = {}
+    ghost: dict[str, list] = {}
+    for row in plan.table().sort_values("layer", kind="stable").itertuples():
+        rows.setdefault(row.component, []).append((row.rank, row.full))
+        ghost.setdefault(row.component, []).append(even.ranks[row.layer, row.component])
+    return plots.bars(rows, ghost, f"bars{len(rows)}")
+
+
+def temperature_words(plan: Any) -> str:
+    if plan.suggested_temperature is None:
+        return markup.note(text.NO_TEMPERATURE)
+    return markup.note(f"rule of thumb {plan.suggested_temperature:.4g}, used {plan.temperature:.4g}")
+
+
+def method_words(recipe: lrcore.Recipe) -> str:
+    words = [f"{row['name']} ({row['paper']}). {row['notes']}" for row in lrcore.methods() if row["name"] == recipe.method]
+    words += [f"{row['name']}: {row['summary']}" for row in lrcore.policies() if row["name"] == recipe.policy]
+    return "".join(markup.note(one) for one in words)
+
+
+def rank_rows(plan: Any, hand: Any) -> pd.DataFrame:
+    table = plan.table()
+    table["by hand"] = ["yes" if f"{row.layer}.{row.component}" in hand else "" for row in table.itertuples()]
+    table[["keep", "energy"]] = table[["keep", "energy"]].round(4)
+    return table[list(COLUMNS)]
+
+
+def ranks_typed(rows: pd.DataFrame) -> dict[str, int]:
+    """The ranks in the table by slot. Raises InputError for one that is no whole number."""
+    found = {}
+    for row in rows.itertuples():
+        try:
+            found[f"{int(row.layer)}.{row.component}"] = int(float(row.rank))
+        except (TypeError, ValueError):
+            raise lrcore.InputError(f"'{row.rank}' is no rank for {row.component} of layer {row.layer}: type a whole number.") from None
+    return found

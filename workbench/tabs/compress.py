@@ -1,0 +1,77 @@
+"""What Start will do, the same as a command line, the jobs, and sweeps."""
+
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from .. import text
+from ..measure import Measure
+from ..parts import LIVE, QUIET, spoken
+from ..session import Session
+
+TITLE = "Compress"
+
+
+def build(session: Session) -> None:
+    form, measure = session.form, session.measure
+    words = gr.Markdown(elem_id="what-happens")
+    command = gr.Code(
+        language="shell", label="The same on the command line", interactive=False, lines=1, elem_id="command", wrap_lines=True
+    )
+    with gr.Row(equal_height=True):
+        name = gr.Textbox(label="Name of the run", placeholder="made from the recipe", elem_id="run-name")
+        start = gr.Button("Start", variant="primary", elem_id="start", scale=0, min_width=160)
+    with gr.Accordion(text.EVALUATION, open=False):
+        measure.render()
+    with gr.Accordion("Sweep: methods × ratios as one job", open=False), gr.Row(equal_height=True):
+        methods = gr.Dropdown([row["name"] for row in lrcore.methods()], multiselect=True, label="Methods", elem_id="sweep-methods")
+        ratios = gr.Textbox("0.1, 0.2, 0.3, 0.4", label="Remove", info="shares, separated by commas", elem_id="sweep-ratios")
+        sweep = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)
+    gr.Markdown("### Jobs")
+    session.job_panel.render()
+
+    def split(said: Any) -> tuple[lrcore.Recipe, dict[str, Any] | None]:
+        count = len(form.all)
+        return form.recipe(said[:count]), Measure.settings(*said[count:])
+
+    def describe(*said: Any) -> tuple[str, str]:
+        try:
+            recipe, settings = split(said)
+            plan = session.plan(recipe)
+        except lrcore.InputError as error:
+            return str(error), ""
+        return text.paragraph(recipe, plan.summary() if plan else {}, settings), recipe.command()
+
+    @spoken
+    def submit(name: str, *said: Any) -> str:
+        recipe, settings = split(said)
+        spec = {"recipe": recipe.to_dict(), "name": name.strip()[:80], "evaluation": settings}
+        session.jobs.submit("compress", f"{recipe.method} {recipe.ratio:.0%} on {recipe.model}", spec)
+        return ""
+
+    @spoken
+    def submit_sweep(methods: list[str], ratios: str, *said: Any) -> None:
+        recipe, settings = split(said)
+        shares = parse_ratios(ratios, recipe)
+        if not methods:
+            raise lrcore.InputError("The sweep has no methods: choose at least one.")
+        spec = {"recipe": recipe.to_dict(), "methods": methods, "ratios": shares, "evaluation": settings}
+        session.jobs.submit("sweep", f"Sweep of {len(methods) * len(shares)} runs on {recipe.model}", spec)
+
+    everything = [*form.all, *measure.all]
+    gr.on([session.opened, session.factored.change, *(part.change for part in everything)], describe, everything, [words, command], **LIVE)
+    start.click(submit, [name, *everything], name, **QUIET)
+    sweep.click(submit_sweep, [methods, ratios, *everything], None, **QUIET)
+
+
+def parse_ratios(words: str, recipe: lrcore.Recipe) -> list[float]:
+    """The shares of a sweep. Raises InputError now for what would fail later."""
+    try:
+        shares = [float(word) for word in words.replace(";", ",").split(",") if word.strip()]
+    except ValueError:
+        raise lrcore.InputError(f"'{words}' is no list of shares. Write numbers between 0 and 1 with commas, such as 0.1, 0.2.") from None
+    if not shares:
+        raise lrcore.InputError("The sweep has no shares to remove. Write numbers between 0 and 1 with commas, such as 0.1, 0.2.")
+    return [recipe.with_(ratio=share).ratio for share in shares]

@@ -1,0 +1,107 @@
+"""The runs on disk: open, rename, delete, download, push."""
+
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+import lrcore
+
+from .. import export, markup, text
+from ..parts import QUIET, download, panel, spoken
+from ..session import Session
+
+TITLE = "Runs & export"
+COLUMNS = ("name", "model", "method", "policy", "removed", "MB", "perplexity", "dense perplexity", "measured on", "id")
+
+
+def build(session: Session) -> None:
+    form = session.form
+    frame = gr.Dataframe(headers=list(COLUMNS), interactive=False, show_search="filter", elem_id="runs-table", max_height=360)
+    opened = gr.State("")
+    empty = panel("runs-empty")
+    with gr.Column(visible=False, elem_id="run-details") as details:
+        heading = panel("run-heading")
+        with gr.Row(equal_height=True):
+            use = gr.Button("Open in the form", variant="primary", size="sm", elem_id="run-open")
+            recipe = gr.Button("Recipe", size="sm", elem_id="run-recipe")
+            ranks = gr.Button("Ranks CSV", size="sm", elem_id="run-ranks")
+            report = gr.Button("Report HTML", size="sm", elem_id="run-report")
+        with gr.Row(equal_height=True):
+            name = gr.Textbox(label="Name", elem_id="run-rename-name")
+            rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="run-rename")
+            delete = gr.Button("Delete", size="sm", scale=0, min_width=110, variant="stop", elem_id="run-delete")
+        folder = gr.Textbox(label="Checkpoint folder", interactive=False, buttons=["copy"], elem_id="run-folder")
+        with gr.Accordion("Model card", open=True):
+            card = gr.Markdown(elem_id="model-card")
+        with gr.Accordion("Push to the Hugging Face hub", open=False):
+            gr.Markdown(text.PUSH_HELP)
+            with gr.Row(equal_height=True):
+                repo = gr.Textbox(label="Repository", placeholder="owner/name", elem_id="push-repo")
+                private = gr.Checkbox(True, label="Private", scale=0, min_width=120)
+                push = gr.Button("Push", size="sm", scale=0, min_width=110, elem_id="push")
+
+    def table() -> tuple[pd.DataFrame, str]:
+        rows = run_rows(session)
+        return pd.DataFrame(rows, columns=list(COLUMNS)), "" if rows else markup.note(text.NO_RUNS, "hint")
+
+    def choose(event: gr.SelectData) -> str:
+        return str(event.row_value[COLUMNS.index("id")])
+
+    @spoken
+    def show(run_id: str, stamp: str) -> tuple[Any, ...]:
+        if run_id not in session.runs.ids():
+            return gr.Column(visible=False), "", "", "", ""
+        run = session.runs.get(run_id)
+        title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"])
+        return gr.Column(visible=True), title, run.name, str(run.checkpoint.absolute()), export.model_card(run)
+
+    @spoken
+    def into_form(run_id: str) -> list[Any]:
+        values = form.values(session.runs.get(run_id).recipe)
+        gr.Info(text.RECIPE_LOADED)
+        return values
+
+    @spoken
+    def forget(run_id: str) -> None:
+        session.runs.delete(run_id)
+        session.shelf.drop("small", run_id)
+
+    @spoken
+    def send(run_id: str, repo: str, private: bool) -> None:
+        run = session.runs.get(run_id)
+        if repo.count("/") != 1:
+            raise lrcore.InputError(f"'{repo}' is no repository name. Write owner/name.")
+        session.jobs.submit("push", f"Push {run.name} to {repo}", {"run": run_id, "repo": repo.strip(), "private": private})
+
+    give_recipe = spoken(lambda run_id: download("recipe.json", session.runs.get(run_id).recipe.to_json()))
+    give_ranks = spoken(lambda run_id: download("ranks.csv", session.runs.get(run_id).ranks_csv))
+    give_report = spoken(lambda run_id: download("report.html", export.report_html(session.runs.get(run_id))))
+    shown = [details, heading, name, folder, card]
+    gr.on([session.opened, session.stamp.change], table, None, [frame, empty], **QUIET)
+    frame.select(choose, None, opened, **QUIET)
+    gr.on([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **QUIET)
+    use.click(into_form, opened, form.all, **QUIET)
+    for button, give in ((recipe, give_recipe), (ranks, give_ranks), (report, give_report)):
+        button.click(give, opened, session.downloads, **QUIET)
+    rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
+    delete.click(forget, opened, None, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
+    push.click(send, [opened, repo, private], None, **QUIET)
+
+
+
+def run_rows(session: Session) -> list[list[Any]]:
+    """Newest first."""
+    rows = []
+    for run in reversed(session.runs.all()):
+        summary, last = run.report["summary"], (run.evaluations or [None])[-1]
+        measured = (
+            [export.figure(last["perplexity"]), export.figure(last["dense_perplexity"]), text.protocol(last["protocol"])]
+            if last
+            else ["", "", ""]
+        )
+        removed = f"{summary['achieved']:.1%} {summary['budget']}"
+        rows.append(
+            [run.name, run.recipe.model, run.recipe.method, run.recipe.policy, removed, round(summary["megabytes"], 2), *measured, run.id]
+        )
+    return rows

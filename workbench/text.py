@@ -1,0 +1,131 @@
+"""All words a person reads."""
+
+NAME = "Low-Rank Workbench"
+INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
+
+FIELDS = {
+    "model": ("Model", "demo model, folder, or hub id"),
+    "revision": ("Revision", ""),
+    "dtype": ("Number type", ""),
+    "device": ("Device", ""),
+    "data": ("Calibration text", "built-in name, file, or hub data set name:config:split"),
+    "samples": ("Windows", ""),
+    "seq_len": ("Tokens per window", ""),
+    "sampling": ("Windows drawn", ""),
+    "seed": ("Seed", ""),
+    "calibration": ("Calibration passes", "independent: every layer sees the dense model; sequential: the compressed layers before it"),
+    "method": ("Method", ""),
+    "policy": ("Policy", ""),
+    "ratio": ("Remove", "share of what the budget names"),
+    "budget": ("Budget", ""),
+    "temperature": ("Temperature", "small: uneven ranks; large: even ranks"),
+    "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
+    "rule": ("Rule of thumb", "use the policy's own temperature"),
+}
+
+ANALYSE = "Analyse"
+SOURCE, CALIBRATION, RECIPE = "Model", "Calibration", "Recipe"
+SAVE_RECIPE, LOAD_RECIPE = "Save recipe", "Load recipe"
+EXAMPLES = "Examples"
+RECIPE_LOADED = "The form now says what the recipe says."
+
+MEASURES = {
+    "effective_rank": ("Effective rank", "share of the full rank", ".0f"),
+    "energy_rank": ("Energy rank", "share of the full rank", ".0f"),
+    "stable_rank": ("Stable rank", "share of the full rank", ".1f"),
+    "condition": ("Condition number", "log10", ".1e"),
+}
+KINDS = {"Activation-aware": "aware", "Raw weight": "raw"}
+SPECTRA_HELP = {
+    "effective_rank": "exp of the entropy of the singular values: how many directions share the work (Roy and Vetterli 2007).",
+    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum of squares).",
+    "stable_rank": "sum of squares over the largest square: low where a single direction dominates.",
+    "condition": "largest over smallest singular value.",
+}
+CLICK_A_CELL = "Click a cell to see its singular values."
+NOT_ANALYSED = "Nothing is analysed for these settings yet. Press Analyse in the sidebar."
+WORKING = "Being analysed: the result appears here by itself."
+STALE = "The sidebar has changed since this was drawn. Press Analyse to bring it up to date."
+NO_FACTORS = (
+    "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; they are kept for every later slider move."
+)
+ALL_HEADS = "All heads"
+
+OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."
+NO_TEMPERATURE = "This policy has no temperature."
+
+EVALUATION = "Measure perplexity"
+SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
+NOTHING_QUEUED = "No jobs yet."
+NO_RUNS = "No runs yet. Press Start under Compress; a finished run appears here and stays after a restart."
+CHOOSE_RUNS = "Choose up to three runs; the dense model is always the first column."
+PROMPT = "Once upon a time"
+TOKENS_HELP = "Red: the compressed model is more surprised by this token than the dense one; blue: less. Hover for the numbers (nats)."
+RECIPES_EQUAL = "These recipes are equal in every field."
+NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
+PASSAGE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine with her friends."
+PUSH_HELP = "Uploads the checkpoint folder and its model card with the token of `hf auth login` or `HF_TOKEN`. Nothing is uploaded before you press Push."
+DELETE_SURE = "Delete this run and its checkpoint for good?"
+
+
+def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
+    """What Start will do."""
+    what = {"params": "of the decoder's linear parameters", "total": "of all parameters", "kv": "of the KV cache"}.get(
+        recipe.budget, recipe.budget
+    )
+    policy = recipe.policy + (f" at temperature {recipe.temperature:g}" if recipe.temperature else "")
+    lines = [
+        f"**{recipe.method}** will remove **{recipe.ratio:.1%}** {what} of **{recipe.model}**, ranks allocated by **{policy}**, "
+        f"calibrated on {recipe.samples} {recipe.sampling} windows of {recipe.seq_len} tokens from {recipe.data} (seed {recipe.seed})."
+    ]
+    if summary:
+        lines.append(
+            f"The model goes from {megabytes(summary['dense_megabytes'])} to {megabytes(summary['megabytes'])}, its KV cache from "
+            f"{count(summary['dense_kv_bytes_per_token'])} to {count(summary['kv_bytes_per_token'])} bytes per token."
+        )
+    if recipe.overrides:
+        lines.append(f"{len(recipe.overrides)} rank(s) are set by hand.")
+    if recipe.calibration == "sequential":
+        lines.append(SEQUENTIAL_NOTE)
+    if evaluation:
+        lines.append(f"Then dense and compressed are measured: {protocol(evaluation)}.")
+    lines.append("The run is kept under Runs & export; the dense model is not touched.")
+    return " ".join(lines)
+
+
+def protocol(settings: dict) -> str:
+    """The words that stand by every perplexity."""
+    parts = [str(settings.get("data", "?"))]
+    if settings.get("split"):
+        parts[0] += f" ({settings['split']})"
+    windows = settings.get("windows") or settings.get("samples")
+    parts.append(f"{windows or 'all'} windows of {settings.get('seq_len', '?')} tokens")
+    if settings.get("tokens"):
+        parts.append(f"{settings['tokens']:,} tokens")
+    parts.append(f"{settings.get('sampling', 'first')}, seed {settings.get('seed', 0)}")
+    return " · ".join(parts)
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "…"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(number: float) -> str:
+    return f"{number:,.0f}".replace(",", "\u202f")
+
+
+def short(number: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def megabytes(number: float) -> str:
+    return f"{number:.3g} MB" if number < 1000 else f"{number / 1000:.3g} GB"

@@ -1,0 +1,25 @@
+"""The look: one restrained theme for light and dark. Fonts are the reader's own, so that nothing is fetched."""
+
+import gradio as gr
+
+THEME = gr.themes.Base(
+    primary_hue="indigo",
+    secondary_hue="slate",
+    neutral_hue="slate",
+    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+    font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+    radius_size="md",
+    spacing_size="sm",
+    text_size="sm",
+).set(
+    body_background_fill="*neutral_50",
+    body_background_fill_dark="*neutral_950",
+    block_background_fill="white",
+    block_background_fill_dark="*neutral_900",
+    block_border_width="1px",
+    block_shadow="none",
+    block_shadow_dark="none",
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    button_primary_text_color="white",
+)
