@@ -1,8 +1,8 @@
 """Low-rank compression of transformer language models: the public words, and nothing else.
 
-    model = lrcore.load("demo-llama")
-    small = lrcore.compress(model, lrcore.Recipe(method="a3", ratio=0.2))
-    print(lrcore.evaluate(small, "stories", samples=32).perplexity)
+model = lrcore.load("demo-llama")
+small = lrcore.compress(model, lrcore.Recipe(method="a3", ratio=0.2))
+print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 """
 
 from .allocation import POLICIES
@@ -35,7 +35,7 @@ def policies() -> list[dict]:
 
 
 __all__ = [
-    "BUDGETS", "DATASETS", "DEMO_MODELS", "Analysis", "Calibration", "Cancelled", "Evaluation", "Factorisation", "InputError", "LoadedModel",
-    "RankPlan", "Recipe", "allocate", "analyse", "calibrate", "compress", "evaluate", "factorise", "generate", "load", "methods", "policies",
-    "save", "stream", "token_losses",
+    "BUDGETS", "DATASETS", "DEMO_MODELS", "Analysis", "Calibration", "Cancelled", "Evaluation", "Factorisation", "InputError",
+    "LoadedModel", "RankPlan", "Recipe", "allocate", "analyse", "calibrate", "compress", "evaluate", "factorise", "generate", "load",
+    "methods", "policies", "save", "stream", "token_losses",
 ]  # fmt: skip

@@ -117,7 +117,7 @@ def raw_values(layer: Layer) -> dict[str, Tensor]:
 
 
 def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
-    """The same under the calibration activations: of the scores (before rotary), the attention output, the MLP output, each matrix's output."""
+    """The same weighted by the activations: of the scores (before rotary), the attention output, the MLP output, each matrix's output."""
     a = layer.attention
     out = output_heads(a.o.weight.double(), a.n_q)
     down = layer.mlp.down.weight.double()
@@ -127,9 +127,7 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
         "ov": _root_values(symmetric(out.mT @ out), output_gram(a, moments)),
         "mlp": neurons.sort(descending=True).values.unsqueeze(0),
     }
-    return found | {
-        name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0) for name, p in layer.matrices().items()
-    }
+    return found | {name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0) for name, p in layer.matrices().items()}
 
 
 def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
@@ -140,4 +138,3 @@ def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
 def _root_values(left: Tensor, right: Tensor) -> Tensor:
     root, _ = roots(right)
     return eigh_descending(root @ left @ root)[0].sqrt()
-

@@ -63,7 +63,9 @@ def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows
     """The windows a recipe calibrates on. Raises InputError where they are longer than the model's context."""
     context = getattr(model.network.config, "max_position_embeddings", None)
     if context and recipe.seq_len > context:
-        raise InputError(f"seq_len {recipe.seq_len} is longer than the context of '{model.name}' ({context} tokens). Use at most {context}.")
+        raise InputError(
+            f"seq_len {recipe.seq_len} is longer than the context of '{model.name}' ({context} tokens). Use at most {context}."
+        )
     texts = data.load_texts(recipe.data, role="calibration")
     return data.make_windows(texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed)
 

@@ -75,7 +75,9 @@ def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, in
         if slot not in spectra:
             components = sorted({component for _, component in spectra})
             layers = 1 + max(layer for layer, _ in spectra)
-            raise InputError(f"Override '{name}': method '{recipe.method}' has components {', '.join(components)} in layers 0 to {layers - 1}.")
+            raise InputError(
+                f"Override '{name}': method '{recipe.method}' has components {', '.join(components)} in layers 0 to {layers - 1}."
+            )
         cost = spectra[slot].cost
         if not 1 <= rank <= cost.full or (rank % cost.step and rank != cost.full):
             raise InputError(f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of {cost.step}.")

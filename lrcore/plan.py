@@ -26,7 +26,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class RankPlan:
-    """ranks {(layer, component): rank} and their exact account. temperature and suggested_temperature are None where the policy reads none."""
+    """ranks {(layer, component): rank} and their exact account. The temperatures are None where the policy reads none."""
 
     ranks: dict[Slot, int]
     spectra: dict[Slot, Spectrum]
@@ -38,7 +38,7 @@ class RankPlan:
     suggested_temperature: float | None = None
 
     def table(self) -> pd.DataFrame:
-        """One row per slot: rank, full, keep (share of the dense parameters), parameters, KV bytes per token, energy kept, each beside the dense value."""
+        """One row per slot. keep is the share of the dense parameters, energy the share of the loss avoided; KV bytes are per token."""
         rows = []
         for slot, rank in self.ranks.items():
             s, item = self.spectra[slot], self.shape.itemsize
@@ -60,7 +60,7 @@ class RankPlan:
         return pd.DataFrame(rows)
 
     def flops_per_token(self, dense: bool = False) -> int:
-        """Multiply-adds counted as two, of one token with seq_len tokens before it: all projections, the head, scores and weighted values."""
+        """Of one token with seq_len tokens before it, a multiply-add counted as two: projections, head, scores, weighted values."""
         shape, total = self.shape, 2 * self.shape.head_parameters
         total += 2 * sum(s.cost.parameters(s.cost.full if dense else self.ranks[slot]) for slot, s in self.spectra.items())
         for layer in range(shape.layers):

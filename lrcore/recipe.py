@@ -52,7 +52,13 @@ class Recipe:
     overrides: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in {"sampling": SAMPLING, "calibration": CALIBRATION, "budget": BUDGETS, "rounding": ROUNDING, "dtype": DTYPES}.items():
+        for name, known in {
+            "sampling": SAMPLING,
+            "calibration": CALIBRATION,
+            "budget": BUDGETS,
+            "rounding": ROUNDING,
+            "dtype": DTYPES,
+        }.items():
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
         if not isinstance(self.ratio, (int, float)) or isinstance(self.ratio, bool) or not 0 < self.ratio < 1:

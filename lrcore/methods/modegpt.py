@@ -5,7 +5,6 @@ correlations and whole rotary pairs where there is rotary: a selection of single
 Type III, VO: SVD on the value states (Algorithm 3, in two stages; here its `d_h x d_h` equal). GQA as in its Appendix.
 """
 
-
 from ..layer import Attention, Layer, output_heads
 from ..linalg import cholesky, eigh_descending, leverage_complement, roots
 from ..statistics import Moments

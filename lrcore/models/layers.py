@@ -134,4 +134,3 @@ def measure(network: nn.Module) -> ModelSize:
     kv = sum(layer.attention.n_kv * (layer.attention.qk_size + layer.attention.v_size) for layer in layers)
     parameters = sum(p.numel() for p in network.parameters())
     return ModelSize(parameters, sum(layer.parameters for layer in layers), kv, network.dtype.itemsize)
-

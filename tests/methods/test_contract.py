@@ -1,0 +1,89 @@
+"""What every method must keep, whatever it solves."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from toy_layer import HEAD, KINDS, toy
+
+from lrcore.methods import METHODS, spectrum, truncate
+from lrcore.methods import factors as factors_module
+from lrcore.statistics import Moments
+
+EVERY = [pytest.param(method, kind, id=f"{method}-{'-'.join(map(str, kind))}") for method in METHODS for kind in KINDS]
+
+
+def solve(method: str, kind: tuple):
+    case = toy(*kind)
+    needed = Moments({need: case.moments.values[need] for need in METHODS[method].needs}, case.moments.tokens)
+    return case, METHODS[method].factor(case.layer, needed)
+
+
+@pytest.mark.parametrize(("method", "kind"), EVERY)
+def test_declared_needs_suffice_and_slots_cover_every_parameter(method: str, kind: tuple) -> None:
+    case, factors = solve(method, kind)
+    components = [c for c in METHODS[method].components if c != "gate" or case.layer.mlp.gate is not None]
+    assert list(factors) == components
+    assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == case.layer.parameters
+
+
+@pytest.mark.parametrize(("method", "kind"), EVERY)
+def test_loss_curves_are_finite_and_fall_to_zero(method: str, kind: tuple) -> None:
+    _, factors = solve(method, kind)
+    for name, factor in factors.items():
+        s = spectrum(0, name, factor)
+        assert s.values.shape == (s.cost.full // s.cost.step,)
+        assert s.values.dtype == torch.float64
+        assert torch.isfinite(s.values).all()
+        assert (s.values >= 0).all()
+        tails = [s.tail(rank) for rank in s.cost.ranks()]
+        assert all(later <= earlier + 1e-12 for earlier, later in pairwise(tails))
+        assert tails[-1] == 0
+        assert s.energy(s.cost.full) == 1
+
+
+@pytest.mark.parametrize(("method", "kind"), EVERY)
+def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(method: str, kind: tuple) -> None:
+    case, factors = solve(method, kind)
+    for name, factor in factors.items():
+        for rank in factor.cost.ranks():
+            small = truncate(case.layer, factors, {name: rank})
+            assert case.layer.parameters - small.parameters == factor.cost.dense - factor.cost.parameters(rank)
+            a = small.attention
+            saved = case.layer.attention.n_kv * (2 * HEAD - a.qk_size - a.v_size)
+            assert saved == factor.cost.kv_dense - factor.cost.kv(rank)
+
+
+@pytest.mark.parametrize(("method", "kind"), EVERY)
+def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(method: str, kind: tuple) -> None:
+    case, factors = solve(method, kind)
+    same = truncate(case.layer, factors, {name: f.cost.full for name, f in factors.items()})
+    for name, projection in case.layer.matrices().items():
+        assert torch.equal(same.matrices()[name].weight, projection.weight)
+    ranks = {name: f.cost.ranks()[len(f.cost.ranks()) // 2] for name, f in factors.items()}
+    forward, backward = (truncate(case.layer, factors, dict(order)) for order in (ranks.items(), reversed(ranks.items())))
+    for name, projection in forward.matrices().items():
+        assert torch.equal(projection.weight, backward.matrices()[name].weight)
+
+
+@pytest.mark.parametrize(("method", "kind"), EVERY)
+def test_float32_in_float32_out_and_twice_the_same(method: str, kind: tuple) -> None:
+    case, _ = solve(method, kind)
+    single = case.layer.with_matrices(
+        **{name: type(p)(p.weight.float(), None if p.bias is None else p.bias.float()) for name, p in case.layer.matrices().items()}
+    )
+    results = []
+    for _ in range(2):
+        factors = METHODS[method].factor(single, case.moments)
+        results.append(truncate(single, factors, {name: f.cost.ranks()[0] for name, f in factors.items()}))
+    for name, projection in results[0].matrices().items():
+        assert projection.weight.dtype == torch.float32
+        assert torch.equal(projection.weight, results[1].matrices()[name].weight)
+
+
+def test_every_method_file_has_a_row() -> None:
+    shared = {"__init__", "factors", "grams"}
+    files = {path.stem for path in Path(factors_module.__file__).parent.glob("*.py")} - shared
+    rows = {method.factor.__module__.rpartition(".")[2] for method in METHODS.values()}
+    assert files == rows

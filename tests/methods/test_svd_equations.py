@@ -1,0 +1,57 @@
+"""SVD and SVD-LLM against the formulas they are named after."""
+
+import pytest
+import torch
+from toy_layer import relative, toy
+
+from lrcore.methods import svd, svd_llm
+from lrcore.methods.svd_llm import TAPS
+
+NAMES = ["q", "k", "v", "o", "gate", "up", "down"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rank", [1, 4, 9])
+def test_svd_is_the_eckart_young_optimum(name: str, rank: int) -> None:
+    case = toy(4, 2, "rotary", True, True)
+    factor = svd.factor(case.layer, case.moments)[name]
+    weight = case.layer.matrices()[name].weight
+    u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+    small = factor.truncate(case.layer, rank).matrices()[name]
+    assert torch.allclose(small.weight, u[:, :rank] @ s[:rank].diag() @ vt[:rank], atol=1e-10)
+    assert small.down.shape[0] == rank
+    assert torch.allclose(factor.values, s, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rank", [1, 4, 9, 14])
+def test_svd_llm_equals_cholesky_whitening(name: str, rank: int) -> None:
+    """The paper's form: `svd(W L)`, `S = L L^T`, unwhitened by `L^{-1}`."""
+    case = toy(4, 2, "rotary", True, True)
+    factor = svd_llm.factor(case.layer, case.moments)[name]
+    weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name])
+    lower = torch.linalg.cholesky(second)
+    u, s, vt = torch.linalg.svd(weight @ lower, full_matrices=False)
+    literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.inv(lower)
+    small = factor.truncate(case.layer, rank).matrices()[name]
+
+    def error(approximation: torch.Tensor) -> torch.Tensor:
+        gap = weight - approximation
+        return (gap @ second @ gap.T).trace()
+
+    total = (weight @ second @ weight.T).trace()
+    assert relative(error(small.weight), error(literal), total) < 1e-9
+    assert relative((factor.values[rank:] ** 2).sum(), error(literal), total) < 1e-9
+
+
+def test_svd_llm_needs_no_inverse_when_few_tokens_leave_the_moment_singular() -> None:
+    case = toy(4, 2, "rotary", False, True, tokens=10)  # ten tokens for 24 inputs
+    for name, factor in svd_llm.factor(case.layer, case.moments).items():
+        weight = case.layer.matrices()[name].weight
+        rank = min(10, factor.cost.cap)
+        gap = weight - factor.up[:, :rank] @ factor.down[:rank]
+        second = case.moments.second(TAPS[name])
+        total = float((weight @ second @ weight.T).trace())
+        expected = float((torch.linalg.svdvals(weight @ torch.linalg.cholesky(second + 1e-12 * torch.eye(len(second))))[rank:] ** 2).sum())
+        assert torch.isfinite(factor.up).all()
+        assert abs(float((gap @ second @ gap.T).trace()) - expected) < 1e-6 * total

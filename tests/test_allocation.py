@@ -1,0 +1,160 @@
+"""Budgets are met within one rank step and never exceeded; policies do what their papers say."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from lrcore.allocation import (
+    POLICIES,
+    fill_by_value,
+    make_budget,
+    next_rank,
+    plan_ranks,
+    softmax_sparsity,
+    suggested_temperature,
+)
+from lrcore.errors import InputError
+from lrcore.spectra import Cost, Spectrum
+
+INFLUENCE = [0.6, 0.2, 0.1, 0.15, 0.3, 0.5]
+
+
+def model_like(factored: bool = False, layers: int = 6) -> dict:
+    """The slots of a small Llama: rotary pairs, a value head, neurons; or seven factored matrices."""
+    g = torch.Generator().manual_seed(3)
+    if factored:
+        shapes = {
+            "q": (256, 256),
+            "k": (128, 256),
+            "v": (128, 256),
+            "o": (256, 256),
+            "gate": (688, 256),
+            "up": (688, 256),
+            "down": (256, 688),
+        }
+        costs = {
+            name: Cost(min(s), sum(s), s[0] * s[1], kv_fixed=128 * (name in "kv"), kv_dense=128 * (name in "kv"))
+            for name, s in shapes.items()
+        }
+    else:
+        costs = {
+            "qk": Cost(32, 12 * 256, 12 * 256 * 32, step=2, kv_per_rank=4, kv_dense=128),
+            "ov": Cost(32, 12 * 256, 12 * 256 * 32, kv_per_rank=4, kv_dense=128),
+            "mlp": Cost(688, 768, 768 * 688),
+        }
+    return {
+        (layer, name): Spectrum(
+            (layer, name), torch.rand(c.full // c.step, generator=g, dtype=torch.float64).sort(descending=True).values, c
+        )
+        for layer in range(layers)
+        for name, c in costs.items()
+    }
+
+
+def total(spectra: dict) -> int:
+    return sum(s.cost.dense for s in spectra.values())
+
+
+@pytest.mark.parametrize(("factored", "kind"), [(False, "params"), (False, "total"), (False, "kv"), (True, "params"), (True, "total")])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ratio", [0.05, 0.1, 0.237, 0.5, 0.8])
+def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(factored: bool, kind: str, policy: str, ratio: float) -> None:
+    spectra = model_like(factored)
+    whole = total(spectra)
+    budget = make_budget(kind, ratio, spectra, whole, int(whole * 1.2))
+    ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCE)
+    spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if budget.counts(s.cost))
+    assert spent <= budget.limit
+    steps = [
+        budget.price(s.cost, following) - budget.price(s.cost, ranks[slot])
+        for slot, s in spectra.items()
+        if budget.counts(s.cost) and (following := next_rank(s.cost, ranks[slot])) is not None
+    ]
+    assert budget.limit - spent < min(steps)
+    for slot, rank in ranks.items():
+        assert rank in spectra[slot].cost.ranks()
+
+
+def test_kv_budget_leaves_the_mlp_whole_and_needs_a_method_that_narrows_heads() -> None:
+    spectra = model_like()
+    budget = make_budget("kv", 0.5, spectra, total(spectra), total(spectra))
+    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCE)
+    assert all(rank == 688 for (_, name), rank in ranks.items() if name == "mlp")
+    with pytest.raises(InputError, match="KV cache"):
+        make_budget("kv", 0.5, model_like(factored=True), 1, 1)
+
+
+def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
+    spectra = model_like()
+    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.3, spectra, total(spectra), total(spectra)), 1.0, INFLUENCE)
+    for component, step in {"qk": 2, "ov": 1, "mlp": 1}.items():
+        own = [rank for (_, name), rank in ranks.items() if name == component]
+        assert max(own) - min(own) <= step
+
+
+def test_nearest_rounds_each_slot_on_its_own() -> None:
+    spectra = model_like()
+    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.1, spectra, total(spectra), total(spectra)), 1, INFLUENCE, nearest=True)
+    assert {ranks[layer, "qk"] for layer in range(6)} == {2 * round(0.9 * 16)}
+    assert {ranks[layer, "mlp"] for layer in range(6)} == {round(0.9 * 688)}
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.4, 0.7])
+@pytest.mark.parametrize("temperature", [1e-3, 0.05, 0.3, 100.0])
+def test_softmax_sparsity_keeps_the_mean_and_the_cap_and_the_order(mean: float, temperature: float) -> None:
+    phi = softmax_sparsity(INFLUENCE, mean, temperature)
+    assert sum(phi) / len(phi) == pytest.approx(mean, abs=1e-9)
+    assert 0 <= min(phi) <= max(phi) <= 0.95 + 1e-12
+    by_influence = [p for _, p in sorted(zip(INFLUENCE, phi, strict=True))]
+    assert by_influence == sorted(by_influence, reverse=True)
+
+
+def test_softmax_sparsity_is_the_printed_formula_where_nothing_is_clipped() -> None:
+    s = torch.tensor(INFLUENCE, dtype=torch.float64)
+    expected = len(s) * 0.2 * torch.exp(-s / 0.5) / torch.exp(-s / 0.5).sum()
+    assert softmax_sparsity(INFLUENCE, 0.2, 0.5) == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+def test_suggested_temperature_puts_the_largest_sparsity_at_the_rule_of_thumb() -> None:
+    assert max(softmax_sparsity(INFLUENCE, 0.4, suggested_temperature(INFLUENCE, 0.4))) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None:
+    g = torch.Generator().manual_seed(0)
+    cost = Cost(5, 7, 35)
+    pool = {
+        (i, "k"): Spectrum((i, "k"), torch.rand(5, generator=g, dtype=torch.float64).sort(descending=True).values, cost) for i in range(3)
+    }
+    spectra_total = 3 * 35
+    budget = make_budget("params", 0.4, pool, spectra_total, spectra_total)
+    for limit in (21, 35, 56, 70, 98):
+        ranks = fill_by_value(pool, limit, budget)
+        best = max(
+            sum(float(s.values[:r].sum()) for s, r in zip(pool.values(), choice, strict=True))
+            for choice in product(range(1, 6), repeat=3)
+            if sum(cost.parameters(r) for r in choice) <= limit
+        )
+        assert sum(float(s.values[: ranks[slot]].sum()) for slot, s in pool.items()) == pytest.approx(best)
+
+
+def test_ranks_set_by_hand_stay_and_the_others_share_the_rest() -> None:
+    spectra = model_like()
+    budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
+    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCE, fixed={(0, "mlp"): 688, (3, "ov"): 4})
+    assert ranks[0, "mlp"] == 688
+    assert ranks[3, "ov"] == 4
+    assert ranks[1, "mlp"] < 0.7 * 688
+    assert sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items()) <= budget.limit
+    everything = {slot: s.cost.full for slot, s in spectra.items() if slot[0] < 5}
+    with pytest.raises(InputError, match="set by hand"):
+        plan_ranks("uniform", spectra, budget, 1.0, INFLUENCE, fixed=everything)
+
+
+def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
+    spectra = model_like()
+    budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
+    with pytest.raises(InputError, match="Did you mean 'uniform'"):
+        plan_ranks("unifrom", spectra, budget, 1.0, INFLUENCE)
+    with pytest.raises(InputError, match="at most"):
+        make_budget("params", 0.999, spectra, total(spectra), total(spectra))

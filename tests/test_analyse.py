@@ -1,0 +1,76 @@
+"""Spectra of a real tiny model, against brute force on the samples."""
+
+import numpy as np
+import pytest
+import torch
+
+import lrcore
+from lrcore.models.layers import read_layer
+
+
+@pytest.fixture(params=["tiny_llama", "tiny_llama_bias", "tiny_opt"])
+def case(request, story_file):
+    model = lrcore.load(str(request.getfixturevalue(request.param)))
+    calibration = lrcore.calibrate(model, lrcore.Recipe(data=str(story_file), samples=6, seq_len=32))
+    return model, calibration, lrcore.analyse(model, calibration)
+
+
+def test_every_layer_and_name_has_both_kinds_descending(case) -> None:
+    model, _, analysis = case
+    gated = model.network.config.model_type == "llama"
+    assert analysis.matrices == (("q", "k", "v", "o", "gate", "up", "down") if gated else ("q", "k", "v", "o", "up", "down"))
+    for layer in range(analysis.layers):
+        for name in (*analysis.components, *analysis.matrices):
+            for kind in ("raw", "aware"):
+                values = analysis.values(layer, name, kind)
+                assert np.all(np.isfinite(values))
+                assert np.all(np.diff(values) <= 1e-12)
+
+
+def test_raw_values_of_qk_are_those_of_the_product_of_the_weights(case) -> None:
+    model, _, analysis = case
+    a = read_layer(model.network, 1).attention
+    for head in range(a.n_q):
+        q = a.q.weight.double()[head * 8 : head * 8 + 8]
+        g = head // a.group
+        k = a.k.weight.double()[g * 8 : g * 8 + 8]
+        expected = torch.linalg.svdvals(q.T @ k)[:8].numpy()
+        assert np.allclose(analysis.values(1, "qk", "raw", head), expected, atol=1e-6 * expected[0])
+    assert analysis.heads(1, "qk") == a.n_q
+    assert analysis.heads(1, "mlp") == 0
+
+
+def test_aware_matrix_values_are_those_of_the_outputs(case) -> None:
+    model, calibration, analysis = case
+    caught = []
+    module = read_layer(model.network, 0).attention.o.weight
+    projection = next(
+        m for m in model.network.modules() if getattr(m, "weight", None) is not None and m.weight.data_ptr() == module.data_ptr()
+    )
+    handle = projection.register_forward_pre_hook(lambda _m, args: caught.append(args[0]))
+    with torch.inference_mode():
+        model.network(calibration.tokens)
+    handle.remove()
+    x = caught[0].flatten(0, -2).double()
+    expected = torch.linalg.svdvals(x @ module.double().T / len(x) ** 0.5).numpy()
+    assert np.allclose(analysis.values(0, "o", "aware"), expected, atol=1e-4 * expected[0])
+
+
+def test_the_table_has_a_row_per_slot_and_its_measures_are_in_range(case) -> None:
+    _, calibration, analysis = case
+    table = analysis.table(0.9)
+    assert len(table) == analysis.layers * 2 * (3 + len(analysis.matrices))
+    assert ((table.effective_rank >= 1) & (table.effective_rank <= table.full + 1e-9)).all()
+    assert ((table.energy_rank >= 1) & (table.energy_rank <= table.full)).all()
+    assert (analysis.table(0.99).energy_rank >= table.energy_rank).all()
+    assert table[table.layer == 1].block_influence.iloc[0] == calibration.block_influence[1]
+
+
+def test_names_out_of_range_are_named(case) -> None:
+    _, _, analysis = case
+    with pytest.raises(lrcore.InputError, match="layers 0 to"):
+        analysis.values(99, "qk")
+    with pytest.raises(lrcore.InputError, match="heads 0 to"):
+        analysis.values(0, "qk", "raw", 77)
+    with pytest.raises(lrcore.InputError, match="qk/raw"):
+        analysis.values(0, "qq")

@@ -1,0 +1,92 @@
+"""The algebra against slow exact references, and on matrices that are singular in every usual way."""
+
+import pytest
+import torch
+
+from lrcore.linalg import balanced, cholesky, eigh_descending, leverage_complement, ridge_leverage, roots, state_gram, whitened_svd
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_roots_square_to_the_matrix_and_invert_it() -> None:
+    x = random(3, 50, 7)
+    m = x.mT @ x
+    root, inverse = roots(m)
+    assert torch.allclose(root @ root, m)
+    assert torch.allclose(root @ inverse, torch.eye(7, dtype=torch.float64).expand(3, 7, 7), atol=1e-10)
+
+
+@pytest.mark.parametrize("case", ["zero", "few tokens", "dead direction", "duplicate", "constant"])
+def test_roots_of_singular_matrices_are_pseudo_inverses(case: str) -> None:
+    x = random(30, 6)
+    if case == "zero":
+        x = x * 0
+    if case == "few tokens":
+        x = x[:3]
+    if case == "dead direction":
+        x[:, 2] = 0
+    if case == "duplicate":
+        x[:, 4] = x[:, 1]
+    if case == "constant":
+        x = torch.ones_like(x)
+    m = x.T @ x
+    root, inverse = roots(m)
+    assert torch.isfinite(inverse).all()
+    expected = torch.linalg.pinv(m, rtol=1e-10, hermitian=True)
+    assert torch.allclose(inverse @ inverse, expected, atol=1e-6 * max(1.0, float(expected.abs().max())))
+    assert torch.allclose(root @ root, m, atol=1e-10 * max(1.0, float(m.abs().max())))
+
+
+def test_state_gram_with_biases_equals_the_average_over_samples() -> None:
+    x, weight, bias = random(200, 5) + 1, random(2, 3, 5, seed=1), random(2, 3, seed=2)
+    y = torch.einsum("nd,hsd->nhs", x, weight) + bias
+    expected = torch.einsum("nhs,nht->hst", y, y) / len(x)
+    assert torch.allclose(state_gram(weight, bias, x.T @ x / len(x), x.mean(0)), expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 6)])
+@pytest.mark.parametrize("tokens", [3, 100])
+def test_whitened_svd_leaves_the_tail_of_the_whitened_singular_values(shape: tuple, tokens: int) -> None:
+    weight, x = random(*shape), random(tokens, shape[1], seed=1)
+    up, values, down = whitened_svd(weight, x.T @ x / tokens)
+    s = torch.linalg.svdvals(weight @ x.T / tokens**0.5)
+    s = torch.cat((s, s.new_zeros(len(values))))[: len(values)]
+    for rank in range(len(values)):
+        error = ((x @ (weight - up[:, :rank] @ down[:rank]).T) ** 2).sum() / tokens
+        assert float(error) == pytest.approx(float((s[rank:] ** 2).sum()), abs=1e-9 * float((s**2).sum()))
+
+
+def test_balanced_keeps_the_product_and_evens_the_norms() -> None:
+    up, down = random(5, 3) * 100, random(3, 4, seed=1) / 100
+    even_up, even_down = balanced(up, down)
+    assert torch.allclose(even_up @ even_down, up @ down)
+    assert torch.allclose(even_up.norm(dim=0), even_down.norm(dim=1))
+    assert torch.equal(balanced(up * 0, down)[0], up * 0)
+
+
+def test_cholesky_damps_until_it_exists() -> None:
+    x = random(2, 5)
+    lower = cholesky(x.T @ x)
+    assert torch.allclose(lower @ lower.T, x.T @ x, atol=1e-6 * float((x.T @ x).abs().max()))
+    assert torch.isfinite(cholesky(torch.zeros(4, 4))).all()
+    with pytest.raises(torch.linalg.LinAlgError):
+        cholesky(torch.full((3, 3), torch.nan))
+
+
+def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_digits() -> None:
+    x = random(40, 6)
+    gram = x.T @ x
+    literal = (gram @ torch.linalg.inv(gram + 0.5 * torch.eye(6))).diagonal()
+    assert torch.allclose(ridge_leverage(gram, 0.5), literal)
+    many = leverage_complement(gram * 1e12, 1.0)  # one minus the leverage is 1e-14 here: a difference of ones has no digits left
+    assert torch.allclose(many, torch.linalg.inv(gram).diagonal() * 1e-12, rtol=1e-6)
+
+
+def test_eigenvalues_come_largest_first_and_never_below_zero() -> None:
+    x = random(3, 6)
+    values, vectors = eigh_descending(x.T @ x)
+    assert (values >= 0).all()
+    assert (values.diff() <= 0).all()
+    assert torch.allclose((vectors * values) @ vectors.T, x.T @ x, atol=1e-10)

@@ -1,0 +1,89 @@
+"""A decoder layer with random weights and the tokens it saw: small enough to solve by brute force in float64."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lrcore.layer import MLP, Attention, Layer, Linear
+from lrcore.models.stream import rotate_states
+from lrcore.statistics import Accumulator, Moments
+
+D, D_F, HEAD, TOKENS = 24, 40, 8, 400
+KINDS = [
+    # n_q, n_kv, position, bias, gated
+    (3, 3, "none", True, False),
+    (3, 3, "none", False, False),
+    (4, 2, "none", True, True),
+    (3, 3, "rotary", False, True),
+    (4, 2, "rotary", False, True),
+    (4, 2, "rotary", True, True),
+]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """layer, its moments, and the samples they were taken from: x [N, d], heads a [N, n_q * d_h], z [N, d_f]."""
+
+    layer: Layer
+    moments: Moments
+    x: Tensor
+    a: Tensor
+    z: Tensor
+
+
+def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
+    """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a multiple of the identity."""
+    g = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def linear(out: int, inp: int) -> Linear:
+        return Linear(randn(out, inp) / inp**0.5, 0.3 * randn(out) if bias else None)
+
+    attention = Attention(
+        q=linear(n_q * HEAD, D), k=linear(n_kv * HEAD, D), v=linear(n_kv * HEAD, D), o=linear(D, n_q * HEAD),
+        n_q=n_q, n_kv=n_kv, head_size=HEAD, qk_size=HEAD, v_size=HEAD, scale=HEAD**-0.5, position=position,
+    )  # fmt: skip
+    mlp = MLP(up=linear(D_F, D), down=linear(D, D_F), gate=linear(D_F, D) if gated else None)
+    x = randn(tokens, D) @ randn(D, D) / D**0.5 + 0.4 * randn(D)
+    values = apply(attention.v, x).unflatten(-1, (n_kv, HEAD))
+    mixtures = torch.softmax(3 * randn(n_q, tokens, tokens), -1)  # every query head attends in its own way
+    a = torch.cat([mixtures[i] @ values[:, i // (n_q // n_kv)] for i in range(n_q)], 1)
+    up = apply(mlp.up, x)
+    z = torch.nn.functional.silu(apply(mlp.gate, x)) * up if gated else torch.relu(up)
+    layer = Layer(0, attention, mlp)
+    return Toy(layer, moments_of(layer, x, a, z), x, a, z)
+
+
+def apply(linear: Linear, x: Tensor) -> Tensor:
+    """The projection on row activations."""
+    y = x @ linear.weight.T
+    return y if linear.bias is None else y + linear.bias
+
+
+def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor) -> Moments:
+    """Every statistic that a method may ask for, from plain samples."""
+    taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z}
+    attention = layer.attention
+    for name in ("q", "k"):
+        states = apply(getattr(attention, name), x)
+        taps[f"{name}_rotated"] = rotated(states) if attention.position == "rotary" else states
+    accumulator = Accumulator((tap, statistic) for tap in taps for statistic in ("second", "mean", "abs", "square"))
+    for tap, values in taps.items():
+        accumulator.observe(tap, values)
+    accumulator.observe_block(x, x + a[:, :1])
+    return accumulator.moments()
+
+
+def rotated(states: Tensor) -> Tensor:
+    """Rotary embedding at positions 0, 1, 2, ... [N, heads * d_h]."""
+    angle = torch.arange(len(states), dtype=torch.float64).unsqueeze(1) * (100.0 ** -(torch.arange(HEAD // 2) / (HEAD // 2)))
+    angle = torch.cat((angle, angle), -1).unsqueeze(0)
+    return rotate_states(states.unsqueeze(0), angle.cos(), angle.sin()).squeeze(0)
+
+
+def relative(found: float | Tensor, expected: float | Tensor, scale: float | Tensor | None = None) -> float:
+    """|found - expected| as a share of expected (or of scale)."""
+    return float(abs(found - expected) / abs(expected if scale is None else scale))
