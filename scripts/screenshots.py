@@ -19,7 +19,14 @@ from playwright.sync_api import Page, sync_playwright
 ROOT = Path(__file__).parent.parent
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
 VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 @contextmanager
@@ -66,13 +73,13 @@ def shoot(page: Page, folder: Path, view: str) -> None:
     for title in TABS:
         open_tab(page, title)
         if title == "Spectra":
-            page.locator("#heatmap .nsewdrag").first.click(position={"x": 120, "y": 60})
+            page.locator("#heatmap .nsewdrag").first.click(position={"x": 120, "y": 20})
             page.wait_for_timeout(1200)
         if title == "Compare":
             page.click("#generate")
             page.wait_for_timeout(2500)
-        if title == "Runs & export" and page.locator("#runs-table tbody td").count():
-            page.locator("#runs-table tbody td").first.click()
+        if title == "Runs & export" and page.locator("#runs-table [role=gridcell]").count():
+            page.locator("#runs-table [role=gridcell]").first.click()
             page.wait_for_timeout(1500)
         name = title.split()[0].lower()
         page.screenshot(path=folder / f"{view}-{name}.png", full_page=True)

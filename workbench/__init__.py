@@ -10,7 +10,7 @@ import gradio as gr
 
 import lrcore
 
-from . import sidebar, text, tick
+from . import api, sidebar, text, tick
 from .parts import PLOTLY_JS, QUIET
 from .session import Session
 from .tabs import TABS
@@ -31,11 +31,12 @@ def build_app() -> gr.Blocks:
         session.opened = demo.load
         with gr.Sidebar(width=330, elem_id="sidebar"):
             sidebar.build(session)
-        with gr.Tabs(elem_id="tabs"):
+        with gr.Tabs(elem_id="tabs") as session.tabs:
             for tab in TABS:
-                with gr.Tab(tab.TITLE):
+                with gr.Tab(tab.TITLE, id=tab.TITLE):
                     tab.build(session)
         tick.wire(session)
+        api.build(session)
         demo.load(lambda: session.start_analysis(lrcore.Recipe()) and None, None, None, **QUIET)
         demo.load(None, None, None, js=CLOSE_ON_NARROW, **QUIET)
     return demo

@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from .text import FIELDS
+from .text import FIELDS, budget
 
 START = lrcore.Recipe()
 SOURCES = ("model", "revision", "dtype", "device", "data", "samples", "seq_len", "sampling", "seed")
@@ -47,7 +47,7 @@ class Form:
             "method": choice("method", names(lrcore.methods())),
             "policy": choice("policy", names(lrcore.policies())),
             "ratio": box(gr.Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),
-            "budget": choice("budget", [(words, name) for name, words in lrcore.BUDGETS.items()]),
+            "budget": choice("budget", [(budget(name), name) for name in lrcore.BUDGETS]),
             "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
             "overrides": gr.State({}),

@@ -106,6 +106,7 @@ class Jobs:
             if job is None or job.state in ENDED:
                 return
             job.cancelled.set()
+            job.say("cancel asked")
             if job.state == "queued":
                 self._end(job, "cancelled")
 

@@ -86,10 +86,15 @@ def readout(summary: dict[str, Any], predicted: str = "predicted energy kept") -
     cells = [
         cell("parameters", text.count(summary["parameters"]), less(summary["parameters"], summary["dense_parameters"]), "parameters"),
         cell("size", text.megabytes(summary["megabytes"]), less(summary["megabytes"], summary["dense_megabytes"])),
-        cell("KV cache", f"{text.count(kv)} B/token", less(kv, dense_kv)),
-        cell("compute", f"{text.short(flops)}FLOPs/token", less(flops, dense_flops)),
-        cell("removed", f"{summary['achieved']:.2%}", f"asked {summary['asked']:.1%} · {summary['budget']}", "achieved" + over),
-        cell(predicted, f"{summary['energy_kept']:.2%}", "in the method's own loss"),
+        cell("KV cache per token", f"{text.count(kv)} B", less(kv, dense_kv)),
+        cell("compute per token", f"{text.short(flops)}FLOPs", less(flops, dense_flops)),
+        cell(
+            f"removed: {text.budget(summary['budget'])}",
+            f"{summary['achieved']:.2%}",
+            f"asked for {summary['asked']:.1%}",
+            "achieved" + over,
+        ),
+        cell(predicted, f"{summary['energy_kept']:.2%}", "mean over slots, own loss"),
     ]
     return f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}</div>"
 
@@ -102,7 +107,7 @@ def less(now: float, before: float) -> str:
     """The change against the dense model in words."""
     if not before or now == before:
         return "as dense"
-    return f"{now / before - 1:+.1%} against dense"
+    return f"{now / before - 1:+.1%} vs dense".replace("-", "−")
 
 
 def card(title: str, cells: Iterable[str], foot: str) -> str:
@@ -114,7 +119,7 @@ def coloured(tokens: Sequence[tuple[str, float, float]]) -> str:
     spans = []
     for token, dense, small in tokens:
         change = small - dense
-        strength = min(abs(change) / 3, 1) if math.isfinite(change) else 1  # 3 nats: twenty times less likely
+        strength = min(abs(change) / 3, 1) if math.isfinite(change) else 0  # 3 nats: twenty times less likely; the first has no loss
         hue = "214,62,62" if change > 0 else "60,120,200"
         shown = escape(token).replace("\n", "↵<br>")
         tip = escape(f"dense {dense:.2f}, compressed {small:.2f}, change {change:+.2f} nats", quote=True)

@@ -14,7 +14,7 @@ class Measure:
         self.on = gr.Checkbox(True, label="Measure dense and compressed after compressing", elem_id="measure-on", render=False)
         self.data = gr.Dropdown(
             list(lrcore.DATASETS),
-            value=lrcore.DATASETS[0],
+            value=lrcore.Recipe().data,
             allow_custom_value=True,
             label="Text",
             info="its test split",

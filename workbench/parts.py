@@ -26,17 +26,20 @@ const host = element.querySelector('.plot');
 const style = name => getComputedStyle(element).getPropertyValue(name).trim();
 function draw() {
   if (!window.Plotly) { setTimeout(draw, 30); return; }
-  if (!props.value) { if (host.wired) Plotly.react(host, [], {paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-                                                             xaxis: {visible: false}, yaxis: {visible: false}}); return; }
+  host.style.display = props.value ? '' : 'none';
+  if (!props.value) return;
   const figure = JSON.parse(props.value), layout = figure.layout;
   const font = {family: getComputedStyle(element).fontFamily, color: style('--body-text-color'), size: 12};
-  const grid = style('--border-color-primary');
+  const grid = style('--border-color-primary'), lines = {gridcolor: grid, zerolinecolor: grid, linecolor: grid};
   layout.font = {...font, ...layout.font};
-  layout.hoverlabel = {font: {family: font.family, color: font.color, size: 12}, bgcolor: style('--background-fill-primary'), bordercolor: grid};
-  for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) layout[name] = {gridcolor: grid, zerolinecolor: grid, linecolor: grid, ...layout[name]};
+  layout.hoverlabel = {font, bgcolor: style('--background-fill-primary'), bordercolor: grid};
+  for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) {
+    layout[name] = {...lines, ...layout[name]};
+    if (layout[name].title) layout[name].title = {...layout[name].title, font: {size: 12, ...layout[name].title.font}};
+  }
   if (layout.height) host.style.height = layout.height + 'px';
-  const config = {displaylogo: false, showSendToCloud: false, responsive: true, modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d'],
-                  toImageButtonOptions: {format: 'svg'}};
+  const config = {displaylogo: false, showSendToCloud: false, responsive: true, toImageButtonOptions: {format: 'svg'},
+                  modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d']};
   Plotly.react(host, figure.data, layout, config).then(() => {
     host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
     if (host.wired) return;

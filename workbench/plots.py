@@ -20,7 +20,7 @@ def figure(data: list[dict], height: int, keep: str, **layout: Any) -> str:
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "uirevision": keep,
-        "margin": {"t": 28, "r": 12, "b": 44, "l": 58},
+        "margin": {"t": 28, "r": 12, "b": 44, "l": 72},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "bgcolor": CLEAR},
         "modebar": {"bgcolor": CLEAR, "orientation": "h"},
     }
@@ -47,10 +47,11 @@ def heatmap(
     influence: Sequence[float],
     written: str,
 ) -> str:
-    """Layers across, components down; Block Influence as bars below. values are shown, shades coloured; written: d3 number format."""
+    """Layers across, components down; Block Influence as bars below. values are shown, shades coloured; written: number format."""
     layers = list(range(len(influence)))
     # a cell's text needs about 40 pixels; with many layers the colour alone is readable
-    text = {"texttemplate": f"%{{customdata[2]:{written}}}", "textfont": {"size": 11}} if len(layers) <= 16 else {}
+    said = [[format(number, written) if number is not None else "∞" for number in values[name]] for name in names]
+    text = {"text": said, "texttemplate": "%{text}", "textfont": {"size": 11}} if len(layers) <= 16 else {}
     cells = {
         "type": "heatmap",
         "x": layers,
@@ -79,11 +80,11 @@ def heatmap(
         [cells, bars],
         height,
         f"heat{len(layers)}",
-        xaxis={"title": {"text": "layer"}, "dtick": 1 if len(layers) <= 32 else 4, "showgrid": False, "zeroline": False},
+        xaxis={"title": {"text": "layer"}, "dtick": 1 if len(layers) <= 32 else 4, "showgrid": False, "zeroline": False, "anchor": "y2"},
         yaxis={"autorange": "reversed", "domain": [0.28, 1], "showgrid": False, "type": "category"},
         yaxis2={"domain": [0, 0.22], "title": {"text": "Block<br>Influence", "font": {"size": 10}}, "nticks": 3, "rangemode": "tozero"},
         bargap=0.3,
-        margin={"t": 10, "r": 10, "b": 44, "l": 64},
+        margin={"t": 30, "r": 10, "b": 44, "l": 72},
     )
 
 
@@ -114,7 +115,9 @@ def curves(series: Sequence[tuple[str, Sequence[float]]], title: str, log: bool,
             {"x": cut, "y": 0.04, "yref": "paper", "yanchor": "bottom", "text": note, "showarrow": False, "font": {"color": CUT},
              "xanchor": "right" if left else "left", "xshift": -5 if left else 5}
         ]  # fmt: skip
-    yaxis = {"title": {"text": title}, "type": "log" if log else "linear", "exponentformat": "power", "rangemode": "tozero"}
+    yaxis = {"title": {"text": title, "standoff": 12}, "type": "log" if log else "linear", "exponentformat": "power", "rangemode": "tozero"}
+    if log:
+        yaxis["dtick"] = "D2"
     if share:
         yaxis |= {"range": [0, 1.02], "tickformat": ".0%", "type": "linear"}
     return figure(data, 330, f"{keep}{log}", xaxis={"title": {"text": "rank"}, "zeroline": False}, yaxis=yaxis, **marks)
@@ -162,7 +165,7 @@ def bars(rows: Mapping[str, Sequence[tuple[int, int]]], ghost: Mapping[str, Sequ
             "range": [0, 1.05],
             "tickformat": ".0%",
             "nticks": 3,
-            "title": {"text": name},
+            "title": {"text": name, "standoff": 14},
         }
     xaxis = {
         "title": {"text": "layer"},

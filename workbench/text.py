@@ -8,7 +8,7 @@ FIELDS = {
     "revision": ("Revision", ""),
     "dtype": ("Number type", ""),
     "device": ("Device", ""),
-    "data": ("Calibration text", "built-in name, file, or hub data set name:config:split"),
+    "data": ("Text", "built-in name, file, or hub data set name:config:split"),
     "samples": ("Windows", ""),
     "seq_len": ("Tokens per window", ""),
     "sampling": ("Windows drawn", ""),
@@ -16,15 +16,15 @@ FIELDS = {
     "calibration": ("Calibration passes", "independent: every layer sees the dense model; sequential: the compressed layers before it"),
     "method": ("Method", ""),
     "policy": ("Policy", ""),
-    "ratio": ("Remove", "share of what the budget names"),
+    "ratio": ("Remove", "share of what the budget counts"),
     "budget": ("Budget", ""),
     "temperature": ("Temperature", "small: uneven ranks; large: even ranks"),
     "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
-    "rule": ("Rule of thumb", "use the policy's own temperature"),
+    "rule": ("Temperature by rule of thumb", ""),
 }
 
 ANALYSE = "Analyse"
-SOURCE, CALIBRATION, RECIPE = "Model", "Calibration", "Recipe"
+SOURCE, CALIBRATION, RECIPE = "Revision, type, device", "Calibration text", "Recipe and examples"
 SAVE_RECIPE, LOAD_RECIPE = "Save recipe", "Load recipe"
 EXAMPLES = "Examples"
 RECIPE_LOADED = "The form now says what the recipe says."
@@ -52,7 +52,9 @@ NO_FACTORS = (
 ALL_HEADS = "All heads"
 
 OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."
-NO_TEMPERATURE = "This policy has no temperature."
+BUDGETS = {"params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
+SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
+ONE_RECIPE = "Choose two or three runs to see where their recipes differ."
 
 EVALUATION = "Measure perplexity"
 SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
@@ -64,15 +66,16 @@ TOKENS_HELP = "Red: the compressed model is more surprised by this token than th
 RECIPES_EQUAL = "These recipes are equal in every field."
 NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
 PASSAGE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine with her friends."
-PUSH_HELP = "Uploads the checkpoint folder and its model card with the token of `hf auth login` or `HF_TOKEN`. Nothing is uploaded before you press Push."
+PUSH_HELP = (
+    "Uploads the checkpoint folder and its model card with the token of `hf auth login` or `HF_TOKEN`. "
+    "Nothing is uploaded before you press Push."
+)
 DELETE_SURE = "Delete this run and its checkpoint for good?"
 
 
 def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     """What Start will do."""
-    what = {"params": "of the decoder's linear parameters", "total": "of all parameters", "kv": "of the KV cache"}.get(
-        recipe.budget, recipe.budget
-    )
+    what = f"of the {budget(recipe.budget)}" if recipe.budget != "total" else "of all parameters"
     policy = recipe.policy + (f" at temperature {recipe.temperature:g}" if recipe.temperature else "")
     lines = [
         f"**{recipe.method}** will remove **{recipe.ratio:.1%}** {what} of **{recipe.model}**, ranks allocated by **{policy}**, "
@@ -93,16 +96,18 @@ def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     return " ".join(lines)
 
 
+def budget(name: str) -> str:
+    return BUDGETS.get(name, name)
+
+
 def protocol(settings: dict) -> str:
     """The words that stand by every perplexity."""
-    parts = [str(settings.get("data", "?"))]
-    if settings.get("split"):
-        parts[0] += f" ({settings['split']})"
-    windows = settings.get("windows") or settings.get("samples")
-    parts.append(f"{windows or 'all'} windows of {settings.get('seq_len', '?')} tokens")
-    if settings.get("tokens"):
-        parts.append(f"{settings['tokens']:,} tokens")
-    parts.append(f"{settings.get('sampling', 'first')}, seed {settings.get('seed', 0)}")
+    parts = [str(settings.get("source") or settings.get("data", "?"))]
+    windows = settings.get("windows") or settings.get("samples") or "all"
+    tokens = f" = {settings['tokens']:,} tokens" if settings.get("tokens") else " tokens"
+    parts.append(f"{windows} windows × {settings.get('seq_len', '?')}{tokens}")
+    sampling, seed = settings.get("sampling", "first"), settings.get("seed")
+    parts.append(f"{sampling} windows" if sampling == "first" or seed is None else f"{sampling}, seed {seed}")
     return " · ".join(parts)
 
 

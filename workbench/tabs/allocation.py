@@ -22,12 +22,11 @@ def build(session: Session) -> None:
         for name in ("method", "policy", "budget"):
             form[name].render()
     about = panel("method-about")
-    with gr.Row(equal_height=True):
+    with gr.Row():
         form["ratio"].render()
-        form["temperature"].render()
-        with gr.Column(scale=0, min_width=190):
+        with gr.Column(visible=False) as heat:
+            form["temperature"].render()
             form["rule"].render()
-            rule_note = panel("rule-note")
     readout = panel("readout")
     chart = plot("bars", 430)
     with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
@@ -83,7 +82,7 @@ def build(session: Session) -> None:
             raise lrcore.InputError(text.NO_FACTORS)
         return download("ranks.csv", plan.table().to_csv(index=False))
 
-    shown = [chart, readout, rule_note, about, session.planned, form["temperature"], form["rule"]]
+    shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
     choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "calibration", "method")]
     changed = [session.factored.change, form["overrides"].change]
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
@@ -96,18 +95,18 @@ def build(session: Session) -> None:
 
 
 def drawn(session: Session, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...]:
-    """Bars, readout, temperature note, the method's words, a mark that changes with the ranks, and the slider under the rule of thumb."""
+    """Bars, readout, whether a temperature counts, the method's words, a mark that changes with the ranks, the temperature slider."""
     about, keep = method_words(recipe), gr.skip()
+    warm = gr.Column(visible=any(row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy))
     factors = session.peek_factors(recipe)
     if factors is None:
-        return "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), "", about, "", keep
+        return "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), warm, about, "", keep
     try:
         plan = lrcore.allocate(factors, recipe)
         even = lrcore.allocate(factors, recipe.with_(policy=lrcore.policies()[0]["name"], overrides={}))
     except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
-        return keep, markup.note(str(error), "error"), "", about, keep, keep
-    slider = gr.Slider(value=plan.temperature) if rule and plan.temperature else keep
-    return bars(plan, even), markup.readout(plan.summary()), temperature_words(plan), about, str(sorted(plan.ranks.items())), slider
+        return keep, markup.note(str(error), "error"), warm, about, keep, keep
+    return bars(plan, even), markup.readout(plan.summary()), warm, about, str(sorted(plan.ranks.items())), temperature_slider(plan, rule)
 
 
 def bars(plan: Any, even: Any) -> str:
@@ -119,10 +118,12 @@ def bars(plan: Any, even: Any) -> str:
     return plots.bars(rows, ghost, f"bars{len(rows)}")
 
 
-def temperature_words(plan: Any) -> str:
+def temperature_slider(plan: Any, rule: bool) -> Any:
+    """The slider with the rule of thumb written under its name; it follows the rule while that is on."""
     if plan.suggested_temperature is None:
-        return markup.note(text.NO_TEMPERATURE)
-    return markup.note(f"rule of thumb {plan.suggested_temperature:.4g}, used {plan.temperature:.4g}")
+        return gr.skip()
+    info = text.SUGGESTED.format(plan.suggested_temperature)
+    return gr.Slider(value=round(plan.temperature, 4), info=info) if rule else gr.Slider(info=info)
 
 
 def method_words(recipe: lrcore.Recipe) -> str:

@@ -28,10 +28,10 @@ AXES = {
 def build(session: Session) -> None:
     chosen = gr.Dropdown([], multiselect=True, max_choices=MOST_RUNS, label="Runs", info=text.CHOOSE_RUNS, elem_id="compare-runs")
     cards = panel("cards")
-    with gr.Row(equal_height=True):
-        protocol = gr.Dropdown([], label="Measured on", elem_id="protocol")
+    with gr.Row(elem_classes="bottom"):
+        protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
-        measure = gr.Button("Measure the chosen runs", elem_id="measure-runs", scale=0, min_width=220)
+        measure = gr.Button("Measure the chosen runs", elem_id="measure-runs", scale=0, min_width=250)
     chart = plot("scatter", 360)
     build_answers(session, chosen)
     build_surprise(session, chosen)
@@ -53,7 +53,8 @@ def build(session: Session) -> None:
         runs = picked(session, ids)
         rows = differences({run.id: run.recipe for run in runs}) if len(runs) > 1 else []
         frame = pd.DataFrame(rows, columns=["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]) if rows else None
-        return all_cards(runs, wanted), frame, markup.note(text.RECIPES_EQUAL if len(runs) > 1 and not rows else "")
+        words = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
+        return all_cards(runs, wanted), gr.Dataframe(frame, visible=bool(rows)), markup.note(words)
 
     @spoken
     def draw(wanted: str | None, axis: str) -> str:
@@ -76,17 +77,13 @@ def build(session: Session) -> None:
 def build_answers(session: Session, chosen: gr.Dropdown) -> None:
     """One prompt, one column per model, written at the same time."""
     gr.Markdown("### Answers")
-    with gr.Row(equal_height=True):
-        prompt = gr.Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt", scale=3)
-        with gr.Column(scale=2), gr.Row():
-            most = gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens")
-            temperature = gr.Slider(
-                0, 2, 0, step=0.05, label="Sampling temperature", info="0: always the likeliest", elem_id="sampling-temperature"
-            )
-            seed = gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=80)
-    with gr.Row():
-        go = gr.Button("Generate", variant="primary", elem_id="generate")
-        stop = gr.Button("Stop", elem_id="stop-generate")
+    prompt = gr.Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
+    with gr.Row(elem_classes="bottom"):
+        most = gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens")
+        temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature (0: likeliest)", elem_id="sampling-temperature")
+        seed = gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", scale=0, min_width=110)
+        go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
+        stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
     with gr.Row():
         columns = [
             gr.Textbox(label="dense", lines=9, interactive=False, elem_id=f"answer-{i}", visible=i == 0) for i in range(MOST_RUNS + 1)
@@ -136,7 +133,7 @@ def build_surprise(session: Session, chosen: gr.Dropdown) -> None:
         for run in runs:
             small = lrcore.token_losses(session.small(run), passage)
             tokens = [(token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)]
-            rise = sum(now - before for _, before, now in tokens) / max(len(tokens), 1)
+            rise = sum(now - before for _, before, now in tokens[1:]) / max(len(tokens) - 1, 1)  # nothing predicts the first token
             blocks.append(f"<h4>{markup.escape(run.name)}: {rise:+.3f} nats per token</h4>{markup.coloured(tokens)}")
         return "".join(blocks)
 
@@ -171,8 +168,8 @@ def all_cards(runs: list[Run], wanted: str | None) -> str:
     plain = [
         markup.cell("perplexity", f"{one['dense_perplexity']:.4f}" if one and one["dense_perplexity"] else "not measured"),
         markup.cell("size", text.megabytes(first["dense_megabytes"])),
-        markup.cell("KV cache", f"{text.count(first['dense_kv_bytes_per_token'])} B/token"),
-        markup.cell("compute", f"{text.short(first['dense_flops_per_token'])}FLOPs/token"),
+        markup.cell("KV cache per token", f"{text.count(first['dense_kv_bytes_per_token'])} B"),
+        markup.cell("compute per token", f"{text.short(first['dense_flops_per_token'])}FLOPs"),
     ]
     cards = [markup.card(f"dense · {runs[0].recipe.model}", plain, text.protocol(one["protocol"]) if one else "")]
     return "<div class='cards'>" + "".join([*cards, *(run_card(run, evaluation_of(run, wanted)) for run in runs)]) + "</div>"
@@ -181,17 +178,13 @@ def all_cards(runs: list[Run], wanted: str | None) -> str:
 def run_card(run: Run, one: dict[str, Any] | None) -> str:
     s = run.report["summary"]
     value, before = (one["perplexity"], one["dense_perplexity"]) if one else (None, None)
+    kv, flops = "kv_bytes_per_token", "flops_per_token"
+    change = markup.less(value, before) if value and before else ""
     cells = [
-        markup.cell("perplexity", f"{value:.4f}" if value else "not measured", markup.less(value, before) if value and before else ""),
+        markup.cell("perplexity", f"{value:.4f}" if value else "not measured", change),
         markup.cell("size", text.megabytes(s["megabytes"]), markup.less(s["megabytes"], s["dense_megabytes"])),
-        markup.cell(
-            "KV cache",
-            f"{text.count(s['kv_bytes_per_token'])} B/token",
-            markup.less(s["kv_bytes_per_token"], s["dense_kv_bytes_per_token"]),
-        ),
-        markup.cell(
-            "compute", f"{text.short(s['flops_per_token'])}FLOPs/token", markup.less(s["flops_per_token"], s["dense_flops_per_token"])
-        ),
+        markup.cell("KV cache per token", f"{text.count(s[kv])} B", markup.less(s[kv], s[f"dense_{kv}"])),
+        markup.cell("compute per token", f"{text.short(s[flops])}FLOPs", markup.less(s[flops], s[f"dense_{flops}"])),
     ]
     return markup.card(run.name, cells, text.protocol(one["protocol"]) if one else "")
 

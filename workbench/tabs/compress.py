@@ -20,12 +20,12 @@ def build(session: Session) -> None:
     command = gr.Code(
         language="shell", label="The same on the command line", interactive=False, lines=1, elem_id="command", wrap_lines=True
     )
-    with gr.Row(equal_height=True):
+    with gr.Row(elem_classes="bottom"):
         name = gr.Textbox(label="Name of the run", placeholder="made from the recipe", elem_id="run-name")
         start = gr.Button("Start", variant="primary", elem_id="start", scale=0, min_width=160)
     with gr.Accordion(text.EVALUATION, open=False):
         measure.render()
-    with gr.Accordion("Sweep: methods × ratios as one job", open=False), gr.Row(equal_height=True):
+    with gr.Accordion("Sweep: methods × ratios as one job", open=False), gr.Row(elem_classes="bottom"):
         methods = gr.Dropdown([row["name"] for row in lrcore.methods()], multiselect=True, label="Methods", elem_id="sweep-methods")
         ratios = gr.Textbox("0.1, 0.2, 0.3, 0.4", label="Remove", info="shares, separated by commas", elem_id="sweep-ratios")
         sweep = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)

@@ -27,7 +27,7 @@ def build(session: Session) -> None:
             recipe = gr.Button("Recipe", size="sm", elem_id="run-recipe")
             ranks = gr.Button("Ranks CSV", size="sm", elem_id="run-ranks")
             report = gr.Button("Report HTML", size="sm", elem_id="run-report")
-        with gr.Row(equal_height=True):
+        with gr.Row(elem_classes="bottom"):
             name = gr.Textbox(label="Name", elem_id="run-rename-name")
             rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="run-rename")
             delete = gr.Button("Delete", size="sm", scale=0, min_width=110, variant="stop", elem_id="run-delete")
@@ -36,7 +36,7 @@ def build(session: Session) -> None:
             card = gr.Markdown(elem_id="model-card")
         with gr.Accordion("Push to the Hugging Face hub", open=False):
             gr.Markdown(text.PUSH_HELP)
-            with gr.Row(equal_height=True):
+            with gr.Row(elem_classes="bottom"):
                 repo = gr.Textbox(label="Repository", placeholder="owner/name", elem_id="push-repo")
                 private = gr.Checkbox(True, label="Private", scale=0, min_width=120)
                 push = gr.Button("Push", size="sm", scale=0, min_width=110, elem_id="push")
@@ -55,6 +55,11 @@ def build(session: Session) -> None:
         run = session.runs.get(run_id)
         title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"])
         return gr.Column(visible=True), title, run.name, str(run.checkpoint.absolute()), export.model_card(run)
+
+    def linked(request: gr.Request) -> tuple[Any, Any]:
+        """A page opened as ?run=<id> starts at that run."""
+        run_id = request.query_params.get("run", "")
+        return (run_id, gr.Tabs(selected=TITLE)) if run_id in session.runs.ids() else (gr.skip(), gr.skip())
 
     @spoken
     def into_form(run_id: str) -> list[Any]:
@@ -81,13 +86,13 @@ def build(session: Session) -> None:
     gr.on([session.opened, session.stamp.change], table, None, [frame, empty], **QUIET)
     frame.select(choose, None, opened, **QUIET)
     gr.on([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **QUIET)
+    session.opened(linked, None, [opened, session.tabs], **QUIET)
     use.click(into_form, opened, form.all, **QUIET)
     for button, give in ((recipe, give_recipe), (ranks, give_ranks), (report, give_report)):
         button.click(give, opened, session.downloads, **QUIET)
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
     delete.click(forget, opened, None, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
     push.click(send, [opened, repo, private], None, **QUIET)
-
 
 
 def run_rows(session: Session) -> list[list[Any]]:

@@ -26,10 +26,10 @@ def build(session: Session) -> None:
     help_line = panel("measure-help")
     heat = plot("heatmap", 360)
     cell = gr.State([0, "qk"])
-    with gr.Row(equal_height=True):
-        heading = gr.HTML(markup.note(text.CLICK_A_CELL), elem_id="cell-heading")
-        head = gr.Dropdown([(text.ALL_HEADS, -1)], value=-1, label="Head", elem_id="head", scale=0, min_width=140)
-        scale = gr.Radio(["log", "linear"], value="log", label="Scale", elem_id="scale", scale=0, min_width=180)
+    with gr.Row(elem_classes="bottom"):
+        heading = gr.HTML(markup.note(text.CLICK_A_CELL), elem_id="cell-heading", scale=2)
+        head = gr.Dropdown([(text.ALL_HEADS, -1)], value=-1, label="Head", elem_id="head", min_width=140)
+        scale = gr.Radio(["log", "linear"], value="log", label="Scale", elem_id="scale", min_width=180)
     with gr.Row():
         values, energy = plot("spectrum", 330), plot("energy", 330)
     with gr.Accordion("Table", open=False):
