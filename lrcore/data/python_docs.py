@@ -2,12 +2,14 @@
 
 import ast
 import hashlib
-import sys
 import sysconfig
 import warnings
 from functools import cache
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Literal
+
+from lrcore.errors import unknown
 
 Split = Literal["train", "calibration", "test"]
 SPLITS = ("train", "calibration", "test")
@@ -22,8 +24,6 @@ def documents(split: Split) -> list[str]:
     never imported. The text is that of the running Python version, so fingerprints differ between versions.
     """
     if split not in SPLITS:
-        from lrcore.errors import unknown
-
         raise unknown("python-docs split", split, SPLITS)
     return [text for name, text in _all_documents() if split_of(name) == split]
 
@@ -63,8 +63,4 @@ def _docstrings(path: Path) -> list[str]:
 
 
 def _topics() -> list[tuple[str, str]]:
-    if "pydoc_data.topics" not in sys.modules and not sysconfig.get_path("stdlib"):
-        return []
-    from pydoc_data.topics import topics
-
     return [(f"topic {name}", text.strip()) for name, text in sorted(topics.items())]

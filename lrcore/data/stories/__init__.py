@@ -1,5 +1,7 @@
 """Built-in stories: a seeded generator, so that the demo models and every offline figure rest on text made by our own code."""
 
+# ruff: noqa: E501 (a sentence with its variants reads best on one line)
+
 import random
 from typing import Literal
 
@@ -8,6 +10,7 @@ from lrcore.data.stories.episodes import MOVES
 from lrcore.data.stories.recall import recalls
 from lrcore.data.stories.troubles import TROUBLES
 from lrcore.data.stories.world import World
+from lrcore.errors import unknown
 
 Split = Literal["train", "calibration", "test"]
 SIZES = {"train": 20_000, "calibration": 400, "test": 400}
@@ -34,8 +37,6 @@ def probes(split: Split, count: int | None = None) -> list[dict]:
 
 def _size(split: str, count: int | None) -> int:
     if split not in SIZES:
-        from lrcore.errors import unknown
-
         raise unknown("stories split", split, SIZES)
     return SIZES[split] if count is None else count
 
@@ -63,7 +64,7 @@ def _opening(w: World) -> None:
     w.say(
         "[Once upon a time|One day|One morning|Long ago|Last summer|On a Sunday], [there was {art} {trait} {h.kind} [named|called] {h}|{art} {trait} {h.kind} [named|called] {h} woke up early]. "
         "[{h} was [also|very] {other}, [and everyone knew it|but {h.he} did not know it]. |{h} lived " + home + ". |]",
-        trait=trait, art="an" if trait[0] in "aeiou" else "a", other=other,
+        trait=trait, art="an" if trait[0] in "aeiou" or trait == "honest" else "a", other=other,
     )  # fmt: skip
     if w.chance(0.3):
         w.meet(w.pet)

@@ -1,12 +1,17 @@
 """The vocabulary of the stories: plain tuples, so that a new word is one more entry."""
 
-GIRLS = tuple(
-    "Lily Anna Mia Rosa Nora Clara Ella Sara Ruth Ivy Hana Maya Zoe Lucy Emma Grace Tess Wendy Olga Priya Amina Freya Molly Daisy Alice "
-    "Beth Carmen Dina Elsa Flora Gina Holly Iris Jane Kate Leila Mary Nina Pearl Sophie".split()
+
+def _each(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+GIRLS = _each(
+    "Lily Anna Mia Rosa Nora Clara Ella Sara Ruth Ivy Hana Maya Zoe Lucy Emma Grace Tess Wendy Olga Priya Amina Freya Molly "
+    "Daisy Alice Beth Carmen Dina Elsa Flora Gina Holly Iris Jane Kate Leila Mary Nina Pearl Sophie"
 )
-BOYS = tuple(
-    "Tom Ben Sam Max Leo Jack Omar Finn Hugo Ivan Noah Oscar Peter Raj Theo Will Adam Carl David Erik Felix George Henry Isaac Jonas Karim "
-    "Luke Marco Nick Otto Paul Quinn Ralph Simon Toby Victor Walter Yusuf Zack Hans".split()
+BOYS = _each(
+    "Tom Ben Sam Max Leo Jack Omar Finn Hugo Ivan Noah Oscar Peter Raj Theo Will Adam Carl David Erik Felix George Henry "
+    "Isaac Jonas Karim Luke Marco Nick Otto Paul Quinn Ralph Simon Toby Victor Walter Yusuf Zack Hans"
 )
 PETS = (
     ("dog", "Biscuit Rex Bruno Patch Scout Barkley"),
@@ -48,11 +53,11 @@ PLACES = (
     ("the living room", "in", False, ("under the sofa", "behind the piano", "next to the fireplace")),
 )
 
-TOYS = tuple("ball kite doll truck drum puppet robot balloon yo-yo boat train whistle puzzle top bear scooter trumpet".split())
-TREASURES = tuple("key ring map shell feather stone watch letter book hat scarf lantern bell basket box button mirror necklace cup".split())
-TOOLS = tuple("hammer rope ladder shovel needle brush bucket saw".split()) + ("pot of glue", "roll of tape")
-LOOKS = tuple(
-    "red blue green yellow purple orange white black brown pink golden silver shiny little big tiny old new wooden striped soft round heavy".split()
+TOYS = _each("ball kite doll truck drum puppet robot balloon yo-yo boat train whistle puzzle top bear scooter trumpet")
+TREASURES = _each("key ring map shell feather stone watch letter book hat scarf lantern bell basket box button mirror necklace cup")
+TOOLS = (*_each("hammer rope ladder shovel needle brush bucket saw"), "pot of glue", "roll of tape")
+LOOKS = _each(
+    "red blue green yellow purple orange white black brown pink golden silver shiny little big tiny old new wooden striped soft round heavy"
 )
 
 # (singular, plural, outdoors, verb of gathering)
@@ -76,9 +81,9 @@ WEATHERS = (
     ("It was very hot", "the grass was dry and everyone was thirsty", "a bottle of cold water", "a cool breeze came from the hills"),
     ("There was thick fog", "it was hard to see the road", "a bright lantern", "the fog lifted and the road was clear again"),
 )
-TRAITS = tuple("kind brave shy curious clever careful cheerful quiet honest gentle patient funny stubborn hard-working".split())
-FEELINGS_GOOD = tuple("happy proud glad excited thankful calm delighted".split())
-FEELINGS_BAD = tuple("sad worried upset afraid angry lonely tired".split())
+TRAITS = _each("kind brave shy curious clever careful cheerful quiet honest gentle patient funny stubborn hard-working")
+FEELINGS_GOOD = _each("happy proud glad excited thankful calm delighted")
+FEELINGS_BAD = _each("sad worried upset afraid angry lonely tired")
 
 # (skill, what goes wrong, what goes right)
 SKILLS = (
@@ -131,6 +136,7 @@ PROJECTS = (
 )
 LESSONS = (
     "a true friend shares", "it is good to ask for help", "trying again is better than giving up", "a kind word can change a whole day",
-    "it is better to tell the truth", "small hands can do great things", "being careful saves a lot of trouble", "sharing makes everything better",
+    "it is better to tell the truth", "small hands can do great things", "being careful saves a lot of trouble",
+    "sharing makes everything better",
     "patience always pays", "everyone makes mistakes", "a promise should be kept", "working together makes hard things easy",
 )  # fmt: skip

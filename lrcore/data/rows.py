@@ -1,0 +1,53 @@
+"""From rows of fields to documents, the same way for files and hub data sets."""
+
+from collections.abc import Sequence
+
+from lrcore.errors import InputError
+
+_ALPACA = ("instruction", "input", "output")
+
+
+def documents_of(rows: Sequence, where: str) -> list[str]:
+    """One document per row: its ``text``; or its instruction, input (if any) and output, one per line; or its only field that holds text.
+
+    Rows may also be plain strings. The fields are chosen from the first row and then required of every row.
+    Raises InputError, which begins with ``where`` and says which fields were found.
+    """
+    if not rows:
+        raise InputError(f"{where} has no rows. Choose a file or split with text.")
+    if isinstance(rows[0], str):
+        fields = None
+    else:
+        fields = _fields_with_text(rows[0], where)
+    return [_document(row, fields, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
+
+
+def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: a row is a JSON {type(row).__name__}, expected an object with named fields or a string.")
+    if "text" in row:
+        return ("text",)
+    if "instruction" in row and "output" in row:
+        return tuple(name for name in _ALPACA if name in row)
+    texts = [name for name, value in row.items() if isinstance(value, str)]
+    if len(texts) == 1:
+        return (texts[0],)
+    found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "none"
+    raise InputError(
+        f"{where}: cannot tell which field is the text. Fields found: {found}. "
+        "Needed: 'text', or 'instruction' and 'output' (and 'input'), or exactly one field that holds a string. Rename one to 'text'."
+    )
+
+
+def _document(row: object, fields: tuple[str, ...] | None, where: str) -> str:
+    if fields is None:
+        values = [row]
+    elif isinstance(row, dict):
+        values = [row.get(name) for name in fields]
+    else:
+        raise InputError(f"{where}: expected an object with the field {fields[0]}, got {type(row).__name__}.")
+    for name, value in zip(fields or ("",), values, strict=True):
+        if not isinstance(value, str) and not (name == "input" and value is None):
+            what = f"field '{name}'" if name else "the row"
+            raise InputError(f"{where}: {what} is {type(value).__name__}, expected text. Remove or repair the row.")
+    return values[0] if len(values) == 1 else "\n".join(value for value in values if value)

@@ -1,0 +1,84 @@
+"""Token windows: the unit in which models are calibrated and measured."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import LongTensor
+
+from lrcore.data.texts import Texts
+from lrcore.errors import InputError, unknown
+
+Sampling = Literal["random", "first"]
+SAMPLINGS = ("first", "random")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """tokens: [n, seq_len] int64, n >= 1. protocol: JSON-able, all that the windows depend on. key: sha256 (hex) of shape and tokens."""
+
+    tokens: LongTensor
+    protocol: dict
+    key: str
+
+
+def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sampling: Sampling = "random", seed: int = 0) -> Windows:
+    """Windows of ``seq_len`` tokens from the documents, joined and tokenised once, without special tokens.
+
+    sampling "first": the first ``samples`` non-overlapping windows, fewer where the text ends (the last partial window is left out).
+    sampling "random": ``samples`` windows that begin anywhere, drawn with replacement by a generator seeded with ``seed``.
+    ``samples=None``: all non-overlapping windows, in order, whatever ``sampling`` says. samples >= 1, seq_len >= 2.
+    ``tokenizer`` is called as a transformers tokenizer is.
+
+    Raises InputError for values out of range and for a text shorter than one window.
+    """
+    _check(samples, seq_len, sampling, seed)
+    ids = _tokenise(texts, tokenizer)
+    available = len(ids)
+    if available < seq_len:
+        raise InputError(
+            f"{texts.source} has {available} tokens, fewer than one window of seq_len = {seq_len}. "
+            + (f"Use seq_len <= {available} or a longer text." if available >= 2 else "Choose a longer text.")
+        )
+    drawn = "first" if samples is None else sampling
+    if drawn == "random":
+        starts = torch.randint(available - seq_len + 1, (samples,), generator=torch.Generator().manual_seed(seed))
+    else:
+        starts = torch.arange(0, available - seq_len + 1, seq_len)[:samples]
+    tokens = ids[starts[:, None] + torch.arange(seq_len)]  # [n, seq_len]
+    protocol = {
+        "source": texts.source,
+        "fingerprint": texts.fingerprint,
+        "join": texts.join,
+        "special_tokens": False,
+        "tokens_available": available,
+        "seq_len": seq_len,
+        "sampling": drawn,
+        "seed": seed if drawn == "random" else None,
+        "samples_asked": samples,
+        "samples": len(tokens),
+    }
+    return Windows(tokens, protocol, _key(tokens))
+
+
+def _tokenise(texts: Texts, tokenizer) -> LongTensor:
+    # verbose=False: the text is meant to be longer than the model's context, it is cut into windows afterwards.
+    return torch.tensor(tokenizer(texts.joined(), add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
+
+
+def _key(tokens: LongTensor) -> str:
+    return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.numpy().tobytes()).hexdigest()
+
+
+def _check(samples: int | None, seq_len: int, sampling: str, seed: int) -> None:
+    if sampling not in SAMPLINGS:
+        raise unknown("sampling", str(sampling), SAMPLINGS)
+    if type(seq_len) is not int or seq_len < 2:
+        raise InputError(
+            f"seq_len = {seq_len!r}: a window needs at least 2 tokens, one to read and one to predict. Give a whole number >= 2."
+        )
+    if samples is not None and (type(samples) is not int or samples < 1):
+        raise InputError(f"samples = {samples!r}: give a whole number >= 1, or None for all windows.")
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise InputError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1.")
