@@ -18,7 +18,6 @@ app = typer.Typer(
     help="Low-rank compression of transformer language models.\n\n"
     "MODEL is a demo model (demo-llama, demo-opt), a folder, or a hub id. "
     "DATA is a built-in set (stories, python-docs), a .txt, .jsonl, .json or .parquet file, or a hub data set name:config:split.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -49,7 +48,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
-    """List the compression methods and the allocation policies."""
+    """List compression methods and allocation policies."""
     import lrcore
 
     listed, policies = lrcore.methods(), lrcore.policies()
@@ -67,7 +66,7 @@ def calibrate(
     device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
     seed: Seed = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Collect the activation statistics that every method reads; kept on disk, so the commands below find them."""
+    """Collect what all methods read. It is kept on disk, where the commands below find it."""
     import lrcore
 
     asked, began = read_recipe(ctx), time.perf_counter()
@@ -83,7 +82,7 @@ def spectra(
     seed: Seed = None, threshold: Annotated[float, typer.Option(help="Share of the energy that energy_rank holds.")] = 0.9,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Show rank measures of every layer, by component and by matrix, with and without the data."""
+    """Measure the ranks in every layer. By component and by matrix, of the weights alone and as the data sees them."""
     import lrcore
 
     if not 0 < threshold <= 1:
@@ -103,7 +102,7 @@ def allocate(
     seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
     budget: Budget = None, rounding: Rounding = None, override: Override = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Show the ranks that a recipe gives every layer and component, and what they save. Changes nothing."""
+    """Show the ranks of a recipe. And what they save, in parameters, KV cache and work; nothing is written."""
     import lrcore
 
     asked = read_recipe(ctx)
@@ -121,7 +120,7 @@ def compress(
     calibration: Calibration = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
     ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, override: Override = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Compress a model and write it to a folder that `evaluate` and `generate` take."""
+    """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore
     from lrcore.checkpoint import check_target
 
@@ -148,7 +147,7 @@ def evaluate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure perplexity on the test split: non-overlapping full windows, mean token loss, exp."""
+    """Measure perplexity. On the test split: non-overlapping full windows, mean token loss, exp."""
     import lrcore
 
     loaded = lrcore.load(model, revision, dtype, device)
@@ -168,7 +167,7 @@ def generate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt; prints the prompt and, as it is made, what follows."""
+    """Continue a prompt. Prints it and, as it is made, what follows."""
     import lrcore
 
     asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
@@ -222,7 +221,7 @@ def show(as_json: bool, values: dict[str, Any], name: str = "", rows: Sequence[d
     print_table(rows)
     if rows:
         print()
-    print_values(values)
+    print_values({key: value for key, value in values.items() if key != "recipe"})  # a person has just typed it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -232,12 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        result = typer.main.get_command(app).main(args=arguments, prog_name="python -m lrcore", standalone_mode=False)
+        given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        result = typer.main.get_command(app).main(args=given, prog_name="python -m lrcore", standalone_mode=False)
+        if result == 130:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except InputError as error:
         return _stop(f"error: {error}", 2)
     except typer.TyperException as error:
-        return _stop(f"error: {error.format_message()} See --help.", 2)
+        return _stop(f"error: {error.format_message().rstrip('.')}. See --help.", 2)
     except (Cancelled, KeyboardInterrupt, typer.Abort):
         return _stop("cancelled", 130)
     except BrokenPipeError:  # the reader, such as `head`, has what it wanted

@@ -1,6 +1,8 @@
 """From a model's name to a folder of files on this machine: demo model, local folder, or hub id."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -56,13 +58,11 @@ def _refuse_what_no_hub_has(name: str) -> None:
 
 def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     at = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        with _quiet():
+            return Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except errors.GatedRepoError as error:
         raise InputError(f"{at} is gated: accept its licence on the hub, then set HF_TOKEN. {_OTHERWISE}") from error
     except errors.RevisionNotFoundError as error:
@@ -76,7 +76,20 @@ def _download(name: str, revision: str | None) -> Path:
         raise InputError(f"Unknown model '{name}': neither a folder nor a possible hub id. {_OTHERWISE}") from error
     except Exception as error:  # the client lets errors of its network library through, under names that change between versions
         raise InputError(_failure(at, error)) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no warnings of retries: what fails in the end is raised."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             enable_progress_bars()
 
@@ -85,9 +98,12 @@ def _failure(at: str, error: Exception) -> str:
     """One line for whatever else went wrong between us and the hub."""
     from huggingface_hub import constants, errors
 
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    answers = [getattr(e, "response", None) for e in (error, error.__cause__)]  # the client may wrap the answer it got
+    status = next((answer.status_code for answer in answers if answer is not None), None)
     if status in (401, 403):
         return f"The hub refused access to {at} ({status}): set HF_TOKEN to a token that may read it. {_OTHERWISE}"
+    if status is not None:
+        return f"The hub at {constants.ENDPOINT} answered {status} for {at}. Try again later, or set HF_ENDPOINT to a mirror. {_OTHERWISE}"
     if isinstance(error, errors.LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE:
         return f"{at} is no folder here and not in the hub cache, and HF_HUB_OFFLINE forbids downloading. {_OTHERWISE}"
     if isinstance(error, errors.LocalEntryNotFoundError):

@@ -1,0 +1,166 @@
+"""The command line's contract: words, JSON on stdout, progress on stderr, exit codes."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.console import ProgressLine, print_json
+
+
+@pytest.fixture
+def calibration(story_file):
+    return ["--data", str(story_file), "--samples", "4", "--seq-len", "32", "--seed", "1"]
+
+
+def run_json(capsys, *arguments):
+    """The one JSON object a command prints; exit code 0."""
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_methods(capsys):
+    found = run_json(capsys, "methods")
+    assert {"svd", "svd_llm", "a3", "modegpt"} <= {row["name"] for row in found["methods"]}
+    assert all({"name", "paper", "components", "supports", "notes"} <= row.keys() for row in found["methods"])
+    assert {"uniform", "softmax", "waterfill"} <= {row["name"] for row in found["policies"]}
+    assert main(["methods"]) == 0
+    assert "modegpt" in capsys.readouterr().out
+
+
+def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
+    collected = run_json(capsys, "calibrate", tiny_llama, "--sampling", "random", *calibration)
+    assert (collected["layers"], len(collected["block_influence"])) == (3, 3)
+    assert collected["protocol"]["seq_len"] == 32
+
+    spectra = run_json(capsys, "spectra", tiny_llama, "--threshold", "0.8", *calibration)
+    assert {row["name"] for row in spectra["table"]} >= {"qk", "ov", "mlp", "q", "down"}
+    assert spectra["protocol"] == collected["protocol"]
+
+    asked = ["--method", "modegpt", "--policy", "softmax", "--temperature", "0.5", "--ratio", "0.3", "--budget", "total", *calibration]
+    plan = run_json(capsys, "allocate", tiny_llama, *asked)
+    made = run_json(capsys, "compress", tiny_llama, *asked, "--out", tmp_path / "small")
+    assert plan["recipe"] == made["recipe"]
+    assert plan["ranks"] == made["ranks"]
+    assert plan["summary"] == made["summary"]
+    assert made["out"] == str(tmp_path / "small")
+    assert made["seconds"]
+
+    scored = run_json(capsys, "evaluate", made["out"], "--data", story_file, "--samples", 3, "--seq-len", 16, "--sampling", "first")
+    assert scored.keys() >= {"perplexity", "nll", "tokens", "windows", "nonfinite", "protocol"}
+    again = lrcore.evaluate(lrcore.load(made["out"]), str(story_file), samples=3, seq_len=16)
+    assert scored["perplexity"] == again.perplexity
+
+    told = run_json(capsys, "generate", made["out"], "--prompt", "Once", "--max-new-tokens", 8, "--seed", 3, "--temperature", 1)
+    assert told["text"] == lrcore.generate(lrcore.load(made["out"]), "Once", 8, temperature=1.0, seed=3)
+    assert main(["generate", made["out"], "--prompt", "Once", "--max-new-tokens", "8", "--seed", "3", "--temperature", "1"]) == 0
+    assert capsys.readouterr().out == f"Once{told['text']}\n"
+
+
+def test_a_recipe_file_drives_the_command_and_flags_override_it(capsys, tiny_llama, story_file, tmp_path):
+    file = tmp_path / "recipe.json"
+    by_hand = {"0.mlp": 20}
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3", ratio=0.4, overrides=by_hand)
+    file.write_text(recipe.to_json())
+    found = run_json(capsys, "allocate", "--recipe", file)
+    assert lrcore.Recipe.from_dict(found["recipe"]) == recipe
+    changed = run_json(capsys, "allocate", "--recipe", file, "--ratio", 0.2, "--override", "1.mlp=30", "--rounding", "nearest")
+    assert lrcore.Recipe.from_dict(changed["recipe"]) == recipe.with_(ratio=0.2, rounding="nearest", overrides={"0.mlp": 20, "1.mlp": 30})
+    ranks = {(row["layer"], row["component"]): row["rank"] for row in changed["ranks"]}
+    assert (ranks[0, "mlp"], ranks[1, "mlp"]) == (20, 30)
+
+
+def test_the_command_a_recipe_shows_is_the_recipe(tiny_llama, story_file, tmp_path):
+    import shlex
+
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3", budget="kv", calibration="sequential",
+        overrides={"0.qk": 4}, sampling="first", rounding="nearest",
+    )  # fmt: skip
+    words = shlex.split(recipe.command(str(tmp_path / "out")))
+    assert words[:3] == ["python", "-m", "lrcore"]
+    assert main(words[3:]) == 0
+    assert lrcore.Recipe.read(tmp_path / "out" / "recipe.json") == recipe
+
+
+def test_tables_for_people(capsys, tiny_llama, calibration):
+    assert main(["allocate", str(tiny_llama), "--method", "a3", *calibration]) == 0
+    said = capsys.readouterr()
+    head, *rows = said.out.splitlines()
+    assert head.split()[:3] == ["layer", "component", "rank"]
+    assert len([row for row in rows if " mlp " in row]) == 3
+    assert "summary.achieved" in said.out
+    assert [line.split()[0] for line in said.err.splitlines()] == ["calibrate", "factorise"]
+
+
+def test_help_names_every_command(capsys):
+    for arguments in ([], ["--help"]):
+        assert main(arguments) == 0
+        shown = capsys.readouterr().out
+        assert all(f"\n  {word} " in shown for word in ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "generate"))
+    assert main(["compress", "--help"]) == 0
+    assert "--seq-len" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["compres"], ["evaluate"], ["allocate", "x", "--ratio", "much"], ["compress", "x", "--no-such"], ["compress", "x"], ["allocate"],
+     ["allocate", "x", "--override", "3.mlp"], ["allocate", "--recipe", "/none.json"], ["spectra", "x", "--threshold", "2"]],
+)  # fmt: skip
+def test_wrong_usage_is_one_line_and_2(arguments, capsys):
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("stop", [lrcore.Cancelled, KeyboardInterrupt])
+def test_cancelled_is_130(stop, capsys, monkeypatch):
+    def interrupted(*_):
+        raise stop
+
+    monkeypatch.setattr(lrcore, "load", interrupted)
+    assert main(["evaluate", "demo-llama"]) == 130
+    assert capsys.readouterr().err == "cancelled\n"
+
+
+def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch):
+    monkeypatch.setattr(lrcore, "methods", lambda: 1 / 0)
+    monkeypatch.delenv("LRCORE_DEBUG", raising=False)
+    assert main(["methods"]) == 1
+    assert capsys.readouterr().err == "error: ZeroDivisionError: division by zero (LRCORE_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("LRCORE_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["methods"])
+
+
+def test_progress_renews_one_line_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    line = ProgressLine()
+    for step in range(3):
+        line("calibrate", step, 2)
+    line.clear()
+    shown = sys.stderr.getvalue()
+    assert "\n" not in shown
+    assert shown.endswith("calibrate 2/2\r\x1b[K")
+
+
+def test_json_has_no_nan(capsys):
+    print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (1, None, "x")}})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": {"d": [1, None, "x"]}}
+
+
+def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
+    asked = ["evaluate", str(tiny_opt), "--data", str(story_file), "--samples", "2", "--seq-len", "16", "--json"]
+    done = subprocess.run([sys.executable, "-m", "lrcore", *asked], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["windows"] == 2
+    assert done.stderr == "evaluate (2)\n"

@@ -1,0 +1,180 @@
+"""Models from a hub on this machine: what works, and what a person reads when it does not.
+
+The client reads HF_ENDPOINT when it is imported, so each case is a process of its own.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import pytest
+
+COMMIT = {"main": "a" * 40, "older": "b" * 40}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The few addresses that a snapshot download asks for. Repositories are folders: {"owner/name": folder}."""
+
+    repositories: dict = {}  # noqa: RUF012 (set per server)
+    cut = None  # a file name whose download breaks off half way
+    asked: list = []  # noqa: RUF012
+
+    def do_GET(self):
+        self.respond(body=True)
+
+    def do_HEAD(self):
+        self.respond(body=False)
+
+    def log_message(self, *_):
+        pass
+
+    def respond(self, body):
+        path = unquote(self.path.split("?")[0]).strip("/")
+        self.asked.append(path)
+        if path.startswith("api/models/"):
+            return self.api(path.removeprefix("api/models/").split("/"))
+        else:
+            owner, name, *where = path.split("/")
+            if where[:1] != ["resolve"] or len(where) < 3:
+                return self.refuse(404, "EntryNotFound")
+            self.file(f"{owner}/{name}", where[1], "/".join(where[2:]), body)
+
+    def api(self, parts):
+        repository, rest = "/".join(parts[:2]), parts[2:]
+        if repository == "owner/gated":
+            return self.refuse(401, "GatedRepo")
+        if repository in ("owner/forbidden", "owner/down"):
+            return self.refuse(403 if repository == "owner/forbidden" else 500, "")
+        if repository not in self.repositories:
+            return self.refuse(401, "RepoNotFound")
+        revision = rest[1] if len(rest) > 1 else "main"
+        commit = COMMIT.get(revision, revision)
+        if commit not in COMMIT.values():
+            return self.refuse(404, "RevisionNotFound")
+        files = [path for path in sorted(self.repositories[repository].iterdir()) if path.is_file()]
+        if rest[:1] == ["tree"]:
+            return self.json([{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _hash(file)} for file in files])
+        return self.json({"id": repository, "sha": commit, "siblings": [{"rfilename": file.name} for file in files]})
+
+    def file(self, repository, commit, name, body):
+        file = self.repositories[repository] / name
+        content = file.read_bytes()
+        self.send_response(200)
+        for key, value in {"ETag": f'"{_hash(file)}"', "X-Repo-Commit": commit, "Content-Length": len(content)}.items():
+            self.send_header(key, str(value))
+        self.end_headers()
+        if body:
+            self.wfile.write(content[: len(content) // 2] if name == self.cut else content)
+            self.close_connection = True
+
+    def refuse(self, status, code):
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def json(self, values):
+        content = json.dumps(values).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _hash(file):
+    return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(tiny_llama, tmp_path):
+    """A running hub; `.repositories` and `.cut` may be changed."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in tiny_llama.iterdir():
+        if file.suffix != ".safetensors":
+            (bare / file.name).write_bytes(file.read_bytes())
+    (bare / "pytorch_model.bin").write_bytes(b"pickle")
+    handler = type("Here", (Hub,), {"repositories": {"owner/tiny": tiny_llama, "owner/bare": bare}, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    handler.endpoint = f"http://127.0.0.1:{server.server_port}"
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+MANY = """
+import contextlib, io, json, sys
+from lrcore.cli import main
+outcomes = []
+for flags in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["generate", *flags, "--prompt", "Once", "--max-new-tokens", "4"])
+    outcomes.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture
+def run(hub, tmp_path):
+    """Generate with each of several model names (and flags) against the hub. Returns their (exit code, stdout, stderr)."""
+
+    def generate(*cases, **environment):
+        own = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "*"}
+        command = [sys.executable, "-c", MANY, json.dumps([case.split() for case in cases])]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own | environment, timeout=120)
+        assert done.stderr == ""
+        return json.loads(done.stdout)
+
+    return generate
+
+
+def assert_refused(outcome, *words):
+    code, out, err = outcome
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+
+
+def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
+    code, out, err = run("owner/tiny")[0]
+    assert (code, err) == (0, "")
+    assert out.startswith("Once")
+    assert not any(path.endswith(".bin") for path in hub.asked)
+    here, elsewhere = run("owner/tiny", "owner/other", HF_HUB_OFFLINE="1")
+    assert here == [0, out, ""]
+    assert_refused(elsewhere, "'owner/other'", "HF_HUB_OFFLINE", "folder")
+    here, elsewhere = run("owner/tiny", "owner/other", HF_ENDPOINT="http://127.0.0.1:9")
+    assert here == [0, out, ""]
+    assert_refused(elsewhere, "'owner/other'", "http://127.0.0.1:9", "HF_ENDPOINT", "folder")
+
+
+def test_revisions_and_what_a_hub_refuses(run, hub):
+    older, newest, gated, nothing, bare, forbidden, down = run(
+        "owner/tiny --revision older", "owner/tiny --revision newest", "owner/gated", "owner/nothing", "owner/bare",
+        "owner/forbidden", "owner/down",
+    )  # fmt: skip
+    assert older[0] == 0
+    assert any(COMMIT["older"] in path for path in hub.asked)
+    assert_refused(newest, "'owner/tiny'", "no revision 'newest'")
+    assert_refused(gated, "'owner/gated' is gated", "HF_TOKEN")
+    assert_refused(nothing, "'owner/nothing'", "demo-llama")
+    assert_refused(bare, "no weights", "safetensors")
+    assert_refused(forbidden, "'owner/forbidden'", "403", "HF_TOKEN")
+    assert_refused(down, "'owner/down'", "500", hub.endpoint)
+
+
+def test_an_interrupted_download_says_so_and_can_be_taken_up_again(run, hub):
+    hub.cut = "model.safetensors"
+    assert_refused(run("owner/tiny")[0], "'owner/tiny'", "did not finish", "Try again")
+    hub.cut = None
+    assert run("owner/tiny")[0][0] == 0
