@@ -1,0 +1,90 @@
+"""Every command of the README is run, in the order in which a reader would run them."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def lines(language: str) -> list[str]:
+    return [line.partition(" # ")[0].strip() for block in blocks(language) for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def somewhere(tmp_path_factory) -> Path:
+    """A folder to work in, so that what the commands write does not end up in the repository."""
+    return tmp_path_factory.mktemp("reader")
+
+
+def run(words: list[str], folder: Path) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [line for line in lines("bash") if line.startswith("python")])
+def test_command_line(command: str, somewhere: Path) -> None:
+    words = shlex.split(command)
+    assert run([sys.executable, *words[1:]], somewhere).strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_block(code: str, somewhere: Path) -> None:
+    assert "Once upon a time" in run([sys.executable, "-c", code], somewhere)
+
+
+def test_the_readme_names_no_other_commands() -> None:
+    assert {line.split()[0] for line in lines("bash")} == {"make", "python"}
+    assert {line.split()[1] for line in lines("bash") if line.startswith("make")} == {"run", "test"}
+
+
+@pytest.mark.slow
+def test_make_run_serves_the_page() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"GRADIO_SERVER_PORT": str(port)}
+    server = subprocess.Popen(
+        ["make", "run"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        deadline, page = time.monotonic() + 180, ""
+        while "gradio" not in page.lower() and time.monotonic() < deadline:
+            time.sleep(1)
+            try:
+                page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).read().decode()
+            except OSError:
+                continue
+        assert "gradio" in page.lower()
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(timeout=30)
+
+
+def test_make_test_runs_the_linter_and_all_tests() -> None:
+    """`make test` runs this very file, so here it is only spelled out."""
+    spelled = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "ruff check" in spelled
+    assert "pytest" in spelled
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", README))))
+def test_links_and_pictures_are_there(path: str) -> None:
+    assert (ROOT / path).is_file()
