@@ -87,5 +87,5 @@ def _builtin(name: str, split: str) -> Texts:
 def _refuse_misspelling(data: str, name: str) -> None:
     # A bare word could be an old hub name ("imdb"). One that is nearly a built-in name is taken for that, and is not looked up online.
     bare = ":" not in data and ("/" not in data or data.partition("/")[2] in SPLITS)
-    if bare and get_close_matches(name.lower(), BUILTIN, n=1, cutoff=0.7):
+    if bare and get_close_matches(name.lower(), BUILTIN, n=1, cutoff=0.6):
         raise unknown("data set", name, BUILTIN, _HINT)

@@ -60,7 +60,7 @@ def _opening(w: World) -> None:
     w.met.append(w.hero)
     w.at[w.hero] = w.place
     trait, other = w.rng.sample(words.TRAITS, 2)
-    home = "[near|not far from] {place}" if w.place.outdoors else "in a [small|big|old|white] house"
+    home = "[near|not far from] {place}" if w.place.outdoors else "in a [small|big|quiet|white] house"
     w.say(
         "[Once upon a time|One day|One morning|Long ago|Last summer|On a Sunday], [there was {art} {trait} {h.kind} [named|called] {h}|{art} {trait} {h.kind} [named|called] {h} woke up early]. "
         "[{h} was [also|very] {other}, [and everyone knew it|but {h.he} did not know it]. |{h} lived " + home + ". |]",

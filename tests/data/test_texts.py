@@ -1,0 +1,135 @@
+"""One name for every kind of text: built in, or a file here; and what is said when there is none."""
+
+import json
+import os
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lrcore.data import BUILTIN, load_texts, stories
+from lrcore.errors import InputError
+
+
+def write(path, content):
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content, encoding="utf-8")
+    return str(path)
+
+
+def refused(data, **options):
+    with pytest.raises(InputError) as caught:
+        load_texts(data, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_built_in_name_reads_the_split_of_its_role():
+    assert set(BUILTIN) == {"stories", "python-docs"}
+    calibration, test = load_texts("stories"), load_texts("stories", role="test")
+    assert calibration.documents == tuple(stories.documents("calibration"))
+    assert (calibration.source, test.source, load_texts("stories/test").source) == ("stories/calibration", "stories/test", "stories/test")
+    assert load_texts("stories/test").fingerprint == test.fingerprint != calibration.fingerprint
+    assert load_texts("python-docs/calibration", role="test").source == "python-docs/calibration"
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    texts = load_texts(write(tmp_path / "a.txt", "\ufeffOne.\n\nTwo é.\n"))
+    assert texts.documents == ("One.\n\nTwo é.\n",)
+    assert texts.source == str(tmp_path / "a.txt")
+
+
+ROWS = {
+    "text": ([{"text": "One", "id": "x"}, {"text": "", "id": "y"}], ("One", "")),
+    "alpaca": (
+        [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Say", "input": "", "output": "Hi"}],
+        ("Add\n1 2\n3", "Say\nHi"),
+    ),
+    "one string column": ([{"id": 1, "story": "One"}, {"id": 2, "story": "Two"}], ("One", "Two")),
+}
+
+
+@pytest.mark.parametrize(("rows", "documents"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+def test_rows_become_documents(tmp_path, kind, rows, documents):
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        write(path, "\n".join(json.dumps(row) for row in rows) + "\n\n")
+    elif kind == "json":
+        write(path, json.dumps(rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert load_texts(str(path)).documents == documents
+
+
+def test_json_lines_may_be_strings_and_hold_odd_line_separators(tmp_path):
+    assert load_texts(write(tmp_path / "a.jsonl", '"One\u2028two"\r\n"Three"\n')).documents == ("One\u2028two", "Three")
+
+
+def test_an_alpaca_row_may_lack_its_input(tmp_path):
+    rows = [{"instruction": "Add", "input": None, "output": "3"}]
+    assert load_texts(write(tmp_path / "a.json", json.dumps(rows))).documents == ("Add\n3",)
+
+
+def test_unknown_names_get_a_suggestion():
+    for name in ("storys", "story", "Stories", "pythondocs", "storie/test"):
+        message = refused(name)
+        assert f"Unknown data set '{name.partition('/')[0]}'. Did you mean '" in message
+        assert ".jsonl" in message
+    assert "Unknown split of stories 'valid'" in refused("stories/valid")
+    assert "Did you mean 'test'" in refused("stories/tests")
+    assert "Unknown role 'train'" in refused("stories", role="train")
+    for nothing in ("", "  ", None, 3):
+        assert "No data set was named" in refused(nothing)
+
+
+def test_a_missing_file_is_called_a_missing_file(tmp_path):
+    write(tmp_path / "corpus.txt", "x")
+    assert f"Did you mean '{tmp_path / 'corpus.txt'}'?" in refused(str(tmp_path / "corpsu.txt"))
+    assert "does not exist either" in refused(str(tmp_path / "nowhere" / "a.jsonl"))
+    assert "No file './nothing'" in refused("./nothing").replace("No file 'nothing'", "No file './nothing'")
+    assert "Relative paths start at" in refused("nothing.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"ok \xff\xfe", ["not UTF-8", "byte 3 is 0xff", "Save it as UTF-8"]),
+        ("a.csv", "a,b", ["extension is '.csv'", ".txt, .jsonl, .json, .parquet"]),
+        ("a.txt", "", ["is empty (0 bytes)"]),
+        ("a.txt", " \n ", ["has no text", "1 documents are blank"]),
+        ("a.jsonl", '{"text": "a"}\n{"text": ', ["line 2 of", "not valid JSON"]),
+        ("a.json", '{"text": "a"}', ["one JSON dict, not a list of rows"]),
+        ("a.json", "[]", ["has no rows"]),
+        ("a.json", "[1, 2]", ["a row is a JSON int"]),
+        ("a.jsonl", '{"a": "x", "b": "y", "n": 3}', ["Fields found: a (str), b (str), n (int)", "Rename one to 'text'"]),
+        ("a.jsonl", '{"text": "a"}\n{"text": null}', ["row 2: field 'text' is NoneType"]),
+        ("a.jsonl", '{"text": "a"}\n"b"', ["row 2: expected an object", "got str"]),
+        ("a.parquet", b"PAR1 not really", ["not a readable parquet file"]),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_says_why(tmp_path, name, content, words):
+    message = refused(write(tmp_path / name, content))
+    for word in [name, *words]:
+        assert word in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_one_may_not_read(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    path.chmod(0)
+    assert "Permission denied" in refused(str(path))
+
+
+def test_a_folder_with_a_file_name(tmp_path):
+    (tmp_path / "a.txt").mkdir()
+    assert "Cannot read" in refused(str(tmp_path / "a.txt"))
+
+
+def test_only_hub_data_sets_have_revisions(tmp_path):
+    assert "only a hub data set has revisions" in refused("stories", revision="main")
+    assert "only a hub data set has revisions" in refused(write(tmp_path / "a.txt", "x"), revision="main")

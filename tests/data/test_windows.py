@@ -1,0 +1,126 @@
+"""Windows on a text whose tokens are known: one token per character."""
+
+import warnings
+
+import pytest
+import torch
+
+from lrcore.data import Texts, make_windows
+from lrcore.errors import InputError
+
+
+class Characters:
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        self.calls.append(text)
+        return {"input_ids": [999] * add_special_tokens + [ord(character) for character in text]}
+
+
+def texts(*documents):
+    return Texts(documents, "here")
+
+
+def as_text(windows):
+    return ["".join(map(chr, row)) for row in windows.tokens.tolist()]
+
+
+def test_all_windows_are_full_and_do_not_overlap():
+    tokenizer = Characters()
+    windows = make_windows(texts("abcd", "efg"), tokenizer, None, 4)
+    assert tokenizer.calls == ["abcd\n\nefg"]  # once, joined
+    assert as_text(windows) == ["abcd", "\n\nef"]  # "g" fills no window
+    assert windows.tokens.dtype == torch.long
+
+
+def test_first_takes_the_beginning_and_reports_when_there_is_less():
+    windows = make_windows(texts("abcdefgh"), Characters(), 1, 3, "first")
+    assert as_text(windows) == ["abc"]
+    windows = make_windows(texts("abcdefgh"), Characters(), 9, 3, "first")
+    assert as_text(windows) == ["abc", "def"]
+    assert windows.protocol["samples_asked"] == 9
+    assert windows.protocol["samples"] == 2
+
+
+def test_random_windows_are_pieces_of_the_text_from_any_offset():
+    text = "".join(chr(200 + i) for i in range(100))
+    windows = make_windows(texts(text), Characters(), 2000, 10, "random", seed=3)
+    starts = windows.tokens[:, 0] - 200
+    assert windows.tokens.shape == (2000, 10)
+    assert torch.equal(windows.tokens, 200 + starts[:, None] + torch.arange(10))
+    assert set(starts.tolist()) == set(range(91))  # both ends are reached
+
+
+def test_the_seed_decides_and_nothing_else_does():
+    text = texts("abcdefghijklmnopqrstuvwxyz" * 20)
+    one, again, other = (make_windows(text, Characters(), 8, 16, "random", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.tokens, again.tokens)
+    assert one.key == again.key != other.key
+    torch.manual_seed(5)
+    before = torch.rand(1)
+    torch.manual_seed(5)
+    make_windows(text, Characters(), 8, 16)
+    assert torch.equal(before, torch.rand(1))  # the global generator is left alone
+
+
+def test_one_window_of_exactly_the_text():
+    for sampling in ("first", "random"):
+        assert as_text(make_windows(texts("abc"), Characters(), 1, 3, sampling)) == ["abc"]
+
+
+def test_protocol_says_everything():
+    text = texts("abcdefgh")
+    assert make_windows(text, Characters(), 2, 3, "random", 7).protocol == {
+        "source": "here", "fingerprint": text.fingerprint, "join": "\n\n", "special_tokens": False, "tokens_available": 8, "seq_len": 3,
+        "sampling": "random", "seed": 7, "samples_asked": 2, "samples": 2,
+    }  # fmt: skip
+    everything = make_windows(text, Characters(), None, 3, "random", 7).protocol
+    assert (everything["sampling"], everything["seed"], everything["samples"]) == ("first", None, 2)
+
+
+def test_the_key_depends_on_shape_and_tokens():
+    keys = {make_windows(texts(text), Characters(), None, length).key for text in ("abcdef", "abcdeg") for length in (2, 3)}
+    assert len(keys) == 4
+
+
+def test_the_fingerprint_is_that_of_the_content():
+    assert texts("ab", "c").fingerprint == Texts(("ab", "c"), "elsewhere", fingerprint="made up").fingerprint
+    assert len({texts("ab", "c").fingerprint, texts("a", "bc").fingerprint, Texts(("ab", "c"), "here", " ").fingerprint}) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, 20), r"here has 8 tokens, fewer than one window of seq_len = 20\. Use seq_len <= 8 or a longer text\."),
+        ((None, 1), r"seq_len = 1: .*whole number >= 2"),
+        ((None, 2.0), r"seq_len = 2\.0"),
+        ((0, 4), r"samples = 0: give a whole number >= 1, or None"),
+        ((-3, 4), r"samples = -3"),
+        ((True, 4), r"samples = True"),
+        ((2, 4, "randm"), r"Unknown sampling 'randm'\. Did you mean 'random'\?"),
+        ((2, 4, "random", -1), r"seed = -1"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments, message):
+    with pytest.raises(InputError, match=message):
+        make_windows(texts("abcdefgh"), Characters(), *arguments)
+
+
+def test_blank_texts_are_refused():
+    with pytest.raises(InputError, match=r"here has no text: all of its 2 documents are blank"):
+        texts(" ", "\n")
+
+
+def test_a_text_far_longer_than_the_context_is_no_warning(caplog):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "word": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        windows = make_windows(texts("word " * 100_000), tokenizer, None, 64)
+    assert windows.tokens.shape == (1562, 64)
+    assert not caplog.records
