@@ -49,7 +49,7 @@ class Hub(BaseHTTPRequestHandler):
         if repository == "owner/gated":
             return self.refuse(401, "GatedRepo")
         if repository in ("owner/forbidden", "owner/down"):
-            return self.refuse(403 if repository == "owner/forbidden" else 501, "")  # 500 would be tried again for a minute
+            return self.refuse(403 if repository == "owner/forbidden" else 500, "")
         if repository not in self.repositories:
             return self.refuse(401, "RepoNotFound")
         revision = rest[1] if len(rest) > 1 else "main"
@@ -170,7 +170,7 @@ def test_revisions_and_what_a_hub_refuses(run, hub):
     assert_refused(nothing, "'owner/nothing'", "demo-llama")
     assert_refused(bare, "no weights", "safetensors")
     assert_refused(forbidden, "'owner/forbidden'", "403", "HF_TOKEN")
-    assert_refused(down, "'owner/down'", "501", hub.endpoint)
+    assert_refused(down, "'owner/down'", "500", hub.endpoint)
 
 
 def test_an_interrupted_download_says_so_and_can_be_taken_up_again(run, hub):
