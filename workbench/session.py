@@ -1,12 +1,13 @@
 """What the tabs share: jobs, runs, heavy objects. One Session per server; a browser's own state is only its form and light ids."""
 
+import time
 from typing import Any
 
 import gradio as gr
 
 import lrcore
 
-from . import work
+from . import text, work
 from .form import Form
 from .jobs import Job, Jobs
 from .measure import Measure
@@ -32,11 +33,22 @@ class Session:
         self.downloads = downloader()
         self.strip = panel("strip")
         self.job_panel = panel("job-list", render=False)
+        self.hint = panel("hint", render=False)
         # Light marks that a browser holds; their `change` is what redraws the tabs.
         self.shown = gr.State(None)  # key of the analysis on show
         self.factored = gr.State(None)  # key of the factors behind the sliders
         self.planned = gr.State("")  # the ranks on show
         self.stamp = gr.State("")  # of the runs on disk
+        self.loaded = gr.State(0.0)  # when a recipe was last put into the form
+
+    @property
+    def filled(self) -> list[gr.components.Component]:
+        return [*self.form.all, self.loaded]
+
+    def fill(self, recipe: lrcore.Recipe) -> list[Any]:
+        """What to put into `filled` so that the form says this recipe and the tabs follow."""
+        gr.Info(text.RECIPE_LOADED)
+        return [*self.form.values(recipe), time.time()]
 
     # --- heavy objects; the getters compute what is missing, the peeks never do ---
 

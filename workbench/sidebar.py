@@ -26,6 +26,7 @@ def build(session: Session) -> None:
         with gr.Row():
             form["sampling"].render()
             form["seed"].render()
+    session.hint.render()
     analyse = gr.Button(text.ANALYSE, variant="primary", elem_id="analyse")
     with gr.Accordion(text.RECIPE, open=False):
         with gr.Row():
@@ -44,15 +45,13 @@ def build(session: Session) -> None:
 
     @spoken
     def take(path: str) -> list[Any]:
-        recipe = lrcore.Recipe.read(path)
-        gr.Info(text.RECIPE_LOADED)
-        return form.values(recipe)
+        return session.fill(lrcore.Recipe.read(path))
 
     analyse.click(start, form.all, None, **QUIET)
     save.click(give, form.all, session.downloads, **QUIET)
-    load.upload(take, load, form.all, **QUIET).then(start, form.all, None, **QUIET)
+    load.upload(take, load, session.filled, **QUIET).then(start, form.all, None, **QUIET)
     for pressed, recipe in examples:
-        pressed.click(lambda recipe=recipe: form.values(recipe), None, form.all, **QUIET).then(start, form.all, None, **QUIET)
+        pressed.click(lambda recipe=recipe: session.fill(recipe), None, session.filled, **QUIET).then(start, form.all, None, **QUIET)
 
 
 def example_recipes() -> list[tuple[str, lrcore.Recipe]]:

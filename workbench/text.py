@@ -45,7 +45,7 @@ SPECTRA_HELP = {
 CLICK_A_CELL = "Click a cell to see its singular values."
 NOT_ANALYSED = "Nothing is analysed for these settings yet. Press Analyse in the sidebar."
 WORKING = "Being analysed: the result appears here by itself."
-STALE = "The sidebar has changed since this was drawn. Press Analyse to bring it up to date."
+STALE = "Not analysed with these settings yet: the curves show the ones before."
 NO_FACTORS = (
     "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; they are kept for every later slider move."
 )
@@ -65,6 +65,7 @@ PROMPT = "Once upon a time"
 TOKENS_HELP = "Red: the compressed model is more surprised by this token than the dense one; blue: less. Hover for the numbers (nats)."
 RECIPES_EQUAL = "These recipes are equal in every field."
 NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
+OTHER_BASE = "The dense model's files have changed since this run was made: its delta mixes two models."
 PASSAGE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine with her friends."
 PUSH_HELP = (
     "Uploads the checkpoint folder and its model card with the token of `hf auth login` or `HF_TOKEN`. "

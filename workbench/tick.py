@@ -4,14 +4,14 @@ from typing import Any
 
 import gradio as gr
 
-from . import markup
+from . import markup, text
 from .parts import LIVE, QUIET, clicked, spoken
 from .session import Session, calibration_key, factor_key
 
 
 def wire(session: Session) -> None:
     seen = gr.State(())  # what this browser was last sent: only what changed is sent again, so a selection in the log stays
-    watched = [session.strip, session.job_panel, session.shown, session.factored, session.stamp]
+    watched = [session.strip, session.job_panel, session.hint, session.shown, session.factored, session.stamp]
 
     def look(seen: tuple, *said: Any) -> list[Any]:
         now = state(session, said)
@@ -38,6 +38,7 @@ def state(session: Session, said: Any) -> list[Any]:
     return [
         markup.strip(session.jobs),
         markup.job_list(session.jobs),
+        markup.note("" if analysed or recipe is None or session.jobs.waiting() else text.STALE),
         list(calibration_key(recipe)) if analysed else None,
         list(factor_key(recipe)) if factored else None,
         session.runs.stamp(),

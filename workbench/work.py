@@ -84,9 +84,9 @@ def load(session: "Session", recipe: lrcore.Recipe, job: Job) -> Any:
 def evaluation(session: "Session", run: Run, settings: dict[str, Any], job: Job) -> dict[str, Any]:
     """Perplexity of a run and of its dense model under the same protocol; the dense one is measured once per protocol."""
     dense = dense_evaluation(session, run.recipe, settings, job)
-    small = lrcore.evaluate(session.small(run), **settings, progress=job.progress)
-    result = small.to_dict()
-    return result | {"dense_perplexity": dense.perplexity, "settings": settings, "when": time.time()}
+    result = lrcore.evaluate(session.small(run), **settings, progress=job.progress).to_dict()
+    same_base = session.dense(run.recipe).fingerprint == run.report.get("base_fingerprint")
+    return result | {"dense_perplexity": dense.to_dict()["perplexity"], "same_base": same_base, "settings": settings, "when": time.time()}
 
 
 def dense_evaluation(session: "Session", recipe: lrcore.Recipe, settings: dict[str, Any], job: Job) -> Any:

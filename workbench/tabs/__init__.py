@@ -1,5 +1,5 @@
 """The tabs, in the order they are shown. A tab is a module with TITLE and build(session), and one row here."""
 
-from . import allocation, compare, compress, kept, spectra
+from . import allocation, compare, compress, runs, spectra
 
-TABS = (spectra, allocation, compress, compare, kept)
+TABS = (spectra, allocation, compress, compare, runs)

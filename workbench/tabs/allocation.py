@@ -84,7 +84,7 @@ def build(session: Session) -> None:
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
     choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "calibration", "method")]
-    changed = [session.factored.change, form["overrides"].change]
+    changed = [session.factored.change, form["overrides"].change, session.loaded.change]
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)

@@ -39,13 +39,13 @@ def build(session: Session) -> None:
         table = gr.Dataframe(interactive=False, elem_id="recipe-differences")
         equal = panel("recipes-equal")
 
-    def choices(now: list[str]) -> tuple[Any, Any]:
+    def choices(now: list[str], wanted: str | None) -> tuple[Any, Any]:
         runs = session.runs.all()[::-1]
         ids = {run.id for run in runs}
         kept = [run_id for run_id in now or [] if run_id in ids] or [run.id for run in runs[:1]]
         protocols = list(dict.fromkeys(key_of(run, one) for run in runs for one in run.evaluations))
         return gr.Dropdown([(run.name, run.id) for run in runs], value=kept), gr.Dropdown(
-            protocols, value=protocols[0] if protocols else None
+            protocols, value=wanted if wanted in protocols else next(iter(protocols), None)
         )
 
     @spoken
@@ -68,7 +68,7 @@ def build(session: Session) -> None:
         settings = Measure.settings(True, *said[1:])
         session.jobs.submit("measure", f"Measure {len(runs)} run(s)", {"runs": [run.id for run in runs], "evaluation": settings})
 
-    gr.on([session.opened, session.stamp.change], choices, chosen, [chosen, protocol], **QUIET)
+    gr.on([session.opened, session.stamp.change], choices, [chosen, protocol], [chosen, protocol], **QUIET)
     gr.on([chosen.change, protocol.change, session.stamp.change], show, [chosen, protocol], [cards, table, equal], **QUIET)
     gr.on([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], chart, **LIVE)
     measure.click(start, [chosen, *session.measure.all], None, **QUIET)
@@ -186,7 +186,8 @@ def run_card(run: Run, one: dict[str, Any] | None) -> str:
         markup.cell("KV cache per token", f"{text.count(s[kv])} B", markup.less(s[kv], s[f"dense_{kv}"])),
         markup.cell("compute per token", f"{text.short(s[flops])}FLOPs", markup.less(s[flops], s[f"dense_{flops}"])),
     ]
-    return markup.card(run.name, cells, text.protocol(one["protocol"]) if one else "")
+    foot = text.protocol(one["protocol"]) if one else ""
+    return markup.card(run.name, cells, foot + ("" if not one or one.get("same_base", True) else f". {text.OTHER_BASE}"))
 
 
 def points(runs: list[Run], wanted: str | None, axis: str) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ COLUMNS = ("name", "model", "method", "policy", "removed", "MB", "perplexity", "
 
 
 def build(session: Session) -> None:
-    form = session.form
     frame = gr.Dataframe(headers=list(COLUMNS), interactive=False, show_search="filter", elem_id="runs-table", max_height=360)
     opened = gr.State("")
     empty = panel("runs-empty")
@@ -63,12 +62,12 @@ def build(session: Session) -> None:
 
     @spoken
     def into_form(run_id: str) -> list[Any]:
-        values = form.values(session.runs.get(run_id).recipe)
-        gr.Info(text.RECIPE_LOADED)
-        return values
+        return session.fill(session.runs.get(run_id).recipe)
 
     @spoken
     def forget(run_id: str) -> None:
+        if not run_id:  # the reader said no
+            return
         session.runs.delete(run_id)
         session.shelf.drop("small", run_id)
 
@@ -87,7 +86,7 @@ def build(session: Session) -> None:
     frame.select(choose, None, opened, **QUIET)
     gr.on([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **QUIET)
     session.opened(linked, None, [opened, session.tabs], **QUIET)
-    use.click(into_form, opened, form.all, **QUIET)
+    use.click(into_form, opened, session.filled, **QUIET)
     for button, give in ((recipe, give_recipe), (ranks, give_ranks), (report, give_report)):
         button.click(give, opened, session.downloads, **QUIET)
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)

@@ -1,0 +1,152 @@
+"""The small parts: form, shelf, runs on disk, figures, words."""
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import gradio as gr
+import pytest
+
+import lrcore
+from workbench import markup, plots, runs, text
+from workbench.form import Form, differences
+from workbench.shelf import ROOM, Shelf
+from workbench.tabs import TABS
+from workbench.tabs.compress import parse_ratios
+
+
+@pytest.fixture(scope="module")
+def form():
+    with gr.Blocks():
+        return Form()
+
+
+def said(form, recipe):
+    return [part if part != gr.skip() else 0.1 for part in form.values(recipe)]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lrcore.Recipe(),
+        lrcore.Recipe(model="a/b", revision="x", samples=3, policy="softmax", temperature=0.3, overrides={"0.qk": 8}, budget="kv", seed=5),
+    ],
+)
+def test_the_form_says_every_recipe(form, recipe):
+    assert form.recipe(said(form, recipe)) == recipe
+
+
+def test_the_form_has_every_field_of_a_recipe(form):
+    assert set(form.parts) == {*lrcore.Recipe().to_dict(), "rule"}
+
+
+def test_an_empty_box_is_named(form):
+    values = said(form, lrcore.Recipe())
+    values[list(form.parts).index("samples")] = None
+    with pytest.raises(lrcore.InputError, match="samples"):
+        form.recipe(values)
+    values[0] = " "
+    with pytest.raises(lrcore.InputError, match="model"):
+        form.recipe(values)
+
+
+def test_differences_are_only_differences():
+    a, b = lrcore.Recipe(), lrcore.Recipe(ratio=0.4, method="modegpt")
+    assert differences({"a": a, "b": b}) == [["method", "a3", "modegpt"], ["ratio", "0.2", "0.4"]]
+    assert differences({"a": a, "b": a}) == []
+
+
+def test_the_shelf_makes_once_and_drops_the_least_used():
+    shelf, made = Shelf(), []
+
+    def make():
+        time.sleep(0.05)
+        made.append(1)
+        return object()
+
+    threads = [threading.Thread(target=shelf.get, args=("dense", "k", make)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    for i in range(ROOM["dense"]):
+        shelf.get("dense", i, object)
+    assert shelf.peek("dense", "k") is None
+    assert shelf.peek("dense", ROOM["dense"] - 1) is not None
+
+
+def test_run_ids_cannot_leave_the_folder(tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "report.json").write_text("{}")
+    kept = runs.Runs(tmp_path / "runs")
+    for wrong in ("../secret", "", "..", "a/b", "missing"):
+        with pytest.raises(lrcore.InputError, match="No run"):
+            kept.get(wrong)
+
+
+def test_half_written_runs_are_removed_and_strange_folders_left_out(tmp_path):
+    (tmp_path / f"{runs.PARTIAL}x").mkdir()
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "report.json").write_text("no json")
+    kept = runs.Runs(tmp_path)
+    assert not (tmp_path / f"{runs.PARTIAL}x").exists()
+    assert kept.all() == []
+
+
+def test_runs_go_elsewhere_when_the_folder_cannot_be_written(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("LRCORE_RUNS", str(blocked / "runs"))
+    assert runs.root().is_dir()
+
+
+@pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
+def test_thinning_keeps_ends_and_order(count):
+    points = plots.thinned(count)
+    assert points[0] == 0
+    assert points[-1] == count - 1
+    assert points == sorted(set(points))
+    assert len(points) <= plots.MOST_POINTS + 1
+
+
+def test_figures_are_plain_json_without_backgrounds():
+    figure = json.loads(plots.curves([("aware", [3.0, 2.0, 1.0])], "singular value", True, 2, "rank 2", "k", share=False))
+    assert figure["layout"]["paper_bgcolor"] == figure["layout"]["plot_bgcolor"] == "rgba(0,0,0,0)"
+    assert figure["layout"]["yaxis"]["type"] == "log"
+    assert figure["layout"]["shapes"][0]["x0"] == 2
+    bars = json.loads(plots.bars({"qk": [(3, 4), (4, 4)]}, {"qk": [3, 3]}, "k"))
+    assert bars["data"][1]["y"] == [0.75, 1.0]
+
+
+def test_what_people_type_is_escaped():
+    job = SimpleNamespace(
+        id="1", title="<b>x</b>", state="failed", error="<script>", log=["<i>"], stage="", done=0, total=0, seconds=lambda: 1.0, part=""
+    )
+    html = markup.job_row(job, 0)
+    assert "<script>" not in html
+    assert "<i>" not in html
+    assert "&lt;b&gt;x" in html
+    assert "<img" not in markup.coloured([("<img>", 1.0, 2.0)])
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")])
+def test_durations(seconds, words):
+    assert text.duration(seconds) == words
+
+
+def test_sweep_shares():
+    assert parse_ratios("0.1, 0.25", lrcore.Recipe()) == [0.1, 0.25]
+    for wrong in ("a", "", "0.1 0.2", "20"):
+        with pytest.raises(lrcore.InputError):
+            parse_ratios(wrong, lrcore.Recipe())
+
+
+def test_every_tab_has_a_row():
+    from pathlib import Path
+
+    import workbench.tabs
+
+    files = {path.stem for path in Path(workbench.tabs.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
