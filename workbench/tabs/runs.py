@@ -16,7 +16,9 @@ COLUMNS = ("name", "model", "method", "policy", "removed", "MB", "perplexity", "
 
 
 def build(session: Session) -> None:
-    frame = gr.Dataframe(headers=list(COLUMNS), interactive=False, show_search="filter", elem_id="runs-table", max_height=360)
+    frame = gr.Dataframe(
+        headers=list(COLUMNS), interactive=False, show_search="filter", elem_id="runs-table", max_height=360, visible=False
+    )
     opened = gr.State("")
     empty = panel("runs-empty")
     with gr.Column(visible=False, elem_id="run-details") as details:
@@ -40,9 +42,11 @@ def build(session: Session) -> None:
                 private = gr.Checkbox(True, label="Private", scale=0, min_width=120)
                 push = gr.Button("Push", size="sm", scale=0, min_width=110, elem_id="push")
 
-    def table() -> tuple[pd.DataFrame, str]:
+    def table() -> tuple[Any, str]:
         rows = run_rows(session)
-        return pd.DataFrame(rows, columns=list(COLUMNS)), "" if rows else markup.note(text.NO_RUNS, "hint")
+        if not rows:
+            return gr.Dataframe(visible=False), markup.note(text.NO_RUNS, "hint")
+        return gr.Dataframe(pd.DataFrame(rows, columns=list(COLUMNS)), visible=True), ""
 
     def choose(event: gr.SelectData) -> str:
         return str(event.row_value[COLUMNS.index("id")])

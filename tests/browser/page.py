@@ -1,0 +1,105 @@
+"""The page as a person uses it."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Download, Page
+
+READ_PLOT = """id => { const p = document.querySelector('#' + id + ' .js-plotly-plot'); return p && p._fullLayout ? {
+  drawn: +p.dataset.drawn, x: p._fullLayout.xaxis.range, ytype: p._fullLayout.yaxis.type, paper: p._fullLayout.paper_bgcolor,
+  background: p._fullLayout.plot_bgcolor, font: p._fullLayout.font.color,
+  traces: p.data.map(t => ({name: t.name, custom: t.customdata, y: t.y}))} : null; }"""
+
+# Sets the slider as a drag does and answers with the milliseconds until the plot has been drawn again.
+SLIDE = """([field, plot, value]) => new Promise(done => {
+  const input = document.querySelector('#' + field + ' input[type=range]'), host = document.querySelector('#' + plot + ' .js-plotly-plot');
+  const began = performance.now();
+  const after = () => { host.removeListener('plotly_afterplot', after); done(performance.now() - began); };
+  host.on('plotly_afterplot', after);
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
+  input.dispatchEvent(new Event('input', {bubbles: true}));
+})"""
+
+
+class Workbench:
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.locator, self.click, self.evaluate = page.locator, page.click, page.evaluate
+
+    def analysed(self) -> None:
+        """Wait for the heatmap, the first thing a newcomer sees."""
+        self.page.wait_for_selector("#heatmap .js-plotly-plot", timeout=300_000)
+
+    def tab(self, title: str) -> None:
+        tab = self.page.get_by_role("tab", name=title, exact=True)
+        if not tab.is_visible():
+            self.page.locator(".overflow-menu > button").first.click()
+            tab = self.page.locator(".overflow-dropdown button", has_text=title)
+        tab.click()
+
+    def allocation(self) -> None:
+        self.tab("Allocation")
+        self.page.wait_for_selector("#bars .js-plotly-plot", timeout=60_000)
+        self.page.wait_for_selector("#readout .cells")
+
+    def plot(self, name: str) -> dict[str, Any]:
+        return self.evaluate(READ_PLOT, name)
+
+    def slide(self, field: str, plot: str, value: float) -> float:
+        return self.evaluate(SLIDE, [field, plot, str(value)])
+
+    def open(self, title: str) -> None:
+        """Open an accordion that is closed."""
+        label = self.page.locator("button.label-wrap", has_text=title).first
+        if "open" not in (label.get_attribute("class") or "").split():
+            label.click()
+
+    def type_into(self, elem_id: str, value: str) -> None:
+        box = self.page.locator(f"#{elem_id} input:not([type=range]), #{elem_id} textarea").first
+        box.fill(value)
+        box.press("Tab")
+
+    def value(self, elem_id: str) -> str:
+        return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
+
+    def download(self, elem_id: str) -> str:
+        with self.page.expect_download() as waiting:
+            self.click(f"#{elem_id}")
+        got: Download = waiting.value
+        return Path(got.path()).read_text(encoding="utf-8")
+
+    def recipe(self) -> dict[str, Any]:
+        self.open("Recipe and examples")
+        return json.loads(self.download("save-recipe"))
+
+    def strip(self) -> dict[str, Any]:
+        """Job id, state class, stage, done, total and words of the status strip."""
+        return self.evaluate(
+            """() => { const s = document.querySelector('#strip .strip'), n = document.querySelector('#strip .steps'); return {
+            job: s.dataset.jobId, state: s.className.replace('strip', '').trim(), words: s.innerText, stage: n && n.dataset.stage,
+            done: n ? +n.dataset.done : 0, total: n ? +n.dataset.total : 0}; }"""
+        )
+
+    def until(self, what, seconds: float, why: str) -> Any:
+        """The first true value of what(), asked again and again."""
+        end = time.monotonic() + seconds
+        while True:
+            got = what()
+            if got:
+                return got
+            assert time.monotonic() < end, f"{why}; the strip says: {self.strip()['words']!r}"
+            self.page.wait_for_timeout(50)
+
+    def until_idle(self, seconds: float = 120) -> None:
+        self.until(lambda: self.strip()["state"] != "running", seconds, "a job does not end")
+
+    def start(self, name: str = "", samples: int = 8, seq_len: int = 64) -> None:
+        """Press Start under Compress with a measurement of this size."""
+        self.tab("Compress")
+        self.open("Measure perplexity")
+        self.type_into("measure-samples", str(samples))
+        self.type_into("measure-seq-len", str(seq_len))
+        self.type_into("run-name", name)
+        self.click("#start")

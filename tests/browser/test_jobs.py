@@ -1,0 +1,131 @@
+"""Jobs: progress, reload, a second browser, cancel; and comparing what they made."""
+
+import re
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def quiet_after(workbench):
+    """The next test finds an idle server."""
+    yield
+    for _ in range(5):
+        button = workbench.locator("#strip button.cancel")
+        if not button.count():
+            break
+        button.click()
+        workbench.page.wait_for_timeout(1500)
+    workbench.until_idle()
+
+
+def running(workbench, seconds=10):
+    return workbench.until(
+        lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s, seconds, "no job with steps is shown"
+    )
+
+
+def test_start_shows_stage_count_and_time_left(workbench):
+    workbench.open("Calibration text")
+    workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
+    workbench.start(samples=64)
+    seen = running(workbench)
+    assert re.search(r"\d+/\d+", seen["words"])
+    workbench.until(lambda: re.search(r"about .+ left", workbench.strip()["words"]), 30, "no time left is shown")
+    workbench.until_idle()
+
+
+def test_a_reload_finds_the_same_job_further_on(workbench):
+    workbench.start(samples=400)
+    before = workbench.until(lambda: (s := workbench.strip())["stage"] and s["stage"].startswith("evaluate") and s, 60, "no evaluation")
+    workbench.page.reload()
+    workbench.page.wait_for_selector("#strip .strip.running")
+    after = workbench.until(
+        lambda: (s := workbench.strip())["stage"] and (s["stage"] != before["stage"] or s["done"] > before["done"]) and s,
+        10,
+        "no further step",
+    )
+    assert after["job"] == before["job"]
+
+
+def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page):
+    workbench.start(samples=600)
+    job = running(workbench, 60)["job"]
+    other = open_page()
+    other.until(lambda: other.strip()["job"] == job, 10, "the other browser does not see the job")
+    other.start("second", samples=8)
+    other.page.wait_for_selector(".job[data-state=queued]")
+    assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
+    other.locator("#strip button.cancel").click()
+    other.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]", timeout=20_000)
+    workbench.until(lambda: workbench.strip()["job"] != job, 20, "the first browser still shows the cancelled job")
+
+
+def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
+    workbench.start(samples=600)
+    job = running(workbench, 60)["job"]
+    workbench.locator("#strip button.cancel").click()
+    workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]", timeout=30_000)
+    lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
+    asked = next(i for i, line in enumerate(lines) if "cancel asked" in line)
+    ended = next(i for i, line in enumerate(lines) if re.search(r": cancelled", line))
+    assert ended - asked <= 2, lines[asked:]  # at most the step that was under way
+    assert ended == len(lines) - 1
+    workbench.start("after a cancel")
+    workbench.page.wait_for_selector(".job.done >> text=a3", timeout=60_000)
+
+
+def test_a_wrong_model_is_named_with_a_remedy(workbench):
+    workbench.type_into("field-model", "demo-lama")
+    workbench.open("Calibration text")
+    workbench.type_into("field-seed", "7")
+    workbench.click("#analyse")
+    words = workbench.until(lambda: (s := workbench.strip())["state"] == "failed" and s["words"], 60, "no failure is shown")
+    assert "demo-lama" in words
+    assert "demo-llama" in words
+    assert workbench.value("field-model") == "demo-lama"
+    assert workbench.value("field-seed") == "7"
+    assert "Traceback" not in workbench.locator("body").inner_text()
+
+
+def answers(workbench):
+    return [workbench.locator(f"#answer-{i} textarea").input_value() for i in (0, 1)]
+
+
+def test_both_answers_grow_together_and_stop_freezes_them(workbench):
+    workbench.start("to compare")
+    workbench.page.wait_for_selector(".job.done", timeout=60_000)
+    workbench.tab("Compare")
+    workbench.page.wait_for_selector("#answer-1", state="visible", timeout=15_000)
+    workbench.evaluate("""() => { const i = document.querySelector('#new-tokens input[type=range]');
+        Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(i, 512);
+        i.dispatchEvent(new Event('input', {bubbles: true})); }""")
+    workbench.click("#generate")
+    workbench.until(lambda: all(len(text) > 30 for text in answers(workbench)), 30, "the answers do not start")
+    first = answers(workbench)
+    workbench.page.wait_for_timeout(1000)
+    second = answers(workbench)
+    assert all(len(b) > len(a) for a, b in zip(first, second, strict=True))
+    workbench.click("#stop-generate")
+    workbench.page.wait_for_timeout(500)
+    stopped = answers(workbench)
+    workbench.page.wait_for_timeout(1500)
+    assert answers(workbench) == stopped
+
+
+def test_a_saved_recipe_fills_another_browser(workbench, open_page, tmp_path):
+    workbench.open("Calibration text")
+    workbench.type_into("field-samples", "16")
+    workbench.type_into("field-seed", "3")
+    saved = workbench.recipe() | {"policy": "softmax", "temperature": 0.25, "budget": "kv", "ratio": 0.3, "overrides": {"0.qk": 16}}
+    assert (saved["samples"], saved["seed"]) == (16, 3)
+    import json
+
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(saved))
+    other = open_page()
+    other.open("Recipe and examples")
+    other.locator("#load-recipe input[type=file], input[type=file]").first.set_input_files(path)
+    other.until(lambda: other.value("field-seed") == "3" or other.open("Calibration text"), 15, "the recipe is not loaded")
+    assert other.recipe() == saved
