@@ -52,7 +52,7 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
             f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has no public data set of that name. "
             f"Check the spelling; a private one needs a token; a file needs its extension. {_INSTEAD}"
         ) from error
-    except OSError as error:
+    except Exception as error:  # the client lets errors of its network library through, under names that change between versions
         raise InputError(
             f"'{name}' is no built-in name and no local file, so it was looked for on the hub, which cannot be reached "
             f"({_first_line(error)}). Check the name, the network and HF_ENDPOINT; with a copy in the cache, set HF_HUB_OFFLINE=1. "
@@ -66,7 +66,7 @@ def _load(name: str, config: str | None, split: str, revision: str | None, strea
 
     try:
         return _first_rows(datasets.load_dataset(name, config, split=split, revision=revision, streaming=stream))
-    except (ValueError, RuntimeError, OSError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # of many libraries: the network's, the parsers', datasets' own
         # `datasets` names the configs or splits that exist in the first line of its own message.
         what = f"'{name}' (config {config or 'default'}, split {split})"
         raise InputError(f"Cannot load the hub data set {what}: {_first_line(error)} Give it as {_FORM}. {_INSTEAD}") from error
