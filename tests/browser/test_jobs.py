@@ -1,9 +1,15 @@
 """Jobs: progress, reload, a second browser, cancel; and comparing what they made."""
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from gradio_client import Client
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -114,18 +120,21 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
     assert answers(workbench) == stopped
 
 
-def test_a_saved_recipe_fills_another_browser(workbench, open_page, tmp_path):
+def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(workbench, open_page, server, tmp_path):
     workbench.open("Calibration text")
     workbench.type_into("field-samples", "16")
     workbench.type_into("field-seed", "3")
     saved = workbench.recipe() | {"policy": "softmax", "temperature": 0.25, "budget": "kv", "ratio": 0.3, "overrides": {"0.qk": 16}}
     assert (saved["samples"], saved["seed"]) == (16, 3)
-    import json
-
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(saved))
     other = open_page()
+    other.open("Calibration text")
     other.open("Recipe and examples")
-    other.locator("#load-recipe input[type=file], input[type=file]").first.set_input_files(path)
-    other.until(lambda: other.value("field-seed") == "3" or other.open("Calibration text"), 15, "the recipe is not loaded")
+    other.locator("#sidebar input[type=file]").first.set_input_files(path)
+    other.until(lambda: other.value("field-seed") == "3", 20, "the recipe is not loaded")
     assert other.recipe() == saved
+    asked = [sys.executable, "-m", "lrcore", "allocate", "--recipe", str(path), "--json"]
+    told = subprocess.run(asked, cwd=ROOT, env=server.env, capture_output=True, text=True, check=True).stdout
+    answer = Client(server.url, verbose=False).predict(saved, api_name="/allocate")
+    assert [row["rank"] for row in json.loads(told)["ranks"]] == [row["rank"] for row in answer["ranks"]]
