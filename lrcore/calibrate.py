@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from . import data
-from .errors import InputError
 from .methods import METHODS
 from .models.architectures import decoder_layers
 from .models.load import LoadedModel
@@ -61,11 +60,7 @@ class Calibration:
 
 def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows:
     """The windows a recipe calibrates on. Raises InputError where they are longer than the model's context."""
-    context = getattr(model.network.config, "max_position_embeddings", None)
-    if context and recipe.seq_len > context:
-        raise InputError(
-            f"seq_len {recipe.seq_len} is longer than the context of '{model.name}' ({context} tokens). Use at most {context}."
-        )
+    model.check_length(recipe.seq_len)
     texts = data.load_texts(recipe.data, role="calibration")
     return data.make_windows(texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed)
 
