@@ -1,6 +1,7 @@
 """Pictures of every tab, light, dark and 390 pixels wide: `python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
 
-Without --url it starts a workbench of its own. Needs playwright and a Chromium (CHROMIUM names it; /usr/bin/chromium by default).
+--readme also renews the four in assets/pictures, from the runs that the workbench has. Without --url it starts a workbench of its own.
+Needs playwright and a Chromium (CHROMIUM names it; /usr/bin/chromium by default).
 """
 
 import argparse
@@ -14,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
 VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
+README = ("light-spectra", "light-allocation", "light-compare", "dark-spectra")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -75,13 +78,23 @@ def shoot(page: Page, folder: Path, view: str) -> None:
         if title == "Spectra":
             page.locator("#heatmap .nsewdrag").first.click(position={"x": 120, "y": 20})
             page.wait_for_timeout(1200)
+        if title == "Allocation":
+            page.locator("#field-policy input").click()
+            page.get_by_role("option").nth(1).click()
+            page.wait_for_timeout(1200)
         if title == "Compare":
             page.click("#generate")
-            page.wait_for_timeout(2500)
+            page.get_by_role("button", name="Surprise, token by token").click()
+            page.click("#colour")
+            page.wait_for_timeout(4000)
+            page.evaluate("document.activeElement.blur()")
         if title == "Runs & export" and page.locator("#runs-table [role=gridcell]").count():
             page.locator("#runs-table [role=gridcell]").first.click()
             page.wait_for_timeout(1500)
         name = title.split()[0].lower()
+        page.mouse.move(5, 5)
+        page.evaluate("window.scrollTo(0, 0)")
+        page.wait_for_timeout(400)
         page.screenshot(path=folder / f"{view}-{name}.png", full_page=True)
 
 
@@ -89,10 +102,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("folder", type=Path)
     options.add_argument("--url")
+    options.add_argument("--readme", action="store_true")
     options.add_argument("--views", nargs="*", default=list(VIEWS))
     said = options.parse_args()
     said.folder.mkdir(parents=True, exist_ok=True)
-    with server() if not said.url else nothing(said.url) as url, sync_playwright() as play:
+    with server() if not said.url else given(said.url) as url, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS)
         for view in said.views:
             width, height = VIEWS[view]
@@ -102,10 +116,18 @@ def main() -> None:
             shoot(page, said.folder, view)
             page.close()
         browser.close()
+    if said.readme:
+        for name in README:
+            optimise(said.folder / f"{name}.png", ROOT / "assets" / "pictures" / f"{name}.png")
+
+
+def optimise(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Image.open(source).convert("RGB").save(target, optimize=True)
 
 
 @contextmanager
-def nothing(url: str) -> Iterator[str]:
+def given(url: str) -> Iterator[str]:
     yield url
 
 

@@ -1,5 +1,6 @@
 """The budget and how it is shared: sliders that redraw while they move, ranks set by hand."""
 
+import math
 from typing import Any
 
 import gradio as gr
@@ -122,8 +123,12 @@ def temperature_slider(plan: Any, rule: bool) -> Any:
     """The slider with the rule of thumb written under its name; it follows the rule while that is on."""
     if plan.suggested_temperature is None:
         return gr.skip()
-    info = text.SUGGESTED.format(plan.suggested_temperature)
-    return gr.Slider(value=round(plan.temperature, 4), info=info) if rule else gr.Slider(info=info)
+    suggested = plan.suggested_temperature
+    # The rule depends on how much the model's layers differ, from thousandths to tens: the slider's range goes with it.
+    digits = 1 - math.floor(math.log10(suggested))
+    step, most = round(0.1**digits, digits), round(max(10 * suggested, plan.temperature) + 0.1**digits, digits)
+    words = {"info": text.SUGGESTED.format(suggested), "minimum": step, "maximum": most, "step": step}
+    return gr.Slider(value=max(step, round(plan.temperature, digits)), **words) if rule else gr.Slider(**words)
 
 
 def method_words(recipe: lrcore.Recipe) -> str:

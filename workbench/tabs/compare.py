@@ -31,7 +31,7 @@ def build(session: Session) -> None:
     with gr.Row(elem_classes="bottom"):
         protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
-        measure = gr.Button("Measure the chosen runs", elem_id="measure-runs", scale=0, min_width=250)
+        measure = gr.Button("Measure these runs", elem_id="measure-runs", scale=0, min_width=220)
     chart = plot("scatter", 360)
     build_answers(session, chosen)
     build_surprise(session, chosen)
@@ -81,7 +81,7 @@ def build_answers(session: Session, chosen: gr.Dropdown) -> None:
     with gr.Row(elem_classes="bottom"):
         most = gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens")
         temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature (0: likeliest)", elem_id="sampling-temperature")
-        seed = gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", scale=0, min_width=110)
+        seed = gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110)
         go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
         stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
     with gr.Row():
