@@ -72,6 +72,24 @@ def test_the_bars_follow_the_slider(workbench, record_property):
     assert statistics.median(times) < 1000  # 200 on an idle machine
 
 
+def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
+    workbench.allocation()
+    workbench.locator("#field-policy input").click()
+    workbench.page.get_by_role("option", name="softmax").click()
+    workbench.page.wait_for_selector("#field-temperature", state="visible")
+    workbench.page.wait_for_timeout(1500)
+    assert workbench.locator("#field-rule input").is_checked()
+    highest = float(workbench.locator("#field-temperature input[type=range]").get_attribute("max"))
+    before = shown_ranks(workbench)
+    workbench.slide("field-temperature", "bars", highest)
+    workbench.until(lambda: not workbench.locator("#field-rule input").is_checked(), 5, "the rule of thumb stays on")
+    workbench.until(lambda: shown_ranks(workbench) != before, 5, "the bars do not follow the temperature")
+    assert workbench.locator(".toast-body").count() == 0
+    workbench.locator("#field-policy input").click()
+    workbench.page.get_by_role("option", name="uniform").click()
+    workbench.page.wait_for_timeout(800)
+
+
 def shown_ranks(workbench):
     return {(name, layer): rank for t in workbench.plot("bars")["traces"] if t["custom"] for layer, name, rank, _ in t["custom"]}
 

@@ -1,0 +1,121 @@
+"""The form: one component per recipe field, made once and placed by the sidebar and the tabs. A browser's whole state is its values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from .text import FIELDS, budget
+
+START = lrcore.Recipe()
+SOURCES = ("model", "revision", "dtype", "device", "data", "samples", "seq_len", "sampling", "seed")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+TEMPERATURES = (0.005, 2.0)
+
+
+def names(rows: Any) -> list[str]:
+    return [row["name"] for row in rows]
+
+from gradio.events import Dependency
+
+class Temperature(gr.Slider):
+    """A slider whose range follows the model. A value sent while the range was changing is no error; the recipe checks it anyway."""
+
+    is_template = True  # drawn as gr.Slider is
+
+    def preprocess(self, payload: float) -> float:
+        return payload
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from gradio.blocks import Block
+    if TYPE_CHECKING:
+        from gradio.components import Timer
+        from gradio.components.base import Component
+
+
+class Form:
+    """`parts` in recipe order, then `rule`: whether the temperature is the policy's rule of thumb."""
+
+    def __init__(self) -> None:
+        def box(kind: type, name: str, **more: Any) -> gr.components.Component:
+            label, info = FIELDS[name]
+            return kind(label=label, info=info or None, elem_id=f"field-{name}", render=False, **more)
+
+        def choice(name: str, choices: Any, free: bool = False) -> gr.Dropdown:
+            return box(gr.Dropdown, name, choices=list(choices), value=getattr(START, name), allow_custom_value=free)
+
+        def whole(name: str) -> gr.Number:
+            return box(gr.Number, name, value=getattr(START, name), precision=0)
+
+        self.parts = {
+            "model": choice("model", lrcore.DEMO_MODELS, free=True),
+            "revision": box(gr.Textbox, "revision", placeholder="main"),
+            "dtype": choice("dtype", ("float32", "bfloat16", "float16", "float64", "auto")),
+            "device": choice("device", DEVICES, free=True),
+            "data": choice("data", lrcore.DATASETS, free=True),
+            "samples": whole("samples"),
+            "seq_len": whole("seq_len"),
+            "sampling": choice("sampling", ("random", "first")),
+            "seed": whole("seed"),
+            "calibration": choice("calibration", ("independent", "sequential")),
+            "method": choice("method", names(lrcore.methods())),
+            "policy": choice("policy", names(lrcore.policies())),
+            "ratio": box(gr.Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),
+            "budget": choice("budget", [(budget(name), name) for name in lrcore.BUDGETS]),
+            "temperature": box(Temperature, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
+            "rounding": choice("rounding", ("down", "nearest")),
+            "overrides": gr.State({}),
+            "rule": box(gr.Checkbox, "rule", value=True),
+        }
+
+    def __getitem__(self, name: str) -> gr.components.Component:
+        return self.parts[name]
+
+    @property
+    def all(self) -> list[gr.components.Component]:
+        return list(self.parts.values())
+
+    def recipe(self, values: Any) -> lrcore.Recipe:
+        """The recipe these values say. Raises InputError with a remedy for a value out of range."""
+        said = dict(zip(self.parts, values, strict=True))
+        rule = said.pop("rule")
+        said["revision"] = (said["revision"] or "").strip() or None
+        said["model"] = str(said["model"] or "").strip()
+        for name in ("samples", "seq_len", "seed"):
+            said[name] = int(said[name]) if said[name] is not None else None
+        if not said["model"]:
+            raise lrcore.InputError("No model is named. Choose a demo model, or type a folder or a hub id.")
+        if rule:
+            said["temperature"] = None
+        return lrcore.Recipe.from_dict(said)
+
+    def try_recipe(self, values: Any) -> lrcore.Recipe | None:
+        try:
+            return self.recipe(values)
+        except lrcore.InputError:
+            return None
+
+    def values(self, recipe: lrcore.Recipe) -> list[Any]:
+        """What to put into the components so that they say this recipe."""
+        said = recipe.to_dict() | {"rule": recipe.temperature is None}
+        said["revision"] = said["revision"] or ""
+        said["temperature"] = said["temperature"] if said["temperature"] is not None else gr.skip()
+        return [said[name] for name in self.parts]
+
+    @staticmethod
+    def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
+        """The recipe with all fields at rest that the analysis and the factors do not depend on."""
+        kept = {name: getattr(recipe, name) for name in (*SOURCES, "method")}
+        return START.with_(**kept)
+
+
+def differences(recipes: Mapping[str, lrcore.Recipe]) -> list[list[Any]]:
+    """Rows [field, value of each recipe], only for fields whose values are not all equal."""
+    said = [recipe.to_dict() for recipe in recipes.values()]
+    rows = []
+    for name in said[0] if said else []:
+        values = [str(one[name]) if one[name] not in (None, {}) else "–" for one in said]
+        if len(set(values)) > 1:
+            rows.append([name, *values])
+    return rows
