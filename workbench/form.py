@@ -19,15 +19,6 @@ def names(rows: Any) -> list[str]:
     return [row["name"] for row in rows]
 
 
-class Temperature(gr.Slider):
-    """A slider whose range follows the model. A value sent while the range was changing is no error; the recipe checks it anyway."""
-
-    is_template = True  # drawn as gr.Slider is
-
-    def preprocess(self, payload: float) -> float:
-        return payload
-
-
 class Form:
     """`parts` in recipe order, then `rule`: whether the temperature is the policy's rule of thumb."""
 
@@ -57,11 +48,14 @@ class Form:
             "policy": choice("policy", names(lrcore.policies())),
             "ratio": box(gr.Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),
             "budget": choice("budget", [(budget(name), name) for name in lrcore.BUDGETS]),
-            "temperature": box(Temperature, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
+            "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
             "overrides": gr.State({}),
             "rule": box(gr.Checkbox, "rule", value=True),
         }
+
+        # The slider's range follows the model. A value sent while the range was changing is no error: the recipe checks it anyway.
+        self.parts["temperature"].preprocess = lambda value: value
 
     def __getitem__(self, name: str) -> gr.components.Component:
         return self.parts[name]
