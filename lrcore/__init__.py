@@ -9,14 +9,16 @@ from .allocation import POLICIES
 from .analyse import Analysis, analyse
 from .calibrate import Calibration, calibrate
 from .checkpoint import load, save
-from .compress import Factorisation, allocate, compress, factorise
+from .compress import allocate, compress, prepare
 from .data import BUILTIN
 from .errors import Cancelled, InputError
 from .evaluate import Evaluation, evaluate, token_losses
+from .factorise import Factorisation, factorise
 from .generate import generate, stream
 from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
 from .plan import RankPlan
+from .probing import probe
 from .recipe import BUDGETS, Recipe
 
 DATASETS = tuple(BUILTIN)
@@ -37,5 +39,5 @@ def policies() -> list[dict]:
 __all__ = [
     "BUDGETS", "DATASETS", "DEMO_MODELS", "Analysis", "Calibration", "Cancelled", "Evaluation", "Factorisation", "InputError",
     "LoadedModel", "RankPlan", "Recipe", "allocate", "analyse", "calibrate", "compress", "evaluate", "factorise", "generate", "load",
-    "methods", "policies", "save", "stream", "token_losses",
+    "methods", "policies", "prepare", "probe", "save", "stream", "token_losses",
 ]  # fmt: skip

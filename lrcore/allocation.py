@@ -149,17 +149,63 @@ def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int
     return ranks
 
 
+def probed(spectra: Spectra, budget: Budget, temperature: float, influence: list[float]) -> Targets:
+    """Probed marginal loss (ours): the ranks whose predicted rises in token loss, `Spectrum.nats`, have the least sum within the budget.
+
+    One multiplier, by bisection: every slot takes the rank of least `nats + multiplier * price`; what is left over goes, step by step, to
+    the slot that gains most per price. Raises InputError where a slot was not probed.
+    """
+    if any(s.nats is None for s in spectra.values()):
+        raise InputError("Policy 'probed' needs probed slots: call lrcore.probe on the factorisation first (some short evaluations).")
+    prices = {slot: torch.tensor([budget.price(s.cost, r) for r in s.cost.ranks()], dtype=torch.float64) for slot, s in spectra.items()}
+
+    def choose(multiplier: float) -> dict[Slot, int]:
+        return {slot: int(torch.argmin(s.nats + multiplier * prices[slot])) for slot, s in spectra.items()}
+
+    def spent(choice: dict[Slot, int]) -> float:
+        return sum(float(prices[slot][i]) for slot, i in choice.items())
+
+    low, high = 1e-15, 1e6
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if spent(choose(middle)) > budget.limit else (low, middle)
+    choice = choose(high)
+    _spend_rest(choice, spectra, prices, budget.limit - spent(choice))
+    return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
+
+
+def _spend_rest(choice: dict[Slot, int], spectra: Spectra, prices: dict[Slot, torch.Tensor], left: float) -> None:
+    """Raise one slot after another by a step, the one with most nats per price first, while anything fits."""
+    queue: list[tuple] = []
+
+    def push(slot: Slot) -> None:
+        i, nats = choice[slot], spectra[slot].nats
+        if i + 1 < len(nats):
+            price = float(prices[slot][i + 1] - prices[slot][i])
+            heapq.heappush(queue, (-float(nats[i] - nats[i + 1]) / price, slot, price))
+
+    for slot in spectra:
+        push(slot)
+    while queue:
+        _, slot, price = heapq.heappop(queue)
+        if price <= left:
+            left -= price
+            choice[slot] += 1
+            push(slot)
+
+
 @dataclass(frozen=True)
 class Policy:
-    """A row of the table. temperature: whether the policy reads one."""
+    """A row of the table. temperature: whether the policy reads one. probed: whether it needs probed slots."""
 
     name: str
     summary: str
     targets: Callable[[Spectra, Budget, float, list[float]], Targets]
     temperature: bool = False
+    probed: bool = False
 
     def describe(self) -> dict:
-        return {"name": self.name, "summary": self.summary, "temperature": self.temperature}
+        return {"name": self.name, "summary": self.summary, "temperature": self.temperature, "probed": self.probed}
 
 
 POLICIES = {
@@ -168,6 +214,7 @@ POLICIES = {
         Policy("uniform", "Every layer and component keeps the same share.", uniform),
         Policy("softmax", "Layers that change the residual stream least lose most (MoDeGPT eq. 11).", softmax, temperature=True),
         Policy("waterfill", "The largest singular values of each component, pooled over the layers, are kept (CARE).", waterfill),
+        Policy("probed", "Least predicted rise of the token loss, from a few measured probes per slot (ours).", probed, probed=True),
     )
 }
 

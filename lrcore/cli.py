@@ -107,7 +107,7 @@ def allocate(
 
     asked = read_recipe(ctx)
     loaded = _load(asked)
-    factors = lrcore.factorise(loaded, lrcore.calibrate(loaded, asked, progress=progress), asked.method, progress=progress)
+    factors = lrcore.prepare(loaded, asked, progress=progress)
     plan = lrcore.allocate(factors, asked)
     show(as_json, {"recipe": asked.to_dict(), "summary": plan.summary()}, "ranks", plan.table().to_dict("records"))
 

@@ -5,51 +5,39 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .allocation import find_policy, make_budget, plan_ranks, suggested_temperature
-from .calibrate import Calibration, Progress, calibrate, silent
+from .calibrate import Progress, calibrate, silent
 from .errors import InputError
-from .methods import Factors, find_method, spectrum, truncate
-from .models.architectures import decoder_layers
-from .models.layers import clone, measure, read_layer, write_layer
+from .factorise import Factorisation, factorise
+from .methods import find_method, truncate
+from .models.layers import clone, read_layer, write_layer
 from .models.load import LoadedModel
 from .models.stream import LayerStream
-from .plan import RankPlan, Shape
+from .plan import RankPlan
+from .probing import probe
 from .recipe import Recipe
 from .spectra import Slot, Spectrum
 
 
-@dataclass(frozen=True, eq=False)
-class Factorisation:
-    """One method's decompositions of every layer: all that the sliders need. layers[i] holds the factors of decoder layer i."""
+def prepare(
+    model: LoadedModel, recipe: Recipe, progress: Progress | None = None, seconds: dict[str, float] | None = None
+) -> Factorisation:
+    """All that allocating and compressing by a recipe needs: calibration, factors, and probes where its policy reads them.
 
-    method: str
-    layers: list[Factors]
-    spectra: dict[Slot, Spectrum]
-    calibration: Calibration
-    shape: Shape
-
-
-def factorise(model: LoadedModel, calibration: Calibration, method: str, progress: Progress | None = None) -> Factorisation:
-    """Decompose every layer with one method: the expensive, rank-free half. Raises InputError for an unknown method."""
-    progress, row = progress or silent, find_method(method)
-    total = len(decoder_layers(model.network))
-    layers = []
-    for index in range(total):
-        progress("factorise", index, total)
-        layers.append(row.factor(read_layer(model.network, index), calibration.moments(index)))
-    progress("factorise", total, total)
-    spectra = {(i, name): spectrum(i, name, factor) for i, factors in enumerate(layers) for name, factor in factors.items()}
-    return Factorisation(method, layers, spectra, calibration, shape_of(model))
-
-
-def shape_of(model: LoadedModel) -> Shape:
-    """The sizes of a dense model that a plan accounts with."""
-    size, attention = measure(model.network), read_layer(model.network, 0).attention
-    head = model.network.get_output_embeddings().weight.numel()
-    layers = len(decoder_layers(model.network))
-    return Shape(size.parameters, size.decoder_linear, size.bytes_per_value, layers, attention.n_q, attention.head_size, head)
+    seconds, where given, receives the time of each stage. Raises InputError for an unknown method or policy before any work is done.
+    """
+    find_method(recipe.method)
+    policy, seconds = find_policy(recipe.policy), {} if seconds is None else seconds
+    with _timed(seconds, "calibrate"):
+        calibration = calibrate(model, recipe, progress)
+    with _timed(seconds, "factorise"):
+        factors = factorise(model, calibration, recipe.method, progress)
+    if policy.probed:
+        with _timed(seconds, "probe"):
+            factors = probe(model, factors, progress)
+    return factors
 
 
 def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
@@ -64,7 +52,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     temperature = (recipe.temperature or suggested) if row.temperature else None
     fixed = _fixed_ranks(recipe, spectra)
     ranks = plan_ranks(recipe.policy, spectra, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest")
-    return RankPlan(ranks, spectra, factors.shape, recipe.budget, recipe.ratio, recipe.seq_len, temperature, suggested)
+    return RankPlan(ranks, spectra, factors.shape, recipe.budget, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
 
 
 def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, int]:
@@ -98,13 +86,13 @@ def compress(
     compressed layers before it give. The report holds the recipe, ranks, account, protocol and seconds per stage.
     """
     progress, seconds = progress or silent, {}
-    find_policy(recipe.policy)
-    find_method(recipe.method)
+    if factors is not None and factors.method != recipe.method:
+        raise InputError(f"The factors given are of method '{factors.method}', the recipe says '{recipe.method}'. Factorise again.")
     if factors is None:
-        with _timed(seconds, "calibrate"):
-            calibration = calibrate(model, recipe, progress)
-        with _timed(seconds, "factorise"):
-            factors = factorise(model, calibration, recipe.method, progress)
+        factors = prepare(model, recipe, progress, seconds)
+    elif plan is None and find_policy(recipe.policy).probed and factors.base_nll is None:
+        with _timed(seconds, "probe"):
+            factors = probe(model, factors, progress)
     with _timed(seconds, "allocate"):
         plan = plan or allocate(factors, recipe)
     with _timed(seconds, "compress"):

@@ -1,5 +1,6 @@
 """A rank plan: the whole ranks of every slot, and what the model will weigh with them."""
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
@@ -36,6 +37,18 @@ class RankPlan:
     seq_len: int
     temperature: float | None = None
     suggested_temperature: float | None = None
+    base_nll: float | None = None
+
+    @property
+    def predicted_perplexity(self) -> float | None:
+        """exp of the dense loss plus the predicted rise of every slot, on the probing windows; None unless the slots were probed.
+
+        Errors of different slots compound, so it is optimistic at high ratios; the order of plans is what it is for.
+        """
+        if self.base_nll is None:
+            return None
+        rise = sum(float(s.nats[s.cost.ranks().index(self.ranks[slot])]) for slot, s in self.spectra.items())
+        return math.exp(min(self.base_nll + rise, 700.0))
 
     def table(self) -> pd.DataFrame:
         """One row per slot. keep is the share of the dense parameters, energy the share of the loss avoided; KV bytes are per token."""
@@ -98,4 +111,5 @@ class RankPlan:
             "achieved": shares[self.budget],
             "temperature": self.temperature,
             "suggested_temperature": self.suggested_temperature,
+            "predicted_perplexity": self.predicted_perplexity,
         }

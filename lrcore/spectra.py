@@ -49,12 +49,15 @@ class Spectrum:
     values [full / step], float64, descending, >= 0: keeping the first r of them leaves the loss `sum(values[r:] ** 2)`, in the
     method's own unit (squared score error, squared output error, ...). Only ratios within a unit compare.
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
+    nats: the loss curve in the model's own currency, the predicted rise of the token loss at each rank of `cost.ranks()`; None unless
+    the slot was probed.
     """
 
     slot: Slot
     values: Tensor
     cost: Cost
     heads: Tensor | None = None
+    nats: Tensor | None = None
 
     def tail(self, rank: int) -> float:
         """Loss left at `rank` (in columns, not steps)."""

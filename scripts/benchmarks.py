@@ -28,7 +28,8 @@ from lrcore.methods import a3 as a3_method
 from lrcore.methods import modegpt as modegpt_method
 from lrcore.statistics import Moments
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
@@ -41,13 +42,13 @@ def table(header: list[str], rows: list[list]) -> str:
     return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
-def write_section(name: str, text: str) -> None:
+def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
     """Exchange what stands between the markers of a section."""
-    page = DOCUMENT.read_text(encoding="utf-8")
+    page = document.read_text(encoding="utf-8")
     pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     if not pattern.search(page):
-        raise SystemExit(f"docs/benchmarks.md has no section '{name}'")
-    DOCUMENT.write_text(pattern.sub(lambda match: match[1] + text + "\n" + match[2], page), encoding="utf-8")
+        raise SystemExit(f"{document.name} has no section '{name}'")
+    document.write_text(pattern.sub(lambda match: match[1] + text + "\n" + match[2], page), encoding="utf-8")
 
 
 # ---- quality ------------------------------------------------------------------------------------------------------------------------
@@ -67,27 +68,13 @@ def models() -> Iterator[tuple[str, lrcore.Recipe, str, int]]:
 
 
 def quality() -> None:
-    parts = []
+    """Perplexity of every method and policy on every model; the uniform rows, and the best, go into the README as well."""
+    parts, short = [], []
     for title, recipe, data, windows in models():
         model = lrcore.load(recipe.model)
         calibration = lrcore.calibrate(model, recipe)
-
-        def perplexity(which, data: str = data, windows: int = windows) -> float:
-            return lrcore.evaluate(which, data, samples=windows, seq_len=256).perplexity
-
-        rows, dense = [], perplexity(model)
-        for method in METHODS:
-            begin = time.perf_counter()
-            factors = lrcore.factorise(model, calibration, method)
-            solve = time.perf_counter() - begin
-            for policy in (row["name"] for row in lrcore.policies()):
-                cells, cache = [], []
-                for ratio in RATIOS:
-                    small = lrcore.compress(model, recipe.with_(method=method, policy=policy, ratio=ratio), factors)
-                    cells.append(f"{perplexity(small):.3f}")
-                    cache.append(small.report["summary"]["kv_bytes_per_token"])
-                rows.append([method, policy, *cells, cache[-1], f"{solve:.2f}"])
-                note(f"{title} {method} {policy} {' '.join(cells)}")
+        dense = lrcore.evaluate(model, data, samples=windows, seq_len=256).perplexity
+        rows = [row for method in METHODS for row in method_rows(model, calibration, recipe.with_(method=method), data, windows)]
         size = model.size
         protocol = (
             f"**{title}**: dense perplexity {dense:.3f}; {size.parameters:,} parameters, {size.decoder_linear:,} of them decoder-linear, "
@@ -95,9 +82,34 @@ def quality() -> None:
             f"`{Path(recipe.data).name}` ({recipe.samples} windows of 256, {recipe.sampling}, seed {recipe.seed}); measured on the first "
             f"{windows} windows of 256 of `{Path(data).name}` (test split where there is one)."
         )
-        header = ["method", "policy", *(f"{ratio:.0%}" for ratio in RATIOS), "KV bytes at 50 %", "solve s"]
-        parts += [protocol, "", table(header, rows), ""]
+        ratios = [f"{ratio:.0%}" for ratio in RATIOS]
+        parts += [protocol, "", table(["method", "policy", *ratios, "KV bytes at 50 %", "solve s", "probe s"], rows), ""]
+        chosen = [row[: 2 + len(RATIOS)] for row in rows if row[1] == "uniform" or (row[0], row[1]) == ("fused", "probed")]
+        short += [f"**{title}**, perplexity (dense {dense:.3f}) with this share of the decoder-linear parameters removed:", ""]
+        short += [table(["method", "policy", *ratios], chosen), ""]
     write_section("quality", "\n".join(parts))
+    write_section("measured", "\n".join(short), ROOT / "README.md")
+
+
+def method_rows(model, calibration, recipe: lrcore.Recipe, data: str, windows: int) -> list[list]:
+    """One row per policy: perplexity at every ratio, KV bytes per token at the last, seconds of factor and of the probes."""
+    begin = time.perf_counter()
+    factors = lrcore.factorise(model, calibration, recipe.method)
+    solve, rows = time.perf_counter() - begin, []
+    for policy in lrcore.policies():
+        begin = time.perf_counter()
+        own = lrcore.probe(model, factors) if policy["probed"] else factors
+        probe = f"{time.perf_counter() - begin:.1f}" if policy["probed"] else "-"
+        cells, summary = [], {}
+        for ratio in RATIOS:
+            small = lrcore.compress(model, recipe.with_(policy=policy["name"], ratio=ratio), own)
+            cells.append(lrcore.evaluate(small, data, samples=windows, seq_len=256).perplexity)
+            summary = small.report["summary"]
+        rows.append(
+            [recipe.method, policy["name"], *(f"{cell:.3f}" for cell in cells), summary["kv_bytes_per_token"], f"{solve:.2f}", probe]
+        )
+        note(f"{model.name} {' '.join(map(str, rows[-1]))}")
+    return rows
 
 
 # ---- energy -------------------------------------------------------------------------------------------------------------------------

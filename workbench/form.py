@@ -93,9 +93,10 @@ class Form:
 
     @staticmethod
     def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
-        """The recipe with all fields at rest that the analysis and the factors do not depend on."""
+        """The recipe with all fields at rest that the analysis and the factors do not depend on; a policy only counts if it probes."""
         kept = {name: getattr(recipe, name) for name in (*SOURCES, "method")}
-        return START.with_(**kept)
+        probing = [row["name"] for row in lrcore.policies() if row["probed"]]
+        return START.with_(**kept, policy=recipe.policy if recipe.policy in probing else START.policy)
 
 
 def differences(recipes: Mapping[str, lrcore.Recipe]) -> list[list[Any]]:

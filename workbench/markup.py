@@ -96,6 +96,9 @@ def readout(summary: dict[str, Any], predicted: str = "predicted energy kept") -
         ),
         cell(predicted, f"{summary['energy_kept']:.2%}", "mean over slots, own loss"),
     ]
+    if summary["predicted_perplexity"] is not None:
+        value = f"{summary['predicted_perplexity']:.3f}"
+        cells.append(cell("predicted perplexity", value, "on the probing windows; optimistic at high ratios"))
     return f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}</div>"
 
 

@@ -68,8 +68,13 @@ class Session:
         return self.shelf.get("analysis", calibration_key(recipe), make)
 
     def factors(self, recipe: lrcore.Recipe, progress=None) -> Any:
+        """The decompositions of a recipe's method, with probed slots where its policy reads them."""
+
         def make() -> Any:
-            return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress=progress)
+            if not probed(recipe):
+                return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress=progress)
+            plain = self.factors(recipe.with_(policy=lrcore.Recipe().policy), progress)
+            return lrcore.probe(self.dense(recipe), plain, progress=progress)
 
         return self.shelf.get("factors", factor_key(recipe), make)
 
@@ -110,4 +115,9 @@ def calibration_key(recipe: lrcore.Recipe) -> Key:
 
 
 def factor_key(recipe: lrcore.Recipe) -> Key:
-    return (*calibration_key(recipe), recipe.method)
+    return (*calibration_key(recipe), recipe.method, probed(recipe))
+
+
+def probed(recipe: lrcore.Recipe) -> bool:
+    """Whether the recipe's policy reads probed loss curves."""
+    return any(row["probed"] for row in lrcore.policies() if row["name"] == recipe.policy)

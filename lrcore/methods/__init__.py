@@ -7,7 +7,7 @@ from ..errors import unknown
 from ..layer import Layer
 from ..spectra import Cost
 from ..statistics import Moments, Need
-from . import a3, modegpt, svd, svd_llm
+from . import a3, fused, modegpt, svd, svd_llm
 from .factors import Factors, spectrum
 
 COMPONENTS = ("qk", "ov", "mlp")
@@ -85,6 +85,16 @@ METHODS: dict[str, Method] = {
             True,
             "QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD (MHA), principal directions of the value "
             "state (GQA). MLP: Nystrom on ridge leverage. Biases enter the moments.",
+        ),
+        Method(
+            "fused",
+            "ours",
+            COMPONENTS,
+            fused.NEEDS,
+            fused.factor,
+            True,
+            "QK: centred keys without rotary, whole pairs with it. OV: map on the head outputs, output projection refit across heads. "
+            "MLP: elimination of neurons with exact refit. Means go into the biases; projections without one get one.",
         ),
     )
 }

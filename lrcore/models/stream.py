@@ -3,8 +3,8 @@
 Hidden states of all windows are kept for one depth at a time, on the network's device; only one layer's statistics exist at once.
 """
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -62,6 +62,11 @@ class LayerStream:
             self.network(input_ids=one, use_cache=False)
         return caught
 
+    @property
+    def hidden(self) -> list[Tensor]:
+        """The hidden states where the stream stands, batch by batch, [b, t, d] each."""
+        return self._hidden
+
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
         """Run layer `index` on all windows; return its moments where needs are given."""
@@ -104,3 +109,25 @@ def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     heads = states.unflatten(-1, (-1, size))  # [b, t, n, size]
     half = torch.cat((-heads[..., size // 2 :], heads[..., : size // 2]), dim=-1)
     return (heads * cos.unsqueeze(2) + half * sin.unsqueeze(2)).flatten(-2)
+
+
+@contextmanager
+def starting_at(network: nn.Module, index: int, hidden: Tensor) -> Iterator[None]:
+    """Inside, a forward pass of the network skips the layers before `index` and enters that one with `hidden` [b, t, d].
+
+    What comes after the layers (norm, head) stays the model's own, so no family needs to be known here.
+    """
+    row = architecture_of(network)
+    parent, _, name = row.layers.rpartition(".")
+    layers = decoder_layers(network)
+
+    def enter(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
+
+    handle = layers[index].register_forward_pre_hook(enter, with_kwargs=True)
+    setattr(network.get_submodule(parent), name, layers[index:])
+    try:
+        yield
+    finally:
+        handle.remove()
+        setattr(network.get_submodule(parent), name, layers)

@@ -59,7 +59,7 @@ def build(session: Session) -> None:
 
     @spoken
     def need(*said: Any) -> None:
-        """Another method needs its own factors: queue them, but only for settings that were analysed before."""
+        """Another method needs its own factors, and some policies need probes: queue them, for settings that were analysed before."""
         recipe = form.recipe(said)
         if session.peek_analysis(recipe) is not None:
             session.start_analysis(recipe)
@@ -90,6 +90,7 @@ def build(session: Session) -> None:
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)
     form["method"].input(dict, None, form["overrides"], **QUIET).then(need, form.all, None, **QUIET)
+    form["policy"].input(need, form.all, None, **QUIET)
     frame.input(edited, [frame, in_table, form["overrides"]], form["overrides"], **QUIET)
     clear.click(dict, None, form["overrides"], **QUIET)
     csv.click(give, form.all, session.downloads, **QUIET)

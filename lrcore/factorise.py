@@ -1,0 +1,47 @@
+"""Factorisation: every layer decomposed once with one method, for all ranks."""
+
+from dataclasses import dataclass
+
+from .calibrate import Calibration, Progress, silent
+from .methods import Factors, find_method, spectrum
+from .models.architectures import decoder_layers
+from .models.layers import measure, read_layer
+from .models.load import LoadedModel
+from .plan import Shape
+from .spectra import Slot, Spectrum
+
+
+@dataclass(frozen=True, eq=False)
+class Factorisation:
+    """One method's decompositions of every layer: all that the sliders need. layers[i] holds the factors of decoder layer i.
+
+    base_nll: mean token loss of the dense model on the probing windows, None unless the slots were probed.
+    """
+
+    method: str
+    layers: list[Factors]
+    spectra: dict[Slot, Spectrum]
+    calibration: Calibration
+    shape: Shape
+    base_nll: float | None = None
+
+
+def factorise(model: LoadedModel, calibration: Calibration, method: str, progress: Progress | None = None) -> Factorisation:
+    """Decompose every layer with one method: the expensive, rank-free half. Raises InputError for an unknown method."""
+    progress, row = progress or silent, find_method(method)
+    total = len(decoder_layers(model.network))
+    layers = []
+    for index in range(total):
+        progress("factorise", index, total)
+        layers.append(row.factor(read_layer(model.network, index), calibration.moments(index)))
+    progress("factorise", total, total)
+    spectra = {(i, name): spectrum(i, name, factor) for i, factors in enumerate(layers) for name, factor in factors.items()}
+    return Factorisation(method, layers, spectra, calibration, shape_of(model))
+
+
+def shape_of(model: LoadedModel) -> Shape:
+    """The sizes of a dense model that a plan accounts with."""
+    size, attention = measure(model.network), read_layer(model.network, 0).attention
+    head = model.network.get_output_embeddings().weight.numel()
+    layers = len(decoder_layers(model.network))
+    return Shape(size.parameters, size.decoder_linear, size.bytes_per_value, layers, attention.n_q, attention.head_size, head)

@@ -1,0 +1,135 @@
+"""`fused`: what is best of each paper, put together, and what follows from it. Ours; in no paper.
+
+* QK without rotary: A3's joint SVD on the *centred* keys. A shift of every key moves all scores of a query alike and leaves its softmax
+  unchanged, so the mean of the keys costs no rank. With rotary: whole pairs, by MoDeGPT's post-rotary scores.
+* OV: the value map is chosen on the centred moments of the head *outputs*, summed over the group that shares a value head (A3 for GQA uses
+  the value states); then the whole output projection is refit at once by least squares on the narrowed head outputs, across heads.
+* MLP: optimal-brain-surgeon elimination of neurons in the metric of the output, then the exact refit.
+* Means are folded into the biases of the output and down projections (LatentLLM, appendix B.2); a projection without a bias gets one.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..layer import Attention, Layer, Linear, map_rows, output_heads
+from ..linalg import cholesky, eigh_descending, elimination_order, roots
+from ..spectra import Cost
+from ..statistics import Moments
+from .factors import Factors, HeadMaps, mlp_cost, narrow_mlp, ov_cost, pooled, qk_cost
+from .grams import by_group, head_gram, output_gram
+from .modegpt import DAMPING, qk_cr
+
+NEEDS = frozenset(
+    {("attn_in", "second"), ("attn_in", "mean"), ("q_rotated", "square"), ("k_rotated", "square")}
+    | {(tap, statistic) for tap in ("attn_out", "mlp_hidden") for statistic in ("second", "mean")},
+)
+
+
+def factor(layer: Layer, moments: Moments) -> Factors:
+    """Solve QK, OV and MLP of one layer for all ranks."""
+    a = layer.attention
+    qk = qk_cr(a, moments) if a.position == "rotary" else qk_centred(a, moments)
+    return {"qk": qk, "ov": ov_refit(a, moments), "mlp": mlp_elimination(layer, moments)}
+
+
+def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
+    """Joint SVD of the scores up to a shift per query: `V` = eigenvectors of `K^{1/2} (sum_i G_q,i) K^{1/2}`, K the centred key moments.
+
+    Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA) where the keys have no mean; never worse in the variance of the scores over keys.
+    """
+    centred = Moments({("attn_in", "second"): moments.centred("attn_in"), ("attn_in", "mean"): 0 * moments.mean("attn_in")}, moments.tokens)
+    unbiased = replace(a, k=Linear(a.k.weight))
+    root, inverse = roots(head_gram(unbiased, "k", centred))
+    squares, v = eigh_descending(root @ by_group(head_gram(a, "q", moments), a).sum(1) @ root)
+    return HeadMaps(pooled(squares.sqrt()), qk_cost(a), squares.sqrt(), (v.mT @ root).repeat_interleave(a.group, 0), v.mT @ inverse)
+
+
+@dataclass(frozen=True, eq=False)
+class RefitValueMaps:
+    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h]; `o` refit on the narrowed outputs, its bias takes up the mean.
+
+    covariance [n_q * d_h, n_q * d_h] and mean [n_q * d_h] are those of the head outputs.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    v_maps: Tensor
+    covariance: Tensor
+    mean: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        maps = self.v_maps[:, :rank].repeat_interleave(a.group, 0)  # [n_q, r, d_h]
+        narrow = torch.block_diag(*maps)  # [n_q * r, n_q * d_h]
+        weight = a.o.weight.double()
+        cross = self.covariance @ narrow.mT  # [n_q * d_h, n_q * r]
+        lower = cholesky(narrow @ cross, DAMPING)
+        refit = torch.cholesky_solve((weight @ cross).mT, lower).mT
+        o = Linear(refit.to(a.o.weight.dtype), moved_bias(a.o, (weight - refit @ narrow) @ self.mean))
+        return replace(layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank))
+
+
+def moved_bias(linear: Linear, shift: Tensor) -> Tensor:
+    """The bias of a projection plus what the approximation loses of the mean. [out]"""
+    return (shift if linear.bias is None else linear.bias.double() + shift).to(linear.weight.dtype)
+
+
+def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
+    """`T = V^T G^{-1/2}`, V the eigenvectors of `G^{1/2} (sum_i W_o,i^T W_o,i) G^{1/2}`, G the mean covariance of the group's outputs.
+
+    The loss curve is that of the map before the refit across heads: exact for MHA but for what the refit gains, an estimate for GQA.
+    """
+    covariance = moments.centred("attn_out")
+    own = Moments({("attn_out", "second"): covariance}, moments.tokens)
+    root, inverse = roots(by_group(output_gram(a, own), a).mean(1))
+    out = output_heads(a.o.weight.double(), a.n_q)
+    squares, v = eigh_descending(root @ by_group(out.mT @ out, a).sum(1) @ root)
+    cost = ov_cost(a)
+    if a.o.bias is None:  # the mean needs a bias to go to
+        cost = replace(cost, fixed=a.o.weight.shape[0])
+    return RefitValueMaps(pooled(squares.sqrt()), cost, squares.sqrt(), v.mT @ inverse, covariance, moments.mean("attn_out"))
+
+
+@dataclass(frozen=True, eq=False)
+class EliminatedNeurons:
+    """MLP: the first r neurons of order [d_f], `down` refit on them and its bias moved by the mean of the rest.
+
+    cholesky L and product W L as in NystromOrder, of the covariance; mean [d_f] in the original order.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    order: Tensor
+    cholesky: Tensor
+    product: Tensor
+    mean: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        kept, old = self.order[:rank], layer.mlp.down
+        down = torch.linalg.solve_triangular(self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False)
+        shift = old.weight.double() @ self.mean - down @ self.mean[kept]
+        small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
+        return replace(small, mlp=replace(small.mlp, down=replace(small.mlp.down, bias=moved_bias(old, shift))))
+
+
+def mlp_elimination(layer: Layer, moments: Moments) -> EliminatedNeurons:
+    """Remove, again and again, the neuron whose loss costs the output least after the others have made up for it.
+
+    Optimal brain surgeon: the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden state. The loss curve is exact.
+    """
+    covariance, down = moments.centred("mlp_hidden"), layer.mlp.down.weight.double()
+    order = elimination_order(down, covariance, DAMPING)
+    lower = cholesky(covariance[order][:, order], DAMPING)
+    product = down[:, order] @ lower
+    cost = mlp_cost(layer.mlp)
+    if layer.mlp.down.bias is None:
+        cost = replace(cost, fixed=down.shape[0])
+    return EliminatedNeurons(product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden"))

@@ -1,0 +1,122 @@
+"""The fused method against least squares and greedy search done the slow way, and against the methods it is made of."""
+
+import pytest
+import torch
+from toy_layer import HEAD, apply, relative, toy
+
+from lrcore.layer import heads
+from lrcore.linalg import elimination_order
+from lrcore.methods import a3, fused, modegpt
+
+MHA, GQA = (3, 3, "none", True, False), (4, 2, "none", True, True)
+
+
+def centred_score_error(case, small) -> float:
+    """Mean squared change of the scores after each query's mean over keys is taken out: what a softmax can see."""
+    total = 0.0
+    for i in range(case.layer.attention.n_q):
+        scores = []
+        for a in (case.layer.attention, small.attention):
+            q, k = (apply(p, case.x).unflatten(-1, (n, -1)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
+            s = q[:, i] @ k[:, i // a.group].T
+            scores.append(s - s.mean(1, keepdim=True))
+        total += float(((scores[0] - scores[1]) ** 2).mean())
+    return total
+
+
+@pytest.mark.parametrize("kind", [MHA, GQA])
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(kind: tuple, rank: int) -> None:
+    case = toy(*kind)
+    a = case.layer.attention
+    factor = fused.qk_centred(a, case.moments)
+    found = centred_score_error(case, factor.truncate(case.layer, rank))
+    assert relative(found, float((factor.values[rank:] ** 2).sum()), float((factor.values**2).sum())) < 1e-6
+    theirs = (a3.qk_svd if a.group == 1 else a3.qk_joint)(a, case.moments).truncate(case.layer, rank)
+    assert found <= centred_score_error(case, theirs) * (1 + 1e-9)
+
+
+def narrowed(case, small) -> torch.Tensor:
+    """Head outputs under the value map of the small layer, which acts on each state: a^ = T a."""
+    a, b = case.layer.attention, small.attention
+    maps = heads(b.v.weight, a.n_kv) @ torch.linalg.pinv(heads(a.v.weight, a.n_kv))  # [n_kv, r, d_h]
+    states = case.a.unflatten(-1, (a.n_q, HEAD))
+    return torch.einsum("nhs,hrs->nhr", states, maps.repeat_interleave(a.group, 0)).flatten(1)
+
+
+@pytest.mark.parametrize("kind", [MHA, GQA, (4, 2, "rotary", False, True)])
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_ov_refit_is_least_squares_with_an_intercept(kind: tuple, rank: int) -> None:
+    case = toy(*kind)
+    small = fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, rank)
+    inputs, target = narrowed(case, small), apply(case.layer.attention.o, case.a)
+    design = torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
+    best = design @ torch.linalg.lstsq(design, target).solution
+    total = ((target - target.mean(0)) ** 2).sum()
+    assert relative(((apply(small.attention.o, inputs) - target) ** 2).sum(), ((best - target) ** 2).sum(), total) < 1e-6
+
+
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_ov_error_is_below_that_of_both_papers(rank: int) -> None:
+    for kind in (MHA, GQA):
+        case = toy(*kind)
+        a = case.layer.attention
+        target = apply(a.o, case.a)
+        errors = {}
+        for name, solve in {
+            "fused": fused.ov_refit,
+            "a3": a3.ov_svd if a.group == 1 else a3.ov_joint,
+            "modegpt": modegpt.vo_svd if a.group == 1 else modegpt.vo_group,
+        }.items():
+            small = solve(a, case.moments).truncate(case.layer, rank)
+            errors[name] = float(((apply(small.attention.o, narrowed(case, small)) - target) ** 2).sum())
+        assert errors["fused"] <= min(errors["a3"], errors["modegpt"]) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 9, 23, 39])
+def test_mlp_refit_is_least_squares_with_an_intercept_and_its_curve_is_exact(rank: int) -> None:
+    case = toy(*GQA)
+    factor = fused.mlp_elimination(case.layer, case.moments)
+    small = factor.truncate(case.layer, rank).mlp
+    target, kept = apply(case.layer.mlp.down, case.z), case.z[:, factor.order[:rank]]
+    design = torch.cat((kept, torch.ones(len(kept), 1, dtype=kept.dtype)), 1)
+    best = ((design @ torch.linalg.lstsq(design, target).solution - target) ** 2).sum(1).mean()
+    total = ((target - target.mean(0)) ** 2).sum(1).mean()
+    found = ((apply(small.down, kept) - target) ** 2).sum(1).mean()
+    assert relative(found, best, total) < 1e-6
+    assert relative((factor.values[rank:] ** 2).sum(), best, total) < 1e-6
+    theirs = modegpt.mlp_nystrom(case.layer, case.moments).truncate(case.layer, rank).mlp
+    z = case.z[:, modegpt.mlp_nystrom(case.layer, case.moments).order[:rank]]
+    assert found <= ((apply(theirs.down, z) - target) ** 2).sum(1).mean() * (1 + 1e-6)
+
+
+def test_elimination_is_the_greedy_search_over_all_refits() -> None:
+    case = toy(*GQA)
+    gram, weight = case.moments.centred("mlp_hidden")[:12, :12], case.layer.mlp.down.weight[:, :12]
+    order, left = elimination_order(weight, gram, 1e-12).tolist(), list(range(12))
+
+    def error(kept: list[int]) -> float:
+        refit = weight @ gram[:, kept] @ torch.linalg.inv(gram[kept][:, kept])
+        gap = weight.clone()
+        gap[:, kept] -= refit
+        return float((gap @ gram @ gap.T).trace())
+
+    for expected in order[:0:-1]:
+        best = min(left, key=lambda j: error([k for k in left if k != j]))
+        assert best == expected
+        left.remove(best)
+
+
+def test_elimination_in_blocks_still_orders_every_column_once() -> None:
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(1200, 1030, generator=g, dtype=torch.float64)
+    order = elimination_order(torch.randn(8, 1030, generator=g), z.T @ z / 1200)
+    assert sorted(order.tolist()) == list(range(1030))
+
+
+def test_a_projection_without_bias_gets_one_and_the_account_knows() -> None:
+    case = toy(4, 2, "rotary", False, True)
+    for name, factor in fused.factor(case.layer, case.moments).items():
+        small = factor.truncate(case.layer, factor.cost.ranks()[0])
+        assert case.layer.parameters - small.parameters == factor.cost.dense - factor.cost.parameters(factor.cost.ranks()[0]), name
+    assert fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, 2).attention.o.bias is not None
