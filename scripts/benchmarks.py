@@ -54,11 +54,12 @@ def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
 # ---- quality ------------------------------------------------------------------------------------------------------------------------
 
 
-def models() -> Iterator[tuple[str, lrcore.Recipe, str, int]]:
-    """Title, recipe, evaluation data and windows of every model there is on this machine."""
-    for name in lrcore.DEMO_MODELS:
-        yield name, lrcore.Recipe(model=name, data="stories", samples=64, seq_len=256), "stories", 64
-    if reference := os.environ.get("LRCORE_REFERENCE"):
+def models(only: list[str]) -> Iterator[tuple[str, lrcore.Recipe, str, int]]:
+    """Title, recipe, evaluation data and windows of every model there is on this machine, or of those named."""
+    for name in [name for name in lrcore.DEMO_MODELS if not only or name in only]:
+        yield name, lrcore.Recipe(model=name, data="stories", samples=64, seq_len=256), "stories", 32
+    reference = os.environ.get("LRCORE_REFERENCE")
+    if reference and (not only or "stories260K" in only):
         text = Path(reference) / "text"
         recipe = lrcore.Recipe(
             model=str(Path(reference) / "models/stories260K"), data=str(text / "tinystories.calibration.txt"),
@@ -67,10 +68,9 @@ def models() -> Iterator[tuple[str, lrcore.Recipe, str, int]]:
         yield "stories260K", recipe, str(text / "tinystories.evaluation.txt"), 128
 
 
-def quality() -> None:
+def quality(only: list[str]) -> None:
     """Perplexity of every method and policy on every model; the uniform rows, and the best, go into the README as well."""
-    parts, short = [], []
-    for title, recipe, data, windows in models():
+    for title, recipe, data, windows in models(only):
         model = lrcore.load(recipe.model)
         calibration = lrcore.calibrate(model, recipe)
         dense = lrcore.evaluate(model, data, samples=windows, seq_len=256).perplexity
@@ -83,12 +83,11 @@ def quality() -> None:
             f"{windows} windows of 256 of `{Path(data).name}` (test split where there is one)."
         )
         ratios = [f"{ratio:.0%}" for ratio in RATIOS]
-        parts += [protocol, "", table(["method", "policy", *ratios, "KV bytes at 50 %", "solve s", "probe s"], rows), ""]
+        header = ["method", "policy", *ratios, "predicted", "KV bytes at 50 %", "solve s", "probe s"]
+        write_section(f"quality {title}", f"{protocol}\n\n{table(header, rows)}")
         chosen = [row[: 2 + len(RATIOS)] for row in rows if row[1] == "uniform" or (row[0], row[1]) == ("fused", "probed")]
-        short += [f"**{title}**, perplexity (dense {dense:.3f}) with this share of the decoder-linear parameters removed:", ""]
-        short += [table(["method", "policy", *ratios], chosen), ""]
-    write_section("quality", "\n".join(parts))
-    write_section("measured", "\n".join(short), ROOT / "README.md")
+        words = f"**{title}**, perplexity with this share of the decoder-linear parameters removed (dense {dense:.3f}):"
+        write_section(f"measured {title}", f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}", ROOT / "README.md")
 
 
 def method_rows(model, calibration, recipe: lrcore.Recipe, data: str, windows: int) -> list[list]:
@@ -100,7 +99,7 @@ def method_rows(model, calibration, recipe: lrcore.Recipe, data: str, windows: i
         begin = time.perf_counter()
         own = lrcore.probe(model, factors) if policy["probed"] else factors
         probe = f"{time.perf_counter() - begin:.1f}" if policy["probed"] else "-"
-        cells, summary = [], {}
+        cells, predicted, summary = [], [], {}
         for ratio in RATIOS:
             small = lrcore.compress(model, recipe.with_(policy=policy["name"], ratio=ratio), own)
             cells.append(lrcore.evaluate(small, data, samples=windows, seq_len=256).perplexity)
@@ -115,10 +114,9 @@ def method_rows(model, calibration, recipe: lrcore.Recipe, data: str, windows: i
 # ---- energy -------------------------------------------------------------------------------------------------------------------------
 
 
-def energy() -> None:
+def energy(only: list[str]) -> None:
     """Mean share of the output energy that the ranks of a uniform plan keep, by matrix or component."""
-    parts = []
-    for title, recipe, _, _ in models():
+    for title, recipe, _, _ in models(only):
         model = lrcore.load(recipe.model)
         calibration = lrcore.calibrate(model, recipe)
         rows = []
@@ -127,10 +125,10 @@ def energy() -> None:
             for ratio in (0.2, 0.5):
                 plan = lrcore.allocate(factors, recipe.with_(method=method, ratio=ratio)).table()
                 kept = plan.groupby("component", sort=False).agg(keep=("rank", "mean"), full=("full", "first"), energy=("energy", "mean"))
-                cells = ", ".join(f"{name} {row.energy:.4f} ({row.keep / row.full:.2f} of the ranks)" for name, row in kept.iterrows())
+                cells = ", ".join(f"{name} {row.energy:.4f} ({row.keep / row.full:.2f})" for name, row in kept.iterrows())
                 rows.append([method, f"{ratio:.0%}", cells])
-        parts += [f"**{title}**", "", table(["method", "removed", "energy kept"], rows), ""]
-    write_section("energy", "\n".join(parts))
+        text = table(["method", "removed", "energy kept (share of the ranks)"], rows)
+        write_section(f"energy {title}", f"**{title}**\n\n{text}")
 
 
 # ---- speed --------------------------------------------------------------------------------------------------------------------------
@@ -221,7 +219,7 @@ def gram_modegpt(layer: Layer, moments: Moments, keep: int) -> torch.Tensor:
     return small.mlp.down.weight.double()[:, order]
 
 
-def speed() -> None:
+def speed(only: list[str]) -> None:
     layer, moments = random_llama_layer()
     rows = []
     for name, literal, ours, rank in (("a3", literal_a3, gram_a3, 32), ("modegpt", literal_modegpt, gram_modegpt, 1408)):
@@ -237,7 +235,7 @@ def speed() -> None:
     header = ["method", "`d x d` formulas, s", "`factor` + `truncate`, s", "ratio", "largest relative difference of the result"]
     parts = [f"One layer, d 1024, d_f 2816, 16 query and 8 kv heads, no rotary; {machine()}.", "", table(header, rows), ""]
     rows = []
-    for name in lrcore.DEMO_MODELS:
+    for name in [name for name in lrcore.DEMO_MODELS if not only or name in only]:
         model, recipe = lrcore.load(name), lrcore.Recipe(model=name)
         begin = time.perf_counter()
         calibration = fresh_calibration(model, recipe)
@@ -277,10 +275,11 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quality", "energy", "speed", "all"])
-    what = parser.parse_args().what
+    parser.add_argument("models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named")
+    said = parser.parse_args()
     for name, run in {"quality": quality, "energy": energy, "speed": speed}.items():
-        if what in (name, "all"):
-            run()
+        if said.what in (name, "all"):
+            run(said.models)
 
 
 if __name__ == "__main__":

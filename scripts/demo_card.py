@@ -10,7 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lrcore.data import Texts, load_texts, make_windows, stories
 
-PROMPTS = ("Once upon a time, there was a", "One morning, Tom went to the", "Anna had a red ball. She gave the ball to")
+PROMPTS = (
+    "Once upon a time, there was a",
+    "One morning, Tom went to the",
+    "Anna was in the park. Tom came along. Tom gave the red ball to",
+)
 PROBES = 200
 CURVE_ROWS = 16
 _WIKITEXT = "wikitext2.test.txt"

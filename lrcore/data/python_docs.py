@@ -36,9 +36,9 @@ def split_of(name: str) -> str:
 
 @cache
 def _all_documents() -> tuple[tuple[str, str], ...]:
-    # Some topics ("if", "else") are one text under two names; it belongs to the split of the first.
-    first = {text: name for name, text in reversed((*_modules(), *_topics()))}
-    return tuple((name, text) for text, name in reversed(first.items()))
+    # Some topics ("else", "if") are one text under two names; it belongs to the split of the last.
+    names = {text: name for name, text in (*_modules(), *_topics())}
+    return tuple((name, text) for text, name in names.items())
 
 
 def _modules() -> list[tuple[str, str]]:
