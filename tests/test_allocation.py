@@ -43,13 +43,13 @@ def model_like(factored: bool = False, layers: int = 6) -> dict:
             "ov": Cost(32, 12 * 256, 12 * 256 * 32, kv_per_rank=4, kv_dense=128),
             "mlp": Cost(688, 768, 768 * 688),
         }
-    return {
-        (layer, name): Spectrum(
-            (layer, name), torch.rand(c.full // c.step, generator=g, dtype=torch.float64).sort(descending=True).values, c
-        )
-        for layer in range(layers)
-        for name, c in costs.items()
-    }
+    spectra = {}
+    for layer in range(layers):
+        for name, cost in costs.items():
+            values = torch.rand(cost.full // cost.step, generator=g, dtype=torch.float64).sort(descending=True).values
+            nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).sort(descending=True).values
+            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats - nats[-1])
+    return spectra
 
 
 def total(spectra: dict) -> int:

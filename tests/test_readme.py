@@ -47,7 +47,10 @@ def test_command_line(command: str, somewhere: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_block(code: str, somewhere: Path) -> None:
-    assert "Once upon a time" in run([sys.executable, "-c", code], somewhere)
+    printed = run([sys.executable, "-c", code], somewhere).splitlines()
+    assert [line.split()[0] for line in printed[:3]] == ["0.1", "0.2", "0.3"]
+    assert float(printed[3]) > 1
+    assert len(" ".join(printed[4:])) > 40
 
 
 def test_the_readme_names_no_other_commands() -> None:

@@ -50,6 +50,15 @@ class Workbench:
     def slide(self, field: str, plot: str, value: float) -> float:
         return self.evaluate(SLIDE, [field, plot, str(value)])
 
+    def set_range(self, elem_id: str, value: float) -> None:
+        """Move a slider to a value."""
+        self.evaluate(
+            """([field, value]) => { const input = document.querySelector('#' + field + ' input[type=range]');
+            Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
+            input.dispatchEvent(new Event('input', {bubbles: true})); }""",
+            [elem_id, str(value)],
+        )
+
     def open(self, title: str) -> None:
         """Open an accordion that is closed."""
         label = self.page.locator("button.label-wrap", has_text=title).first
