@@ -164,6 +164,7 @@ class NystromOrder:
 
     With C permuted by order and C = L L^T, the refit at rank r is `(W L)[:, :r] L[:r, :r]^{-1}` and the output error left is
     `sum_{j >= r} |(W L)[:, j]|^2`. cholesky L [d_f, d_f]; product W L [d, d_f], both in the permuted order.
+    mean [d_f], in the original order, where C is a covariance: what the neurons that go had on average moves into the bias of `down`.
     """
 
     values: Tensor
@@ -172,12 +173,23 @@ class NystromOrder:
     order: Tensor
     cholesky: Tensor
     product: Tensor
+    mean: Tensor | None = None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
+        kept, old = self.order[:rank], layer.mlp.down
         down = torch.linalg.solve_triangular(self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False)
-        return narrow_mlp(layer, self.order[:rank], down.to(layer.mlp.down.weight.dtype))
+        small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
+        if self.mean is None:
+            return small
+        bias = moved_bias(old, old.weight.double() @ self.mean - down @ self.mean[kept])
+        return replace(small, mlp=replace(small.mlp, down=replace(small.mlp.down, bias=bias)))
+
+
+def moved_bias(linear: Linear, shift: Tensor) -> Tensor:
+    """The bias of a projection plus what its approximation loses of the mean; a projection without one gets one. [out]"""
+    return (shift if linear.bias is None else linear.bias.double() + shift).to(linear.weight.dtype)
 
 
 def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:

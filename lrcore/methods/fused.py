@@ -17,7 +17,7 @@ from ..layer import Attention, Layer, Linear, map_rows, output_heads
 from ..linalg import cholesky, eigh_descending, elimination_order, roots
 from ..spectra import Cost
 from ..statistics import Moments
-from .factors import Factors, HeadMaps, mlp_cost, narrow_mlp, ov_cost, pooled, qk_cost
+from .factors import Factors, HeadMaps, NystromOrder, mlp_cost, moved_bias, ov_cost, pooled, qk_cost
 from .grams import by_group, head_gram, output_gram
 from .modegpt import DAMPING, qk_cr
 
@@ -74,11 +74,6 @@ class RefitValueMaps:
         return replace(layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank))
 
 
-def moved_bias(linear: Linear, shift: Tensor) -> Tensor:
-    """The bias of a projection plus what the approximation loses of the mean. [out]"""
-    return (shift if linear.bias is None else linear.bias.double() + shift).to(linear.weight.dtype)
-
-
 def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
     """`T = V^T G^{-1/2}`, V the eigenvectors of `G^{1/2} (sum_i W_o,i^T W_o,i) G^{1/2}`, G the mean covariance of the group's outputs.
 
@@ -95,32 +90,7 @@ def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
     return RefitValueMaps(pooled(squares.sqrt()), cost, squares.sqrt(), v.mT @ inverse, covariance, moments.mean("attn_out"))
 
 
-@dataclass(frozen=True, eq=False)
-class EliminatedNeurons:
-    """MLP: the first r neurons of order [d_f], `down` refit on them and its bias moved by the mean of the rest.
-
-    cholesky L and product W L as in NystromOrder, of the covariance; mean [d_f] in the original order.
-    """
-
-    values: Tensor
-    cost: Cost
-    heads: Tensor | None
-    order: Tensor
-    cholesky: Tensor
-    product: Tensor
-    mean: Tensor
-
-    def truncate(self, layer: Layer, rank: int) -> Layer:
-        if rank >= self.cost.full:
-            return layer
-        kept, old = self.order[:rank], layer.mlp.down
-        down = torch.linalg.solve_triangular(self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False)
-        shift = old.weight.double() @ self.mean - down @ self.mean[kept]
-        small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
-        return replace(small, mlp=replace(small.mlp, down=replace(small.mlp.down, bias=moved_bias(old, shift))))
-
-
-def mlp_elimination(layer: Layer, moments: Moments) -> EliminatedNeurons:
+def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     """Remove, again and again, the neuron whose loss costs the output least after the others have made up for it.
 
     Optimal brain surgeon: the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden state. The loss curve is exact.
@@ -132,4 +102,4 @@ def mlp_elimination(layer: Layer, moments: Moments) -> EliminatedNeurons:
     cost = mlp_cost(layer.mlp)
     if layer.mlp.down.bias is None:
         cost = replace(cost, fixed=down.shape[0])
-    return EliminatedNeurons(product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden"))
+    return NystromOrder(product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden"))
