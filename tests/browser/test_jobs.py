@@ -103,8 +103,12 @@ def answers(workbench):
 
 
 # Notes the length of both answers every 20 ms: a small model writes faster than a test can look from outside.
-RECORD = """() => { window.lengths = []; clearInterval(window.recorder);
-  window.recorder = setInterval(() => window.lengths.push([performance.now(), ...[0, 1].map(i => document.querySelector('#answer-' + i + ' textarea').value.length)]), 20); }"""
+RECORD = """() => {
+  const length = i => document.querySelector('#answer-' + i + ' textarea').value.length;
+  window.lengths = [];
+  clearInterval(window.recorder);
+  window.recorder = setInterval(() => window.lengths.push([performance.now(), length(0), length(1)]), 20);
+}"""
 
 
 def growth(workbench, column: int) -> list[float]:
