@@ -111,7 +111,7 @@ def cell_figures(analysis: Any, cut: int | None, cell: list, head: int, log: boo
     one = head if 0 <= head < heads else None
     series = [(label, analysis.values(layer, name, kind, one)) for label, kind in text.KINDS.items()]
     shares = [(label, energy_share(values)) for label, values in series]
-    # a subspace of that rank can keep so much; a method that selects columns or rotary pairs keeps less, and its own figure is under Allocation
+    # a method that selects columns or rotary pairs keeps less than the best subspace does; its own figure is under Allocation
     kept = f"rank {cut} keeps at best {kept_at(shares[0][1], cut):.2%}" if cut is not None else ""
     keep = f"{layer}{name}{one}"
     title = f"<h3 data-layer='{layer}' data-name='{name}'>Layer {layer} · {name}{'' if one is None else f' · head {one}'}</h3>"
