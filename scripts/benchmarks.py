@@ -68,13 +68,13 @@ def models(only: list[str]) -> Iterator[tuple[str, lrcore.Recipe, str, int]]:
         yield "stories260K", recipe, str(text / "tinystories.evaluation.txt"), 128
 
 
-def quality(only: list[str]) -> None:
+def quality(only: list[str], policies: list[str]) -> None:
     """Perplexity of every method and policy on every model; the uniform rows, and the best, go into the README as well."""
     for title, recipe, data, windows in models(only):
         model = lrcore.load(recipe.model)
         calibration = lrcore.calibrate(model, recipe)
         dense = lrcore.evaluate(model, data, samples=windows, seq_len=256).perplexity
-        rows = [row for method in METHODS for row in method_rows(model, calibration, recipe.with_(method=method), data, windows)]
+        rows = [row for method in METHODS for row in method_rows(model, calibration, recipe.with_(method=method), data, windows, policies)]
         size = model.size
         protocol = (
             f"**{title}**: dense perplexity {dense:.3f}; {size.parameters:,} parameters, {size.decoder_linear:,} of them decoder-linear, "
@@ -90,10 +90,10 @@ def quality(only: list[str]) -> None:
         write_section(f"measured {title}", f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}", ROOT / "README.md")
 
 
-def method_rows(model, calibration, recipe: lrcore.Recipe, data: str, windows: int) -> list[list]:
+def method_rows(model, calibration, recipe: lrcore.Recipe, data: str, windows: int, policies: list[str]) -> list[list]:
     """One row per policy: perplexity at every ratio, and KV bytes per token at the last."""
     factors, rows = lrcore.factorise(model, calibration, recipe.method), []
-    for policy in lrcore.policies():
+    for policy in [row for row in lrcore.policies() if row["name"] in policies or (recipe.method, row["name"]) == ("fused", "probed")]:
         own = lrcore.probe(model, factors) if policy["probed"] else factors
         cells, kept = [], 0
         for ratio in RATIOS:
@@ -270,8 +270,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quality", "energy", "speed", "all"])
     parser.add_argument("models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named")
+    parser.add_argument(
+        "--policies", nargs="+", default=[row["name"] for row in lrcore.policies()], help="for quality; fused + probed always"
+    )
     said = parser.parse_args()
-    for name, run in {"quality": quality, "energy": energy, "speed": speed}.items():
+    if said.what in ("quality", "all"):
+        quality(said.models, said.policies)
+    for name, run in {"energy": energy, "speed": speed}.items():
         if said.what in (name, "all"):
             run(said.models)
 
