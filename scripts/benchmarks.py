@@ -2,7 +2,8 @@
 
     python scripts/benchmarks.py quality     perplexity of every method and policy at 10-50 % on the demo models (and stories260K)
     python scripts/benchmarks.py energy      why the order of the methods is what it is: the share of the output energy each one keeps
-    python scripts/benchmarks.py speed       truncate against factor, Gram space against the papers' d x d formulas, first spectra
+    python scripts/benchmarks.py speed       a slider move against the decomposition behind it, and the first spectra
+    python scripts/benchmarks.py gram        Gram space against the papers' d x d formulas
     python scripts/benchmarks.py all
 
 Times are ratios within one run on one machine; the text around the tables names it.
@@ -213,7 +214,8 @@ def gram_modegpt(layer: Layer, moments: Moments, keep: int) -> torch.Tensor:
     return small.mlp.down.weight.double()[:, order]
 
 
-def speed(only: list[str]) -> None:
+def gram(only: list[str]) -> None:
+    """Gram space against the papers' `d x d` formulas, on one layer with random weights."""
     layer, moments = random_llama_layer()
     rows = []
     for name, literal, ours, rank in (("a3", literal_a3, gram_a3, 32), ("modegpt", literal_modegpt, gram_modegpt, 1408)):
@@ -227,8 +229,13 @@ def speed(only: list[str]) -> None:
         rows.append([name, f"{slow_s:.2f}", f"{quick_s:.2f}", f"{slow_s / quick_s:.1f}", f"{gap:.1e}"])
         note(f"gram {rows[-1]}")
     header = ["method", "`d x d` formulas, s", "`factor` + `truncate`, s", "ratio", "largest relative difference of the result"]
-    parts = [f"One layer, d 1024, d_f 2816, 16 query and 8 kv heads, no rotary; {machine()}.", "", table(header, rows), ""]
-    rows = []
+    text = f"One layer, d 1024, d_f 2816, 16 query and 8 kv heads, no rotary; {machine()}."
+    write_section("gram", f"{text}\n\n{table(header, rows)}")
+
+
+def speed(only: list[str]) -> None:
+    """What a slider move costs against the decomposition behind it, and how long the first spectra take."""
+    parts, rows = [f"{machine()}.", ""], []
     for name in [name for name in lrcore.DEMO_MODELS if not only or name in only]:
         model, recipe = lrcore.load(name), lrcore.Recipe(model=name)
         begin = time.perf_counter()
@@ -268,7 +275,7 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["quality", "energy", "speed", "all"])
+    parser.add_argument("what", choices=["quality", "energy", "speed", "gram", "all"])
     parser.add_argument("models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named")
     parser.add_argument(
         "--policies", nargs="+", default=[row["name"] for row in lrcore.policies()], help="for quality; fused + probed always"
@@ -276,7 +283,7 @@ def main() -> None:
     said = parser.parse_args()
     if said.what in ("quality", "all"):
         quality(said.models, said.policies)
-    for name, run in {"energy": energy, "speed": speed}.items():
+    for name, run in {"energy": energy, "speed": speed, "gram": gram}.items():
         if said.what in (name, "all"):
             run(said.models)
 
