@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ..errors import unknown
 from ..layer import Layer
-from ..spectra import Cost
 from ..statistics import Moments, Need
 from . import a3, fused, modegpt, svd, svd_llm
 from .factors import Factors, spectrum
@@ -112,8 +111,3 @@ def truncate(layer: Layer, factors: Factors, ranks: Mapping[str, int]) -> Layer:
     for name, rank in ranks.items():
         layer = factors[name].truncate(layer, rank)
     return layer
-
-
-def costs(factors: Factors) -> dict[str, Cost]:
-    """What each slot costs at a rank."""
-    return {name: factor.cost for name, factor in factors.items()}

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..layer import MLP, Attention, Layer, Linear, LowRank, heads, map_rows, merge_output_heads
+from ..layer import MLP, Attention, Layer, Linear, LowRank, map_rows, merge_output_heads
 from ..spectra import Cost, Spectrum
 
 
@@ -219,8 +219,3 @@ class FactoredMatrix:
         old = layer.matrices()[self.name]
         dtype = old.weight.dtype
         return layer.with_matrices(**{self.name: LowRank(self.down[:rank].to(dtype), self.up[:, :rank].to(dtype), old.bias)})
-
-
-def value_heads(a: Attention) -> tuple[Tensor, Tensor | None]:
-    """The value projection by head: weight [n_kv, d_h, d] and bias [n_kv, d_h] or None."""
-    return heads(a.v.weight, a.n_kv), None if a.v.bias is None else heads(a.v.bias, a.n_kv)
