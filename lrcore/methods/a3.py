@@ -6,6 +6,7 @@ equal those of the paper's `d x d` formulas. Theorem 3.3 is printed with a stray
 """
 
 import torch
+from torch import Tensor
 
 from ..layer import Attention, Layer, output_heads
 from ..linalg import eigh_descending, roots
@@ -68,7 +69,12 @@ def ov_svd(a: Attention, moments: Moments) -> ValueMaps:
 
     `V` = eigenvectors of `G_a^{1/2} W_o^T W_o G_a^{1/2}`; `T = V^T G_a^{-1/2}`, `W_o^ = W_o G_a^{1/2} V`.
     """
-    root, inverse = roots(output_gram(a, moments))
+    return per_head_values(a, output_gram(a, moments))
+
+
+def per_head_values(a: Attention, gram: Tensor) -> ValueMaps:
+    """The same for any moment of the head's state: E |W_o,i s - W_o,i^ T_i s|^2 is least, gram = E[s s^T] [n_q, d_h, d_h]. MHA only."""
+    root, inverse = roots(gram)
     out = output_heads(a.o.weight.double(), a.n_q)  # [n_q, d, d_h]
     squares, v = eigh_descending(root @ (out.mT @ out) @ root)
     return ValueMaps(pooled(squares.sqrt()), ov_cost(a), squares.sqrt(), v.mT @ inverse, out @ root @ v)

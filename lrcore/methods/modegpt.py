@@ -6,8 +6,9 @@ Type III, VO: SVD on the value states (Algorithm 3, in two stages; here its `d_h
 """
 
 from ..layer import Attention, Layer, output_heads
-from ..linalg import cholesky, eigh_descending, leverage_complement, roots
+from ..linalg import cholesky, eigh_descending, leverage_complement
 from ..statistics import Moments
+from .a3 import per_head_values
 from .factors import ColumnOrder, Factors, NystromOrder, ValueMaps, mlp_cost, ov_cost, pooled, qk_cost
 from .grams import by_group, head_gram
 
@@ -43,10 +44,7 @@ def vo_svd(a: Attention, moments: Moments) -> ValueMaps:
 
     The two stages `svd(C^{1/2} W_v)`, `svd(S V^T W_o)` are one SVD of `W_o G_v^{1/2}`: the same projection, found in `d_h x d_h`.
     """
-    root, inverse = roots(head_gram(a, "v", moments))
-    out = output_heads(a.o.weight.double(), a.n_q)
-    squares, v = eigh_descending(root @ (out.mT @ out) @ root)
-    return ValueMaps(pooled(squares.sqrt()), ov_cost(a), squares.sqrt(), v.mT @ inverse, out @ root @ v)
+    return per_head_values(a, head_gram(a, "v", moments))
 
 
 def vo_group(a: Attention, moments: Moments) -> ValueMaps:
