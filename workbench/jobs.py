@@ -171,7 +171,7 @@ class Jobs:
         if not job.kept:
             return
         whole = self.folder / f"{job.id}.json"
-        partial = whole.with_suffix(".tmp")
+        partial = self.folder / f"{job.id}.{uuid.uuid4().hex[:8]}.tmp"  # of this write alone: a worker and a page may write one job at once
         partial.write_text(json.dumps(job.record()), encoding="utf-8")
         os.replace(partial, whole)  # a reader never sees half a record
 

@@ -118,6 +118,6 @@ class Runs:
 
 
 def write_json(path: Path, values: Any) -> None:
-    partial = path.with_suffix(".tmp")
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     partial.write_text(json.dumps(values, indent=2, default=float), encoding="utf-8")
     os.replace(partial, path)

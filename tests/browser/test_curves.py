@@ -32,18 +32,31 @@ def test_no_request_leaves_the_host(open_page, server):
 
 
 def test_a_click_on_a_cell_shows_its_spectrum(workbench, record_property):
-    times = []
+    cells = ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down"))
     workbench.tab("Spectra")
-    for layer, name in ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down")):
-        drawn = workbench.plot("spectrum")["drawn"]
-        began = workbench.evaluate("performance.now()")
-        click_cell(workbench, layer, name)
-        workbench.page.wait_for_selector(f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']")
-        workbench.until(lambda drawn=drawn: workbench.plot("spectrum")["drawn"] > drawn, 5, "the spectrum is not drawn again")
-        times.append(workbench.evaluate("performance.now()") - began)
-    record_property("click_to_spectrum_ms", round(statistics.median(times)))
-    print("click to spectrum, median ms:", round(statistics.median(times)))
-    assert statistics.median(times) < 1500  # 500 on an idle machine
+    fastest = best_median(lambda: [click_to_spectrum(workbench, *cell) for cell in cells], limit=500)
+    record_property("click_to_spectrum_ms", round(fastest))
+    assert fastest < 500
+
+
+def best_median(measure, limit: float, rounds: int = 3) -> float:
+    """The least median, in ms, of a few rounds: another process in one round says nothing about the page."""
+    best = float("inf")
+    for _ in range(rounds):
+        best = min(best, statistics.median(measure()))
+        print(f"median {best:.0f} ms (limit {limit})")
+        if best < limit:
+            break
+    return best
+
+
+def click_to_spectrum(workbench, layer: int, name: str) -> float:
+    drawn = workbench.plot("spectrum")["drawn"]
+    began = workbench.evaluate("performance.now()")
+    click_cell(workbench, layer, name)
+    workbench.page.wait_for_selector(f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']")
+    workbench.until(lambda: workbench.plot("spectrum")["drawn"] > drawn, 5, "the spectrum is not drawn again")
+    return workbench.evaluate("performance.now()") - began
 
 
 def test_log_axis_and_linear_toggle(workbench):
@@ -66,10 +79,9 @@ def test_heads_can_be_chosen(workbench):
 
 def test_the_bars_follow_the_slider(workbench, record_property):
     workbench.allocation()
-    times = [workbench.slide("field-ratio", "bars", 0.20 + 0.01 * i) for i in range(1, 21)]
-    record_property("slider_to_bars_ms", round(statistics.median(times)))
-    print("slider to bars, median of 20, ms:", round(statistics.median(times)))
-    assert statistics.median(times) < 1000  # 200 on an idle machine
+    fastest = best_median(lambda: [workbench.slide("field-ratio", "bars", 0.2 + 0.01 * i) for i in range(1, 21)], limit=200)
+    record_property("slider_to_bars_ms", round(fastest))
+    assert fastest < 200
 
 
 def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):

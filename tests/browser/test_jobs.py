@@ -37,7 +37,7 @@ def test_start_shows_stage_count_and_time_left(workbench):
     workbench.open("Calibration text")
     workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
     workbench.start(samples=64)
-    seen = running(workbench)
+    seen = running(workbench, 2)
     assert re.search(r"\d+/\d+", seen["words"])
     workbench.until(lambda: re.search(r"about .+ left", workbench.strip()["words"]), 30, "no time left is shown")
     workbench.until_idle()
@@ -50,7 +50,7 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
     workbench.page.wait_for_selector("#strip .strip.running")
     after = workbench.until(
         lambda: (s := workbench.strip())["stage"] and (s["stage"] != before["stage"] or s["done"] > before["done"]) and s,
-        10,
+        3,
         "no further step",
     )
     assert after["job"] == before["job"]
