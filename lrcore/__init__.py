@@ -5,7 +5,6 @@ small = lrcore.compress(model, lrcore.Recipe(method="a3", ratio=0.2))
 print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 """
 
-from .allocation import POLICIES
 from .analyse import Analysis, analyse
 from .calibrate import Calibration, calibrate
 from .checkpoint import load, save
@@ -18,6 +17,7 @@ from .generate import generate, stream
 from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
 from .plan import RankPlan
+from .policies import POLICIES
 from .probing import probe
 from .recipe import BUDGETS, Recipe
 

@@ -183,8 +183,8 @@ def generate(
 
 def read_recipe(ctx: typer.Context) -> Recipe:
     """The recipe of a command: the file's fields, then the flags given, each checked, and names looked up before any work."""
-    from .allocation import find_policy
     from .methods import find_method
+    from .policies import find_policy
 
     names = {field.name for field in fields(Recipe)}
     file = ctx.params.get("recipe")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from .allocation import find_policy, make_budget, plan_ranks, suggested_temperature
+from .allocation import plan_ranks
+from .budget import make_budget
 from .calibrate import Progress, calibrate, silent
 from .errors import InputError
 from .factorise import Factorisation, factorise
@@ -16,14 +17,14 @@ from .models.layers import clone, read_layer, write_layer
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .plan import RankPlan
+from .policies import find_policy
+from .policies.softmax import suggested_temperature
 from .probing import probe
 from .recipe import Recipe
 from .spectra import Slot, Spectrum
 
 
-def prepare(
-    model: LoadedModel, recipe: Recipe, progress: Progress | None = None, seconds: dict[str, float] | None = None
-) -> Factorisation:
+def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None, seconds: dict[str, float] | None = None) -> Factorisation:
     """All that allocating and compressing by a recipe needs: calibration, factors, and probes where its policy reads them.
 
     seconds, where given, receives the time of each stage. Raises InputError for an unknown method or policy before any work is done.

@@ -32,9 +32,7 @@ def stream(
     return _pieces(model, ids, room, temperature, top_p, seed)
 
 
-def generate(
-    model: LoadedModel, prompt: str, max_new_tokens: int = 64, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
-) -> str:
+def generate(model: LoadedModel, prompt: str, max_new_tokens: int = 64, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0) -> str:
     """The continuation that `stream` yields, as one string, without the prompt."""
     return "".join(stream(model, prompt, max_new_tokens, temperature, top_p, seed))
 

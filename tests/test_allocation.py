@@ -1,20 +1,18 @@
 """Budgets are met within one rank step and never exceeded; policies do what their papers say."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
-from lrcore.allocation import (
-    POLICIES,
-    fill_by_value,
-    make_budget,
-    next_rank,
-    plan_ranks,
-    softmax_sparsity,
-    suggested_temperature,
-)
+from lrcore import policies
+from lrcore.allocation import plan_ranks
+from lrcore.budget import make_budget, next_rank
 from lrcore.errors import InputError
+from lrcore.policies import POLICIES
+from lrcore.policies.softmax import softmax_sparsity, suggested_temperature
+from lrcore.policies.waterfill import fill_by_value
 from lrcore.spectra import Cost, Spectrum
 
 INFLUENCE = [0.6, 0.2, 0.1, 0.15, 0.3, 0.5]
@@ -158,3 +156,8 @@ def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
         plan_ranks("unifrom", spectra, budget, 1.0, INFLUENCE)
     with pytest.raises(InputError, match="at most"):
         make_budget("params", 0.999, spectra, total(spectra), total(spectra))
+
+
+def test_every_policy_file_has_a_row():
+    files = {path.stem for path in Path(policies.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}

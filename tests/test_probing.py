@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.allocation import make_budget, plan_ranks
+from lrcore.allocation import plan_ranks
+from lrcore.budget import make_budget
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.probing import interpolate, measure_rises, nats_curve, probed_ranks
 from lrcore.spectra import Cost, Spectrum

@@ -69,8 +69,7 @@ def _download(name: str, revision: str | None) -> Path:
         raise InputError(f"'{name}' is on the hub, but has no revision '{revision}'. Check the branch, tag or commit.") from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"Unknown model {at}: no such folder here, and the hub knows no such repository, or it is private (then set HF_TOKEN). "
-            f"{_KNOWN}"
+            f"Unknown model {at}: no such folder here, and the hub knows no such repository, or it is private (then set HF_TOKEN). {_KNOWN}"
         ) from error
     except errors.HFValidationError as error:
         raise InputError(f"Unknown model '{name}': neither a folder nor a possible hub id. {_OTHERWISE}") from error
