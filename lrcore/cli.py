@@ -42,6 +42,9 @@ Temperature = Annotated[float | None, typer.Option(help="Of policy softmax: smal
 Ratio = Annotated[float | None, typer.Option(help="Share to remove, between 0 and 1.")]
 Budget = Annotated[str | None, typer.Option(help="What the ratio counts: params (decoder linears), total, or kv.")]
 Rounding = Annotated[str | None, typer.Option(help="down (never over the budget) or nearest.")]
+OptionFlag = Annotated[
+    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="A setting of the method (see `methods`); may be repeated.")
+]
 Override = Annotated[list[str] | None, typer.Option(metavar="LAYER.COMPONENT=RANK", help="A rank set by hand; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -100,7 +103,7 @@ def allocate(
     ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
     device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
     seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
-    budget: Budget = None, rounding: Rounding = None, override: Override = None, as_json: AsJson = False,
+    budget: Budget = None, rounding: Rounding = None, option: OptionFlag = None, override: Override = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the ranks of a recipe. And what they save, in parameters, KV cache and work; nothing is written."""
     import lrcore
@@ -118,7 +121,8 @@ def compress(
     model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None, device: Device = None,
     data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None, seed: Seed = None,
     calibration: Calibration = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
-    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, override: Override = None, as_json: AsJson = False,
+    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, option: OptionFlag = None, override: Override = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore
@@ -193,10 +197,18 @@ def read_recipe(ctx: typer.Context) -> Recipe:
     if file is None and "model" not in given:
         raise InputError("No model. Give a demo model (demo-llama, demo-opt), a folder or a hub id, or a --recipe that names one.")
     by_hand = dict(map(_override, ctx.params.get("override") or ()))
-    asked = base.with_(**given, overrides={**base.overrides, **by_hand})
-    find_method(asked.method)
+    chosen = dict(map(_option, ctx.params.get("option") or ()))
+    asked = base.with_(**given, options={**base.options, **chosen}, overrides={**base.overrides, **by_hand})
+    find_method(asked.method).choose(asked.options)
     find_policy(asked.policy)
     return asked
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--option reads NAME=VALUE; got '{text}'.")
+    return name.strip(), value.strip()
 
 
 def _override(text: str) -> tuple[str, int]:

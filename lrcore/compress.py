@@ -29,12 +29,12 @@ def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None
 
     seconds, where given, receives the time of each stage. Raises InputError for an unknown method or policy before any work is done.
     """
-    find_method(recipe.method)
+    find_method(recipe.method).choose(recipe.options)
     policy, seconds = find_policy(recipe.policy), {} if seconds is None else seconds
     with _timed(seconds, "calibrate"):
         calibration = calibrate(model, recipe, progress)
     with _timed(seconds, "factorise"):
-        factors = factorise(model, calibration, recipe.method, progress)
+        factors = factorise(model, calibration, recipe.method, progress, recipe.options)
     if policy.probed:
         with _timed(seconds, "probe"):
             factors = probe(model, factors, progress)
@@ -87,8 +87,8 @@ def compress(
     compressed layers before it give. The report holds the recipe, ranks, account, protocol and seconds per stage.
     """
     progress, seconds = progress or silent, {}
-    if factors is not None and factors.method != recipe.method:
-        raise InputError(f"The factors given are of method '{factors.method}', the recipe says '{recipe.method}'. Factorise again.")
+    if factors is not None and (factors.method, factors.options) != (recipe.method, find_method(recipe.method).choose(recipe.options)):
+        raise InputError(f"The factors given are of '{factors.method}' {factors.options}, the recipe says otherwise. Factorise again.")
     if factors is None:
         factors = prepare(model, recipe, progress, seconds)
     elif plan is None and find_policy(recipe.policy).probed and factors.base_nll is None:
@@ -133,7 +133,7 @@ def _write_sequential(network, factors: Factorisation, plan: RankPlan, progress:
         progress("compress", index, total)
         moments = stream.run(index, row.needs, advance=False) if row.needs else None
         layer = read_layer(network, index)
-        write_layer(network, truncate(layer, row.factor(layer, moments), _layer_ranks(plan, index)))
+        write_layer(network, truncate(layer, row.factor(layer, moments, **factors.options), _layer_ranks(plan, index)))
         stream.run(index)
     progress("compress", total, total)
 

@@ -1,6 +1,8 @@
 """Factorisation: every layer decomposed once with one method, for all ranks."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from .calibrate import Calibration, Progress, silent
 from .methods import Factors, find_method, spectrum
@@ -15,6 +17,8 @@ from .spectra import Slot, Spectrum
 class Factorisation:
     """One method's decompositions of every layer: all that the sliders need. layers[i] holds the factors of decoder layer i.
 
+    options: every option of the method, as it was chosen.
+
     base_nll: mean token loss of the dense model on the probing windows, None unless the slots were probed.
     """
 
@@ -24,19 +28,27 @@ class Factorisation:
     calibration: Calibration
     shape: Shape
     base_nll: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def factorise(model: LoadedModel, calibration: Calibration, method: str, progress: Progress | None = None) -> Factorisation:
-    """Decompose every layer with one method: the expensive, rank-free half. Raises InputError for an unknown method."""
+def factorise(
+    model: LoadedModel,
+    calibration: Calibration,
+    method: str,
+    progress: Progress | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Factorisation:
+    """Decompose every layer with one method: the expensive, rank-free half. Raises InputError for an unknown method or option."""
     progress, row = progress or silent, find_method(method)
+    chosen = row.choose(options or {})
     total = len(decoder_layers(model.network))
     layers = []
     for index in range(total):
         progress("factorise", index, total)
-        layers.append(row.factor(read_layer(model.network, index), calibration.moments(index)))
+        layers.append(row.factor(read_layer(model.network, index), calibration.moments(index), **chosen))
     progress("factorise", total, total)
     spectra = {(i, name): spectrum(i, name, factor) for i, factors in enumerate(layers) for name, factor in factors.items()}
-    return Factorisation(method, layers, spectra, calibration, shape_of(model))
+    return Factorisation(method, layers, spectra, calibration, shape_of(model), options=chosen)
 
 
 def shape_of(model: LoadedModel) -> Shape:

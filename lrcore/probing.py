@@ -123,7 +123,7 @@ def interpolate(x: Tensor, known_x: Tensor, known_y: Tensor) -> Tensor:
 
 def _cache_file(factors: Factorisation, tokens: Tensor) -> Path:
     slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
-    parts = [factors.calibration.key, factors.method, KEEP, list(tokens.shape), slots]
+    parts = [factors.calibration.key, factors.method, sorted(factors.options.items()), KEEP, list(tokens.shape), slots]
     return cache_folder() / "probes" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]}.json"
 
 

@@ -30,6 +30,7 @@ class Recipe:
     model) or "sequential" (each layer sees the compressed ones before it).
     ratio in (0, 1): the share removed of what `budget` names. temperature > 0 (policy softmax; None: its rule of thumb).
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as published tables do, and may exceed it.
+    options: settings of the method, {name: value}; what is not named has the method's default.
     overrides: ranks set by hand, {"layer.component": rank}.
     """
 
@@ -49,6 +50,7 @@ class Recipe:
     budget: str = "params"
     temperature: float | None = None
     rounding: str = "down"
+    options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     overrides: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ class Recipe:
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
         if self.temperature is not None and not (isinstance(self.temperature, (int, float)) and self.temperature > 0):
             raise InputError(f"temperature must be a positive number, got {self.temperature!r}. Small is uneven, large is even.")
+        for name, value in self.options.items():
+            if not isinstance(value, (bool, int, float, str)):
+                raise InputError(f"Option {name} must be a word, a number or true/false; got {value!r}.")
         for slot, rank in self.overrides.items():
             layer, _, component = slot.partition(".")
             if not layer.isdigit() or not component or not isinstance(rank, int) or rank < 1:
@@ -79,7 +84,7 @@ class Recipe:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"overrides": dict(self.overrides)}
+        return asdict(self) | {"options": dict(self.options), "overrides": dict(self.overrides)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -115,8 +120,9 @@ class Recipe:
         shown = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed")
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in ("model", "overrides") or value is None or (f.name not in shown and value == getattr(default, f.name)):
+            if f.name in ("model", "options", "overrides") or value is None or (f.name not in shown and value == getattr(default, f.name)):
                 continue
             parts.append(f"--{f.name.replace('_', '-')} {shlex.quote(str(value))}")
+        parts += [f"--option {shlex.quote(f'{name}={value}')}" for name, value in self.options.items()]
         parts += [f"--override {shlex.quote(f'{slot}={rank}')}" for slot, rank in self.overrides.items()]
         return " ".join([*parts, f"--out {shlex.quote(out)}"])

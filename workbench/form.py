@@ -50,6 +50,7 @@ class Form:
             "budget": choice("budget", [(budget(name), name) for name in lrcore.BUDGETS]),
             "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
+            "options": gr.State({}),
             "overrides": gr.State({}),
             "rule": box(gr.Checkbox, "rule", value=True),
         }
@@ -94,7 +95,7 @@ class Form:
     @staticmethod
     def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
         """The recipe with all fields at rest that the analysis and the factors do not depend on; a policy only counts if it probes."""
-        kept = {name: getattr(recipe, name) for name in (*SOURCES, "method")}
+        kept = {name: getattr(recipe, name) for name in (*SOURCES, "method", "options")}
         probing = [row["name"] for row in lrcore.policies() if row["probed"]]
         return START.with_(**kept, policy=recipe.policy if recipe.policy in probing else START.policy)
 

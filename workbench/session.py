@@ -72,7 +72,7 @@ class Session:
 
         def make() -> Any:
             if not probed(recipe):
-                return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress=progress)
+                return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress, recipe.options)
             plain = self.factors(recipe.with_(policy=lrcore.Recipe().policy), progress)
             return lrcore.probe(self.dense(recipe), plain, progress=progress)
 
@@ -115,7 +115,7 @@ def calibration_key(recipe: lrcore.Recipe) -> Key:
 
 
 def factor_key(recipe: lrcore.Recipe) -> Key:
-    return (*calibration_key(recipe), recipe.method, probed(recipe))
+    return (*calibration_key(recipe), recipe.method, *sorted(recipe.options.items()), probed(recipe))
 
 
 def probed(recipe: lrcore.Recipe) -> bool:

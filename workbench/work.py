@@ -34,7 +34,7 @@ def sweep(session: "Session", job: Job) -> list[str]:
     for i, (method, ratio) in enumerate(todo):
         job.part = f"run {i + 1} of {len(todo)}"
         job.say(f"{job.part}: {method}, remove {ratio:.0%}")
-        recipe = base.with_(method=method, ratio=ratio, overrides={})
+        recipe = base.with_(method=method, ratio=ratio, options=base.options if method == base.method else {}, overrides={})
         job.result = [*job.result, one_run(session, job, recipe, "", job.spec.get("evaluation")).id]
     return job.result
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import unknown
 from ..layer import Layer
-from ..statistics import Moments, Need
+from ..options import Option, read_options
+from ..statistics import Need
 from . import a3, fused, modegpt, svd, svd_llm
 from .factors import Factors, spectrum
 
@@ -17,15 +19,23 @@ __all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_metho
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table. needs: the (tap, statistic) pairs that `factor` reads. components: the slots it solves per layer."""
+    """A row of the table. needs: the (tap, statistic) pairs that `factor` reads. components: the slots it solves per layer.
+
+    options: what `factor` takes besides layer and moments, as keywords with the same defaults.
+    """
 
     name: str
     paper: str
     components: tuple[str, ...]
     needs: frozenset[Need]
-    factor: Callable[[Layer, Moments], Factors]
+    factor: Callable[..., Factors]
     shrinks_kv: bool
     notes: str
+    options: tuple[Option, ...] = ()
+
+    def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every option's value. Raises InputError for an unknown name or a value out of range."""
+        return read_options(f"method {self.name}", self.options, given)
 
     def describe(self) -> dict:
         """The row as plain values, for `methods --json` and the page."""
@@ -40,7 +50,9 @@ class Method:
             "kv_budget": self.shrinks_kv,
             "sequential": True,
         }
-        return {"name": self.name, "paper": self.paper, "components": list(self.components), "supports": supports, "notes": self.notes}
+        options = [option.describe() for option in self.options]
+        return {"name": self.name, "paper": self.paper, "components": list(self.components), "supports": supports, "notes": self.notes,
+                "options": options}  # fmt: skip
 
 
 METHODS: dict[str, Method] = {

@@ -51,7 +51,10 @@ def test_jobs_run_in_order_and_say_how_many_come_first(bench):
 
 def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
     jobs, gate, order = bench
-    first, second, third = (jobs.submit("steps", "job", {"n": n}) for n in range(3))
+    first = jobs.submit("steps", "job", {"n": 0})
+    while not order:  # it has begun
+        time.sleep(0.01)
+    second, third = (jobs.submit("steps", "job", {"n": n}) for n in (1, 2))
     jobs.cancel(second.id)
     assert second.state == "cancelled"
     jobs.cancel(first.id)

@@ -89,7 +89,7 @@ def build(session: Session) -> None:
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)
-    form["method"].input(dict, None, form["overrides"], **QUIET).then(need, form.all, None, **QUIET)
+    form["method"].input(lambda: ({}, {}), None, [form["options"], form["overrides"]], **QUIET).then(need, form.all, None, **QUIET)
     form["policy"].input(need, form.all, None, **QUIET)
     frame.input(edited, [frame, in_table, form["overrides"]], form["overrides"], **QUIET)
     clear.click(dict, None, form["overrides"], **QUIET)
