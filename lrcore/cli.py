@@ -36,6 +36,9 @@ SeqLen = Annotated[int | None, typer.Option(help="Tokens per window.")]
 Sampling = Annotated[str | None, typer.Option(help="Which windows: random or first.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the random choice.")]
 Calibration = Annotated[str | None, typer.Option(help="independent, or sequential: each layer sees the compressed ones before it.")]
+Refit = Annotated[
+    str | None, typer.Option(help="Refit each layer on the compressed ones before it: on, off, or auto (as the method does).")
+]
 Method = Annotated[str | None, typer.Option(help="One of those that `methods` lists.")]
 Policy = Annotated[str | None, typer.Option(help="How the budget is shared: one of those that `methods` lists.")]
 Temperature = Annotated[float | None, typer.Option(help="Of policy softmax: small is uneven. Default: its rule of thumb.")]
@@ -120,7 +123,7 @@ def compress(
     ctx: typer.Context, out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the compressed model to.")],
     model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None, device: Device = None,
     data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None, seed: Seed = None,
-    calibration: Calibration = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
+    calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
     ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, option: OptionFlag = None, override: Override = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from torch import nn
+
 from .allocation import plan_ranks
 from .budget import make_budget
 from .calibrate import Progress, calibrate, silent
@@ -21,6 +23,7 @@ from .policies import find_policy
 from .policies.softmax import suggested_temperature
 from .probing import probe
 from .recipe import Recipe
+from .refit import refit_layer
 from .spectra import Slot, Spectrum
 
 
@@ -84,7 +87,8 @@ def compress(
     """A smaller model by a recipe; the dense one is untouched. `factors` and `plan` are made where they are not given.
 
     With calibration "sequential" the ranks come from the dense model's spectra, and each layer is then solved again on what the
-    compressed layers before it give. The report holds the recipe, ranks, account, protocol and seconds per stage.
+    compressed layers before it give; with `refit` it also makes up for what they have lost. The report holds the recipe, ranks, account,
+    protocol and seconds per stage.
     """
     progress, seconds = progress or silent, {}
     if factors is not None and (factors.method, factors.options) != (recipe.method, find_method(recipe.method).choose(recipe.options)):
@@ -97,16 +101,14 @@ def compress(
     with _timed(seconds, "allocate"):
         plan = plan or allocate(factors, recipe)
     with _timed(seconds, "compress"):
-        network = clone(model.network)
-        write = _write_sequential if recipe.calibration == "sequential" else _write_independent
-        write(network, factors, plan, progress)
+        network = _write(model, recipe, factors, plan, progress)
     report = {
         "base": model.name,
         "base_fingerprint": model.fingerprint,
         "recipe": recipe.to_dict(),
         "ranks": plan.table().to_dict("records"),
         "summary": plan.summary(),
-        "calibration": factors.calibration.protocol | {"mode": recipe.calibration},
+        "calibration": factors.calibration.protocol | {"mode": recipe.calibration, "refit": refits(recipe)},
         "seconds": seconds,
     }
     identity = json.dumps([model.fingerprint, recipe.to_dict(), sorted([*slot, rank] for slot, rank in plan.ranks.items())])
@@ -114,28 +116,33 @@ def compress(
     return replace(model, name=f"{model.name} {recipe.method} {recipe.ratio:.0%}", network=network, fingerprint=fingerprint, report=report)
 
 
+def refits(recipe: Recipe) -> bool:
+    """Whether a recipe refits: as it says, or as its method does by itself."""
+    return recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
+
+
 def _layer_ranks(plan: RankPlan, index: int) -> dict[str, int]:
     return {component: rank for (layer, component), rank in plan.ranks.items() if layer == index}
 
 
-def _write_independent(network, factors: Factorisation, plan: RankPlan, progress: Progress) -> None:
-    total = len(factors.layers)
+def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: RankPlan, progress: Progress) -> nn.Module:
+    """A clone with every layer compressed, one after the other; the calibration windows pass through it where the recipe needs them."""
+    network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
+    sequential, refit, tokens = recipe.calibration == "sequential", refits(recipe), factors.calibration.tokens
+    small = LayerStream(network, tokens) if sequential or refit else None
+    dense = LayerStream(model.network, tokens) if refit else None
     for index in range(total):
         progress("compress", index, total)
-        write_layer(network, truncate(read_layer(network, index), factors.layers[index], _layer_ranks(plan, index)))
+        layer, own = read_layer(network, index), factors.layers[index]
+        if sequential and row.needs:
+            own = row.factor(layer, small.run(index, row.needs, advance=False), **factors.options)
+        write_layer(network, truncate(layer, own, _layer_ranks(plan, index)))
+        if refit:
+            refit_layer(network, index, dense, small)
+        elif sequential:
+            small.run(index)
     progress("compress", total, total)
-
-
-def _write_sequential(network, factors: Factorisation, plan: RankPlan, progress: Progress) -> None:
-    row, total = find_method(factors.method), len(factors.layers)
-    stream = LayerStream(network, factors.calibration.tokens)
-    for index in range(total):
-        progress("compress", index, total)
-        moments = stream.run(index, row.needs, advance=False) if row.needs else None
-        layer = read_layer(network, index)
-        write_layer(network, truncate(layer, row.factor(layer, moments, **factors.options), _layer_ranks(plan, index)))
-        stream.run(index)
-    progress("compress", total, total)
+    return network
 
 
 @contextmanager

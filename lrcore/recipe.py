@@ -12,6 +12,7 @@ from .errors import InputError, unknown
 
 SAMPLING = ("random", "first")
 CALIBRATION = ("independent", "sequential")
+REFIT = ("auto", "on", "off")
 BUDGETS = {
     "params": "share of the decoder-linear parameters removed",
     "total": "share of all parameters removed",
@@ -28,6 +29,8 @@ class Recipe:
     model: demo model's name, folder, or hub id. data: built-in name, file, or hub data set `name:config:split`.
     samples windows of seq_len tokens, drawn by sampling with seed. calibration: "independent" (every layer sees the dense
     model) or "sequential" (each layer sees the compressed ones before it).
+    refit: "on" or "off": whether output and down projections are solved again on what the compressed layers before them give, towards
+    the dense model's residual stream; "auto" leaves it to the method (on for fused).
     ratio in (0, 1): the share removed of what `budget` names. temperature > 0 (policy softmax; None: its rule of thumb).
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as published tables do, and may exceed it.
     options: settings of the method, {name: value}; what is not named has the method's default.
@@ -44,6 +47,7 @@ class Recipe:
     sampling: str = "random"
     seed: int = 0
     calibration: str = "independent"
+    refit: str = "auto"
     method: str = "a3"
     policy: str = "uniform"
     ratio: float = 0.2
@@ -57,6 +61,7 @@ class Recipe:
         for name, known in {
             "sampling": SAMPLING,
             "calibration": CALIBRATION,
+            "refit": REFIT,
             "budget": BUDGETS,
             "rounding": ROUNDING,
             "dtype": DTYPES,

@@ -10,7 +10,8 @@ LEVELS = {
     "errors": 0, "linalg": 0, "layer": 0, "recipe": 0, "options": 0, "statistics": 0,
     "spectra": 1, "models": 1, "console": 1,
     "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
-    "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "probing": 3, "compress": 3, "evaluate": 3, "generate": 3, "checkpoint": 3,
+    "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "probing": 3, "refit": 3, "compress": 3,
+    "evaluate": 3, "generate": 3, "checkpoint": 3,
     "__init__": 4, "cli": 4, "__main__": 4,
 }  # fmt: skip
 TENSORS_ONLY = ("linalg", "layer", "spectra", "budget", "policies", "allocation", "methods")

@@ -44,6 +44,7 @@ class Form:
             "sampling": choice("sampling", ("random", "first")),
             "seed": whole("seed"),
             "calibration": choice("calibration", ("independent", "sequential")),
+            "refit": choice("refit", ("auto", "on", "off")),
             "method": choice("method", names(lrcore.methods())),
             "policy": choice("policy", names(lrcore.policies())),
             "ratio": box(gr.Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),

@@ -13,6 +13,7 @@ FIELDS = {
     "seq_len": ("Tokens per window", ""),
     "sampling": ("Windows drawn", ""),
     "seed": ("Seed", ""),
+    "refit": ("Refit", "on: each layer makes up for what the compressed layers before it lost; auto: as the method does"),
     "calibration": ("Calibration passes", "independent: every layer sees the dense model; sequential: the compressed layers before it"),
     "method": ("Method", ""),
     "policy": ("Policy", ""),

@@ -21,6 +21,7 @@ __all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_metho
 class Method:
     """A row of the table. needs: the (tap, statistic) pairs that `factor` reads. components: the slots it solves per layer.
 
+    refit: whether layers make up for what those before them lost unless the recipe says otherwise (see lrcore/refit.py).
     options: what `factor` takes besides layer and moments, as keywords with the same defaults.
     """
 
@@ -32,6 +33,7 @@ class Method:
     shrinks_kv: bool
     notes: str
     options: tuple[Option, ...] = ()
+    refit: bool = False
 
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option's value. Raises InputError for an unknown name or a value out of range."""
@@ -52,7 +54,7 @@ class Method:
         }
         options = [option.describe() for option in self.options]
         return {"name": self.name, "paper": self.paper, "components": list(self.components), "supports": supports, "notes": self.notes,
-                "options": options}  # fmt: skip
+                "options": options, "refit": self.refit}  # fmt: skip
 
 
 METHODS: dict[str, Method] = {
@@ -105,7 +107,9 @@ METHODS: dict[str, Method] = {
             fused.factor,
             True,
             "QK: centred keys without rotary, whole pairs with it. OV: map on the head outputs, output projection refit across heads. "
-            "MLP: elimination of neurons with exact refit. Means go into the biases; projections without one get one.",
+            "MLP: elimination of neurons with exact refit. Means go into the biases; projections without one get one. Unless the "
+            "recipe says 'refit: off', each layer is then refit, on what the compressed layers before it give, towards the dense stream.",
+            refit=True,
         ),
     )
 }

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..layer import MLP, Attention, Layer, Linear, LowRank, Projection
-from .architectures import architecture_of, decoder_layers
+from .architectures import Architecture, architecture_of, decoder_layers
 from .modules import CompressedAttention, LowRankLinear, projection_module
 
 
@@ -49,6 +49,13 @@ def read_layer(network: nn.Module, index: int) -> Layer:
     return Layer(index, value, MLP(**mlp, activation=getattr(network.config, row.activation)))
 
 
+def projection_paths(row: Architecture, module: nn.Module) -> dict[str, str]:
+    """Where the projections of a decoder layer are, native or compressed, relative to the layer."""
+    if not isinstance(module.get_submodule(row.attention), CompressedAttention):
+        return row.paths()
+    return row.paths() | {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
+
+
 def write_layer(network: nn.Module, layer: Layer) -> None:
     """Install the values of a layer. Projections whose head sizes are unchanged stay in the native attention, bit for bit."""
     row, module = architecture_of(network), decoder_layers(network)[layer.index]
@@ -74,11 +81,10 @@ def structure(network: nn.Module) -> dict[str, Any]:
     for module in decoder_layers(network):
         attention = module.get_submodule(row.attention)
         compressed = isinstance(attention, CompressedAttention)
-        paths = row.paths() | ({name: f"{row.attention}.{name}_proj" for name in "qkvo"} if compressed else {})
         layers.append(
             {
                 "attention": attention.sizes() if compressed else None,
-                "projections": {name: _shape(module.get_submodule(path)) for name, path in paths.items()},
+                "projections": {name: _shape(module.get_submodule(path)) for name, path in projection_paths(row, module).items()},
             }
         )
     return {"model_type": network.config.model_type, "layers": layers}

@@ -5,6 +5,7 @@ Hidden states of all windows are kept for one depth at a time, on the network's 
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,21 @@ from torch import Tensor, nn
 
 from ..statistics import Accumulator, Moments, Need
 from .architectures import architecture_of, decoder_layers
+from .layers import projection_paths
 
 
 class _Stop(Exception):
     """Ends a forward pass once the inputs of the layers are known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What one batch is like inside a layer: inputs of the output and down projections, the attention's output, the layer's output."""
+
+    o_in: Tensor
+    o_out: Tensor
+    down_in: Tensor
+    out: Tensor
 
 
 class LayerStream:
@@ -82,6 +94,22 @@ class LayerStream:
                 if advance:
                     self._hidden[number] = out
         return accumulator.moments() if accumulator.needs else None
+
+    @torch.inference_mode()
+    def look(self, index: int, number: int) -> Look:
+        """Run layer `index`, dense or compressed, on one batch without moving on."""
+        layer, row, seen = decoder_layers(self.network)[index], architecture_of(self.network), {}
+
+        def note(name: str) -> Any:
+            return lambda _module, args, out: seen.update({f"{name}_in": args[0], f"{name}_out": out})
+
+        paths = projection_paths(row, layer)
+        with ExitStack() as stack:
+            for name in ("o", "down"):
+                stack.callback(layer.get_submodule(paths[name]).register_forward_hook(note(name)).remove)
+            out = layer(self._hidden[number], **self._kwargs[index])
+        out = out[0] if isinstance(out, tuple) else out
+        return Look(seen["o_in"], seen["o_out"].view_as(out), seen["down_in"].view(*out.shape[:-1], -1), out)
 
     def _tap(self, layer: nn.Module, index: int, accumulator: Accumulator, stack: ExitStack) -> None:
         """Hooks on the inputs of the projections named by the taps that are needed."""

@@ -33,6 +33,7 @@ def build(session: Session) -> None:
     with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
         with gr.Row():
             form["calibration"].render()
+            form["refit"].render()
             form["rounding"].render()
         gr.Markdown(text.OVERRIDE_HELP)
         frame = gr.Dataframe(

@@ -1,0 +1,96 @@
+"""The residual-corrected refit: the ridge solution itself, and what it does to a compressed model."""
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.compress import refits
+from lrcore.layer import Linear, LowRank
+from lrcore.methods import METHODS
+from lrcore.refit import Regression, solved
+
+
+def slow_ridge(x, y, start, ridge, bias):
+    """Least squares on the rows themselves, with one more row per input that holds the weights near `start`."""
+    if bias:
+        mean_x, mean_y = x.mean(0), y.mean(0)
+        x, y = x - mean_x, y - mean_y
+    pull = (ridge * (x**2).sum(0)).sqrt().diag()
+    weight = torch.linalg.lstsq(torch.cat((x, pull)), torch.cat((y, pull @ start.mT))).solution.mT
+    return weight, (mean_y - weight @ mean_x) if bias else None
+
+
+def rows(bias: bool):
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(200, 12, generator=g, dtype=torch.float64) @ torch.randn(12, 12, generator=g, dtype=torch.float64) + 0.5
+    y = torch.randn(200, 6, generator=g, dtype=torch.float64)
+    start = Linear(torch.randn(6, 12, generator=g, dtype=torch.float64), torch.randn(6, dtype=torch.float64) if bias else None)
+    fit = Regression()
+    for part in range(4):
+        fit.add(x[50 * part : 50 * part + 50].view(5, 10, 12), y[50 * part : 50 * part + 50].view(5, 10, 6))
+    return x, y, start, fit
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("ridge", [0.1, 1.0])
+def test_the_ridge_solution_is_that_of_least_squares_on_the_rows(bias, ridge):
+    x, y, start, fit = rows(bias)
+    got, (weight, shift) = fit.solve(start, ridge), slow_ridge(x, y, start.weight, ridge, bias)
+    assert torch.allclose(got.weight, weight, atol=1e-6)
+    assert (got.bias is None) == (not bias)
+    assert not bias or torch.allclose(got.bias, shift, atol=1e-6)
+
+
+def test_a_factored_projection_keeps_its_down_factor():
+    x, y, start, fit = rows(bias=True)
+    down = torch.randn(4, 12, dtype=torch.float64)
+    old = LowRank(down, torch.randn(6, 4, dtype=torch.float64), start.bias)
+    new = solved(old, fit)
+    assert torch.equal(new.down, down)
+    weight, shift = slow_ridge(x @ down.mT, y, old.up, 0.3, bias=True)
+    assert torch.allclose(new.up, weight, atol=1e-6)
+    assert torch.allclose(new.bias, shift, atol=1e-6)
+
+
+def recipe(folder, story_file, **more):
+    asked = {"samples": 8, "seq_len": 32, "ratio": 0.3, "method": "fused", "dtype": "float64"} | more
+    return lrcore.Recipe(model=str(folder), data=str(story_file), **asked)
+
+
+def stream_error(model, small, tokens):
+    """Mean squared distance of the last hidden states, before the final norm."""
+    hidden = [m.network(tokens, output_hidden_states=True).hidden_states[-2] for m in (model, small)]
+    return float(((hidden[0] - hidden[1]) ** 2).mean())
+
+
+@pytest.mark.parametrize("kind", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
+@pytest.mark.parametrize("method", ["fused", "a3", "svd_llm"])
+def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(kind, method, request, story_file):
+    asked = recipe(request.getfixturevalue(kind), story_file, method=method)
+    model = lrcore.load(asked.model, dtype="float64")
+    tokens = lrcore.calibrate(model, asked).tokens
+    plain, refit = (lrcore.compress(model, asked.with_(refit=word)) for word in ("off", "on"))
+    with torch.inference_mode():
+        assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
+    assert refit.size == plain.size
+    assert refit.report["calibration"]["refit"]
+    assert not plain.report["calibration"]["refit"]
+
+
+def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
+    asked = recipe(tiny_opt, story_file, refit="on", ratio=0.01)
+    model = lrcore.load(asked.model, dtype="float64")
+    factors = lrcore.prepare(model, asked)
+    plan = lrcore.allocate(factors, asked)
+    plan.ranks.update({slot: s.cost.full for slot, s in factors.spectra.items()})
+    small = lrcore.compress(model, asked, factors, plan)
+    tokens = factors.calibration.tokens
+    with torch.inference_mode():
+        assert torch.allclose(model.network(tokens).logits, small.network(tokens).logits, atol=1e-9)
+
+
+def test_auto_is_what_the_method_does():
+    for name, row in METHODS.items():
+        assert refits(lrcore.Recipe(method=name)) == row.refit
+    assert METHODS["fused"].refit
+    assert not refits(lrcore.Recipe(method="fused", refit="off"))
