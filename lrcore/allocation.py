@@ -1,7 +1,7 @@
 """Rank allocation: a policy's targets become whole ranks that fit the budget. Milliseconds: a slider calls it at every move."""
 
 import heapq
-import math
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from .budget import Budget, Spectra, next_rank
@@ -12,13 +12,17 @@ from .spectra import Cost, Slot
 
 def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
     """The largest rank whose price stays within the share `target` of the dense price, or the nearest to it in columns."""
-    dense = budget.price(cost, cost.full)
     if target >= 1 - 1e-12:
         return cost.full
-    fixed, per_rank = (cost.kv_fixed, cost.kv_per_rank) if budget.kind == "kv" else (cost.fixed, cost.per_rank)
-    steps = (target * dense - fixed) / (per_rank * cost.step)
-    rank = (math.floor(steps + 0.5) if nearest else math.floor(steps + 1e-9)) * cost.step
-    return cost.full if rank >= cost.full else max(cost.step, min(rank, cost.cap))
+    aim = target * budget.price(cost, cost.full) + 1e-6  # whole numbers, and a target is a share of them to rounding
+    ranks = range(cost.step, cost.cap + 1, cost.step)
+    below = bisect_right(ranks, aim, key=lambda rank: budget.price(cost, rank))
+    rank = ranks[max(below - 1, 0)] if ranks else cost.full
+    above = next_rank(cost, rank)
+    if nearest and below and above == rank + cost.step:
+        low, high = budget.price(cost, rank), budget.price(cost, above)
+        return above if 2 * aim >= low + high else rank
+    return rank
 
 
 def round_to_ranks(spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False) -> dict[Slot, int]:

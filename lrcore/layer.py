@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .forms import Matrix, dense, tensors_of
+
 
 @dataclass(frozen=True, eq=False)
 class Linear:
@@ -20,21 +22,24 @@ class Linear:
 
     @property
     def parameters(self) -> int:
-        return self.weight.numel() + (0 if self.bias is None else self.bias.numel())
+        return _kept(self)
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A factored projection `y = up (down x) + bias`. down [r, in]; up [out, r]; bias [out] or None."""
+    """A factored projection `y = up (down x) + bias`. down [r, in]; up [out, r], plain tensors or stored forms; bias [out] or None.
 
-    down: Tensor
-    up: Tensor
+    Several projections of a layer may hold the same `down`: it is then stored once, and counted once.
+    """
+
+    down: Matrix
+    up: Matrix
     bias: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
         """The dense product, [out, in]."""
-        return self.up @ self.down
+        return dense(self.up) @ dense(self.down)
 
     @property
     def rank(self) -> int:
@@ -42,7 +47,7 @@ class LowRank:
 
     @property
     def parameters(self) -> int:
-        return self.down.numel() + self.up.numel() + (0 if self.bias is None else self.bias.numel())
+        return _kept(self)
 
 
 Projection = Linear | LowRank
@@ -109,8 +114,20 @@ class Layer:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of all projections."""
-        return sum(projection.parameters for projection in self.matrices().values())
+        """Weights and biases of all projections, what they share counted once."""
+        return _kept(*self.matrices().values())
+
+
+def numbers(projection: Projection) -> list[Tensor]:
+    """The tensors of numbers that a projection keeps; orders of rows and columns are none."""
+    parts = [projection.weight] if isinstance(projection, Linear) else [projection.down, projection.up]
+    parts = [t for part in parts for t in ([part] if isinstance(part, Tensor) else tensors_of(part).values())]
+    return [t for t in [*parts, projection.bias] if t is not None and t.is_floating_point()]
+
+
+def _kept(*projections: Projection) -> int:
+    """How many numbers the projections keep together."""
+    return sum({(t.data_ptr(), t.shape): t.numel() for p in projections for t in numbers(p)}.values())
 
 
 def heads(weight: Tensor, count: int) -> Tensor:

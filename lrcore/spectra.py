@@ -1,6 +1,8 @@
 """Spectra: what each further rank of a slot is worth, and what it costs."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ class Cost:
 
     full: the rank of the untouched slot. step: ranks are multiples of it (2 where rotary pairs stay together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
+    curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one entry per multiple of step below full.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     cap: largest rank below full that still saves parameters (a factored matrix beyond it would be larger than the dense one).
     """
@@ -26,13 +29,16 @@ class Cost:
     kv_per_rank: int = 0
     kv_fixed: int = 0
     kv_dense: int = 0
+    curve: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def cap(self) -> int:
-        return min(self.full - self.step, (self.dense - self.fixed - 1) // self.per_rank // self.step * self.step)
+        return self.step * bisect_left(range(self.step, self.full, self.step), self.dense, key=self.parameters)
 
     def parameters(self, rank: int) -> int:
-        return self.dense if rank >= self.full else self.fixed + self.per_rank * rank
+        if rank >= self.full:
+            return self.dense
+        return self.fixed + (self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank)
 
     def kv(self, rank: int) -> int:
         return self.kv_dense if rank >= self.full else self.kv_fixed + self.kv_per_rank * rank

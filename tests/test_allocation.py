@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrcore.allocation import plan_ranks
-from lrcore.budget import make_budget, next_rank
+from lrcore.allocation import plan_ranks, rank_for
+from lrcore.budget import Budget, make_budget, next_rank
 from lrcore.errors import InputError
 from lrcore.policies import POLICIES, find_policy
 from lrcore.policies.softmax import softmax_sparsity, suggested_temperature
@@ -161,3 +161,16 @@ def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
 def test_every_policy_file_has_a_row():
     files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")} - {"__init__"}
     assert files == {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}
+
+
+@pytest.mark.parametrize("nearest", [False, True])
+def test_rank_for_follows_a_curved_price(nearest):
+    cost = Cost(full=16, per_rank=0, dense=16 * 24, curve=tuple(r * 40 - r * r for r in range(1, 16)))
+    budget = Budget("params", 1, cost.dense)
+    for target in (0.05, 0.2, 0.5, 0.73, 0.97):
+        rank = rank_for(cost, target, budget, nearest)
+        aim = target * cost.dense
+        if nearest:
+            assert abs(cost.parameters(rank) - aim) == min(abs(cost.parameters(r) - aim) for r in cost.ranks())
+        else:
+            assert rank == max([1, *(r for r in cost.ranks() if cost.parameters(r) <= aim)])

@@ -44,3 +44,10 @@ def test_tail_and_energy_count_columns_not_steps() -> None:
     s = Spectrum((0, "qk"), torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64), Cost(6, 10, 60, step=2))
     assert [s.tail(r) for r in (2, 4, 6)] == [2, 1, 0]
     assert s.energy(2) == pytest.approx(4 / 6)
+
+
+def test_a_price_may_follow_any_ascending_curve() -> None:
+    curve = tuple(r * 14 - r * r for r in range(1, 6))  # a block identity: r (6 + 8) - r^2
+    cost = Cost(full=6, per_rank=0, dense=48 + 3, fixed=3, curve=curve)
+    assert cost.ranks() == [1, 2, 3, 4, 5, 6]  # every rank below full saves
+    assert [cost.parameters(r) for r in (1, 5, 6)] == [16, 48, 51]

@@ -8,18 +8,12 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..layer import MLP, Attention, Layer, Linear, LowRank, Projection
+from ..layer import MLP, Attention, Layer
 from .architectures import Architecture, architecture_of, decoder_layers
-from .modules import CompressedAttention, LowRankLinear, projection_module
-
-
-def _read_projection(module: nn.Module) -> Projection:
-    if isinstance(module, LowRankLinear):
-        return LowRank(module.down.weight.detach(), module.up.weight.detach(), None if module.up.bias is None else module.up.bias.detach())
-    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+from .modules import CompressedAttention
+from .projections import describe, projection_modules, read_projection, rebuild
 
 
 def _head_sizes(network: nn.Module) -> tuple[int, int, int]:
@@ -37,15 +31,15 @@ def read_layer(network: nn.Module, index: int) -> Layer:
     if isinstance(attention, CompressedAttention):
         sizes = attention.sizes()
         sizes.pop("selected_pairs")
-        own = {name: _read_projection(getattr(attention, f"{name}_proj")) for name in "qkvo"}
+        own = {name: read_projection(getattr(attention, f"{name}_proj")) for name in "qkvo"}
         value = Attention(**own, **sizes, rotary_pairs=attention.rotary_pairs)
     else:
         n_q, n_kv, d_h = _head_sizes(network)
-        own = {name: _read_projection(module.get_submodule(row.paths()[name])) for name in "qkvo"}
+        own = {name: read_projection(module.get_submodule(row.paths()[name])) for name in "qkvo"}
         value = Attention(
             **own, n_q=n_q, n_kv=n_kv, head_size=d_h, qk_size=d_h, v_size=d_h, scale=float(attention.scaling), position=row.position
         )
-    mlp = {name: _read_projection(module.get_submodule(row.paths()[name])) for name in ("gate", "up", "down") if name in row.paths()}
+    mlp = {name: read_projection(module.get_submodule(row.paths()[name])) for name in ("gate", "up", "down") if name in row.paths()}
     return Layer(index, value, MLP(**mlp, activation=getattr(network.config, row.activation)))
 
 
@@ -63,9 +57,9 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
     native = attention.qk_size == attention.v_size == attention.head_size and attention.rotary_pairs is None
     if not native:
         module.set_submodule(row.attention, CompressedAttention.of(attention, layer.index))
-    for name, path in row.paths().items():
-        if native or name not in "qkvo":
-            module.set_submodule(path, projection_module(values[name]))
+    installed = {name: value for name, value in values.items() if native or name not in "qkvo"}
+    for name, projection in projection_modules(installed).items():
+        module.set_submodule(row.paths()[name], projection)
 
 
 def clone(network: nn.Module) -> nn.Module:
@@ -84,17 +78,10 @@ def structure(network: nn.Module) -> dict[str, Any]:
         layers.append(
             {
                 "attention": attention.sizes() if compressed else None,
-                "projections": {name: _shape(module.get_submodule(path)) for name, path in projection_paths(row, module).items()},
+                "projections": describe({name: module.get_submodule(path) for name, path in projection_paths(row, module).items()}),
             }
         )
     return {"model_type": network.config.model_type, "layers": layers}
-
-
-def _shape(module: nn.Module) -> dict[str, Any]:
-    low_rank = isinstance(module, LowRankLinear)
-    bias = (module.up if low_rank else module).bias is not None
-    rank = module.down.out_features if low_rank else None
-    return {"in": module.in_features, "out": module.out_features, "rank": rank, "bias": bias}
 
 
 def install(network: nn.Module, description: dict[str, Any]) -> None:
@@ -105,15 +92,9 @@ def install(network: nn.Module, description: dict[str, Any]) -> None:
         if entry["attention"] is not None:
             module.set_submodule(row.attention, CompressedAttention(entry["attention"], index))
             paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
-        for name, shape in entry["projections"].items():
+        for name, projection in rebuild(entry["projections"], network.dtype).items():
             parent, _, leaf = paths[name].rpartition(".")
-            setattr(module.get_submodule(parent), leaf, _empty(shape, network.dtype))
-
-
-def _empty(shape: dict[str, Any], dtype: torch.dtype) -> nn.Module:
-    if shape["rank"] is None:
-        return nn.Linear(shape["in"], shape["out"], bias=shape["bias"], dtype=dtype)
-    return LowRankLinear(shape["in"], shape["out"], shape["rank"], shape["bias"], dtype=dtype)
+            setattr(module.get_submodule(parent), leaf, projection)
 
 
 @dataclass(frozen=True)

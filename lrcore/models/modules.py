@@ -6,50 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..layer import Attention, Projection
-from ..layer import Linear as LinearValue
-
-
-class LowRankLinear(nn.Module):
-    """`y = up(down(x)) + bias` with down [r, in] and up [out, r]; r (in + out) parameters instead of in * out."""
-
-    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        self.down = nn.Linear(in_features, rank, bias=False, dtype=dtype)
-        self.up = nn.Linear(rank, out_features, bias=bias, dtype=dtype)
-
-    @property
-    def in_features(self) -> int:
-        return self.down.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.up.out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.up(self.down(x))
-
-
-def projection_module(value: Projection) -> nn.Module:
-    """A module holding the tensors of a projection value, frozen, without copying them."""
-    if isinstance(value, LinearValue):
-        out_features, in_features = value.weight.shape
-        with torch.device("meta"):
-            module = nn.Linear(in_features, out_features, bias=value.bias is not None)
-        module.weight = _frozen(value.weight)
-        if value.bias is not None:
-            module.bias = _frozen(value.bias)
-        return module
-    with torch.device("meta"):
-        module = LowRankLinear(value.down.shape[1], value.up.shape[0], value.rank, value.bias is not None)
-    module.down.weight, module.up.weight = _frozen(value.down), _frozen(value.up)
-    if value.bias is not None:
-        module.up.bias = _frozen(value.bias)
-    return module
-
-
-def _frozen(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor.detach().contiguous(), requires_grad=False)
+from ..layer import Attention
+from .projections import projection_modules
 
 
 class CompressedAttention(nn.Module):
@@ -84,8 +42,8 @@ class CompressedAttention(nn.Module):
         module = cls(sizes, layer_idx)
         if value.rotary_pairs is not None:
             module.rotary_pairs = value.rotary_pairs.to(dtype=torch.int32, device=value.k.weight.device)
-        for name in "qkvo":
-            setattr(module, f"{name}_proj", projection_module(getattr(value, name)))
+        for name, projection in projection_modules({name: getattr(value, name) for name in "qkvo"}).items():
+            setattr(module, f"{name}_proj", projection)
         return module
 
     def _angles(self, table: Tensor) -> Tensor:

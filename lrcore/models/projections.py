@@ -1,0 +1,155 @@
+"""The modules of projections: dense, factored, and factored with parts in a stored form; made, read back, described and rebuilt."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..forms import FORMS, Form, Matrix, kind_of, tensors_of
+from ..layer import Linear, LowRank, Projection
+
+
+class StoredLinear(nn.Module):
+    """`y = M x + bias` with M in a stored form: its numbers are parameters, its orders buffers; what a form leaves out stays out."""
+
+    def __init__(self, form: Form, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.kind = kind_of(form)
+        for name, tensor in tensors_of(form).items():
+            if tensor.is_floating_point():
+                self.register_parameter(name, _frozen(tensor))
+            else:
+                self.register_buffer(name, tensor)
+        self.register_parameter("bias", None if bias is None else _frozen(bias))
+
+    @property
+    def form(self) -> Form:
+        kind = FORMS[self.kind]
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
+
+    @property
+    def in_features(self) -> int:
+        return self.form.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.form.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.form.apply(x)
+        return y if self.bias is None else y + self.bias
+
+
+class LowRankLinear(nn.Module):
+    """`y = up(down(x))` with the bias in `up`; r (in + out) parameters instead of in * out, or fewer where a part has a stored form."""
+
+    def __init__(self, down: nn.Module, up: nn.Module) -> None:
+        super().__init__()
+        self.down, self.up = down, up
+
+    @property
+    def in_features(self) -> int:
+        return self.down.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.up.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x))
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().contiguous(), requires_grad=False)
+
+
+def _matrix_module(matrix: Matrix, bias: Tensor | None = None) -> nn.Module:
+    """A module holding the tensors of a matrix, frozen, without copying them."""
+    if not isinstance(matrix, Tensor):
+        return StoredLinear(matrix, bias)
+    out_features, in_features = matrix.shape
+    with torch.device("meta"):
+        module = nn.Linear(in_features, out_features, bias=bias is not None)
+    module.weight = _frozen(matrix)
+    if bias is not None:
+        module.bias = _frozen(bias)
+    return module
+
+
+def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]:
+    """Modules holding the tensors of projection values, by name; a `down` that several values share becomes one module."""
+    downs: dict[tuple, nn.Module] = {}
+    modules = {}
+    for name, value in values.items():
+        if isinstance(value, Linear):
+            modules[name] = _matrix_module(value.weight, value.bias)
+            continue
+        parts = [value.down] if isinstance(value.down, Tensor) else tensors_of(value.down).values()
+        same = tuple((part.data_ptr(), part.shape) for part in parts)
+        if same not in downs:
+            downs[same] = _matrix_module(value.down)
+        modules[name] = LowRankLinear(downs[same], _matrix_module(value.up, value.bias))
+    return modules
+
+
+def read_projection(module: nn.Module) -> Projection:
+    """The value of a projection module; tensors are shared, not copied."""
+    if isinstance(module, LowRankLinear):
+        return LowRank(_read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up))
+    return Linear(module.weight.detach(), _read_bias(module))
+
+
+def _read_matrix(module: nn.Module) -> Matrix:
+    if isinstance(module, StoredLinear):
+        return FORMS[module.kind](**{name: tensor.detach() for name, tensor in tensors_of(module.form).items()})
+    return module.weight.detach()
+
+
+def _read_bias(module: nn.Module) -> Tensor | None:
+    return None if module.bias is None else module.bias.detach()
+
+
+def describe(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+    """What `rebuild` needs to make empty modules of the same shapes: JSON-able, by name."""
+    described, owners = {}, {}
+    for name, module in modules.items():
+        low_rank = isinstance(module, LowRankLinear)
+        rank = module.down.out_features if low_rank else None
+        bias = (module.up if low_rank else module).bias is not None
+        entry = {"in": module.in_features, "out": module.out_features, "rank": rank, "bias": bias}
+        if low_rank:
+            owner = owners.setdefault(id(module.down), name)
+            entry |= {"down_of": owner} if owner != name else _describe_form("down", module.down)
+            entry |= _describe_form("up", module.up)
+        described[name] = entry
+    return described
+
+
+def _describe_form(part: str, module: nn.Module) -> dict[str, Any]:
+    """Nothing for a plain matrix; the kind and shapes of a stored form."""
+    if not isinstance(module, StoredLinear):
+        return {}
+    return {part: {"kind": module.kind, "shapes": {name: list(tensor.shape) for name, tensor in tensors_of(module.form).items()}}}
+
+
+def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Empty modules of the described shapes; the caller loads the state dict."""
+    modules: dict[str, nn.Module] = {}
+    for name, entry in described.items():
+        size_in, size_out, rank, bias = entry["in"], entry["out"], entry["rank"], entry["bias"]
+        if rank is None:
+            modules[name] = nn.Linear(size_in, size_out, bias=bias, dtype=dtype)
+            continue
+        down = modules[entry["down_of"]].down if "down_of" in entry else _empty(entry.get("down"), (rank, size_in), False, dtype)
+        modules[name] = LowRankLinear(down, _empty(entry.get("up"), (size_out, rank), bias, dtype))
+    return modules
+
+
+def _empty(form: dict[str, Any] | None, shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> nn.Module:
+    if form is None:
+        return nn.Linear(shape[1], shape[0], bias=bias, dtype=dtype)
+    kind = FORMS[form["kind"]]
+    empty = {name: torch.empty(*size, dtype=kind.DTYPES.get(name, dtype)) for name, size in form["shapes"].items()}
+    return StoredLinear(kind(**empty), torch.empty(shape[0], dtype=dtype) if bias else None)

@@ -1,0 +1,97 @@
+"""Stored forms: what is applied is the matrix they stand for, and their modules come back as they were."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrcore.forms import BlockDiagonal, IdentityColumns, IdentityRows, count, dense, tensors_of
+from lrcore.layer import Linear, LowRank
+from lrcore.models.projections import describe, projection_modules, read_projection, rebuild
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def orders(heads: int, n: int) -> Tensor:
+    g = torch.Generator().manual_seed(n)
+    return torch.stack([torch.randperm(n, generator=g) for _ in range(heads)]).int()
+
+
+def columns(heads: int, s: int, n: int) -> IdentityColumns:
+    return IdentityColumns(randn(heads, s, max(n - s, 0)), orders(heads, n))
+
+
+FORMS = {
+    "identity_columns": columns(1, 3, 7),
+    "identity_columns_square": columns(1, 4, 4),
+    "identity_columns_heads": columns(3, 2, 5),
+    "identity_columns_tall_heads": columns(2, 5, 3),
+    "identity_rows": IdentityRows(randn(1, 4, 3), orders(1, 7)),
+    "identity_rows_heads": IdentityRows(randn(3, 2, 3), orders(3, 5)),
+    "block_diagonal": BlockDiagonal(randn(3, 4, 2)),
+}
+
+
+def spelled_out(form) -> Tensor:
+    """The matrix, entry by entry from the definition."""
+    blocks = []
+    if isinstance(form, BlockDiagonal):
+        return torch.block_diag(*form.blocks)
+    if isinstance(form, IdentityRows):
+        rank = form.rest.shape[2]
+        for rest, place in zip(form.rest, form.place, strict=True):
+            blocks.append(torch.cat((torch.eye(rank, dtype=rest.dtype), rest))[place.long()])
+        return torch.block_diag(*blocks)
+    for rest, order in zip(form.rest, form.order, strict=True):
+        size, n = form.rest.shape[1], form.order.shape[1]
+        block = torch.zeros(size, n, dtype=rest.dtype)
+        block[:, order.long()] = torch.cat((torch.eye(size, dtype=rest.dtype)[:, : min(size, n)], rest), 1)
+        blocks.append(block)
+    return torch.cat(blocks)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_applies_the_matrix_it_stands_for(name):
+    form, matrix = FORMS[name], spelled_out(FORMS[name])
+    x = randn(2, 3, form.shape[1])
+    assert form.shape == matrix.shape
+    assert torch.allclose(dense(form), matrix, atol=1e-14)
+    assert torch.allclose(form.apply(x), x @ matrix.mT, atol=1e-12)
+    assert count(form) == sum(t.numel() for t in tensors_of(form).values() if t.is_floating_point()) <= matrix.numel()
+
+
+def test_a_block_identity_saves_its_square():
+    assert count(columns(1, 3, 7)) == 3 * 7 - 9
+    assert count(FORMS["identity_rows"]) == 3 * 7 - 9
+    assert count(columns(2, 5, 3)) == 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_module_is_described_rebuilt_and_read_back(name, bias):
+    form = FORMS[name]
+    out, inp = form.shape
+    value = LowRank(form, randn(6, out), randn(6) if bias else None)
+    other = LowRank(randn(inp, 5), form, randn(out) if bias else None)
+    made = projection_modules({"q": value, "o": other, "v": Linear(randn(2, 3))})
+    empty = rebuild(describe(made), torch.float64)
+    for key, module in made.items():
+        empty[key].load_state_dict(module.state_dict(), strict=True, assign=True)
+        x = randn(4, module.in_features)
+        assert torch.equal(empty[key](x), module(x))
+    found = read_projection(empty["q"])
+    assert torch.equal(found.weight, value.weight)
+    assert found.parameters == value.parameters
+    x = randn(3, inp)
+    expected = x @ value.weight.mT + (0 if value.bias is None else value.bias)
+    assert torch.allclose(made["q"](x), expected, atol=1e-12)
+    assert torch.allclose(made["o"](randn(3, 5)), randn(3, 5) @ other.weight.mT + (0 if other.bias is None else other.bias), atol=1e-12)
+
+
+def test_a_shared_down_is_one_module_before_and_after():
+    down = columns(1, 3, 7)
+    made = projection_modules({name: LowRank(down, randn(4, 3)) for name in "qkv"})
+    assert made["q"].down is made["k"].down is made["v"].down
+    empty = rebuild(describe(made), torch.float64)
+    assert empty["q"].down is empty["v"].down
