@@ -72,6 +72,16 @@ class RankPlan:
             )
         return pd.DataFrame(rows)
 
+    def kept_by_layer(self) -> list[float]:
+        """Share of its parameters that each layer keeps, in layer order; of its cached numbers where the budget counts those."""
+        kept, dense = [0] * self.shape.layers, [0] * self.shape.layers
+        for (layer, component), rank in self.ranks.items():
+            cost = self.spectra[layer, component].cost
+            price = cost.kv if self.budget == "kv" else cost.parameters
+            kept[layer] += price(rank)
+            dense[layer] += price(cost.full)
+        return [part / whole if whole else 1.0 for part, whole in zip(kept, dense, strict=True)]
+
     def flops_per_token(self, dense: bool = False) -> int:
         """Of one token with seq_len tokens before it, a multiply-add counted as two: projections, head, scores, weighted values."""
         shape, total = self.shape, 2 * self.shape.head_parameters

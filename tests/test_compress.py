@@ -46,6 +46,12 @@ def test_achieved_is_at_least_the_ratio_asked_in_the_unit_asked(model, recipe, b
     assert 0.3 - 1e-9 <= summary["achieved"] < 0.42
 
 
+def test_the_share_that_a_layer_keeps_is_that_of_its_parameters(model, recipe) -> None:
+    plan = lrcore.allocate(lrcore.prepare(model, recipe.with_(policy="softmax", ratio=0.3)), recipe.with_(policy="softmax", ratio=0.3))
+    by_layer = plan.table().groupby("layer")[["parameters", "dense_parameters"]].sum()
+    assert plan.kept_by_layer() == pytest.approx((by_layer["parameters"] / by_layer["dense_parameters"]).tolist())
+
+
 def test_allocation_decomposes_nothing(tiny_llama, recipe, monkeypatch) -> None:
     model = lrcore.load(str(tiny_llama))
     factors = lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3")

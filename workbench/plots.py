@@ -183,6 +183,41 @@ def bars(rows: Mapping[str, Sequence[tuple[int, int]]], ghost: Mapping[str, Sequ
     return figure(data, 90 + 112 * count, keep, barmode="overlay", xaxis=xaxis, **axes)
 
 
+def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """One strip per method, one line per policy: the share that each layer keeps. shares: method -> policy -> share per layer."""
+    policies = list(dict.fromkeys(name for lines in shares.values() for name in lines))
+    data, axes, count, gap = [], {}, len(shares), 0.16 / len(shares)
+    for i, (method, lines) in enumerate(shares.items()):
+        suffix, high = "" if i == 0 else str(i + 1), 1 - i / count
+        for name, values in lines.items():
+            place = policies.index(name)
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": name,
+                    "legendgroup": name,
+                    "showlegend": not any(trace["name"] == name for trace in data),
+                    "x": list(range(len(values))),
+                    "y": list(values),
+                    "yaxis": f"y{suffix}",
+                    "line": {"color": SERIES[place % len(SERIES)], "width": 2},
+                    "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6},
+                    "hovertemplate": f"{method} · {name}<br>layer %{{x}} keeps %{{y:.1%}}<extra></extra>",
+                }
+            )
+        axes[f"yaxis{suffix}"] = {
+            "domain": [max(0, high - 1 / count + gap), high],
+            "range": [0, 1.05],
+            "tickformat": ".0%",
+            "nticks": 3,
+            "title": {"text": method, "standoff": 14},
+        }
+    layers = max(len(trace["x"]) for trace in data)
+    xaxis = {"title": {"text": "layer"}, "dtick": 1 if layers <= 32 else 4, "zeroline": False, "anchor": f"y{count if count > 1 else ''}"}
+    return figure(data, 100 + 100 * count, f"policies{count}", xaxis=xaxis, **axes)
+
+
 def scatter(points: Sequence[Mapping[str, Any]], axis: str) -> str:
     """Perplexity over size. points: name, method, x, y, note; the dense model has method "dense"."""
     methods = sorted({point["method"] for point in points if point["method"] != "dense"})

@@ -37,6 +37,7 @@ class Session:
         # Light marks that a browser holds; their `change` is what redraws the tabs.
         self.shown = gr.State(None)  # key of the analysis on show
         self.factored = gr.State(None)  # key of the factors behind the sliders
+        self.surveyed = gr.State([])  # the methods whose factors are here
         self.planned = gr.State("")  # the ranks on show
         self.stamp = gr.State("")  # of the runs on disk
         self.loaded = gr.State(0.0)  # when a recipe was last put into the form
@@ -96,6 +97,20 @@ class Session:
     def peek_factors(self, recipe: lrcore.Recipe) -> Any | None:
         return self.shelf.peek("factors", factor_key(recipe))
 
+    def by_method(self, recipe: lrcore.Recipe) -> list[lrcore.Recipe]:
+        """The recipe for every method; the others have their default options and no ranks set by hand."""
+        others = [recipe.with_(method=row["name"], options={}, overrides={}) for row in lrcore.methods()]
+        return [recipe if other.method == recipe.method else other for other in others]
+
+    def methods_here(self, recipe: lrcore.Recipe) -> list[str]:
+        """The methods whose factors are on the shelf, with a mark where their slots were probed."""
+        found = []
+        for other in self.by_method(recipe):
+            for mark, asked in (("", other.with_(policy=lrcore.Recipe().policy)), (" probed", other.with_(policy="probed"))):
+                if self.peek_factors(asked) is not None:
+                    found.append(other.method + mark)
+        return found
+
     # --- jobs ---
 
     def start_analysis(self, recipe: lrcore.Recipe) -> Job | None:
@@ -104,6 +119,11 @@ class Session:
             return None
         spec = {"recipe": Form.analysed(recipe).to_dict()}
         return self.jobs.submit("analyse", f"Analyse {recipe.model}", spec, kept=False, once=True)
+
+    def start_survey(self, recipe: lrcore.Recipe) -> Job:
+        """Queue the factors of every method for these settings."""
+        spec = {"recipe": recipe.with_(overrides={}).to_dict()}
+        return self.jobs.submit("survey", f"Every method on {recipe.model}", spec, kept=False, once=True)
 
 
 def model_key(recipe: lrcore.Recipe) -> Key:

@@ -52,6 +52,11 @@ NO_FACTORS = (
 )
 ALL_HEADS = "All heads"
 
+SURVEY = "Every policy, layer by layer"
+SURVEY_EVERY = "Add every method"
+SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they lie together, the choice matters little."
+SURVEY_MISSING = "Not factorised yet: {}."
+SURVEY_REFUSED = "Cannot meet this budget: {}."
 OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."
 BUDGETS = {"params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
 SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"

@@ -11,7 +11,7 @@ from .session import Session, calibration_key, factor_key
 
 def wire(session: Session) -> None:
     seen = gr.State(())  # what this browser was last sent: only what changed is sent again, so a selection in the log stays
-    watched = [session.strip, session.job_panel, session.hint, session.shown, session.factored, session.stamp]
+    watched = [session.strip, session.job_panel, session.hint, session.shown, session.factored, session.surveyed, session.stamp]
 
     def look(seen: tuple, *said: Any) -> list[Any]:
         now = state(session, said)
@@ -41,5 +41,6 @@ def state(session: Session, said: Any) -> list[Any]:
         markup.note("" if analysed or recipe is None or session.jobs.waiting() else text.STALE),
         list(calibration_key(recipe)) if analysed else None,
         list(factor_key(recipe)) if factored else None,
+        session.methods_here(recipe) if recipe else None,
         session.runs.stamp(),
     ]

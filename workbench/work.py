@@ -21,6 +21,16 @@ def analyse(session: "Session", job: Job) -> list[str]:
     return []
 
 
+def survey(session: "Session", job: Job) -> list[str]:
+    """The factors of every method, probed where the policy asks for it, so that their allocations can be laid side by side."""
+    recipe = lrcore.Recipe.from_dict(job.spec["recipe"])
+    load(session, recipe, job)
+    for one in session.by_method(recipe):
+        job.part = one.method
+        session.factors(one, job.progress)
+    return []
+
+
 def compress(session: "Session", job: Job) -> list[str]:
     """One run: compress, keep, and measure against the dense model unless the spec says otherwise."""
     recipe = lrcore.Recipe.from_dict(job.spec["recipe"])
@@ -100,4 +110,4 @@ def dense_evaluation(session: "Session", recipe: lrcore.Recipe, settings: dict[s
     return session.shelf.get("evaluation", key, make)
 
 
-WORK = {"analyse": analyse, "compress": compress, "sweep": sweep, "measure": measure, "push": push}
+WORK = {"analyse": analyse, "survey": survey, "compress": compress, "sweep": sweep, "measure": measure, "push": push}

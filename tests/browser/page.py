@@ -10,7 +10,7 @@ from playwright.sync_api import Download, Page
 READ_PLOT = """id => { const p = document.querySelector('#' + id + ' .js-plotly-plot'); return p && p._fullLayout ? {
   drawn: +p.dataset.drawn, x: p._fullLayout.xaxis.range, ytype: p._fullLayout.yaxis.type, paper: p._fullLayout.paper_bgcolor,
   background: p._fullLayout.plot_bgcolor, font: p._fullLayout.font.color,
-  traces: p.data.map(t => ({name: t.name, custom: t.customdata, y: t.y}))} : null; }"""
+  traces: p.data.map(t => ({name: t.name, custom: t.customdata, y: t.y, hover: t.hovertemplate || ""}))} : null; }"""
 
 # Sets the slider as a drag does and answers with the milliseconds until the plot has been drawn again.
 SLIDE = """([field, plot, value]) => new Promise(done => {

@@ -106,6 +106,22 @@ def shown_ranks(workbench):
     return {(name, layer): rank for t in workbench.plot("bars")["traces"] if t["custom"] for layer, name, rank, _ in t["custom"]}
 
 
+def test_every_policy_of_every_method_is_drawn(workbench):
+    workbench.allocation()
+    workbench.click("#survey")
+    strips = {"svd", "svd_llm", "a3", "modegpt", "fused"}
+
+    def drawn():
+        plot = workbench.plot("policy-curves")
+        return plot and {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= strips and plot
+
+    figure = workbench.until(drawn, 90, "not every method is drawn")
+    lines = {trace["hover"].split("<br>")[0]: trace["y"] for trace in figure["traces"]}
+    assert {"a3 · uniform", "a3 · softmax", "a3 · waterfill", "svd · uniform"} <= lines.keys()
+    assert all(0 < share <= 1 for line in lines.values() for share in line)
+    assert max(lines["a3 · uniform"]) - min(lines["a3 · uniform"]) < 0.03 < max(lines["a3 · softmax"]) - min(lines["a3 · softmax"])
+
+
 def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
     workbench.allocation()
     slider = workbench.locator("#field-ratio input[type=range]").bounding_box()

@@ -8,11 +8,12 @@ import pandas as pd
 
 import lrcore
 
-from .. import markup, plots, text
+from .. import markup, options, plots, text
 from ..parts import LIVE, QUIET, download, panel, plot, spoken
 from ..session import Session
 
 TITLE = "Allocation"
+START = lrcore.Recipe().policy
 COLUMNS = ("layer", "component", "rank", "full", "keep", "parameters", "kv_bytes", "energy", "by hand")
 EDITABLE = "rank"
 
@@ -22,6 +23,7 @@ def build(session: Session) -> None:
     with gr.Row():
         for name in ("method", "policy", "budget"):
             form[name].render()
+    options.build(session)
     about = panel("method-about")
     with gr.Row():
         form["ratio"].render()
@@ -30,6 +32,11 @@ def build(session: Session) -> None:
             form["rule"].render()
     readout = panel("readout")
     chart = plot("bars", 430)
+    with gr.Accordion(text.SURVEY, open=True):
+        survey = plot("policy-curves", 220)
+        with gr.Row():
+            caption = panel("policy-caption")
+            every = gr.Button(text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200)
     with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
         with gr.Row():
             form["calibration"].render()
@@ -59,6 +66,14 @@ def build(session: Session) -> None:
         return (*drawn(session, form.recipe([*said[:-1], False]), False), False)
 
     @spoken
+    def draw_survey(*said: Any) -> tuple[str, str]:
+        return surveyed(session, form.try_recipe(said))
+
+    @spoken
+    def start_survey(*said: Any) -> None:
+        session.start_survey(form.recipe(said))
+
+    @spoken
     def need(*said: Any) -> None:
         """Another method needs its own factors, and some policies need probes: queue them, for settings that were analysed before."""
         recipe = form.recipe(said)
@@ -86,10 +101,14 @@ def build(session: Session) -> None:
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
     choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "calibration", "method")]
-    changed = [session.factored.change, form["overrides"].change, session.loaded.change]
+    changed = [session.factored.change, form["options"].change, form["overrides"].change, session.loaded.change]
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)
+    gr.on([*choices, form["ratio"].release, form["temperature"].release, session.surveyed.change, *changed], draw_survey, form.all,
+          [survey, caption], **LIVE)  # fmt: skip
+    every.click(start_survey, form.all, None, **QUIET)
+    form["options"].change(need, form.all, None, **QUIET)
     form["method"].input(lambda: ({}, {}), None, [form["options"], form["overrides"]], **QUIET).then(need, form.all, None, **QUIET)
     form["policy"].input(need, form.all, None, **QUIET)
     frame.input(edited, [frame, in_table, form["overrides"]], form["overrides"], **QUIET)
@@ -110,6 +129,37 @@ def drawn(session: Session, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...
     except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
         return keep, markup.note(str(error), "error"), warm, about, keep, keep
     return bars(plan, even), markup.readout(plan.summary()), warm, about, str(sorted(plan.ranks.items())), temperature_slider(plan, rule)
+
+
+def surveyed(session: Session, recipe: lrcore.Recipe | None) -> tuple[str, str]:
+    """The share of every layer that each policy keeps, for each method whose factors are here, and what is not shown."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    missing, refused = [], []
+    for asked in [] if recipe is None else session.by_method(recipe):
+        factors = session.peek_factors(asked) or session.peek_factors(asked.with_(policy=START))
+        if factors is None:
+            missing.append(asked.method)
+            continue
+        lines = policy_lines(factors, asked)
+        if lines:
+            shares[asked.method] = lines
+        else:
+            refused.append(asked.method)
+    notes = [text.SURVEY_CONCLUDE] if shares else []
+    notes += [text.SURVEY_MISSING.format(", ".join(missing))] if missing else []
+    notes += [text.SURVEY_REFUSED.format(", ".join(refused))] if refused else []
+    return plots.policy_curves(shares) if shares else "", markup.note(" ".join(notes))
+
+
+def policy_lines(factors: Any, recipe: lrcore.Recipe) -> dict[str, list[float]]:
+    """Kept share by layer under every policy that these factors serve; empty where the budget cannot be met."""
+    lines = {}
+    for row in lrcore.policies():
+        try:
+            lines[row["name"]] = lrcore.allocate(factors, recipe.with_(policy=row["name"])).kept_by_layer()
+        except lrcore.InputError:  # not probed yet, or more than this method can remove
+            continue
+    return lines
 
 
 def bars(plan: Any, even: Any) -> str:
