@@ -54,7 +54,7 @@ ALL_HEADS = "All heads"
 
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add every method"
-SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they lie together, the choice matters little."
+SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they meet, the choice hardly matters."
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."
 OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."

@@ -1,0 +1,1 @@
+"""What docs/benchmarks.md reports, one file per table; `scripts/benchmarks.py` runs them."""

@@ -1,0 +1,74 @@
+"""The page the tables go to: markdown tables, sections between markers, the models there are."""
+
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import lrcore
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(header: list[str], rows: list[list]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
+    """Exchange what stands between the markers of a section."""
+    page = document.read_text(encoding="utf-8")
+    pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise SystemExit(f"{document.name} has no section '{name}'")
+    document.write_text(pattern.sub(lambda match: match[1] + text + "\n" + match[2], page), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with the text it is calibrated on and the text it is measured on (the first `windows` windows of 256)."""
+
+    title: str
+    recipe: lrcore.Recipe
+    data: str
+    windows: int
+
+
+def subjects(only: list[str]) -> Iterator[Subject]:
+    """The demo models, and stories260K where LRCORE_REFERENCE names the folder that holds it; or those named."""
+    for name in [name for name in lrcore.DEMO_MODELS if not only or name in only]:
+        yield Subject(name, lrcore.Recipe(model=name, data="stories", samples=64, seq_len=256), "stories", 32)
+    reference = os.environ.get("LRCORE_REFERENCE")
+    if reference and (not only or "stories260K" in only):
+        text = Path(reference) / "text"
+        recipe = lrcore.Recipe(
+            model=str(Path(reference) / "models/stories260K"), data=str(text / "tinystories.calibration.txt"),
+            samples=128, seq_len=256, sampling="first",
+        )  # fmt: skip
+        yield Subject("stories260K", recipe, str(text / "tinystories.evaluation.txt"), 128)
+
+
+def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__.partition('+')[0]}"

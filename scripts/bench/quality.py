@@ -1,0 +1,148 @@
+"""Perplexity of every method and policy at 10-50 %, and how well it was predicted. Measured cells are kept in docs/benchmarks.json,
+so that a method that is new or has changed is measured alone and every table is made from the same record."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lrcore
+
+from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
+
+RECORD = DOCUMENT.with_suffix(".json")
+# Methods that only factor keys and values cannot remove half of a model: they are measured on the share of the KV cache.
+KV_ONLY = {"k", "v"}
+SEARCHED = ("mix",)  # policies that search at every ratio: measured with one method only
+COLUMNS = ("perplexity", "predicted", "parameters", "kv_bytes", "solve_seconds")
+
+
+def quality(only: list[str], methods: list[str], policies: list[str]) -> None:
+    """Measure, record, and write every table that the record serves."""
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    for subject in subjects(only):
+        own = record.setdefault(subject.title, {"cells": {}})
+        model = lrcore.load(subject.recipe.model)
+        calibration = lrcore.calibrate(model, subject.recipe)
+        own["protocol"] = protocol(subject, model, calibration)
+        own["dense"] = perplexity(model, subject)
+        for recipe in plans(subject, methods, policies):
+            own["cells"] |= dict(measure(model, recipe, subject))
+            keep(record)
+        write_tables(subject.title, own)
+
+
+def plans(subject: Subject, methods: list[str], policies: list[str]) -> Iterator[lrcore.Recipe]:
+    """One recipe per method and policy, without a ratio of its own."""
+    for method in lrcore.methods():
+        if methods and method["name"] not in methods:
+            continue
+        budget = "kv" if set(method["components"]) <= KV_ONLY else "params"
+        for policy in lrcore.policies():
+            if policy["name"] in SEARCHED and method["name"] != "a3":
+                continue
+            if not policies or policy["name"] in policies:
+                yield subject.recipe.with_(method=method["name"], policy=policy["name"], budget=budget)
+
+
+def perplexity(model, subject: Subject) -> float:
+    return lrcore.evaluate(model, subject.data, samples=subject.windows, seq_len=256).perplexity
+
+
+def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+    seconds: dict[str, float] = {}
+    factors = None
+    for ratio in RATIOS:
+        asked = recipe.with_(ratio=ratio)
+        try:
+            if factors is None or asked.policy in SEARCHED:
+                factors = lrcore.prepare(model, asked, seconds=seconds)
+            small = lrcore.compress(model, asked, factors)
+        except lrcore.InputError as error:
+            note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%}: {error}")
+            continue
+        summary = small.report["summary"]
+        cell = {
+            "perplexity": round(perplexity(small, subject), 4),
+            "predicted": summary["predicted_perplexity"],
+            "parameters": small.size.parameters,
+            "kv_bytes": small.size.kv_bytes,
+            "solve_seconds": round(seconds["factorise"] + small.report["seconds"]["compress"], 2),
+        }
+        note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%} {cell}")
+        yield f"{asked.method} {asked.policy} {asked.budget} {ratio}", cell
+
+
+def keep(record: dict[str, Any]) -> None:
+    partial = RECORD.with_suffix(".tmp")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, RECORD)
+
+
+def protocol(subject: Subject, model, calibration) -> str:
+    size, recipe = model.size, subject.recipe
+    windows = f"{recipe.samples} windows of 256, {recipe.sampling}, seed {recipe.seed}"
+    return (
+        f"{size.parameters:,} parameters, {size.decoder_linear:,} of them decoder-linear, {size.kv_bytes} KV bytes per token. "
+        f"Calibrated on {calibration.protocol['tokens']:,} tokens of `{Path(recipe.data).name}` ({windows}); measured on the first "
+        f"{subject.windows} windows of 256 of `{Path(subject.data).name}` (test split where there is one)."
+    )
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------------------------
+
+
+def write_tables(title: str, own: dict[str, Any]) -> None:
+    """Quality into the document, the short form into the README, predicted against actual into the document."""
+    ratios = [f"{ratio:.0%}" for ratio in RATIOS]
+    header = ["method", "policy", *ratios, "parameters at 50 %", "KV bytes at 50 %", "solve, s"]
+    parts = [f"**{title}**: dense perplexity {own['dense']:.3f}; {own['protocol']}"]
+    params, kv = rows_of(own, "params"), rows_of(own, "kv")
+    if params:
+        parts.append(table(header, params))
+    if kv:
+        parts += ["Share of the **KV cache** removed instead:", table(header, kv)]
+    write_section(f"quality {title}", "\n\n".join(parts))
+    chosen = [row[: 2 + len(RATIOS)] for row in params if row[1] == "uniform" or (row[0], row[1]) == ("fused", "probed")]
+    words = f"**{title}**, perplexity with this share of the decoder-linear parameters removed (dense {own['dense']:.3f}):"
+    write_section(f"measured {title}", f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}", ROOT / "README.md")
+    write_section(f"predicted {title}", predicted_table(title, own))
+
+
+def rows_of(own: dict[str, Any], budget: str) -> list[list]:
+    """One row per method and policy, in the order of the tables of the package."""
+    rows = []
+    for method in lrcore.methods():
+        for policy in lrcore.policies():
+            cells = [own["cells"].get(f"{method['name']} {policy['name']} {budget} {ratio}") for ratio in RATIOS]
+            if any(cells):
+                last = next(cell for cell in reversed(cells) if cell)
+                shown = [f"{cell['perplexity']:.3f}" if cell else "–" for cell in cells]
+                sizes = [f"{last['parameters']:,}", last["kv_bytes"], last["solve_seconds"]]
+                rows.append([method["name"], policy["name"], *shown, *sizes])
+    return rows
+
+
+def predicted_table(title: str, own: dict[str, Any]) -> str:
+    """Predicted and actual perplexity under `probed`, and the rank correlation over (method, ratio)."""
+    rows, pairs = [], []
+    for method in lrcore.methods():
+        cells = [own["cells"].get(f"{method['name']} probed params {ratio}") for ratio in RATIOS]
+        if all(cells):
+            pairs += [(cell["predicted"], cell["perplexity"]) for cell in cells]
+            rows.append([method["name"], *(f"{cell['predicted']:.3f} / {cell['perplexity']:.3f}" for cell in cells)])
+    correlation = spearman(pairs)
+    words = (
+        f"**{title}**, predicted / actual; Spearman rank correlation over the {len(pairs)} pairs: {correlation:.3f}. The prediction is the "
+        "loss of the probing windows of the calibration text plus the sum of the predicted rises; the actual figure is on the test text."
+    )
+    return f"{words}\n\n{table(['method', *(f'{ratio:.0%}' for ratio in RATIOS)], rows)}"
+
+
+def spearman(pairs: list[tuple[float, float]]) -> float:
+    """Pearson correlation of the ranks; ties share their mean rank."""
+    import pandas as pd
+
+    frame = pd.DataFrame(pairs, columns=["predicted", "actual"]).rank()
+    return float(frame["predicted"].corr(frame["actual"]))
