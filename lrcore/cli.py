@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import ProgressLine, print_json, print_table, print_values, say
+from . import measuring
+from .console import print_json, print_table, progress, say, show
 from .errors import Cancelled, InputError
+from .measuring import AsJson, Device, Dtype, ModelOrFolder, Revision
 from .recipe import Recipe
 
 app = typer.Typer(
@@ -22,14 +24,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-progress = ProgressLine()
+app.add_typer(measuring.app)
 
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Demo model, folder or hub id; or in --recipe.", show_default=False)]
-ModelOrFolder = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help="Demo model, folder (compressed or not) or hub id.")]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", metavar="FILE", help="Recipe (.json, .yaml); the flags given override it.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64, or auto (as stored).")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Data = Annotated[str | None, typer.Option(help="Calibration data: built-in name, file, or name:config:split.")]
 Samples = Annotated[int | None, typer.Option(help="Number of calibration windows.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per window.")]
@@ -49,7 +47,6 @@ OptionFlag = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="A setting of the method (see `methods`); may be repeated.")
 ]
 Override = Annotated[list[str] | None, typer.Option(metavar="LAYER.COMPONENT=RANK", help="A rank set by hand; may be repeated.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -141,27 +138,6 @@ def compress(
 
 
 @app.command()
-def evaluate(
-    model: ModelOrFolder,
-    data: Annotated[str, typer.Option(help="Text to score: built-in name, file, or name:config:split.")] = "stories",
-    samples: Annotated[int | None, typer.Option(help="Number of windows. Default: all.", show_default=False)] = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens per window.")] = 256,
-    sampling: Annotated[str, typer.Option(help="Which windows: first or random.")] = "first",
-    seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 0,
-    batch: Annotated[int, typer.Option(help="Windows per forward pass.")] = 8,
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Measure perplexity. On the test split: non-overlapping full windows, mean token loss, exp."""
-    import lrcore
-
-    loaded = lrcore.load(model, revision, dtype, device)
-    show(as_json, lrcore.evaluate(loaded, data, samples, seq_len, sampling, seed, batch, progress=progress).to_dict())
-
-
-@app.command()
 def generate(
     model: ModelOrFolder,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
@@ -225,18 +201,6 @@ def _load(asked: Recipe) -> Any:
     import lrcore
 
     return lrcore.load(asked.model, asked.revision, asked.dtype, asked.device)
-
-
-def show(as_json: bool, values: dict[str, Any], name: str = "", rows: Sequence[dict[str, Any]] = ()) -> None:
-    """Values, and under `name` a table of rows: one JSON object, or lines for a person."""
-    progress.clear()
-    if as_json:
-        print_json({**values, name: rows} if name else values)
-        return
-    print_table(rows)
-    if rows:
-        print()
-    print_values({key: value for key, value in values.items() if key != "recipe"})  # a person has just typed it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

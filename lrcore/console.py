@@ -30,6 +30,21 @@ class ProgressLine:
             self._open = False
 
 
+progress = ProgressLine()
+
+
+def show(as_json: bool, values: Mapping[str, Any], name: str = "", rows: Rows = ()) -> None:
+    """Values, and under `name` a table of rows: one JSON object, or lines for a person."""
+    progress.clear()
+    if as_json:
+        print_json({**values, name: rows} if name else values)
+        return
+    print_table(rows)
+    if rows:
+        print()
+    print_values({key: value for key, value in values.items() if key != "recipe"})  # a person has just typed it
+
+
 def say(message: str) -> None:
     """One line on stderr, whatever line breaks the message has."""
     print(" ".join(message.split()), file=sys.stderr, flush=True)

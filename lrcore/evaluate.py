@@ -1,7 +1,7 @@
-"""Perplexity by the protocol of GPTQ and SVD-LLM, and the loss of every token.
+"""Perplexity by a named protocol, and the loss of every token.
 
-The texts of a data set are joined with a blank line, tokenised once without special tokens, and cut into non-overlapping full
-windows; each window of T tokens predicts T - 1. The loss is taken in float32 from the model's logits and summed in float64.
+A protocol cuts the text into rows of tokens and says which of them are scored; by default, non-overlapping full windows of T tokens
+that predict T - 1. The loss is taken in float32 from the model's logits and summed in float64.
 """
 
 import math
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .data import load_texts, make_windows
 from .errors import InputError
 from .generate import Decoder
 from .models.load import LoadedModel
+from .protocols import Asked, Passages, Row, make_passages
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,6 +32,8 @@ class Evaluation:
     nll: mean over `tokens` predicted tokens, in nats; perplexity = exp(nll). nonfinite: windows in which a loss is NaN or infinite.
     They are never dropped: where there is one, nll and perplexity are NaN (null in `to_dict`), and nll_finite alone is the mean
     over the other windows (NaN where there is none). protocol: all that the figure depends on.
+    bits_per_byte: of the UTF-8 text that the scored tokens stand for; None where the tokenizer gives no offsets. word_perplexity,
+    byte_perplexity: only by protocols that count words.
     """
 
     perplexity: float
@@ -42,6 +44,9 @@ class Evaluation:
     nll_finite: float
     seconds: float
     protocol: dict[str, Any]
+    bits_per_byte: float | None = None
+    word_perplexity: float | None = None
+    byte_perplexity: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""
@@ -52,52 +57,98 @@ def evaluate(
     model: LoadedModel,
     data: str,
     samples: int | None = None,
-    seq_len: int = 256,
+    seq_len: int | None = None,
     sampling: str = "first",
     seed: int = 0,
     batch: int = 8,
     progress: Progress | None = None,
+    protocol: str = "windows",
+    stride: int | None = None,
 ) -> Evaluation:
-    """Perplexity of `model` on the test split of `data`: the first (or a seeded random choice of) `samples` windows; None: all.
+    """Perplexity of `model` on the test split of `data` by a named protocol (see `lrcore.protocols`).
 
-    Raises InputError where the data set cannot be read, is shorter than one window, or seq_len exceeds the model's context.
+    samples: the most windows (documents, for a protocol on documents); None: all. seq_len None: the protocol's own, 256 for "windows"
+    and "strided". sampling and seed: of "windows", first or random. Raises InputError where the data set cannot be read, is too short,
+    or seq_len exceeds the model's context.
     """
-    model.check_length(seq_len)
     began = time.perf_counter()
-    windows = make_windows(load_texts(data, role="test"), model.tokenizer, samples, seq_len, sampling, seed)
-    losses = window_losses(model, windows.tokens, batch, progress).double()  # [n, T - 1]
-    finite = torch.isfinite(losses).all(dim=1)
-    nll_finite = float(losses[finite].mean()) if bool(finite.any()) else math.nan
-    nll = nll_finite if bool(finite.all()) else math.nan
+    passages = make_passages(model, Asked(data, samples, seq_len, sampling, seed, protocol, stride))
+    losses = [found.double() for _, found in row_losses(model, passages.rows, batch, progress)]
+    return summarise(model, passages, losses, time.perf_counter() - began)
+
+
+def summarise(model: LoadedModel, passages: Passages, losses: list[Tensor], seconds: float) -> Evaluation:
+    """The figures of a protocol from the losses of its scored tokens, [n, scored] per group of equal rows, float64."""
+    finite = [torch.isfinite(part).all(dim=1) for part in losses]
+    kept = torch.cat([part[good].flatten() for part, good in zip(losses, finite, strict=True)])
+    nonfinite = sum(int((~good).sum()) for good in finite)
+    nll_finite = float(kept.mean()) if len(kept) else math.nan
+    nll, tokens = (math.nan if nonfinite else nll_finite), sum(part.numel() for part in losses)
+
+    def per(count: int | None) -> float | None:
+        """Nats per unit of the text, of which there are `count`."""
+        return nll * tokens / count if count else None
+
+    per_byte, per_word = per(passages.bytes), per(passages.words)
     return Evaluation(
         perplexity=_exp(nll),
         nll=nll,
-        tokens=losses.numel(),
-        windows=len(losses),
-        nonfinite=int((~finite).sum()),
+        tokens=tokens,
+        windows=sum(len(part) for part in losses),
+        nonfinite=nonfinite,
         nll_finite=nll_finite,
-        seconds=time.perf_counter() - began,
-        protocol=windows.protocol
-        | {"windows": len(losses), "tokens": windows.tokens.numel(), "dtype": model.dtype, "device": str(model.device)},
+        seconds=seconds,
+        protocol=passages.protocol | {"dtype": model.dtype, "device": str(model.device)},
+        bits_per_byte=None if per_byte is None else per_byte / math.log(2),
+        word_perplexity=None if per_word is None else _exp(per_word),
+        byte_perplexity=None if per_word is None else _exp(per_byte),
     )
+
+
+def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:
+    """Rows of equal length and equal count of scored tokens together, as ([n, t], scored), in the order of their first."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for tokens, scored in rows:
+        found.setdefault((len(tokens), scored), []).append(tokens)
+    for (_, scored), alike in found.items():
+        yield torch.stack(alike), scored
+
+
+def row_losses(model: LoadedModel, rows: list[Row], batch: int = 8, progress: Progress | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The groups of `rows` with the losses of their scored tokens: ([n, t], [n, scored])."""
+    done = 0
+    for tokens, scored in groups(rows):
+        before = done
+
+        def counted(stage: str, now: int, _: int, before: int = before) -> None:
+            progress(stage, before + now, len(rows))
+
+        yield tokens, window_losses(model, tokens, batch, progress and counted)[:, -scored:]
+        done += len(tokens)
 
 
 def window_losses(model: LoadedModel, tokens: Tensor, batch: int = 8, progress: Progress | None = None) -> Tensor:
     """Loss of every predicted token. tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t)."""
-    model.check_tokens(int(tokens.max()))
-    per_window = tokens.shape[1] * model.network.config.vocab_size * model.network.dtype.itemsize
     done, parts = 0, []
-    for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
-        parts.append(_losses(model, part.to(model.device)))
+    for part in batches(model, tokens, batch):
+        parts.append(_losses(model, part))
         done += len(part)
         if progress is not None:
             progress("evaluate", done, len(tokens))
     return torch.cat(parts)
 
 
+def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
+    """Pieces of tokens [n, T] on the model's device: at most `batch` rows, fewer where their logits would not fit."""
+    model.check_tokens(int(tokens.max()))
+    per_window = tokens.shape[1] * model.network.config.vocab_size * model.network.dtype.itemsize
+    for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
+        yield part.to(model.device)
+
+
 @torch.inference_mode()
 def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
-    logits = model.network(input_ids=tokens, use_cache=False).logits[:, :-1].flatten(0, 1)  # [b (T - 1), vocab]
+    logits = model.network(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)  # [b (T - 1), vocab]
     targets = tokens[:, 1:].flatten()
     step = max(1, _ROWS // logits.shape[1])
     pieces = zip(logits.split(step), targets.split(step), strict=True)

@@ -8,6 +8,7 @@ import torch
 from torch import LongTensor
 
 from lrcore.data.texts import Texts
+from lrcore.data.tokens import tokenise
 from lrcore.errors import InputError, unknown
 
 Sampling = Literal["random", "first"]
@@ -16,11 +17,15 @@ SAMPLINGS = ("first", "random")
 
 @dataclass(frozen=True)
 class Windows:
-    """tokens: [n, seq_len] int64, n >= 1. protocol: JSON-able, all that the windows depend on. key: sha256 (hex) of shape and tokens."""
+    """tokens: [n, seq_len] int64, n >= 1. protocol: JSON-able, all that the windows depend on. key: sha256 (hex) of shape and tokens.
+
+    predicted_bytes: UTF-8 bytes of the text that the tokens after the first of each window add; None where the tokenizer gives no offsets.
+    """
 
     tokens: LongTensor
     protocol: dict
     key: str
+    predicted_bytes: int | None = None
 
 
 def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sampling: Sampling = "random", seed: int = 0) -> Windows:
@@ -34,8 +39,8 @@ def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sam
     Raises InputError for values out of range and for a text shorter than one window.
     """
     _check(samples, seq_len, sampling, seed)
-    ids = _tokenise(texts, tokenizer)
-    available = len(ids)
+    text = tokenise(texts.joined(), tokenizer)
+    available = len(text.ids)
     if available < seq_len:
         raise InputError(
             f"{texts.source} has {available} tokens, fewer than one window of seq_len = {seq_len}. "
@@ -46,7 +51,7 @@ def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sam
         starts = torch.randint(available - seq_len + 1, (samples,), generator=torch.Generator().manual_seed(seed))
     else:
         starts = torch.arange(0, available - seq_len + 1, seq_len)[:samples]
-    tokens = ids[starts[:, None] + torch.arange(seq_len)]  # [n, seq_len]
+    tokens = text.ids[starts[:, None] + torch.arange(seq_len)]  # [n, seq_len]
     protocol = {
         "source": texts.source,
         "fingerprint": texts.fingerprint,
@@ -59,12 +64,8 @@ def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sam
         "samples_asked": samples,
         "samples": len(tokens),
     }
-    return Windows(tokens, protocol, _key(tokens))
-
-
-def _tokenise(texts: Texts, tokenizer) -> LongTensor:
-    # verbose=False: the text is meant to be longer than the model's context, it is cut into windows afterwards.
-    return torch.tensor(tokenizer(texts.joined(), add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
+    counted = [text.bytes(start + 1, start + seq_len) for start in starts.tolist()] if text.ends is not None else None
+    return Windows(tokens, protocol, _key(tokens), None if counted is None else sum(counted))
 
 
 def _key(tokens: LongTensor) -> str:
