@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .calibrate import Calibration, Progress, silent
 from .errors import InputError, unknown
-from .layer import Layer, heads, output_heads
+from .layer import MLP, Layer, heads, output_heads
 from .linalg import eigh_descending, roots, symmetric, whitened_svd
 from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
@@ -103,16 +103,16 @@ def analyse(model: LoadedModel, calibration: Calibration, progress: Progress | N
 
 def raw_values(layer: Layer) -> dict[str, Tensor]:
     """Singular values of `W_q,i^T W_k` and `W_o,i W_v` per head, neuron norms `|row| |column|` of the MLP, and of each matrix alone."""
-    a, m = layer.attention, layer.mlp
+    a = layer.attention
     q, k, v = (heads(p.weight.double(), count) for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv)))
     out = output_heads(a.o.weight.double(), a.n_q)
-    rows = sum((p.weight.double() ** 2).sum(1) for p in (m.up, m.gate) if p is not None)
-    neurons = (rows * (m.down.weight.double() ** 2).sum(0)).sqrt()
     found = {
         "qk": _product_values(symmetric(q @ q.mT), symmetric(k @ k.mT), a.group),
         "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
-        "mlp": neurons.sort(descending=True).values.unsqueeze(0),
     }
+    if layer.mlp is not None:
+        rows = sum((p.weight.double() ** 2).sum(1) for p in (layer.mlp.up, layer.mlp.gate) if p is not None)
+        found["mlp"] = _neurons(rows, layer.mlp)
     return found | {name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0) for name, p in layer.matrices().items()}
 
 
@@ -120,14 +120,18 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
     """The same weighted by the activations: of the scores (before rotary), the attention output, the MLP output, each matrix's output."""
     a = layer.attention
     out = output_heads(a.o.weight.double(), a.n_q)
-    down = layer.mlp.down.weight.double()
-    neurons = (moments.square("mlp_hidden") * (down**2).sum(0)).sqrt()
     found = {
         "qk": _product_values(head_gram(a, "q", moments), head_gram(a, "k", moments), a.group),
         "ov": _root_values(symmetric(out.mT @ out), output_gram(a, moments)),
-        "mlp": neurons.sort(descending=True).values.unsqueeze(0),
     }
+    if layer.mlp is not None:
+        found["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
     return found | {name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0) for name, p in layer.matrices().items()}
+
+
+def _neurons(squares: Tensor, mlp: MLP) -> Tensor:
+    """Norm of each neuron's share of the output, `sqrt(squares_j) |column_j|`, descending. [1, d_f]"""
+    return (squares * (mlp.down.weight.double() ** 2).sum(0)).sqrt().sort(descending=True).values.unsqueeze(0)
 
 
 def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:

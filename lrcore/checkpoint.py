@@ -23,12 +23,14 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from .errors import InputError
-from .models.layers import install, structure
+from .models.architectures import ARCHITECTURES
+from .models.layers import structure
 from .models.load import LoadedModel, load_folder, locate, quiet, read_config, read_tokenizer, resolve_device, resolve_dtype, settle
+from .models.modules import install
 from .models.weights import SINGLE, check_finite, fingerprint, read_json, weight_files
 
 MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours
-FORMAT = 1
+FORMAT = 2
 
 
 def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto") -> LoadedModel:
@@ -106,8 +108,10 @@ def _read_mark(folder: Path) -> dict[str, Any]:
 def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]) -> PreTrainedModel:
     """The modules without weights. Built on the CPU, not on "meta", because buffers that no file holds are computed on the way."""
     with quiet(), no_init_weights():
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
-        install(network, shapes)
+        kernel = ARCHITECTURES[config.model_type].kernel
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kernel, trust_remote_code=False)
+        with torch.device("meta"):
+            install(network, shapes)
     return network
 
 

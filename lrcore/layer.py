@@ -61,6 +61,9 @@ class Attention:
     scale multiplies the scores and never changes with the rank. position says what is applied between projection and score:
     "rotary" rotates the pairs (j, j + head_size / 2); "none" covers absolute and learned positions, which act on the input.
     rotary_pairs [n_kv, qk_size / 2] names the original pair that each kept pair came from; None while all are kept.
+    A head that turns only in part has its other columns in pairs of angle zero, so that the layout is that of a whole rotary head.
+    qk_norm: queries and keys are normalised over a head or over the whole width before rotary; qk_size then stays head_size.
+    softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the attention itself sees to that.
     """
 
     q: Projection
@@ -75,6 +78,9 @@ class Attention:
     scale: float
     position: Literal["none", "rotary"] = "none"
     rotary_pairs: Tensor | None = None
+    qk_norm: Literal["head", "width"] | None = None
+    softcap: float | None = None
+    window: int | None = None
 
     @property
     def group(self) -> int:
@@ -94,22 +100,31 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One decoder layer: its index, attention and MLP."""
+    """One decoder layer: its index, attention and MLP; no MLP where experts take its place."""
 
     index: int
     attention: Attention
-    mlp: MLP
+    mlp: MLP | None
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components that can be narrowed: no QK where queries and keys are normalised, no MLP where there is none."""
+        possible = {"qk": self.attention.qk_norm is None, "ov": True, "mlp": self.mlp is not None}
+        return tuple(name for name, there in possible.items() if there)
 
     def matrices(self) -> dict[str, Projection]:
         """The projections by name, in the order of the forward pass; "gate" only where there is one."""
         a, m = self.attention, self.mlp
-        named = {"q": a.q, "k": a.k, "v": a.v, "o": a.o, "gate": m.gate, "up": m.up, "down": m.down}
+        named = {"q": a.q, "k": a.k, "v": a.v, "o": a.o}
+        if m is not None:
+            named |= {"gate": m.gate, "up": m.up, "down": m.down}
         return {name: projection for name, projection in named.items() if projection is not None}
 
     def with_matrices(self, **changed: Projection) -> "Layer":
         """A copy with some projections exchanged; sizes stay as they are."""
         attention = replace(self.attention, **{name: p for name, p in changed.items() if name in "qkvo"})
-        mlp = replace(self.mlp, **{name: p for name, p in changed.items() if name in ("gate", "up", "down")})
+        inner = {name: p for name, p in changed.items() if name in ("gate", "up", "down")}
+        mlp = replace(self.mlp, **inner) if inner else self.mlp
         return replace(self, attention=attention, mlp=mlp)
 
     @property

@@ -85,6 +85,7 @@ class RankPlan:
     def flops_per_token(self, dense: bool = False) -> int:
         """Of one token with seq_len tokens before it, a multiply-add counted as two: projections, head, scores, weighted values."""
         shape, total = self.shape, 2 * self.shape.head_parameters
+        total += 2 * (shape.decoder_linear - sum(s.cost.dense for s in self.spectra.values()))  # what no slot covers stays dense
         total += 2 * sum(s.cost.parameters(s.cost.full if dense else self.ranks[slot]) for slot, s in self.spectra.items())
         for layer in range(shape.layers):
             sizes = [shape.head_size if dense else self.ranks.get((layer, name), shape.head_size) for name in ("qk", "ov")]

@@ -66,11 +66,12 @@ def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: Layer
         before = small.hidden[number]
         fit.add(small.look(index, number).o_in, dense.hidden[number] + seen[number].o_out - before)
     _install(network, index, "o", fit)
-    fit = Regression()
-    for number in batches:
-        now = small.look(index, number)
-        fit.add(now.down_in, seen[number].out - small.hidden[number] - now.o_out)
-    _install(network, index, "down", fit)
+    if seen[0].down_in is not None:
+        fit = Regression()
+        for number in batches:
+            now = small.look(index, number)
+            fit.add(now.down_in, seen[number].out - small.hidden[number] - now.o_out)
+        _install(network, index, "down", fit)
     dense.run(index)
     small.run(index)
 

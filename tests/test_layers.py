@@ -7,8 +7,9 @@ import torch
 from transformers import DynamicCache
 
 from lrcore.methods import METHODS, truncate
-from lrcore.models.layers import clone, install, measure, read_layer, structure, write_layer
+from lrcore.models.layers import clone, measure, read_layer, structure, write_layer
 from lrcore.models.load import load_model
+from lrcore.models.modules import install
 from lrcore.models.stream import LayerStream
 
 FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]

@@ -20,13 +20,12 @@ NEEDS = frozenset(
 
 
 def factor(layer: Layer, moments: Moments) -> Factors:
-    """Solve QK, OV and MLP of one layer for all ranks."""
+    """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
-    if a.position == "rotary":
-        qk = qk_pairs(a, moments)
-    else:
-        qk = qk_svd(a, moments) if a.group == 1 else qk_joint(a, moments)
-    return {"qk": qk, "ov": ov_svd(a, moments) if a.group == 1 else ov_joint(a, moments), "mlp": mlp_cur(layer, moments)}
+    qk = qk_pairs if a.position == "rotary" else qk_svd if a.group == 1 else qk_joint
+    ov = ov_svd if a.group == 1 else ov_joint
+    solve = {"qk": lambda: qk(a, moments), "ov": lambda: ov(a, moments), "mlp": lambda: mlp_cur(layer, moments)}
+    return {name: solve[name]() for name in layer.components}
 
 
 def qk_svd(a: Attention, moments: Moments) -> HeadMaps:

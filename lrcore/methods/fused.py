@@ -28,10 +28,11 @@ NEEDS = frozenset(
 
 
 def factor(layer: Layer, moments: Moments) -> Factors:
-    """Solve QK, OV and MLP of one layer for all ranks."""
+    """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
-    qk = qk_cr(a, moments) if a.position == "rotary" else qk_centred(a, moments)
-    return {"qk": qk, "ov": ov_refit(a, moments), "mlp": mlp_elimination(layer, moments)}
+    qk = qk_cr if a.position == "rotary" else qk_centred
+    solve = {"qk": lambda: qk(a, moments), "ov": lambda: ov_refit(a, moments), "mlp": lambda: mlp_elimination(layer, moments)}
+    return {name: solve[name]() for name in layer.components}
 
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:

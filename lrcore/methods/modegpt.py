@@ -20,9 +20,11 @@ DAMPING = 1e-8  # of the refit, as a share of the mean diagonal
 
 
 def factor(layer: Layer, moments: Moments) -> Factors:
-    """Solve QK, OV and MLP of one layer for all ranks."""
+    """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
-    return {"qk": qk_cr(a, moments), "ov": vo_svd(a, moments) if a.group == 1 else vo_group(a, moments), "mlp": mlp_nystrom(layer, moments)}
+    vo = vo_svd if a.group == 1 else vo_group
+    solve = {"qk": lambda: qk_cr(a, moments), "ov": lambda: vo(a, moments), "mlp": lambda: mlp_nystrom(layer, moments)}
+    return {name: solve[name]() for name in layer.components}
 
 
 def qk_cr(a: Attention, moments: Moments) -> ColumnOrder:

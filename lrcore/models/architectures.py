@@ -1,14 +1,23 @@
 """The model families, one row each: where a decoder layer keeps its projections, and what is applied between them."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import nn
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Names inside a family's decoder layer. Paths are dotted and relative: layers to the model, the rest to one layer."""
+    """A family as data. Paths are dotted and relative: layers to the model, norms to the attention, the rest to one decoder layer.
+
+    Projections that share a path share a matrix. qkv says how its rows lie: "apart" (three matrices), "stacked" (all of q, then k, then v)
+    or "by_head" (q, k and v of the first head, then of the second). A gate that shares the path of `up` lies before it.
+    scale, activation, softcap and window name a field: of the attention module, and of the config. norms are applied to queries and keys
+    before rotary, over a head or over the whole width. kernel is the attention of transformers that the family runs with.
+    width: the field of the config that holds the MLP's width, None where it follows from another. requires: fields of the config and the
+    only value of each that is supported. note: what a user should know.
+    """
 
     layers: str = "model.layers"
     attention: str = "self_attn"
@@ -16,11 +25,24 @@ class Architecture:
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     o: str = "self_attn.o_proj"
+    mlp: str = "mlp"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     gate: str | None = "mlp.gate_proj"
+    qkv: Literal["apart", "stacked", "by_head"] = "apart"
     position: Literal["none", "rotary"] = "rotary"
-    activation: str = "hidden_act"  # the field of the config that names it
+    norms: tuple[str, str] | None = None
+    norm_over: Literal["head", "width"] = "head"
+    scale: str | None = "scaling"
+    activation: str = "hidden_act"
+    softcap: str | None = None
+    window: str | None = None
+    kernel: Literal["sdpa", "eager"] = "sdpa"
+    layer_returns: Literal["tensor", "tuple"] = "tensor"
+    width: str | None = "intermediate_size"
+    experts: bool = False
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
 
     def paths(self) -> dict[str, str]:
         """The projections by name, in the order of the forward pass."""
@@ -28,8 +50,63 @@ class Architecture:
         return {name: path for name, path in named.items() if path is not None}
 
 
+def _fused(path: str) -> dict[str, str]:
+    return {"q": path, "k": path, "v": path}
+
+
+_NORMED = "Queries and keys are normalised per head, so a part of a head cannot stand for the whole: QK is left as it is."
+_EXPERTS = "Experts and router are left as they are and count in no budget but `total`."
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(),
+    "llama": Architecture(note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."),
+    "mistral": Architecture(note="The sliding window is in the mask that the model makes."),
+    "ministral": Architecture(note="Sliding windows as in mistral, by layer."),
+    "qwen2": Architecture(note="Biases of queries, keys and values are mapped with the weights."),
+    "qwen3": Architecture(norms=("q_norm", "k_norm"), note=_NORMED),
+    "gemma": Architecture(note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay outside the projections."),
+    "gemma2": Architecture(
+        activation="hidden_activation",
+        softcap="attn_logit_softcapping",
+        kernel="eager",
+        requires={"use_bidirectional_attention": None},
+        note="As gemma; scores are capped before the mask, in compressed attention too.",
+    ),
+    "gemma3_text": Architecture(
+        norms=("q_norm", "k_norm"),
+        activation="hidden_activation",
+        requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
+        note=f"As gemma, with two tables of angles. {_NORMED}",
+    ),
+    "phi": Architecture(
+        o="self_attn.dense",
+        up="mlp.fc1",
+        down="mlp.fc2",
+        gate=None,
+        requires={"qk_layernorm": False},
+        note="Phi-1 to 2. Attention and MLP read one norm. Columns of a head beyond the rotary part count as pairs with angle zero.",
+    ),
+    "phi3": Architecture(
+        **_fused("self_attn.qkv_proj"),
+        qkv="stacked",
+        gate="mlp.gate_up_proj",
+        up="mlp.gate_up_proj",
+        note="Fused qkv and gate_up are read apart, and left apart where one of their parts has changed.",
+    ),
+    "gpt2": Architecture(
+        layers="transformer.h",
+        attention="attn",
+        **_fused("attn.c_attn"),
+        o="attn.c_proj",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        gate=None,
+        qkv="stacked",
+        position="none",
+        activation="activation_function",
+        width="n_inner",
+        requires={"add_cross_attention": False},
+        note="Conv1D weights are read transposed; fused qkv is left apart where one of its parts has changed.",
+    ),
     "opt": Architecture(
         layers="model.decoder.layers",
         o="self_attn.out_proj",
@@ -38,7 +115,84 @@ ARCHITECTURES: dict[str, Architecture] = {
         gate=None,
         position="none",
         activation="activation_function",
+        width="ffn_dim",
     ),
+    "gpt_neox": Architecture(
+        layers="gpt_neox.layers",
+        attention="attention",
+        **_fused("attention.query_key_value"),
+        o="attention.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        gate=None,
+        qkv="by_head",
+        note="Pythia. qkv lies head by head and is left apart where one of its parts has changed. Columns of a head beyond the rotary part "
+        "count as pairs with angle zero. Parallel residual or not is the layer's own.",
+    ),
+    "gpt_neo": Architecture(
+        layers="transformer.h",
+        attention="attn.attention",
+        q="attn.attention.q_proj",
+        k="attn.attention.k_proj",
+        v="attn.attention.v_proj",
+        o="attn.attention.out_proj",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        gate=None,
+        position="none",
+        scale=None,
+        activation="activation_function",
+        window="window_size",
+        kernel="eager",
+        layer_returns="tuple",
+        note="Scores are not scaled. Layers of type `local` keep their window in compressed attention.",
+    ),
+    "bloom": Architecture(
+        layers="transformer.h",
+        attention="self_attention",
+        **_fused("self_attention.query_key_value"),
+        o="self_attention.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        gate=None,
+        qkv="by_head",
+        position="none",
+        scale="inv_norm_factor",
+        activation="gelu_pytorch_tanh",
+        kernel="eager",
+        layer_returns="tuple",
+        width=None,
+        requires={"slow_but_exact": False},
+        note="ALiBi is added to the scores and does not touch the projections, so QK is solved as without positions.",
+    ),
+    "mpt": Architecture(
+        layers="transformer.blocks",
+        attention="attn",
+        **_fused("attn.Wqkv"),
+        o="attn.out_proj",
+        mlp="ffn",
+        up="ffn.up_proj",
+        down="ffn.down_proj",
+        gate=None,
+        qkv="stacked",
+        position="none",
+        scale="softmax_scale",
+        activation="gelu",
+        kernel="eager",
+        layer_returns="tuple",
+        width=None,
+        requires={"attn_config.clip_qkv": None},
+        note="ALiBi as in bloom.",
+    ),
+    "olmo2": Architecture(
+        norms=("q_norm", "k_norm"),
+        norm_over="width",
+        note="Queries and keys are normalised over all heads together, so QK is left as it is. Norms stand after the components.",
+    ),
+    "smollm3": Architecture(note="Layers without rotary are solved as such, the others by whole pairs."),
+    "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
+    "mixtral": Architecture(experts=True, width=None, note=_EXPERTS),
+    "qwen3_moe": Architecture(norms=("q_norm", "k_norm"), experts=True, width=None, note=f"{_NORMED} {_EXPERTS}"),
 }
 
 

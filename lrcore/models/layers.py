@@ -1,65 +1,137 @@
 """Reading a decoder layer as values, writing values back, and describing what was written so that it can be rebuilt.
 
 `write_layer` is the only place that changes a network. It exchanges modules and never writes into a tensor, so a clone that
-shares its tensors with the dense network leaves that one untouched.
+shares its tensors with the dense network leaves that one untouched. A module whose values have not changed stays as it is.
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from ..layer import MLP, Attention, Layer
+from ..layer import MLP, Attention, Layer, LowRank, Projection
 from .architectures import Architecture, architecture_of, decoder_layers
-from .modules import CompressedAttention
-from .projections import describe, projection_modules, read_projection, rebuild
+from .modules import SIZES, CompressedAttention, CompressedMLP, describe_module
+from .native import gate_rows, head_sizes, linear_of, rows_of
+from .projections import LowRankLinear, describe, projection_modules, read_projection
 
 
-def _head_sizes(network: nn.Module) -> tuple[int, int, int]:
-    """n_q, n_kv, d_h of the dense model."""
-    config = network.config
-    n_q = config.num_attention_heads
-    n_kv = getattr(config, "num_key_value_heads", None) or n_q
-    return n_q, n_kv, getattr(config, "head_dim", None) or config.hidden_size // n_q
+def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
+    """Where the projections of a layer are now, native or not; without those that it lacks, as an MLP of experts does."""
+    paths = row.paths()
+    if isinstance(layer.get_submodule(row.attention), CompressedAttention):
+        paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
+    if isinstance(_module(layer, row.mlp), CompressedMLP):
+        paths |= {name: f"{row.mlp}.{name}_proj" for name in ("gate", "up", "down")}
+    return {name: path for name, path in paths.items() if _module(layer, path) is not None}
+
+
+def _module(layer: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return layer.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def read_layer(network: nn.Module, index: int) -> Layer:
-    """The values of decoder layer `index`, native or compressed. Tensors are shared with the network, not copied."""
+    """The values of decoder layer `index`, native or compressed. Tensors are shared with the network wherever they lie together there."""
     row, module = architecture_of(network), decoder_layers(network)[index]
+    paths = projection_paths(row, module)
+    own = {name: module.get_submodule(path) for name, path in paths.items()}
     attention = module.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
-        sizes = attention.sizes()
-        sizes.pop("selected_pairs")
-        own = {name: read_projection(getattr(attention, f"{name}_proj")) for name in "qkvo"}
-        value = Attention(**own, **sizes, rotary_pairs=attention.rotary_pairs)
+        values = {name: _read_projection(own[name]) for name in "qkvo"}
+        value = Attention(**values, **{name: getattr(attention, name) for name in SIZES}, rotary_pairs=attention.rotary_pairs)
     else:
-        n_q, n_kv, d_h = _head_sizes(network)
-        own = {name: read_projection(module.get_submodule(row.paths()[name])) for name in "qkvo"}
-        value = Attention(
-            **own, n_q=n_q, n_kv=n_kv, head_size=d_h, qk_size=d_h, v_size=d_h, scale=float(attention.scaling), position=row.position
-        )
-    mlp = {name: read_projection(module.get_submodule(row.paths()[name])) for name in ("gate", "up", "down") if name in row.paths()}
-    return Layer(index, value, MLP(**mlp, activation=getattr(network.config, row.activation)))
+        value = _read_attention(network, row, attention, own)
+    if "up" not in own:
+        return Layer(index, value, None)
+    fused = own.get("gate") is own["up"]
+    mlp = {
+        name: linear_of(own[name], gate_rows(own[name], name)) if fused and name != "down" else _read_projection(own[name])
+        for name in ("gate", "up", "down")
+        if name in own
+    }
+    return Layer(index, value, MLP(**mlp, activation=getattr(network.config, row.activation, row.activation)))
 
 
-def projection_paths(row: Architecture, module: nn.Module) -> dict[str, str]:
-    """Where the projections of a decoder layer are, native or compressed, relative to the layer."""
-    if not isinstance(module.get_submodule(row.attention), CompressedAttention):
-        return row.paths()
-    return row.paths() | {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
+def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]) -> Attention:
+    sizes, config = head_sizes(network, attention), network.config
+    values = {"o": _read_projection(own["o"])}
+    for name in "qkv":
+        rows = rows_of(row, sizes, name)
+        whole = isinstance(own[name], LowRankLinear) or (row.qkv == "apart" and torch.equal(rows, torch.arange(len(rows))))
+        values[name] = _read_projection(own[name]) if whole else linear_of(own[name], rows)
+    local = row.window is not None and attention.attention_type == "local"
+    return Attention(
+        **values,
+        n_q=sizes.n_q,
+        n_kv=sizes.n_kv,
+        head_size=sizes.head_size,
+        qk_size=sizes.head_size,
+        v_size=sizes.head_size,
+        scale=1.0 if row.scale is None else float(getattr(attention, row.scale)),
+        position="rotary" if sizes.rotary else "none",
+        qk_norm=None if row.norms is None else row.norm_over,
+        softcap=None if row.softcap is None else getattr(config, row.softcap),
+        window=getattr(config, row.window) if local else None,
+    )
+
+
+def _read_projection(module: nn.Module) -> Projection:
+    return linear_of(module) if isinstance(module, Conv1D) else read_projection(module)
 
 
 def write_layer(network: nn.Module, layer: Layer) -> None:
-    """Install the values of a layer. Projections whose head sizes are unchanged stay in the native attention, bit for bit."""
+    """Install the values of a layer. What is unchanged stays bit for bit; fused matrices stay fused unless one of their parts changed."""
     row, module = architecture_of(network), decoder_layers(network)[layer.index]
-    values, attention = layer.matrices(), layer.attention
-    native = attention.qk_size == attention.v_size == attention.head_size and attention.rotary_pairs is None
-    if not native:
-        module.set_submodule(row.attention, CompressedAttention.of(attention, layer.index))
-    installed = {name: value for name, value in values.items() if native or name not in "qkvo"}
-    for name, projection in projection_modules(installed).items():
-        module.set_submodule(row.paths()[name], projection)
+    now, values = read_layer(network, layer.index), layer.matrices()
+    changed = {name for name, projection in values.items() if not _same(projection, now.matrices()[name])}
+    native = module.get_submodule(row.attention)
+    if _reshaped(now.attention, layer.attention) or (changed & set("qkv") and _has_layout_of_its_own(network, row, native)):
+        attention = CompressedAttention.of(layer.attention, layer.index)
+        if row.norms is not None:
+            attention.q_norm, attention.k_norm = (native.get_submodule(name) for name in row.norms)
+        module.set_submodule(row.attention, attention)
+        changed -= set("qkvo")
+    if changed & {"gate", "up"} and row.gate == row.up and not isinstance(module.get_submodule(row.mlp), CompressedMLP):
+        module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))
+        changed -= {"gate", "up", "down"}
+    if any(isinstance(values[name], LowRank) for name in changed):  # they may share a factor, which stays one module
+        changed |= {name for name, projection in values.items() if isinstance(projection, LowRank)}
+    paths = projection_paths(row, module)
+    for name, projection in projection_modules({name: values[name] for name in values if name in changed}).items():
+        module.set_submodule(paths[name], projection)
+
+
+def _reshaped(now: Attention, then: Attention) -> bool:
+    return (now.qk_size, now.v_size) != (then.qk_size, then.v_size) or not _equal(now.rotary_pairs, then.rotary_pairs)
+
+
+def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
+    """Whether the native matrices hold queries, keys and values otherwise than a value does, so that they cannot be exchanged one by one."""
+    if isinstance(attention, CompressedAttention):
+        return False
+    sizes = head_sizes(network, attention)
+    return row.qkv != "apart" or 0 < sizes.rotary < sizes.head_size
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two projections, or forms of a factor, hold the same numbers."""
+    return type(a) is type(b) and all(_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if is_dataclass(a):
+        return _same(a, b)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return (a.data_ptr(), a.stride()) == (b.data_ptr(), b.stride()) or torch.equal(a, b)
 
 
 def clone(network: nn.Module) -> nn.Module:
@@ -69,32 +141,16 @@ def clone(network: nn.Module) -> nn.Module:
 
 
 def structure(network: nn.Module) -> dict[str, Any]:
-    """What `install` needs to rebuild the modules of a written network: JSON-able shapes, no tensors."""
-    row = architecture_of(network)
-    layers = []
-    for module in decoder_layers(network):
-        attention = module.get_submodule(row.attention)
-        compressed = isinstance(attention, CompressedAttention)
-        layers.append(
-            {
-                "attention": attention.sizes() if compressed else None,
-                "projections": describe({name: module.get_submodule(path) for name, path in projection_paths(row, module).items()}),
-            }
-        )
-    return {"model_type": network.config.model_type, "layers": layers}
-
-
-def install(network: nn.Module, description: dict[str, Any]) -> None:
-    """Put empty modules of the described shapes in place; the caller loads the state dict."""
-    row = architecture_of(network)
-    for index, (module, entry) in enumerate(zip(decoder_layers(network), description["layers"], strict=True)):
-        paths = row.paths()
-        if entry["attention"] is not None:
-            module.set_submodule(row.attention, CompressedAttention(entry["attention"], index))
-            paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
-        for name, projection in rebuild(entry["projections"], network.dtype).items():
-            parent, _, leaf = paths[name].rpartition(".")
-            setattr(module.get_submodule(parent), leaf, projection)
+    """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no tensors."""
+    row, described = architecture_of(network), {}
+    for index, layer in enumerate(decoder_layers(network)):
+        modules = {path: describe_module(_module(layer, path)) for path in (row.attention, row.mlp)}
+        projections = {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
+        described[f"{row.layers}.{index}"] = {
+            "modules": {path: entry for path, entry in modules.items() if entry is not None},
+            "projections": describe({p: m for p, m in projections.items() if isinstance(m, nn.Linear | LowRankLinear)}),
+        }
+    return described
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class LoadedModel:
     @property
     def context(self) -> int | None:
         """The longest sequence, in tokens, that the model has positions for; None where the config sets no limit."""
-        return getattr(self.network.config, "max_position_embeddings", None)
+        named = (getattr(self.network.config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        return next((length for length in named if length is not None), None)
 
     def check_length(self, tokens: int) -> None:
         """Raise InputError where the model has no positions for so many tokens."""
@@ -97,9 +99,14 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise InputError(f"Model family '{family}' (model_type in '{path}') is not supported. Supported: {', '.join(ARCHITECTURES)}.")
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise InputError(f"'{path}' is no valid {family} config: {_one_line(error)}") from error
+    for name, supported in ARCHITECTURES[family].requires.items():
+        found = attrgetter(name)(config)
+        if found != supported:
+            raise InputError(f"'{path}': a {family} model with {name} {found!r} is not supported, only with {supported!r}.")
+    return config
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -118,7 +125,7 @@ def _read_network(folder: Path, config: PretrainedConfig, dtype: torch.dtype | s
     try:
         with quiet():
             network, info = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, attn_implementation="sdpa", output_loading_info=True, ignore_mismatched_sizes=True, **options
+                folder, config=config, attn_implementation=ARCHITECTURES[config.model_type].kernel, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except torch.OutOfMemoryError:
         raise

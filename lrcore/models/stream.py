@@ -3,8 +3,8 @@
 Hidden states of all windows are kept for one depth at a time, on the network's device; only one layer's statistics exist at once.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +12,39 @@ import torch
 from torch import Tensor, nn
 
 from ..statistics import Accumulator, Moments, Need
-from .architectures import architecture_of, decoder_layers
+from .architectures import Architecture, architecture_of, decoder_layers
 from .layers import projection_paths
+from .modules import CompressedAttention, whole_head
+from .native import head_sizes, rows_of, take
 
 
 class _Stop(Exception):
     """Ends a forward pass once the inputs of the layers are known."""
 
 
+class _Skip(nn.Module):
+    """Stands in for a decoder layer: passes the hidden states on, after telling `note` what it was called with."""
+
+    def __init__(self, row: Architecture, note: Callable[[Tensor, tuple, dict[str, Any]], None] | None = None) -> None:
+        super().__init__()
+        self._tuple, self._note = row.layer_returns == "tuple", note
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
+        if self._note is not None:
+            self._note(hidden_states, args, kwargs)
+        return (hidden_states, None) if self._tuple else hidden_states
+
+
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What one batch is like inside a layer: inputs of the output and down projections, the attention's output, the layer's output."""
+    """What one batch is like inside a layer: inputs of the output and down projections, the attention's output, the layer's output.
+
+    No input of a down projection where experts take its place.
+    """
 
     o_in: Tensor
     o_out: Tensor
-    down_in: Tensor
+    down_in: Tensor | None
     out: Tensor
 
 
@@ -39,40 +57,27 @@ class LayerStream:
 
     def __init__(self, network: nn.Module, tokens: Tensor, batch: int = 8) -> None:
         self.network, self.batch = network, batch
-        self._hidden = list(self._entrance(tokens.to(network.device)))
-        self._kwargs = self._layer_kwargs(tokens[:1].to(network.device))
+        self._calls: dict[int, list[tuple[tuple, dict[str, Any]]]] = {}  # by batch size: what each layer gets besides its input
+        self._hidden = [self._enter(part) for part in tokens.to(network.device).split(batch)]
 
     @torch.inference_mode()
-    def _entrance(self, tokens: Tensor) -> Iterable[Tensor]:
-        """Input of the first decoder layer, batch by batch: embeddings and whatever the model does before its layers."""
-        caught: list[Tensor] = []
+    def _enter(self, tokens: Tensor) -> Tensor:
+        """Input of the first decoder layer: embeddings and whatever the model does before its layers. No layer is run.
 
-        def catch(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            caught.append(args[0] if args else kwargs["hidden_states"])
-            raise _Stop
+        All windows are whole and equally long, so masks and position tables of one batch serve every other of its size.
+        """
+        row, layers = architecture_of(self.network), decoder_layers(self.network)
+        caught: list[tuple[Tensor, tuple, dict[str, Any]]] = []
 
-        handle = decoder_layers(self.network)[0].register_forward_pre_hook(catch, with_kwargs=True)
-        with ExitStack() as stack:
-            stack.callback(handle.remove)
-            for part in tokens.split(self.batch):
-                try:
-                    self.network(input_ids=part, use_cache=False)
-                except _Stop:
-                    yield caught.pop()
+        def note(*call: Any) -> None:
+            caught.append(call)
+            if len(caught) == len(layers):
+                raise _Stop
 
-    @torch.inference_mode()
-    def _layer_kwargs(self, one: Tensor) -> list[dict[str, Any]]:
-        """Masks and position tables each layer is called with. All windows are whole and equally long, so those of one broadcast to all."""
-        caught: list[dict[str, Any]] = []
-
-        def catch(_module: nn.Module, _args: tuple, kwargs: dict[str, Any]) -> None:
-            caught.append({name: value for name, value in kwargs.items() if name != "hidden_states"})
-
-        with ExitStack() as stack:
-            for layer in decoder_layers(self.network):
-                stack.callback(layer.register_forward_pre_hook(catch, with_kwargs=True).remove)
-            self.network(input_ids=one, use_cache=False)
-        return caught
+        with _layers_replaced(self.network, [_Skip(row, note) for _ in layers]), suppress(_Stop):
+            self.network(input_ids=tokens, use_cache=False)
+        self._calls.setdefault(len(tokens), [(args, kwargs) for _, args, kwargs in caught])
+        return caught[0][0]
 
     @property
     def hidden(self) -> list[Tensor]:
@@ -87,7 +92,8 @@ class LayerStream:
         with ExitStack() as stack:
             self._tap(layer, index, accumulator, stack)
             for number, hidden in enumerate(self._hidden):
-                out = layer(hidden, **self._kwargs[index])
+                args, kwargs = self._calls[len(hidden)][index]
+                out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
                     accumulator.observe_block(hidden, out)
@@ -105,30 +111,50 @@ class LayerStream:
 
         paths = projection_paths(row, layer)
         with ExitStack() as stack:
-            for name in ("o", "down"):
+            for name in {"o", "down"} & paths.keys():
                 stack.callback(layer.get_submodule(paths[name]).register_forward_hook(note(name)).remove)
-            out = layer(self._hidden[number], **self._kwargs[index])
+            hidden = self._hidden[number]
+            args, kwargs = self._calls[len(hidden)][index]
+            out = layer(hidden, *args, **kwargs)
         out = out[0] if isinstance(out, tuple) else out
-        return Look(seen["o_in"], seen["o_out"].view_as(out), seen["down_in"].view(*out.shape[:-1], -1), out)
+        down_in = seen["down_in"].view(*out.shape[:-1], -1) if "down" in paths else None
+        return Look(seen["o_in"], seen["o_out"].view_as(out), down_in, out)
 
     def _tap(self, layer: nn.Module, index: int, accumulator: Accumulator, stack: ExitStack) -> None:
-        """Hooks on the inputs of the projections named by the taps that are needed."""
-        row = architecture_of(self.network)
-        taps = {"attn_in": row.q, "attn_out": row.o, "mlp_in": row.up, "mlp_hidden": row.down}
-        for tap in taps.keys() & accumulator.taps:
+        """Hooks on the inputs of the projections named by the taps that are needed, as far as the layer has them."""
+        paths = projection_paths(architecture_of(self.network), layer)
+        for tap, name in {"attn_in": "q", "attn_out": "o", "mlp_in": "up", "mlp_hidden": "down"}.items():
+            if tap in accumulator.taps and name in paths:
 
-            def look(_module: nn.Module, args: tuple, tap: str = tap) -> None:
-                accumulator.observe(tap, args[0])
+                def look(_module: nn.Module, args: tuple, tap: str = tap) -> None:
+                    accumulator.observe(tap, args[0])
 
-            stack.callback(layer.get_submodule(taps[tap]).register_forward_pre_hook(look).remove)
-        for tap, path in {"q_rotated": row.q, "k_rotated": row.k}.items():
+                stack.callback(layer.get_submodule(paths[name]).register_forward_pre_hook(look).remove)
+        for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
             if tap in accumulator.taps:
-                angles = self._kwargs[index].get("position_embeddings") if row.position == "rotary" else None
 
-                def turn(_module: nn.Module, _args: tuple, out: Tensor, tap: str = tap, angles: Any = angles) -> None:
-                    accumulator.observe(tap, out if angles is None else rotate_states(out, *angles))
+                def turn(_module: nn.Module, _args: tuple, out: Tensor, tap: str = tap, name: str = name) -> None:
+                    angles = self._calls[len(out)][index][1].get("position_embeddings")
+                    accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
 
-                stack.callback(layer.get_submodule(path).register_forward_hook(turn).remove)
+                stack.callback(layer.get_submodule(paths[name]).register_forward_hook(turn).remove)
+
+
+def score_states(network: nn.Module, layer: nn.Module, name: str, out: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Queries or keys ("q", "k") as they enter the score, from what their matrix gave: normed and rotated where the layer does so.
+
+    out [b, t, rows]; angles: tables cos and sin [b or 1, t, rotary part]. Returns [b, t, n * size], heads side by side in our layout.
+    """
+    row = architecture_of(network)
+    attention = layer.get_submodule(row.attention)
+    if isinstance(attention, CompressedAttention):
+        return attention.states(name, out, angles).transpose(1, 2).flatten(2)
+    sizes = head_sizes(network, attention)
+    states = take(out, rows_of(row, sizes, name), dim=-1)
+    if row.norms is not None:
+        norm = attention.get_submodule(row.norms["qk".index(name)])
+        states = norm(states) if row.norm_over == "width" else norm(states.unflatten(-1, (-1, sizes.head_size))).flatten(-2)
+    return rotate_states(states, *whole_head(*angles, sizes.head_size)) if sizes.rotary else states
 
 
 def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -145,17 +171,26 @@ def starting_at(network: nn.Module, index: int, hidden: Tensor) -> Iterator[None
 
     What comes after the layers (norm, head) stays the model's own, so no family needs to be known here.
     """
-    row = architecture_of(network)
-    parent, _, name = row.layers.rpartition(".")
-    layers = decoder_layers(network)
+    row, layers = architecture_of(network), decoder_layers(network)
 
     def enter(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
     handle = layers[index].register_forward_pre_hook(enter, with_kwargs=True)
-    setattr(network.get_submodule(parent), name, layers[index:])
+    try:
+        with _layers_replaced(network, [*(_Skip(row) for _ in range(index)), *layers[index:]]):
+            yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _layers_replaced(network: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
+    """The network with other layers, as many as its own: masks and angles depend on a layer's place."""
+    parent, _, name = architecture_of(network).layers.rpartition(".")
+    holder, layers = network.get_submodule(parent), decoder_layers(network)
+    setattr(holder, name, nn.ModuleList(others))
     try:
         yield
     finally:
-        handle.remove()
-        setattr(network.get_submodule(parent), name, layers)
+        setattr(holder, name, layers)

@@ -1,0 +1,75 @@
+"""A family's own modules as values: which rows of which matrix are the queries, the keys, the gate; and the head sizes.
+
+Fused matrices are read apart, and heads that turn only in part are read in the layout of a whole rotary head: first halves, second
+halves, where the columns beyond the rotary part make pairs that do not turn. Rows that lie together are views, others copies.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..layer import Linear
+from .architectures import Architecture, architecture_of
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Of the dense attention. rotary: leading columns of a head that turn, head_size where all do, 0 where the layer has no rotary."""
+
+    n_q: int
+    n_kv: int
+    head_size: int
+    rotary: int
+
+
+def head_sizes(network: nn.Module, attention: nn.Module) -> HeadSizes:
+    """Sizes by the config, and by the layer where layers differ in whether they have rotary."""
+    row, config = architecture_of(network), network.config
+    n_q = config.num_attention_heads
+    n_kv = getattr(config, "num_key_value_heads", None) or n_q
+    size = getattr(config, "head_dim", None) or config.hidden_size // n_q
+    turns = row.position == "rotary" and getattr(attention, "use_rope", True)
+    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
+    return HeadSizes(n_q, n_kv, size, int(size * share) if turns else 0)
+
+
+def rows_of(row: Architecture, sizes: HeadSizes, name: Literal["q", "k", "v"]) -> Tensor:
+    """Rows of the native matrix that make up queries, keys or values, in our layout. [heads * head_size]"""
+    count, inner = sizes.n_q if name == "q" else sizes.n_kv, torch.arange(sizes.head_size)
+    if name != "v" and 0 < sizes.rotary < sizes.head_size:
+        turning, still = inner[: sizes.rotary].view(2, -1), inner[sizes.rotary :].view(2, -1)
+        inner = torch.cat((turning, still), dim=1).flatten()
+    place = "qkv".index(name)
+    if row.qkv == "by_head":
+        starts = (3 * torch.arange(count) + place) * sizes.head_size
+    else:
+        before = (0, sizes.n_q, sizes.n_q + sizes.n_kv)[place] if row.qkv == "stacked" else 0
+        starts = (before + torch.arange(count)) * sizes.head_size
+    return (starts.unsqueeze(1) + inner).flatten()
+
+
+def take(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    """The named entries along a dimension; a view where they lie together."""
+    first, count = int(index[0]), len(index)
+    if torch.equal(index, torch.arange(first, first + count)):
+        return tensor.narrow(dim, first, count)
+    return tensor.index_select(dim, index.to(tensor.device))
+
+
+def linear_of(module: nn.Module, index: Tensor | None = None) -> Linear:
+    """Weight [out, in] and bias of a native projection, or of some of its rows."""
+    weight = module.weight.detach()
+    weight = weight.T if isinstance(module, Conv1D) else weight
+    bias = None if module.bias is None else module.bias.detach()
+    if index is None:
+        return Linear(weight, bias)
+    return Linear(take(weight, index), None if bias is None else take(bias, index))
+
+
+def gate_rows(module: nn.Module, name: Literal["gate", "up"]) -> Tensor:
+    """Rows of a fused matrix of gate and up. [d_f]"""
+    half = module.weight.shape[0] // 2
+    return torch.arange(half) + (half if name == "up" else 0)

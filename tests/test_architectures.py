@@ -1,0 +1,162 @@
+"""Every family in the table: read, written back, compressed, cached and padded without a change that was not asked for."""
+
+from functools import cache
+
+import pytest
+import torch
+from tiny_models import CONFIGS, tiny
+from transformers import DynamicCache
+
+from lrcore.methods import METHODS, truncate
+from lrcore.models.architectures import ARCHITECTURES, decoder_layers
+from lrcore.models.layers import clone, measure, read_layer, structure, write_layer
+from lrcore.models.modules import CompressedAttention, install
+from lrcore.models.stream import LayerStream, starting_at
+
+SOLVED = ("svd", "svd_llm", "a3", "modegpt", "fused")
+TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
+FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]
+
+
+@cache
+def dense(family: str):
+    """A tiny network and the moments of its layers, for all methods."""
+    network = tiny(family)
+    needs = frozenset({("block", "influence")}).union(*(METHODS[method].needs for method in SOLVED))
+    stream = LayerStream(network, TOKENS, batch=2)  # batches of two sizes
+    return network, [stream.run(index, needs) for index in range(len(decoder_layers(network)))]
+
+
+@cache
+def compressed(family: str, method: str):
+    """Every slot at 70 % of its ranks."""
+    network, moments = dense(family)
+    small = clone(network)
+    for index, own in enumerate(moments):
+        layer = read_layer(small, index)
+        factors = METHODS[method].factor(layer, own)
+        ranks = {name: f.cost.ranks()[int(0.7 * len(f.cost.ranks()))] for name, f in factors.items()}
+        write_layer(small, truncate(layer, factors, ranks))
+    return small
+
+
+def logits(network, tokens=TOKENS, **kwargs):
+    with torch.inference_mode():
+        return network(tokens, **kwargs).logits
+
+
+def close(a, b) -> bool:
+    return torch.allclose(a, b, atol=1e-4 * float(b.abs().max()))
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    assert CONFIGS.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streamed_layer_by_layer_the_hidden_states_are_those_of_the_model(family) -> None:
+    network, _ = dense(family)
+    expected, stream = network(TOKENS, output_hidden_states=True, use_cache=False).hidden_states, LayerStream(network, TOKENS, batch=2)
+    assert close(torch.cat(stream.hidden), expected[0])
+    stream.run(0)
+    assert close(torch.cat(stream.hidden), expected[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_entering_at_a_layer_gives_the_logits_of_the_whole(family) -> None:
+    network, _ = dense(family)
+    whole, stream = logits(network, TOKENS[:2], use_cache=False), LayerStream(network, TOKENS[:2])
+    stream.run(0)
+    with starting_at(network, 1, stream.hidden[0]):
+        assert close(logits(network, TOKENS[:2], use_cache=False), whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unchanged_layers_written_back_leave_the_logits_bit_identical(family) -> None:
+    network, _ = dense(family)
+    again = clone(network)
+    for index in range(len(decoder_layers(again))):
+        write_layer(again, read_layer(again, index))
+    assert torch.equal(logits(again), logits(network))
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
+    network, moments = dense(family)
+    again = clone(network)
+    for index, own in enumerate(moments):
+        layer = read_layer(again, index)
+        factors = METHODS[method].factor(layer, own)
+        expected = layer.components if METHODS[method].components == ("qk", "ov", "mlp") else tuple(layer.matrices())
+        assert set(factors) == set(expected)
+        write_layer(again, truncate(layer, factors, {name: f.cost.full for name, f in factors.items()}))
+    assert torch.equal(logits(again), logits(network))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compressed_attention_with_whole_heads_is_the_native_attention(family) -> None:
+    """Masks, windows, score caps, ALiBi, norms, partial rotary and scales, all in one: nothing is narrowed, only the module changes."""
+    network, _ = dense(family)
+    row, again = ARCHITECTURES[family], clone(network)
+    for index, module in enumerate(decoder_layers(again)):
+        native = module.get_submodule(row.attention)
+        attention = CompressedAttention.of(read_layer(again, index).attention, index)
+        if row.norms is not None:
+            attention.q_norm, attention.k_norm = native.q_norm, native.k_norm
+        module.set_submodule(row.attention, attention)
+    assert close(logits(again), logits(network))
+    assert close(by_pieces(again), logits(network))
+    mask, positions = left_padding()
+    padded = {"attention_mask": mask, **positions_of(again, positions)}
+    assert close(logits(again, padded_tokens(), **padded)[:, 6:], logits(network, padded_tokens(), **padded)[:, 6:])
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compressed_with_and_without_cache_and_padded_or_alone_are_the_same(family, method) -> None:
+    network, _ = dense(family)
+    small = compressed(family, method)
+    assert measure(small).decoder_linear < measure(network).decoder_linear
+    assert measure(small).parameters < measure(network).parameters
+    whole = logits(small)
+    assert not torch.equal(whole, logits(network))
+    assert torch.isfinite(whole).all()
+    assert close(by_pieces(small), whole)
+    mask, positions = left_padding()
+    together = logits(small, padded_tokens(), attention_mask=mask, **positions_of(small, positions))
+    assert close(together[:1, 6:], logits(small, TOKENS[:1, :18]))
+    assert close(together[1:], logits(small, TOKENS[1:2]))
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_structure_and_state_rebuild_the_compressed_model_bit_for_bit(family, method) -> None:
+    network, _ = dense(family)
+    small, rebuilt = compressed(family, method), clone(network)
+    with torch.device("meta"):
+        install(rebuilt, structure(small))
+    rebuilt.load_state_dict(small.state_dict(), strict=True, assign=True)
+    assert torch.equal(logits(rebuilt), logits(small))
+
+
+def by_pieces(network):
+    cache, pieces = DynamicCache(config=network.config), []
+    for part in (TOKENS[:, :9], TOKENS[:, 9:10], TOKENS[:, 10:11], TOKENS[:, 11:]):
+        pieces.append(logits(network, part, past_key_values=cache, use_cache=True))
+    return torch.cat(pieces, 1)
+
+
+def padded_tokens():
+    return torch.cat((torch.cat((torch.full((1, 6), 2), TOKENS[:1, :18]), 1), TOKENS[1:2]))
+
+
+def left_padding():
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, :6] = 0
+    return mask, (mask.cumsum(-1) - 1).clamp_min(0)
+
+
+def positions_of(network, positions):
+    """ALiBi families take no positions."""
+    return {} if network.config.model_type in ("bloom", "mpt") else {"position_ids": positions}
