@@ -15,6 +15,7 @@ from .calibrate import Progress, calibrate, silent
 from .errors import InputError
 from .factorise import Factorisation, factorise
 from .methods import find_method, truncate
+from .models.architectures import architecture_of
 from .models.layers import clone, read_layer, write_layer
 from .models.load import LoadedModel
 from .models.stream import LayerStream
@@ -91,6 +92,7 @@ def compress(
     protocol and seconds per stage.
     """
     progress, seconds = progress or silent, {}
+    refit = refits(recipe, model.network)
     if factors is not None and (factors.method, factors.options) != (recipe.method, find_method(recipe.method).choose(recipe.options)):
         raise InputError(f"The factors given are of '{factors.method}' {factors.options}, the recipe says otherwise. Factorise again.")
     if factors is None:
@@ -101,14 +103,14 @@ def compress(
     with _timed(seconds, "allocate"):
         plan = plan or allocate(factors, recipe)
     with _timed(seconds, "compress"):
-        network = _write(model, recipe, factors, plan, progress)
+        network = _write(model, recipe, factors, plan, refit, progress)
     report = {
         "base": model.name,
         "base_fingerprint": model.fingerprint,
         "recipe": recipe.to_dict(),
         "ranks": plan.table().to_dict("records"),
         "summary": plan.summary(),
-        "calibration": factors.calibration.protocol | {"mode": recipe.calibration, "refit": refits(recipe)},
+        "calibration": factors.calibration.protocol | {"mode": recipe.calibration, "refit": refit},
         "seconds": seconds,
     }
     identity = json.dumps([model.fingerprint, recipe.to_dict(), sorted([*slot, rank] for slot, rank in plan.ranks.items())])
@@ -116,19 +118,23 @@ def compress(
     return replace(model, name=f"{model.name} {recipe.method} {recipe.ratio:.0%}", network=network, fingerprint=fingerprint, report=report)
 
 
-def refits(recipe: Recipe) -> bool:
-    """Whether a recipe refits: as it says, or as its method does by itself."""
-    return recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
+def refits(recipe: Recipe, network: nn.Module) -> bool:
+    """Whether a recipe refits: as it says, or as its method does by itself. Raises InputError where it says so and the family cannot."""
+    possible = not architecture_of(network).norm_after
+    if recipe.refit == "on" and not possible:
+        family = network.config.model_type
+        raise InputError(f"A {family} model norms what a component gives before adding it, so no refit is linear there. Use refit 'off'.")
+    return possible and (recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit))
 
 
 def _layer_ranks(plan: RankPlan, index: int) -> dict[str, int]:
     return {component: rank for (layer, component), rank in plan.ranks.items() if layer == index}
 
 
-def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: RankPlan, progress: Progress) -> nn.Module:
+def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: RankPlan, refit: bool, progress: Progress) -> nn.Module:
     """A clone with every layer compressed, one after the other; the calibration windows pass through it where the recipe needs them."""
     network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
-    sequential, refit, tokens = recipe.calibration == "sequential", refits(recipe), factors.calibration.tokens
+    sequential, tokens = recipe.calibration == "sequential", factors.calibration.tokens
     small = LayerStream(network, tokens) if sequential or refit else None
     dense = LayerStream(model.network, tokens) if refit else None
     for index in range(total):

@@ -1,15 +1,21 @@
 """Every family in the table: read, written back, compressed, cached and padded without a change that was not asked for."""
 
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import CONFIGS, tiny
-from transformers import DynamicCache
+from transformers import AutoConfig, DynamicCache
 
+import lrcore
+from lrcore import InputError
 from lrcore.methods import METHODS, truncate
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
 from lrcore.models.layers import clone, measure, read_layer, structure, write_layer
+from lrcore.models.load import read_config
 from lrcore.models.modules import CompressedAttention, install
 from lrcore.models.stream import LayerStream, starting_at
 
@@ -160,3 +166,37 @@ def left_padding():
 def positions_of(network, positions):
     """ALiBi families take no positions."""
     return {} if network.config.model_type in ("bloom", "mpt") else {"position_ids": positions}
+
+
+def test_the_page_in_docs_is_that_of_the_table() -> None:
+    root = Path(__file__).resolve().parents[1]
+    assert subprocess.run([sys.executable, str(root / "scripts" / "architectures.py"), "--check"], check=False).returncode == 0
+
+
+def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -> None:
+    config = AutoConfig.for_model("phi", **CONFIGS["phi"], qk_layernorm=True)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="qk_layernorm True is not supported, only with False"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(InputError, match=r"'mamba' .* is not supported\. Supported: llama, "):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral"])
+def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
+    """The whole way by the public words, with the tokenizer of another model."""
+    tiny(family).save_pretrained(tmp_path / "dense")
+    for file in tiny_llama.glob("*token*"):
+        (tmp_path / "dense" / file.name).write_bytes(file.read_bytes())
+    model = lrcore.load(str(tmp_path / "dense"))
+    recipe = lrcore.Recipe(model=str(tmp_path / "dense"), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="fused")
+    small = lrcore.compress(model, recipe)
+    assert small.report["summary"]["achieved"] == pytest.approx(0.2, abs=0.05)
+    assert small.size.parameters == small.report["summary"]["parameters"]
+    lrcore.save(small, tmp_path / "small")
+    back = lrcore.load(str(tmp_path / "small"))
+    assert torch.equal(logits(back.network), logits(small.network))
+    assert lrcore.generate(back, "Once upon", max_new_tokens=4) == lrcore.generate(small, "Once upon", max_new_tokens=4)
+    with pytest.raises(InputError, match="more than this method can remove here; at most"):
+        lrcore.compress(model, recipe.with_(ratio=0.99))

@@ -127,7 +127,7 @@ def test_damaged_checkpoints_say_so(tiny_llama, story_file, tmp_path):
     (folder / "lrcore.json").write_text(json.dumps(described | {"format": 99}))
     with pytest.raises(lrcore.InputError, match="format 99"):
         lrcore.load(str(folder))
-    described["structure"]["model.layers.0.self_attn.q_proj"]["rank"] += 1
+    described["structure"]["model.layers.0"]["projections"]["self_attn.q_proj"]["rank"] += 1
     (folder / "lrcore.json").write_text(json.dumps(described))
     with pytest.raises(lrcore.InputError, match="do not fit"):
         lrcore.load(str(folder))

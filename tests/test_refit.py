@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny_models import tiny
 
 import lrcore
 from lrcore.compress import refits
@@ -89,8 +90,12 @@ def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
         assert torch.allclose(model.network(tokens).logits, small.network(tokens).logits, atol=1e-9)
 
 
-def test_auto_is_what_the_method_does():
+def test_auto_is_what_the_method_does_where_the_family_can():
+    network = tiny("llama")
     for name, row in METHODS.items():
-        assert refits(lrcore.Recipe(method=name)) == row.refit
+        assert refits(lrcore.Recipe(method=name), network) == row.refit
     assert METHODS["fused"].refit
-    assert not refits(lrcore.Recipe(method="fused", refit="off"))
+    assert not refits(lrcore.Recipe(method="fused", refit="off"), network)
+    assert not refits(lrcore.Recipe(method="fused"), tiny("olmo2"))
+    with pytest.raises(lrcore.InputError, match="olmo2 model norms"):
+        refits(lrcore.Recipe(refit="on"), tiny("olmo2"))

@@ -1,4 +1,4 @@
-"""A tiny random-weight network of every family in the table, made on the spot; grouped heads, biases and windows where the family has them."""
+"""A tiny random-weight network of every family in the table, made on the spot, with what sets the family apart."""
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel

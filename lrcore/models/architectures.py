@@ -15,6 +15,7 @@ class Architecture:
     or "by_head" (q, k and v of the first head, then of the second). A gate that shares the path of `up` lies before it.
     scale, activation, softcap and window name a field: of the attention module, and of the config. norms are applied to queries and keys
     before rotary, over a head or over the whole width. kernel is the attention of transformers that the family runs with.
+    experts: an MLP of experts takes the place of some or all MLPs. norm_after: what a component gives is normed before it is added.
     width: the field of the config that holds the MLP's width, None where it follows from another. requires: fields of the config and the
     only value of each that is supported. note: what a user should know.
     """
@@ -41,6 +42,7 @@ class Architecture:
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"
     experts: bool = False
+    norm_after: bool = False
     requires: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
@@ -68,12 +70,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="hidden_activation",
         softcap="attn_logit_softcapping",
         kernel="eager",
+        norm_after=True,
         requires={"use_bidirectional_attention": None},
         note="As gemma; scores are capped before the mask, in compressed attention too.",
     ),
     "gemma3_text": Architecture(
         norms=("q_norm", "k_norm"),
         activation="hidden_activation",
+        norm_after=True,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
         note=f"As gemma, with two tables of angles. {_NORMED}",
     ),
@@ -162,7 +166,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         kernel="eager",
         layer_returns="tuple",
         width=None,
-        requires={"slow_but_exact": False},
+        requires={"slow_but_exact": False, "apply_residual_connection_post_layernorm": False},
         note="ALiBi is added to the scores and does not touch the projections, so QK is solved as without positions.",
     ),
     "mpt": Architecture(
@@ -187,6 +191,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": Architecture(
         norms=("q_norm", "k_norm"),
         norm_over="width",
+        norm_after=True,
         note="Queries and keys are normalised over all heads together, so QK is left as it is. Norms stand after the components.",
     ),
     "smollm3": Architecture(note="Layers without rotary are solved as such, the others by whole pairs."),

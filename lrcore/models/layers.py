@@ -112,7 +112,7 @@ def _reshaped(now: Attention, then: Attention) -> bool:
 
 
 def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
-    """Whether the native matrices hold queries, keys and values otherwise than a value does, so that they cannot be exchanged one by one."""
+    """Whether native queries, keys and values lie otherwise than in a value, so that they cannot be exchanged one by one."""
     if isinstance(attention, CompressedAttention):
         return False
     sizes = head_sizes(network, attention)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,8 @@ def read_config(folder: Path) -> PretrainedConfig:
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise InputError(f"'{path}' is no valid {family} config: {_one_line(error)}") from error
     for name, supported in ARCHITECTURES[family].requires.items():
-        found = attrgetter(name)(config)
-        if found != supported:
+        found = reduce(lambda value, part: getattr(value, part, None), name.split("."), config)
+        if found != supported and (found or supported):
             raise InputError(f"'{path}': a {family} model with {name} {found!r} is not supported, only with {supported!r}.")
     return config
 
@@ -122,10 +122,11 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def _read_network(folder: Path, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    options["attn_implementation"] = ARCHITECTURES[config.model_type].kernel
     try:
         with quiet():
             network, info = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, attn_implementation=ARCHITECTURES[config.model_type].kernel, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except torch.OutOfMemoryError:
         raise
