@@ -41,7 +41,7 @@ Method = Annotated[str | None, typer.Option(help="One of those that `methods` li
 Policy = Annotated[str | None, typer.Option(help="How the budget is shared: one of those that `methods` lists.")]
 Temperature = Annotated[float | None, typer.Option(help="Of policy softmax: small is uneven. Default: its rule of thumb.")]
 Ratio = Annotated[float | None, typer.Option(help="Share to remove, between 0 and 1.")]
-Budget = Annotated[str | None, typer.Option(help="What the ratio counts: params (decoder linears), total, or kv.")]
+Budget = Annotated[str | None, typer.Option(help="What the ratio counts: params (decoder linears), total, kv, or auto.")]
 Rounding = Annotated[str | None, typer.Option(help="down (never over the budget) or nearest.")]
 OptionFlag = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="A setting of the method (see `methods`); may be repeated.")

@@ -52,12 +52,13 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     """
     row = find_policy(recipe.policy)
     spectra, influence = factors.spectra, factors.calibration.block_influence
-    budget = make_budget(recipe.budget, recipe.ratio, spectra, factors.shape.decoder_linear, factors.shape.parameters)
+    counted = find_method(recipe.method).budget(recipe.budget)
+    budget = make_budget(counted, recipe.ratio, spectra, factors.shape.decoder_linear, factors.shape.parameters)
     suggested = suggested_temperature(influence, 1 - budget.keep) if row.temperature else None
     temperature = (recipe.temperature or suggested) if row.temperature else None
     fixed = _fixed_ranks(recipe, spectra)
     ranks = plan_ranks(recipe.policy, spectra, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest")
-    return RankPlan(ranks, spectra, factors.shape, recipe.budget, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
+    return RankPlan(ranks, spectra, factors.shape, counted, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
 
 
 def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, int]:

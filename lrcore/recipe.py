@@ -14,6 +14,7 @@ SAMPLING = ("random", "first")
 CALIBRATION = ("independent", "sequential")
 REFIT = ("auto", "on", "off")
 BUDGETS = {
+    "auto": "share of what the method shrinks: the decoder-linear parameters, or the KV cache where it only factors keys and values",
     "params": "share of the decoder-linear parameters removed",
     "total": "share of all parameters removed",
     "kv": "share of the KV cache bytes removed",
@@ -51,7 +52,7 @@ class Recipe:
     method: str = "a3"
     policy: str = "uniform"
     ratio: float = 0.2
-    budget: str = "params"
+    budget: str = "auto"
     temperature: float | None = None
     rounding: str = "down"
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict)

@@ -22,7 +22,7 @@ def model_card(run: Run) -> str:
     return f"""# {run.name}
 
 {recipe.model}, compressed with low-rank factors: method **{recipe.method}**, policy **{recipe.policy}**,
-{summary["achieved"]:.2%} of the budget "{recipe.budget}" removed ({recipe.ratio:.1%} asked for).
+{summary["achieved"]:.2%} of the budget "{summary["budget"]}" removed ({recipe.ratio:.1%} asked for).
 
 | | this model | dense |
 |---|---:|---:|

@@ -58,7 +58,7 @@ SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layer
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."
 OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."
-BUDGETS = {"params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
+BUDGETS = {"auto": "what the method shrinks", "params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
 SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two or three runs to see where their recipes differ."
 
@@ -82,7 +82,8 @@ DELETE_SURE = "Delete this run and its checkpoint for good?"
 
 def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     """What Start will do."""
-    what = f"of the {budget(recipe.budget)}" if recipe.budget != "total" else "of all parameters"
+    counted = summary.get("budget", recipe.budget)
+    what = f"of the {budget(counted)}" if counted not in ("auto", "total") else f"of {budget(counted)}"
     policy = recipe.policy + (f" at temperature {recipe.temperature:g}" if recipe.temperature else "")
     lines = [
         f"**{recipe.method}** will remove **{recipe.ratio:.1%}** {what} of **{recipe.model}**, ranks allocated by **{policy}**, "

@@ -35,6 +35,10 @@ class Method:
     options: tuple[Option, ...] = ()
     refit: bool = False
 
+    def budget(self, asked: str) -> str:
+        """What a ratio counts: as asked; for "auto" what this method shrinks: "params", or "kv" where it only factors keys and values."""
+        return asked if asked != "auto" else "kv" if set(self.components) <= {"k", "v"} else "params"
+
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option's value. Raises InputError for an unknown name or a value out of range."""
         return read_options(f"method {self.name}", self.options, given)

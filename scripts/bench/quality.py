@@ -12,8 +12,6 @@ import lrcore
 from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
 
 RECORD = DOCUMENT.with_suffix(".json")
-# Methods that only factor keys and values cannot remove half of a model: they are measured on the share of the KV cache.
-KV_ONLY = {"k", "v"}
 SEARCHED = ("mix",)  # policies that search at every ratio: measured with one method only
 COLUMNS = ("perplexity", "predicted", "parameters", "kv_bytes", "solve_seconds")
 
@@ -38,12 +36,11 @@ def plans(subject: Subject, methods: list[str], policies: list[str]) -> Iterator
     for method in lrcore.methods():
         if methods and method["name"] not in methods:
             continue
-        budget = "kv" if set(method["components"]) <= KV_ONLY else "params"
         for policy in lrcore.policies():
             if policy["name"] in SEARCHED and method["name"] != "a3":
                 continue
             if not policies or policy["name"] in policies:
-                yield subject.recipe.with_(method=method["name"], policy=policy["name"], budget=budget)
+                yield subject.recipe.with_(method=method["name"], policy=policy["name"])
 
 
 def perplexity(model, subject: Subject) -> float:
@@ -71,7 +68,7 @@ def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[st
             "solve_seconds": round(seconds["factorise"] + small.report["seconds"]["compress"], 2),
         }
         note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%} {cell}")
-        yield f"{asked.method} {asked.policy} {asked.budget} {ratio}", cell
+        yield f"{asked.method} {asked.policy} {summary['budget']} {ratio}", cell
 
 
 def keep(record: dict[str, Any]) -> None:
