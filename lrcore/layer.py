@@ -64,6 +64,7 @@ class Attention:
     A head that turns only in part has its other columns in pairs of angle zero, so that the layout is that of a whole rotary head.
     qk_norm: queries and keys are normalised over a head or over the whole width before rotary; qk_size then stays head_size.
     softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the attention itself sees to that.
+    frequencies [head_size / 2]: radians per place by which the original pairs are turned; None without rotary.
     """
 
     q: Projection
@@ -81,6 +82,7 @@ class Attention:
     qk_norm: Literal["head", "width"] | None = None
     softcap: float | None = None
     window: int | None = None
+    frequencies: Tensor | None = None
 
     @property
     def group(self) -> int:

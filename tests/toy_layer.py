@@ -10,6 +10,7 @@ from lrcore.models.stream import rotate_states
 from lrcore.statistics import Accumulator, Moments
 
 D, D_F, HEAD, TOKENS = 24, 40, 8, 400
+FREQUENCIES = 100.0 ** -(torch.arange(HEAD // 2, dtype=torch.float64) / (HEAD // 2))
 KINDS = [
     # n_q, n_kv, position, bias, gated
     (3, 3, "none", True, False),
@@ -45,6 +46,7 @@ def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int =
     attention = Attention(
         q=linear(n_q * HEAD, D), k=linear(n_kv * HEAD, D), v=linear(n_kv * HEAD, D), o=linear(D, n_q * HEAD),
         n_q=n_q, n_kv=n_kv, head_size=HEAD, qk_size=HEAD, v_size=HEAD, scale=HEAD**-0.5, position=position,
+        frequencies=FREQUENCIES if position == "rotary" else None,
     )  # fmt: skip
     mlp = MLP(up=linear(D_F, D), down=linear(D, D_F), gate=linear(D_F, D) if gated else None)
     x = randn(tokens, D) @ randn(D, D) / D**0.5 + 0.4 * randn(D)
@@ -79,7 +81,7 @@ def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor) -> Moments:
 
 def rotated(states: Tensor) -> Tensor:
     """Rotary embedding at positions 0, 1, 2, ... [N, heads * d_h]."""
-    angle = torch.arange(len(states), dtype=torch.float64).unsqueeze(1) * (100.0 ** -(torch.arange(HEAD // 2) / (HEAD // 2)))
+    angle = torch.arange(len(states), dtype=torch.float64).unsqueeze(1) * FREQUENCIES
     angle = torch.cat((angle, angle), -1).unsqueeze(0)
     return rotate_states(states.unsqueeze(0), angle.cos(), angle.sin()).squeeze(0)
 

@@ -8,7 +8,7 @@ from ..errors import unknown
 from ..layer import Layer
 from ..options import Option, read_options
 from ..statistics import Need
-from . import a3, fused, modegpt, svd, svd_llm
+from . import a3, fused, latentllm, modegpt, svd, svd_llm
 from .factors import Factors, spectrum
 
 COMPONENTS = ("qk", "ov", "mlp")
@@ -102,6 +102,20 @@ METHODS: dict[str, Method] = {
             True,
             "QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD (MHA), principal directions of the value "
             "state (GQA). MLP: Nystrom on ridge leverage. Biases enter the moments.",
+        ),
+        Method(
+            "latentllm",
+            "LatentLLM: Attention-Aware Joint Tensor Compression (Koike-Akino et al., 2025)",
+            ("joint_qk", "v", "o", "gate", "up", "down"),
+            latentllm.NEEDS,
+            latentllm.factor,
+            False,
+            "Every projection becomes B A. Q and K have one A each for all heads (HOSVD, summed over rotary offsets where there are any), "
+            "and are on their own where they are normalised; v, o and the MLP are on their own. A block identity saves r^2 numbers, and "
+            "d_h^2 per key head without rotary; the KV cache stays as it is. Means go into the biases there are; without one the moments "
+            "are not centred, or option bias=add gives one. With attention=joint_qkv both block identities lie in the A that q, k and v "
+            "share, and vo is not read; with split_head the ranks are per head, and o is factored whole.",
+            latentllm.OPTIONS,
         ),
         Method(
             "fused",

@@ -36,6 +36,15 @@ def _module(layer: nn.Module, path: str) -> nn.Module | None:
         return None
 
 
+def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
+    """Radians per place of every pair of a head in our layout, [head_size / 2], zero for those that do not turn.
+
+    From the network's own rotary module; None where it has none, or more than one table.
+    """
+    found = next((module.inv_freq for module in network.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)), None)
+    return None if found is None else nn.functional.pad(found, (0, head_size // 2 - len(found)))
+
+
 def read_layer(network: nn.Module, index: int) -> Layer:
     """The values of decoder layer `index`, native or compressed. Tensors are shared with the network wherever they lie together there."""
     row, module = architecture_of(network), decoder_layers(network)[index]
@@ -44,7 +53,9 @@ def read_layer(network: nn.Module, index: int) -> Layer:
     attention = module.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
         values = {name: _read_projection(own[name]) for name in "qkvo"}
-        value = Attention(**values, **{name: getattr(attention, name) for name in SIZES}, rotary_pairs=attention.rotary_pairs)
+        turning = rotary_frequencies(network, attention.head_size) if attention.position == "rotary" else None
+        sizes = {name: getattr(attention, name) for name in SIZES}
+        value = Attention(**values, **sizes, rotary_pairs=attention.rotary_pairs, frequencies=turning)
     else:
         value = _read_attention(network, row, attention, own)
     if "up" not in own:
@@ -75,6 +86,7 @@ def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module,
         v_size=sizes.head_size,
         scale=1.0 if row.scale is None else float(getattr(attention, row.scale)),
         position="rotary" if sizes.rotary else "none",
+        frequencies=rotary_frequencies(network, sizes.head_size) if sizes.rotary else None,
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
         window=getattr(config, row.window) if local else None,

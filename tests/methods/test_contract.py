@@ -11,25 +11,45 @@ from lrcore.methods import METHODS, spectrum, truncate
 from lrcore.methods import factors as factors_module
 from lrcore.statistics import Moments
 
-EVERY = [pytest.param(method, kind, id=f"{method}-{'-'.join(map(str, kind))}") for method in METHODS for kind in KINDS]
+VARIANTS = {
+    "latentllm": [
+        {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
+        {"junction": "symmetric", "vo": "joint", "window": 0, "preconditioner": "covariance"},
+        {"vo": "joint", "bias": "add", "preconditioner": "diag_l1"},
+        {"attention": "local", "junction": "left", "preconditioner": "diag_l2", "bias": "add"},
+        {"attention": "split_head", "preconditioner": "identity"},
+        {"attention": "split_head", "junction": "left_identity"},
+        {"attention": "joint_qkv", "junction": "left_identity"},
+        {"attention": "joint_qkv", "junction": "right", "vo": "joint"},
+    ],
+}
+"""Settings of a method that change what is stored, each held to the same contract."""
+
+EVERY = [
+    pytest.param((method, options), kind, id="-".join(map(str, (method, *options.values(), *kind))))
+    for method in METHODS
+    for options in ({}, *VARIANTS.get(method, ()))
+    for kind in KINDS
+]
 
 
-def solve(method: str, kind: tuple):
-    case = toy(*kind)
+def solve(variant: tuple[str, dict], kind: tuple):
+    (method, options), case = variant, toy(*kind)
     needed = Moments({need: case.moments.values[need] for need in METHODS[method].needs}, case.moments.tokens)
-    return case, METHODS[method].factor(case.layer, needed)
+    return case, METHODS[method].factor(case.layer, needed, **METHODS[method].choose(options))
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_declared_needs_suffice_and_slots_cover_every_parameter(method: str, kind: tuple) -> None:
+def test_declared_needs_suffice_and_slots_cover_every_parameter(method: tuple[str, dict], kind: tuple) -> None:
     case, factors = solve(method, kind)
-    components = [c for c in METHODS[method].components if c != "gate" or case.layer.mlp.gate is not None]
-    assert list(factors) == components
+    if not method[1]:
+        components = [c for c in METHODS[method[0]].components if c != "gate" or case.layer.mlp.gate is not None]
+        assert list(factors) == components
     assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == case.layer.parameters
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_loss_curves_are_finite_and_fall_to_zero(method: str, kind: tuple) -> None:
+def test_loss_curves_are_finite_and_fall_to_zero(method: tuple[str, dict], kind: tuple) -> None:
     _, factors = solve(method, kind)
     for name, factor in factors.items():
         s = spectrum(0, name, factor)
@@ -44,7 +64,7 @@ def test_loss_curves_are_finite_and_fall_to_zero(method: str, kind: tuple) -> No
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(method: str, kind: tuple) -> None:
+def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(method: tuple[str, dict], kind: tuple) -> None:
     case, factors = solve(method, kind)
     for name, factor in factors.items():
         for rank in factor.cost.ranks():
@@ -56,7 +76,7 @@ def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(method: str, 
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(method: str, kind: tuple) -> None:
+def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(method: tuple[str, dict], kind: tuple) -> None:
     case, factors = solve(method, kind)
     same = truncate(case.layer, factors, {name: f.cost.full for name, f in factors.items()})
     for name, projection in case.layer.matrices().items():
@@ -68,14 +88,14 @@ def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(method: str,
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_float32_in_float32_out_and_twice_the_same(method: str, kind: tuple) -> None:
+def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kind: tuple) -> None:
     case, _ = solve(method, kind)
     single = case.layer.with_matrices(
         **{name: type(p)(p.weight.float(), None if p.bias is None else p.bias.float()) for name, p in case.layer.matrices().items()}
     )
     results = []
     for _ in range(2):
-        factors = METHODS[method].factor(single, case.moments)
+        factors = METHODS[method[0]].factor(single, case.moments, **METHODS[method[0]].choose(method[1]))
         results.append(truncate(single, factors, {name: f.cost.ranks()[0] for name, f in factors.items()}))
     for name, projection in results[0].matrices().items():
         assert projection.weight.dtype == torch.float32
@@ -84,6 +104,8 @@ def test_float32_in_float32_out_and_twice_the_same(method: str, kind: tuple) -> 
 
 def test_every_method_file_has_a_row() -> None:
     shared = {"__init__", "factors", "grams"}
-    files = {path.stem for path in Path(factors_module.__file__).parent.glob("*.py")} - shared
+    here = Path(factors_module.__file__).parent
+    files = {path.stem for path in here.glob("*.py")} | {path.parent.name for path in here.glob("*/__init__.py")}
+    files -= shared
     rows = {method.factor.__module__.rpartition(".")[2] for method in METHODS.values()}
     assert files == rows

@@ -1,0 +1,83 @@
+"""LatentLLM: Attention-Aware Joint Tensor Compression. Every projection becomes `B A`; the shapes of heads and of the KV cache stay.
+
+* Preconditioners and junctions: `junction.py`. One matrix, one head, or q, k and v over one shared A: `local.py`.
+* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`.
+
+Means: where a projection has a bias, its metric is the covariance and `b^ = b + (W - B A) mu` (appendix B.2). Where it has none, the
+option `bias` says what is done: "update" leaves it without and takes the uncentred moment, which is then the optimum; "add" gives it one.
+Where queries and keys are normalised, they are factored on their own; where there is no MLP, so is nothing there.
+"""
+
+from torch import Tensor
+
+from ...layer import Layer
+from ...options import Option
+from ...statistics import Moments
+from ..factors import Factors
+from ..svd_llm import TAPS
+from .joint import joint_qk, joint_vo
+from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
+from .local import split_heads, stacked
+
+NEEDS = frozenset((tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs"))
+
+ATTENTION = ("joint_qk", "local", "split_head", "joint_qkv")
+OPTIONS = (
+    Option("preconditioner", "root_covariance", "metric of the input (table 1)", choices=PRECONDITIONERS),
+    Option("exponent", 1.0, "power of E|x| in diag_l1", low=0.0, high=4.0),
+    Option("damping", 0.0, "share of the mean diagonal added to the second moment", low=0.0, high=10.0),
+    Option("junction", "right_identity", "where the scale goes, or which factor leaves an identity block out", choices=JUNCTIONS),
+    Option("bias", "update", "means go into the biases there are, into added ones too, or into none", choices=("update", "add", "keep")),
+    Option("attention", "joint_qk", "what is factored together", choices=ATTENTION),
+    Option("vo", "split", "v and o alone, or together for all heads (not with joint_qkv)", choices=("split", "joint")),
+    Option("window", 5, "rotary offsets that joint_qk sums over; 0 leaves the rotation out", low=0, high=64),
+)  # fmt: skip
+
+
+def factor(
+    layer: Layer,
+    moments: Moments,
+    preconditioner: str = "root_covariance",
+    exponent: float = 1.0,
+    damping: float = 0.0,
+    junction: str = "right_identity",
+    bias: str = "update",
+    attention: str = "joint_qk",
+    vo: str = "split",
+    window: int = 5,
+) -> Factors:
+    """Solve every slot of one layer for all ranks; the alternating ones finish at their rank."""
+    a, matrices = layer.attention, layer.matrices()
+
+    def metric(names: tuple[str, ...]) -> tuple[Tensor | None, Tensor | None]:
+        """P^2 of the input that the named projections share, and its mean where it goes into their biases."""
+        tap = TAPS[names[0]]
+        centred = bias == "add" or (bias == "update" and all(matrices[name].bias is not None for name in names))
+        second = moments.centred(tap) if centred else moments.second(tap)
+        found = squared_metric(preconditioner, second, moments.values[tap, "abs"], exponent, damping)
+        return found, moments.mean(tap) if centred else None
+
+    def alone(name: str):
+        return stacked(layer, (name,), *metric((name,)), junction)
+
+    factors: Factors = {}
+    if attention == "joint_qkv":
+        factors["joint_qkv"] = stacked(layer, ("q", "k", "v"), *metric(("q", "k", "v")), junction)
+    elif attention == "joint_qk" and a.qk_norm is None:  # a norm between projection and score leaves no G_i to factor
+        factors["joint_qk"] = joint_qk(a, *metric(("q", "k")), junction, window)
+    elif attention == "split_head":
+        factors |= {name: split_heads(layer, name, n, *metric((name,)), junction) for name, n in (("q", a.n_q), ("k", a.n_kv))}
+    else:
+        factors |= {name: alone(name) for name in "qk"}
+    if vo == "joint" and attention != "joint_qkv":
+        # the mean of the layer's input meets v; whether it can be made up for is up to the bias of o
+        centred = bias == "add" or (bias == "update" and a.o.bias is not None)
+        second = moments.centred("attn_in") if centred else moments.second("attn_in")
+        found = squared_metric(preconditioner, second, moments.values["attn_in", "abs"], exponent, damping)
+        factors["joint_vo"] = joint_vo(a, found, moments.mean("attn_in") if centred else None, junction)
+    elif attention == "joint_qkv":
+        factors["o"] = alone("o")
+    else:
+        factors["v"] = split_heads(layer, "v", a.n_kv, *metric(("v",)), junction) if attention == "split_head" else alone("v")
+        factors["o"] = alone("o")
+    return factors | {name: alone(name) for name in ("gate", "up", "down") if name in matrices}
