@@ -8,18 +8,24 @@ print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 from .analyse import Analysis, analyse
 from .calibrate import Calibration, calibrate
 from .checkpoint import load, save
+from .compare import Comparison, compare
 from .compress import allocate, compress, prepare
+from .contributions import Contributions, contributions
+from .cost import ModelCost, Speed, measure_cost, measure_speed
 from .data import BUILTIN
 from .errors import Cancelled, InputError
 from .evaluate import Evaluation, evaluate, token_losses
 from .factorise import Factorisation, factorise
 from .generate import generate, stream
+from .local_errors import LocalErrors, local_errors
 from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
 from .plan import RankPlan
 from .policies import POLICIES
 from .probing import probe
+from .protocols import PROTOCOLS, Asked
 from .recipe import BUDGETS, Recipe
+from .tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 
 DATASETS = tuple(BUILTIN)
 
@@ -37,7 +43,9 @@ def policies() -> list[dict]:
 
 
 __all__ = [
-    "BUDGETS", "DATASETS", "DEMO_MODELS", "Analysis", "Calibration", "Cancelled", "Evaluation", "Factorisation", "InputError",
-    "LoadedModel", "RankPlan", "Recipe", "allocate", "analyse", "calibrate", "compress", "evaluate", "factorise", "generate", "load",
-    "methods", "policies", "prepare", "probe", "save", "stream", "token_losses",
+    "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration",
+    "Cancelled", "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors",
+    "ModelCost", "RankPlan", "Recipe", "Speed", "TaskResult", "allocate", "analyse", "calibrate", "compare", "compress",
+    "contributions", "evaluate", "factorise", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed",
+    "methods", "policies", "prepare", "probe", "save", "score_choices", "stream", "token_losses",
 ]  # fmt: skip

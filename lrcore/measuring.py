@@ -1,6 +1,7 @@
 """The commands that measure models. Heavy imports wait until a command runs."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -35,3 +36,78 @@ def evaluate(
     loaded = lrcore.load(model, revision, dtype, device)
     found = lrcore.evaluate(loaded, data, samples, seq_len, sampling, seed, batch, progress, protocol, stride)
     show(as_json, found.to_dict())
+
+
+@app.command()
+def compare(
+    models: Annotated[list[str], typer.Argument(metavar="A B [C...]", help="The reference first; up to six models or folders.")],
+    data: TestData = "stories", samples: Windows = None, seq_len: WindowLength = None, sampling: WindowSampling = "first",
+    seed: WindowSeed = 0, protocol: ProtocolName = "windows", stride: Stride = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Measure tokens per second, in turns.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Local errors, and what each component costs alone.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tables and figures.")] = None,
+    dtype: Dtype = None, device: Device = "auto", as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Lay models side by side on the same tokens. Loss, KL divergence and top-1 agreement with the first, and what each costs."""
+    import lrcore
+
+    from . import report, side_by_side
+
+    asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
+    loaded = [lrcore.load(name, None, dtype, device) for name in models]
+    found = side_by_side.side_by_side(loaded, asked, speed, local, progress)
+    if html is not None:
+        report.write(html, side_by_side.html(found))
+    rows = found.pop("models")
+    if as_json:
+        show(True, {"models": rows, **found})
+        return
+    kept = ("name", "perplexity", "delta_nll", "kl", "top1", "parameters", "kv_bytes_per_token", "flops_decode")
+    more = ("prefill_tokens_per_second", "decode_tokens_per_second") if speed else ()
+    show(False, {"protocol": found["protocol"]}, "models", [{name: row[name] for name in (*kept, *more)} for row in rows])
+    for one in found.get("details", ()):
+        for name in ("contributions", "local_errors"):
+            show(False, {}, one["name"], one[name])
+
+
+@app.command()
+def tasks(
+    model: ModelOrFolder,
+    task: Annotated[list[str] | None, typer.Option(help="stories, a .jsonl file, or lm-eval:NAME; may be repeated.")] = None,
+    items: Annotated[int | None, typer.Option(help="The first so many items of each. Default: all.", show_default=False)] = None,
+    batch: Batch = 16, revision: Revision = None, dtype: Dtype = None, device: Device = "auto", as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Answer multiple-choice questions. Accuracy as it is and per character; lm-eval's tasks where it is installed."""
+    import lrcore
+
+    loaded, rows, theirs = lrcore.load(model, revision, dtype, device), [], []
+    for name in task or ["stories"]:
+        if name.startswith("lm-eval:"):
+            theirs.append(name.removeprefix("lm-eval:"))
+            continue
+        found = lrcore.score_choices(loaded, name, items, batch, progress).to_dict()
+        protocol = found.pop("protocol")
+        rows.append(found)
+    values: dict[str, Any] = {"protocol": protocol} if rows else {}
+    if theirs:
+        values["lm_eval"] = lrcore.lm_eval(loaded, theirs, items, batch)
+    show(as_json, values, "tasks", rows)
+
+
+@app.command()
+def cost(
+    model: ModelOrFolder,
+    context: Annotated[int, typer.Option(help="Tokens of the prompt, and looked back on by a decoded token.")] = 256,
+    dense: Annotated[str | None, typer.Option(help="Measure speed, in turns with this model.", show_default=False)] = None,
+    revision: Revision = None, dtype: Dtype = None, device: Device = "auto", as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Measure what a model costs. Parameters, bytes on disk and in the KV cache, FLOPs; speed and memory beside another."""
+    import lrcore
+
+    loaded = lrcore.load(model, revision, dtype, device)
+    values = lrcore.measure_cost(loaded, context).to_dict()
+    speeds = []
+    if dense is not None:
+        pair = [lrcore.load(dense, None, dtype, device), loaded]
+        speeds = [one.to_dict() for one in lrcore.measure_speed(pair, progress=progress)]
+    show(as_json, values, "speed", speeds)

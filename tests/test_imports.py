@@ -12,7 +12,8 @@ LEVELS = {
     "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
     "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "probing": 3, "refit": 3, "compress": 3,
     "evaluate": 3, "generate": 3, "checkpoint": 3,
-    "protocols": 3, "compare": 3, "local_errors": 3, "cost": 3, "tasks": 3, "runs": 3, "sweep": 3, "report": 3,
+    "protocols": 3, "compare": 3, "local_errors": 3, "contributions": 3, "side_by_side": 3,
+    "cost": 3, "tasks": 3, "runs": 3, "sweep": 3, "report": 3,
     "__init__": 4, "measuring": 4, "cli": 4, "__main__": 4,
 }  # fmt: skip
 TENSORS_ONLY = ("linalg", "forms", "layer", "spectra", "budget", "policies", "allocation", "methods")

@@ -84,6 +84,10 @@ class LayerStream:
         """The hidden states where the stream stands, batch by batch, [b, t, d] each."""
         return self._hidden
 
+    def call(self, index: int, number: int) -> tuple[tuple, dict[str, Any]]:
+        """What layer `index` is called with besides the hidden states of one batch: masks, position tables."""
+        return self._calls[len(self._hidden[number])][index]
+
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
         """Run layer `index` on all windows; return its moments where needs are given."""

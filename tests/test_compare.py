@@ -1,0 +1,83 @@
+"""Two models side by side, against the definition token by token."""
+
+import math
+
+import pytest
+import torch
+
+import lrcore
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_llama, story_file):
+    dense = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method="svd_llm")
+    return dense, lrcore.compress(dense, recipe)
+
+
+@torch.inference_mode()
+def by_hand(pair, ids):
+    """Loss of both, KL and agreement at each predicted token, in float64."""
+    rows = []
+    for t in range(1, len(ids)):
+        p, q = (torch.log_softmax(model.network(input_ids=ids[None, :t]).logits[0, -1].double(), 0) for model in pair)
+        rows.append((-p[ids[t]], -q[ids[t]], (p.exp() * (p - q)).sum(), float(p.argmax() == q.argmax())))
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_losses_divergence_and_agreement_are_those_of_a_straight_loop(pair, story_file, story_text):
+    found = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
+    ids = torch.tensor(pair[0].tokenizer(story_text, add_special_tokens=False).input_ids)
+    rows = torch.cat([by_hand(pair, ids[i * 16 : i * 16 + 16]) for i in range(2)])
+    assert found.dense.nll == pytest.approx(float(rows[:, 0].mean()), rel=1e-5)
+    assert found.small.nll == pytest.approx(float(rows[:, 1].mean()), rel=1e-5)
+    assert found.kl == pytest.approx(float(rows[:, 2].mean()), rel=1e-4)
+    assert found.top1 == pytest.approx(float(rows[:, 3].mean()))
+    assert found.delta == pytest.approx(float((rows[:, 1] - rows[:, 0]).mean()), rel=1e-4)
+    dense, small = (torch.cat([part[i].flatten() for part in found.losses]) for i in (0, 1))
+    assert torch.allclose(dense.double(), rows[:, 0], rtol=1e-4)
+    assert torch.allclose(small.double(), rows[:, 1], rtol=1e-4)
+
+
+def test_the_evaluations_are_those_of_evaluate(pair, story_file):
+    found = lrcore.compare(*pair, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5)
+    for model, one in zip(pair, (found.dense, found.small), strict=True):
+        alone = lrcore.evaluate(model, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5)
+        assert one.nll == pytest.approx(alone.nll, rel=1e-5)
+        assert (one.protocol, one.tokens, one.bits_per_byte) == (alone.protocol, alone.tokens, pytest.approx(alone.bits_per_byte, rel=1e-5))
+
+
+def test_a_model_agrees_with_itself(pair, story_file):
+    found = lrcore.compare(pair[0], pair[0], str(story_file), samples=2, seq_len=16)
+    assert (found.kl, found.top1, found.delta) == (0.0, 1.0, 0.0)
+
+
+def test_predictions_that_are_no_numbers_are_told(pair, story_file):
+    plain = pair[1].network.forward
+
+    def spoiled(**options):
+        out = plain(**options)
+        out.logits[:, 3] = float("nan")
+        return out
+
+    pair[1].network.forward = spoiled
+    try:
+        found = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
+    finally:
+        del pair[1].network.forward
+    assert math.isnan(found.kl)
+    assert (found.dense.nonfinite, found.small.nonfinite) == (0, 2)
+    assert found.to_dict()["top1"] is None
+
+
+def test_models_of_other_tokens_are_refused(pair, tiny_opt, story_file, tmp_path):
+    other = lrcore.load(str(tiny_opt))
+    other.tokenizer.add_tokens(["unheard"])
+    with pytest.raises(lrcore.InputError, match="different vocabularies"):
+        lrcore.compare(pair[0], other, str(story_file), samples=1, seq_len=8)
+
+
+def test_progress_counts_windows(pair, story_file):
+    seen = []
+    lrcore.compare(*pair, str(story_file), samples=3, seq_len=8, batch=2, progress=lambda *step: seen.append(step))
+    assert seen == [("compare", 2, 3), ("compare", 3, 3)]

@@ -1,0 +1,68 @@
+"""Costs that are reported against those counted by hand, from modules, cache and shapes."""
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.cost import bytes_on_disk, cache_bytes, measure_cost, measure_speed, predicted_flops, read_peak, reset_peak
+
+
+def compressed(folder, method, story_file, policy="uniform"):
+    dense = lrcore.load(str(folder))
+    recipe = lrcore.Recipe(model=str(folder), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method=method, policy=policy)
+    return dense, lrcore.compress(dense, recipe)
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
+@pytest.mark.parametrize("method", ["a3", "svd_llm"])
+def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, story_file):
+    for model in compressed(request.getfixturevalue(family), method, story_file):
+        found = measure_cost(model, context=24)
+        assert found.parameters == sum(p.numel() for p in model.network.parameters())
+        cache = model.network(input_ids=torch.zeros(1, 10, dtype=torch.long), use_cache=True).past_key_values
+        held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) * 4
+        assert found.kv_bytes_per_token == held / 10 == cache_bytes(cache) / 10 == model.size.kv_bytes
+        assert found.flops_prefill == pytest.approx(found.flops_formula, rel=0.01)
+        assert found.flops_decode == pytest.approx(predicted_flops(model, 25), rel=0.01)
+
+
+def test_a_plan_counts_the_same_flops():
+    dense = lrcore.load("demo-opt")
+    recipe = lrcore.Recipe(model="demo-opt", samples=2, seq_len=64, ratio=0.3)
+    small = lrcore.compress(dense, recipe)
+    for model, name in ((dense, "dense_flops_per_token"), (small, "flops_per_token")):
+        assert measure_cost(model, context=64).flops_prefill == pytest.approx(small.report["summary"][name], rel=0.01)
+
+
+def test_bytes_on_disk_are_those_of_the_files(tiny_llama, story_file, tmp_path):
+    dense, small = compressed(tiny_llama, "a3", story_file)
+    assert bytes_on_disk(dense) == (tiny_llama / "model.safetensors").stat().st_size
+    assert bytes_on_disk(small) is None
+    saved = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    assert bytes_on_disk(saved) == (tmp_path / "small" / "model.safetensors").stat().st_size
+
+
+def test_models_take_turns(tiny_llama, story_file, monkeypatch):
+    models = compressed(tiny_llama, "a3", story_file)
+    order, module = [], __import__("importlib").import_module("lrcore.cost")
+    plain = module._time
+    monkeypatch.setattr(module, "_time", lambda model, *rest: order.append(model.name) or plain(model, *rest))
+    found = measure_speed(models, prompt=8, new=2, rounds=3)
+    assert order == [model.name for model in models] * 4
+    assert [one.name for one in found] == [model.name for model in models]
+    assert all(one.prefill > 0 and one.decode > 0 and one.rounds == 3 for one in found)
+
+
+def test_the_peak_sees_memory_that_was_used_in_between():
+    device = torch.device("cpu")
+    reset_peak(device)
+    before = read_peak(device)
+    if before is None:
+        pytest.skip("this system does not tell the highest resident size")
+    torch.ones(2**24).sum()
+    assert read_peak(device) > before + 2**25
+
+
+def test_a_context_beyond_the_model_is_refused(tiny_llama):
+    with pytest.raises(lrcore.InputError, match="129 tokens"):
+        measure_cost(lrcore.load(str(tiny_llama)), context=128)

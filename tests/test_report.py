@@ -1,0 +1,51 @@
+"""Figures and pages: what they show, and that they ask nobody for anything."""
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from lrcore.report import Point, page, pareto, said, scatter, section, table, write
+
+POINTS = [Point("a", "x", 1, 5), Point("b", "x", 2, 3), Point("c", "y", 3, 4), Point("d", "y", 4, 1)]
+
+
+def test_the_front_is_what_no_point_beats():
+    assert [p.name for p in pareto(POINTS)] == ["a", "b", "d"]
+    assert [p.name for p in pareto([Point("a", "", 1, 1), Point("b", "", 1, 1), Point("c", "", 1, 0.5)])] == ["c"]
+    for point in POINTS:
+        beaten = any((q.x <= point.x and q.y < point.y) or (q.x < point.x and q.y <= point.y) for q in POINTS)
+        assert (point in pareto(POINTS)) is not beaten
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_figure_holds_every_finite_point_inside_its_frame(log):
+    drawn = scatter([*POINTS, Point("lost", "x", 1, math.nan)], "size", "perplexity", log)
+    svg = ElementTree.fromstring(drawn)
+    marks = [mark for mark in svg.iter("circle") if mark.find("title") is not None]
+    assert len(marks) == 4
+    for mark in marks:
+        assert 0 < float(mark.get("cx")) < 760
+        assert 0 < float(mark.get("cy")) < 380
+    assert marks[3].find("title").text == "d: size 4, perplexity 1"
+
+
+def test_one_point_and_none_are_no_trouble():
+    assert "<circle" in scatter([Point("a", "x", 0, 0)], "x", "y")
+    assert "Nothing to draw" in scatter([Point("a", "x", 0, math.inf)], "x", "y")
+
+
+def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
+    text = page("A <b>", section("T & U", table([{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}])), scatter(POINTS, "x", "y"))
+    assert not re.search(r"https?:|src=|href=|@import|url\(|<script", text)
+    assert "&lt;script&gt;" in text
+    write(tmp_path / "deep" / "report.html", text)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(None, "—"), (1.5, "1.5000"), (1e-5, "1.000e-05"), (math.nan, "not finite"), (12345, "12,345"), (True, "True")]
+)
+def test_values_in_words(value, words):
+    assert said(value) == words

@@ -1,0 +1,122 @@
+"""Multiple choice against a straight loop, and against lm-eval where it is installed."""
+
+import json
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.tasks import continuations, encode_pair, likelihoods, read_items
+
+ITEMS = [
+    {"question": "Tom and his sister went to the", "choices": ["park", "small dog", "tall tree"], "label": 0},
+    {"question": "She gave three apples to ", "choices": ["her friend, and two", "a"], "label": 1},
+    {"question": "Ben was older than Tom so _ was in the tree.", "choices": ["Ben", "Tom"], "label": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return lrcore.load(str(tiny_llama))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "items.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+    return path
+
+
+@torch.inference_mode()
+def log_likelihood(model, ids, scored):
+    logits = model.network(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return sum(float(logits[t - 1, ids[t]]) for t in range(len(ids) - scored, len(ids)))
+
+
+def test_scores_are_those_of_a_straight_loop(model, file):
+    right = normalised = 0
+    for item in ITEMS:
+        raw, lengths = [], []
+        for context, text in continuations(item):
+            context, text = context.rstrip(), context[len(context.rstrip()) :] + text
+            before = model.tokenizer(context, add_special_tokens=False).input_ids
+            whole = model.tokenizer(context + text, add_special_tokens=False).input_ids
+            raw.append(log_likelihood(model, whole, len(whole) - len(before)))
+            lengths.append(len(text.strip()))
+        right += raw.index(max(raw)) == item["label"]
+        each = [score / n for score, n in zip(raw, lengths, strict=True)]
+        normalised += each.index(max(each)) == item["label"]
+    found = lrcore.score_choices(model, str(file), batch=2)
+    assert (found.accuracy, found.accuracy_normalised) == (right / 3, normalised / 3)
+    assert found.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
+    assert (found.items, found.nonfinite, found.cut) == (3, 0, 0)
+
+
+def test_batches_of_unequal_rows_change_nothing(model):
+    rows = [encode_pair(model, *pair) for item in ITEMS for pair in continuations(item)]
+    assert likelihoods(model, rows, 8) == pytest.approx([log_likelihood(model, *row) for row in rows], rel=1e-4)
+
+
+def test_a_blank_is_filled_and_what_follows_is_scored():
+    assert continuations(ITEMS[2]) == [
+        ("Ben was older than Tom so Ben", " was in the tree."),
+        ("Ben was older than Tom so Tom", " was in the tree."),
+    ]
+    assert continuations({"question": "The ____ is", "choices": ["a", " b"]}) == [("The ____ is", " a"), ("The ____ is", " b")]
+
+
+def test_blanks_before_a_choice_belong_to_it(model):
+    ids, scored = encode_pair(model, "She gave ", "apples")
+    assert model.tokenizer.decode(ids[-scored:]) == " apples"
+    ids, scored = encode_pair(model, "", "apples")
+    assert ids[0] == model.tokenizer.bos_token_id
+    assert scored == len(ids) - 1
+
+
+def test_long_questions_lose_their_beginning(model, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"question": "Tom and his sister. " * 60, "choices": ["park", "dog"], "label": 0}))
+    assert lrcore.score_choices(model, str(path)).cut == 1
+
+
+def test_the_demo_model_answers_its_own_probes_better_than_chance():
+    found = lrcore.score_choices(lrcore.load("demo-llama"), "stories", items=24)
+    assert found.accuracy > found.chance + 0.2
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 1 .* not valid JSON"),
+        ('{"question": "a", "choices": ["b"], "label": 0}', "two choices"),
+        ('{"question": "a", "choices": ["b", "c"], "label": 2}', "0 to 1; got 2"),
+        ('{"choices": ["b", "c"], "label": 1}', "question must be text"),
+        ("[]", "two choices"),
+        ("", "no items"),
+    ],
+)
+def test_wrong_items_are_named(line, words, tmp_path):
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(lrcore.InputError, match=words):
+        read_items(str(path))
+
+
+def test_unknown_tasks_are_told(tmp_path):
+    with pytest.raises(lrcore.InputError, match="Did you mean 'stories'"):
+        read_items("storys")
+    with pytest.raises(lrcore.InputError, match="No file"):
+        read_items(str(tmp_path / "none.jsonl"))
+
+
+def test_the_scores_are_those_of_lm_eval(model):
+    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    wrapped = HFLM(pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=1)
+    pairs = [pair for item in ITEMS for pair in continuations(item)]
+    theirs = wrapped.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs], disable_tqdm=True)
+    ours = likelihoods(model, [encode_pair(model, *pair) for pair in pairs], 4)
+    assert ours == pytest.approx([score for score, _ in theirs], rel=1e-4)
