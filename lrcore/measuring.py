@@ -1,11 +1,13 @@
 """The commands that measure models. Heavy imports wait until a command runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .console import progress, show
+from .errors import InputError
 
 app = typer.Typer()
 
@@ -111,3 +113,48 @@ def cost(
         pair = [lrcore.load(dense, None, dtype, device), loaded]
         speeds = [one.to_dict() for one in lrcore.measure_speed(pair, progress=progress)]
     show(as_json, values, "speed", speeds)
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (.json, .yaml), with lists as below or without.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for cells, tables and page; goes on with one.")] = Path("sweep"),
+    methods: Annotated[str | None, typer.Option(help="With commas between; as are the following.", show_default=False)] = None,
+    policies: Annotated[str | None, typer.Option(show_default=False)] = None,
+    ratios: Annotated[str | None, typer.Option(show_default=False)] = None,
+    calibration_sets: Annotated[str | None, typer.Option(show_default=False)] = None,
+    cross: Annotated[str | None, typer.Option(help="Data sets: calibrate on each, measure on each.", show_default=False)] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Measure speed in turns with the dense model.")] = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Try methods x policies x ratios x calibration sets. Go on where it stopped; write table.csv, table.json and report.html."""
+    import lrcore
+
+    from . import sweep_page
+
+    asked = lrcore.Sweep.read(recipe)
+    given = {"methods": methods, "policies": policies, "ratios": ratios, "calibration_sets": calibration_sets}
+    lists = {name: _words(value) for name, value in given.items() if value is not None}
+    if "ratios" in lists:
+        lists["ratios"] = _shares(lists["ratios"])
+    asked = replace(asked, **lists, speed=speed or asked.speed)
+    if cross is not None:
+        sets = _words(cross)
+        asked = replace(
+            asked, **{name: getattr(lrcore.cross_calibration(asked.base, sets), name) for name in ("calibration_sets", "evaluations")}
+        )
+    base = asked.base
+    rows = lrcore.run_sweep(lrcore.load(base.model, base.revision, base.dtype, base.device), asked, out, progress)
+    files = sweep_page.write_tables(rows, asked.to_dict(), out)
+    show(as_json, {"files": files}, "rows", rows if as_json else [sweep_page.plain(row) for row in rows])
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _shares(words: list[str]) -> list[float]:
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        raise InputError(f"--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2; got '{','.join(words)}'.") from None
