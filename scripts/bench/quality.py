@@ -3,6 +3,7 @@ so that a method that is new or has changed is measured alone and every table is
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_
 
 RECORD = DOCUMENT.with_suffix(".json")
 SEARCHED = ("mix",)  # policies that search at every ratio: measured with one method only
-COLUMNS = ("perplexity", "predicted", "parameters", "kv_bytes", "solve_seconds")
 
 
 def quality(only: list[str], methods: list[str], policies: list[str]) -> None:
     """Measure, record, and write every table that the record serves."""
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    record = read_record()
     for subject in subjects(only):
         own = record.setdefault(subject.title, {"cells": {}})
         model = lrcore.load(subject.recipe.model)
@@ -48,13 +48,12 @@ def perplexity(model, subject: Subject) -> float:
 
 
 def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
-    seconds: dict[str, float] = {}
     factors = None
     for ratio in RATIOS:
         asked = recipe.with_(ratio=ratio)
         try:
             if factors is None or asked.policy in SEARCHED:
-                factors = lrcore.prepare(model, asked, seconds=seconds)
+                factors = lrcore.prepare(model, asked)
             small = lrcore.compress(model, asked, factors)
         except lrcore.InputError as error:
             note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%}: {error}")
@@ -65,10 +64,32 @@ def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[st
             "predicted": summary["predicted_perplexity"],
             "parameters": small.size.parameters,
             "kv_bytes": small.size.kv_bytes,
-            "solve_seconds": round(seconds["factorise"] + small.report["seconds"]["compress"], 2),
         }
         note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%} {cell}")
         yield f"{asked.method} {asked.policy} {summary['budget']} {ratio}", cell
+
+
+def solve(only: list[str]) -> None:
+    """Seconds from moments to a compressed model at 50 %, without calibration and probes: for a machine that does nothing else."""
+    record = read_record()
+    for subject in subjects(only):
+        own = record.setdefault(subject.title, {"cells": {}})
+        model, seconds = lrcore.load(subject.recipe.model), {}
+        calibration = lrcore.calibrate(model, subject.recipe)
+        for method in lrcore.methods():
+            began = time.perf_counter()
+            asked = subject.recipe.with_(method=method["name"], ratio=RATIOS[-1])
+            lrcore.compress(model, asked, lrcore.factorise(model, calibration, method["name"]))
+            seconds[method["name"]] = round(time.perf_counter() - began, 2)
+            note(f"solve {subject.title} {method['name']} {seconds[method['name']]}")
+        own["solve_seconds"] = seconds
+        keep(record)
+        if own["cells"]:
+            write_tables(subject.title, own)
+
+
+def read_record() -> dict[str, Any]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
 
 
 def keep(record: dict[str, Any]) -> None:
@@ -116,7 +137,7 @@ def rows_of(own: dict[str, Any], budget: str) -> list[list]:
             if any(cells):
                 last = next(cell for cell in reversed(cells) if cell)
                 shown = [f"{cell['perplexity']:.3f}" if cell else "–" for cell in cells]
-                sizes = [f"{last['parameters']:,}", last["kv_bytes"], last["solve_seconds"]]
+                sizes = [f"{last['parameters']:,}", last["kv_bytes"], own.get("solve_seconds", {}).get(method["name"], "–")]
                 rows.append([method["name"], policy["name"], *shown, *sizes])
     return rows
 
