@@ -30,7 +30,8 @@ def options_of(method: str) -> list[dict[str, Any]]:
 
 
 def component(row: dict[str, Any], value: Any) -> gr.components.Component:
-    common = {"label": row["name"].replace("_", " "), "info": row["about"], "value": value, "elem_id": f"option-{row['name']}"}
+    common = {"label": row["name"].replace("_", " "), "info": row["about"], "elem_id": f"option-{row['name']}", "interactive": True}
+    common["value"] = value
     if isinstance(row["default"], bool):
         return gr.Checkbox(**common)
     if "choices" in row:
