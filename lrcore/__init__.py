@@ -25,6 +25,8 @@ from .policies import POLICIES
 from .probing import probe
 from .protocols import PROTOCOLS, Asked
 from .recipe import BUDGETS, Recipe
+from .runs import Run, Runs, differences
+from .runs import root as runs_root
 from .sweep import Sweep, cross_calibration, finished, run_sweep
 from .tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 
@@ -46,8 +48,8 @@ def policies() -> list[dict]:
 __all__ = [
     "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration",
     "Cancelled", "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors",
-    "ModelCost", "RankPlan", "Recipe", "Speed", "Sweep", "TaskResult", "allocate", "analyse", "calibrate", "compare", "compress",
-    "contributions", "cross_calibration", "evaluate", "factorise", "finished", "generate", "lm_eval", "load", "local_errors",
-    "measure_cost", "measure_speed", "methods", "policies", "prepare", "probe", "run_sweep", "save", "score_choices", "stream",
-    "token_losses",
+    "ModelCost", "RankPlan", "Recipe", "Run", "Runs", "Speed", "Sweep", "TaskResult", "allocate", "analyse", "calibrate",
+    "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "factorise", "finished", "generate",
+    "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "methods", "policies", "prepare", "probe", "run_sweep",
+    "runs_root", "save", "score_choices", "stream", "token_losses",
 ]  # fmt: skip

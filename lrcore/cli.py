@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import measuring
+from . import cli_runs, measuring
 from .console import print_json, print_table, progress, say, show
 from .errors import Cancelled, InputError
 from .measuring import AsJson, Device, Dtype, ModelOrFolder, Revision
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(measuring.app)
+app.add_typer(cli_runs.app, name="runs")
 
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Demo model, folder or hub id; or in --recipe.", show_default=False)]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", metavar="FILE", help="Recipe (.json, .yaml); the flags given override it.")]

@@ -87,11 +87,11 @@ def test_run_ids_cannot_leave_the_folder(tmp_path):
 
 
 def test_half_written_runs_are_removed_and_strange_folders_left_out(tmp_path):
-    (tmp_path / f"{runs.PARTIAL}x").mkdir()
+    (tmp_path / ".partial-x").mkdir()
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "report.json").write_text("no json")
     kept = runs.Runs(tmp_path)
-    assert not (tmp_path / f"{runs.PARTIAL}x").exists()
+    assert not (tmp_path / ".partial-x").exists()
     assert kept.all() == []
 
 

@@ -1,0 +1,164 @@
+"""The database of runs: what survives, what two processes see, and what earlier versions left."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.runs import PARTIAL, Runs, differences
+
+
+@pytest.fixture(scope="module")
+def small(tiny_llama, story_file):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+    return lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return Runs(tmp_path / "runs")
+
+
+def recipe_of(small, **changes):
+    return lrcore.Recipe.from_dict(small.report["recipe"]).with_(**changes)
+
+
+def test_all_of_a_run_survives_a_restart(kept, small):
+    recipe = recipe_of(small)
+    run = kept.write("first", recipe, small)
+    kept.rename(run.id, " better ")
+    kept.tag(run.id, "paper")
+    kept.tag(run.id, "old")
+    kept.untag(run.id, "old")
+    kept.add_evaluation(run.id, {"protocol": {"source": "a"}, "perplexity": 2.0})
+    kept.add_evaluation(run.id, {"protocol": {"source": "b"}, "perplexity": 3.0})
+    kept.add_evaluation(run.id, {"protocol": {"source": "a"}, "perplexity": 4.0})
+    kept.add_result(run.id, "cost", {}, {"parameters": 7})
+    kept.add_samples(run.id, [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}])
+    again = Runs(kept.folder)
+    found = again.get(run.id)
+    assert (found.name, found.tags, found.recipe) == ("better", ("paper",), recipe)
+    assert [one["perplexity"] for one in found.evaluations] == [3.0, 4.0]
+    assert again.results(run.id, "cost") == [{"parameters": 7}]
+    assert again.samples(run.id) == [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}]
+    assert found.report["summary"] == json.loads(json.dumps(small.report["summary"]))
+    assert lrcore.load(str(found.checkpoint)).size == small.size
+    assert "rank" in found.ranks_csv
+    assert again.all("paper") == [found]
+    assert again.all("old") == []
+
+
+def test_deleting_removes_folder_and_rows(kept, small):
+    run = kept.write("a", recipe_of(small), small)
+    kept.add_samples(run.id, [{"prompt": "x", "text": "y"}])
+    kept.delete(run.id)
+    assert kept.ids() == []
+    assert not run.folder.exists()
+    assert kept.samples(run.id) == []
+    with pytest.raises(lrcore.InputError, match="No run"):
+        kept.get(run.id)
+
+
+def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(kept, small):
+    old = kept.folder / "20250101-000000-a3-abcd"
+    old.mkdir()
+    evaluations = [{"protocol": {"source": "s"}, "perplexity": 1.5}]
+    (old / "report.json").write_text(json.dumps({"name": "of old", "created": 5.0, **small.report, "evaluations": evaluations}))
+    (old / "recipe.json").write_text(json.dumps({"model": "demo-llama", "ratio": 0.3}))
+    before = kept.stamp()
+    assert kept.ids() == [old.name]
+    run = kept.get(old.name)
+    assert (run.name, run.created, run.evaluations, run.recipe.ratio) == ("of old", 5.0, evaluations, 0.3)
+    kept.rename(run.id, "renamed")
+    assert [one.name for one in Runs(kept.folder).all()] == ["renamed"]
+    (old / "report.json").unlink()
+    assert kept.ids() == []
+    assert kept.stamp() != before
+
+
+def test_the_stamp_changes_with_every_change_of_any_process(kept, small):
+    seen = [kept.stamp()]
+    run = kept.write("a", recipe_of(small), small)
+    seen.append(kept.stamp())
+    code = f"import lrcore; lrcore.Runs({str(kept.folder)!r}).rename({run.id!r}, 'theirs')"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(Path(lrcore.__file__).parents[1])})
+    seen.append(kept.stamp())
+    assert len(set(seen)) == 3
+    assert kept.get(run.id).name == "theirs"
+    assert kept.stamp() == seen[-1]
+
+
+def test_many_writers_lose_nothing(kept, small):
+    run = kept.write("a", recipe_of(small), small)
+
+    def write(start):
+        own = Runs(kept.folder)
+        for i in range(10):
+            own.add_result(run.id, "count", {"i": start + i}, {"i": start + i})
+
+    threads = [threading.Thread(target=write, args=(start,)) for start in (0, 100, 200, 300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one["i"] for one in kept.results(run.id, "count")) == sorted(s + i for s in (0, 100, 200, 300) for i in range(10))
+
+
+def test_what_a_living_process_writes_is_left_alone(kept):
+    theirs, dead = kept.folder / f"{PARTIAL}{os.getppid()}-x", kept.folder / f"{PARTIAL}999999999-x"
+    theirs.mkdir()
+    dead.mkdir()
+    Runs(kept.folder)
+    assert theirs.exists()
+    assert not dead.exists()
+
+
+def test_a_checkpoint_from_elsewhere_stays_where_it_is(kept, small, tmp_path):
+    folder = lrcore.save(small, tmp_path / "elsewhere")
+    run = kept.add(folder, "theirs")
+    assert run.checkpoint == folder
+    assert [one.name for one in Runs(kept.folder).all()] == ["theirs"]
+    kept.delete(run.id)
+    assert (folder / "model.safetensors").is_file()
+    with pytest.raises(lrcore.InputError, match="no compressed model"):
+        kept.add(tmp_path)
+
+
+def test_only_the_differences(kept, small):
+    runs = [kept.write(name, recipe_of(small, ratio=ratio), small) for name, ratio in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
+    assert differences(runs) == [{"field": "ratio", "a": 0.1, "b": 0.2, "c": 0.1}]
+    assert differences([runs[0], runs[2]]) == []
+    for wrong in (runs[:1], runs * 3):
+        with pytest.raises(lrcore.InputError, match="two to 6"):
+            differences(wrong)
+
+
+def run_json(capsys, *arguments):
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command(kept, small, capsys, monkeypatch):
+    one, two = (kept.write(name, recipe_of(small, seed=i), small) for i, name in enumerate(("a", "b")))
+    base = ["runs", "--folder", kept.folder]
+    listed = run_json(capsys, *base)
+    assert [row["name"] for row in listed["runs"]] == ["b", "a"]
+    assert run_json(capsys, *base, "rename", "a", "first")["name"] == "first"
+    assert run_json(capsys, *base, "tag", one.id, "x", "y")["tags"] == ["x", "y"]
+    assert run_json(capsys, *base, "tag", one.id, "x", "--remove")["tags"] == ["y"]
+    assert [row["id"] for row in run_json(capsys, *base, "--tag", "y")["runs"]] == [one.id]
+    assert run_json(capsys, *base, "compare", "first", "b")["differences"] == [{"field": "seed", "first": 0, "b": 1}]
+    assert run_json(capsys, *base, "show", two.id)["recipe"]["seed"] == 1
+    assert main([*map(str, base), "delete", "b", "--json"]) == 2
+    assert "not deleted" in capsys.readouterr().err
+    assert run_json(capsys, *base, "delete", "b", "--yes") == {"deleted": two.id}
+    assert main([*map(str, base), "show", "nobody"]) == 2
+    assert "No run is called 'nobody'" in capsys.readouterr().err
+    monkeypatch.setenv("LRCORE_RUNS", str(kept.folder))
+    assert [row["id"] for row in run_json(capsys, "runs")["runs"]] == [one.id]
