@@ -20,7 +20,7 @@ from .recipe import Recipe
 from .statistics import BLOCK_INFLUENCE, Moments, Need
 
 Progress = Callable[[str, int, int], None]
-FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
+FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
 
 
 def silent(stage: str, done: int, total: int) -> None:

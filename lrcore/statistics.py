@@ -9,7 +9,8 @@ Taps, all per token:
   block       the layer's input and output
 
 Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x^2], the diagonal of second), and influence
-(Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block`.
+(Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block`; and sample, some of the
+activations themselves: at most SAMPLE of them, spread evenly over the tokens [l, n], in the model's dtype.
 Products are formed in the model's dtype and accumulated in float64.
 """
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 Need = tuple[str, str]  # (tap, statistic)
+SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
 
 
@@ -38,7 +40,7 @@ STATISTICS = {
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Averages over the calibration tokens of one layer. values maps (tap, statistic) to a float64 tensor; tokens is their number."""
+    """Averages over the calibration tokens of one layer, float64, by (tap, statistic), and samples of them; tokens is their number."""
 
     values: Mapping[Need, Tensor]
     tokens: int
@@ -66,6 +68,26 @@ class Moments:
         return float(self.values[BLOCK_INFLUENCE])
 
 
+class EvenSample:
+    """Every 2^k-th row of a stream, k the least that keeps the number at SAMPLE or below: more than SAMPLE / 2 of a long stream."""
+
+    def __init__(self) -> None:
+        self.seen, self._stride, self._kept = 0, 1, []
+
+    def add(self, rows: Tensor) -> None:
+        """The next rows [..., n] of the stream."""
+        first = -self.seen % self._stride
+        self.seen += len(rows)
+        self._kept.append(rows[first :: self._stride].clone())
+        while sum(map(len, self._kept)) > SAMPLE:
+            self._kept, self._stride = [torch.cat(self._kept)[::2]], 2 * self._stride
+
+    @property
+    def rows(self) -> Tensor:
+        """What is kept, [l, n]."""
+        return torch.cat(self._kept)
+
+
 class Accumulator:
     """Adds up what `needs` asks for, batch by batch, in float64 on the device of the activations."""
 
@@ -73,13 +95,16 @@ class Accumulator:
         self.needs = frozenset(needs)
         self.taps = frozenset(tap for tap, _ in self.needs)
         self._sums: dict[Need, Tensor] = {}
+        self._samples = {need: EvenSample() for need in self.needs if need[1] == "sample"}
         self._tokens = 0
 
     def observe(self, tap: str, x: Tensor) -> None:
         """Add a batch of activations [..., n] seen at a tap."""
         x = x.reshape(-1, x.shape[-1])
         for need in self.needs:
-            if need[0] == tap:
+            if need[0] == tap and need in self._samples:
+                self._samples[need].add(x)
+            elif need[0] == tap:
                 self._add(need, STATISTICS[need[1]](x))
 
     def observe_block(self, before: Tensor, after: Tensor) -> None:
@@ -93,4 +118,5 @@ class Accumulator:
         self._sums[need] = self._sums[need] + value if need in self._sums else value
 
     def moments(self) -> Moments:
-        return Moments({need: total / self._tokens for need, total in self._sums.items()}, self._tokens)
+        means = {need: total / self._tokens for need, total in self._sums.items()}
+        return Moments(means | {need: sample.rows for need, sample in self._samples.items() if sample.seen}, self._tokens)

@@ -48,7 +48,7 @@ def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int =
         n_q=n_q, n_kv=n_kv, head_size=HEAD, qk_size=HEAD, v_size=HEAD, scale=HEAD**-0.5, position=position,
         frequencies=FREQUENCIES if position == "rotary" else None,
     )  # fmt: skip
-    mlp = MLP(up=linear(D_F, D), down=linear(D, D_F), gate=linear(D_F, D) if gated else None)
+    mlp = MLP(up=linear(D_F, D), down=linear(D, D_F), gate=linear(D_F, D) if gated else None, activation="silu" if gated else "relu")
     x = randn(tokens, D) @ randn(D, D) / D**0.5 + 0.4 * randn(D)
     values = apply(attention.v, x).unflatten(-1, (n_kv, HEAD))
     mixtures = torch.softmax(3 * randn(n_q, tokens, tokens), -1)  # every query head attends in its own way
@@ -72,7 +72,7 @@ def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor) -> Moments:
     for name in ("q", "k"):
         states = apply(getattr(attention, name), x)
         taps[f"{name}_rotated"] = rotated(states) if attention.position == "rotary" else states
-    accumulator = Accumulator((tap, statistic) for tap in taps for statistic in ("second", "mean", "abs", "square"))
+    accumulator = Accumulator((tap, statistic) for tap in taps for statistic in ("second", "mean", "abs", "square", "sample"))
     for tap, values in taps.items():
         accumulator.observe(tap, values)
     accumulator.observe_block(x, x + a[:, :1])

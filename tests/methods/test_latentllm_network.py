@@ -13,7 +13,7 @@ from lrcore.models.projections import LowRankLinear
 
 VARIANTS = [
     {},
-    {"vo": "joint"},
+    {"vo": "joint", "mlp": "local"},
     {"attention": "joint_qkv"},
     {"attention": "split_head", "junction": "left_identity"},
     {"attention": "local", "junction": "left_identity", "preconditioner": "diag_l2"},

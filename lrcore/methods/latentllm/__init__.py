@@ -1,11 +1,12 @@
 """LatentLLM: Attention-Aware Joint Tensor Compression. Every projection becomes `B A`; the shapes of heads and of the KV cache stay.
 
 * Preconditioners and junctions: `junction.py`. One matrix, one head, or q, k and v over one shared A: `local.py`.
-* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`.
+* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`. Joint UD of a ReLU MLP: `mlp.py`.
 
 Means: where a projection has a bias, its metric is the covariance and `b^ = b + (W - B A) mu` (appendix B.2). Where it has none, the
 option `bias` says what is done: "update" leaves it without and takes the uncentred moment, which is then the optimum; "add" gives it one.
-Where queries and keys are normalised, they are factored on their own; where there is no MLP, so is nothing there.
+Where queries and keys are normalised, they are factored on their own; so are the matrices of an MLP that is gated or has another
+activation than ReLU, for which the paper has no closed form.
 """
 
 from torch import Tensor
@@ -18,8 +19,9 @@ from ..svd_llm import TAPS
 from .joint import joint_qk, joint_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
 from .local import split_heads, stacked
+from .mlp import joint_ud
 
-NEEDS = frozenset((tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs"))
+NEEDS = frozenset((tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs")) | {("mlp_in", "sample")}
 
 ATTENTION = ("joint_qk", "local", "split_head", "joint_qkv")
 OPTIONS = (
@@ -30,6 +32,7 @@ OPTIONS = (
     Option("bias", "update", "means go into the biases there are, into added ones too, or into none", choices=("update", "add", "keep")),
     Option("attention", "joint_qk", "what is factored together", choices=ATTENTION),
     Option("vo", "split", "v and o alone, or together for all heads (not with joint_qkv)", choices=("split", "joint")),
+    Option("mlp", "joint", "up and down of a ReLU MLP together or each on its own", choices=("joint", "local")),
     Option("window", 5, "rotary offsets that joint_qk sums over; 0 leaves the rotation out", low=0, high=64),
 )  # fmt: skip
 
@@ -44,6 +47,7 @@ def factor(
     bias: str = "update",
     attention: str = "joint_qk",
     vo: str = "split",
+    mlp: str = "joint",
     window: int = 5,
 ) -> Factors:
     """Solve every slot of one layer for all ranks; the alternating ones finish at their rank."""
@@ -80,4 +84,8 @@ def factor(
     else:
         factors["v"] = split_heads(layer, "v", a.n_kv, *metric(("v",)), junction) if attention == "split_head" else alone("v")
         factors["o"] = alone("o")
-    return factors | {name: alone(name) for name in ("gate", "up", "down") if name in matrices}
+    own = {name: alone(name) for name in ("gate", "up", "down") if name in matrices}
+    if mlp == "joint" and layer.mlp is not None and layer.mlp.gate is None and layer.mlp.activation == "relu":
+        seconds = {name: (moments.second if own[name].mean is None else moments.centred)(TAPS[name]) for name in own}
+        return factors | {"joint_ud": joint_ud(layer, own, seconds, moments.values["mlp_in", "sample"], junction)}
+    return factors | own
