@@ -33,7 +33,7 @@ def build_app() -> gr.Blocks:
             sidebar.build(session)
         with gr.Tabs(elem_id="tabs") as session.tabs:
             for tab in TABS:
-                with gr.Tab(tab.TITLE, id=tab.TITLE):
+                with gr.Tab(tab.TITLE, id=tab.TITLE) as session.tab:
                     tab.build(session)
         tick.wire(session)
         api.build(session)

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import text
 from .jobs import ENDED, Job, Jobs
+from .live import Figure
 
 
 def note(words: str, kind: str = "plain") -> str:
@@ -78,8 +79,8 @@ def job_row(job: Job, place: int) -> str:
     )
 
 
-def readout(summary: dict[str, Any], predicted: str = "predicted energy kept") -> str:
-    """The big numbers of a plan."""
+def readout(summary: dict[str, Any], actual: str = "") -> str:
+    """The big numbers of a plan. actual: the cell of the measured perplexity, where one is to be shown."""
     kv, dense_kv = summary["kv_bytes_per_token"], summary["dense_kv_bytes_per_token"]
     flops, dense_flops = summary["flops_per_token"], summary["dense_flops_per_token"]
     over = " over" if summary["achieved"] < summary["asked"] - 5e-4 else ""
@@ -94,12 +95,26 @@ def readout(summary: dict[str, Any], predicted: str = "predicted energy kept") -
             f"asked for {summary['asked']:.1%}",
             "achieved" + over,
         ),
-        cell(predicted, f"{summary['energy_kept']:.2%}", "mean over slots, own loss"),
+        cell("predicted energy kept", f"{summary['energy_kept']:.2%}", text.ENERGY_OF),
     ]
     if summary["predicted_perplexity"] is not None:
-        value = f"{summary['predicted_perplexity']:.3f}"
-        cells.append(cell("predicted perplexity", value, "on the probing windows; optimistic at high ratios"))
-    return f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}</div>"
+        cells.append(cell("predicted perplexity", f"{summary['predicted_perplexity']:.3f}", text.PREDICTED_ON))
+    return f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}{actual}</div>"
+
+
+def actual(plan: str, figure: Figure | None) -> str:
+    """The cell of the perplexity measured live. plan: the key of what is on show; figure None: not known yet."""
+    if figure is None:
+        value, below = text.MEASURING, text.MEASURED_ON
+    elif figure.error or figure.perplexity is None:
+        value, below = text.NOT_MEASURED, figure.error or text.NOT_FINITE
+    else:
+        change = less(figure.perplexity, figure.dense) if figure.dense else ""
+        value, below = f"{figure.perplexity:.4f}", f"{change} ({figure.dense:.4f}) · held-out {text.protocol(figure.protocol)}"
+    return (
+        f"<div class='cell actual' data-plan='{plan}' data-known='{figure is not None}' role='status'>"
+        f"<span>actual perplexity</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
+    )
 
 
 def cell(label: str, value: str, below: str = "", name: str = "") -> str:

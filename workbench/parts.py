@@ -74,6 +74,23 @@ watch('value', () => {
 });
 """
 
+# Cells that are known later than the panel they stand in. Each names its plan, so one of an earlier slider position has no place to go.
+LATE = """
+const known = {};
+let seen = null;
+function place() {
+  for (const cell of document.querySelectorAll("[data-plan][data-known='False']"))
+    if (known[cell.dataset.plan]) cell.outerHTML = known[cell.dataset.plan];
+}
+watch('value', () => {
+  if (!props.value) return;
+  const [plan, html] = JSON.parse(props.value), panel = document.querySelector('#readout');
+  known[plan] = html;
+  place();
+  if (panel && panel !== seen) { seen = panel; new MutationObserver(place).observe(panel, {childList: true, subtree: true}); }
+});
+"""
+
 
 def plot(elem_id: str, height: int) -> gr.HTML:
     """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom of the point clicked."""
@@ -94,6 +111,11 @@ def panel(elem_id: str, render: bool = True) -> gr.HTML:
 def downloader() -> gr.HTML:
     """Unseen; writing download(...) into it makes the browser save a file. Nothing is written on the server."""
     return gr.HTML("", html_template="<span></span>", js_on_load=DOWNLOAD, elem_id="downloader")
+
+
+def late_cells() -> gr.HTML:
+    """Unseen; writing the JSON of [plan, html] into it exchanges the cells on the page that name this plan in data-plan."""
+    return gr.HTML("", html_template="<span></span>", js_on_load=LATE, elem_id="late-cells", elem_classes="unseen")
 
 
 _downloads = iter(range(10**12))

@@ -10,8 +10,9 @@ import lrcore
 from . import text, work
 from .form import Form
 from .jobs import Job, Jobs
+from .live import Live
 from .measure import Measure
-from .parts import downloader, panel
+from .parts import downloader, late_cells, panel
 from .runs import Run, Runs, root
 from .shelf import Shelf
 
@@ -24,6 +25,7 @@ class Session:
     def __init__(self) -> None:
         folder = root()
         self.shelf = Shelf()
+        self.live = Live(self.shelf)
         self.runs = Runs(folder)
         self.jobs = Jobs(folder / ".jobs", {kind: lambda job, do=do: do(self, job) for kind, do in work.WORK.items()})
 
@@ -31,6 +33,7 @@ class Session:
         """The components that several tabs touch. Called once, inside the Blocks."""
         self.form, self.measure = Form(), Measure()
         self.downloads = downloader()
+        self.measured = late_cells()
         self.strip = panel("strip")
         self.job_panel = panel("job-list", render=False)
         self.hint = panel("hint", render=False)

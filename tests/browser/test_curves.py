@@ -7,6 +7,9 @@ import statistics
 import pytest
 from gradio_client import Client
 
+import lrcore
+from workbench import live
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
@@ -215,3 +218,25 @@ def to_rgb(workbench, colour):
 def test_only_the_intended_endpoints_are_public(server):
     named = Client(server.url, verbose=False).view_api(return_format="dict")["named_endpoints"]
     assert sorted(named) == ["/allocate", "/analyse", "/compare", "/compress", "/evaluate"]
+
+
+def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
+    workbench.allocation()
+    slider = workbench.locator("#field-ratio input[type=range]").bounding_box()
+    y = slider["y"] + slider["height"] / 2
+    workbench.page.mouse.move(slider["x"] + 0.6 * slider["width"], y)
+    workbench.page.mouse.down()
+    for step in range(20):
+        workbench.page.mouse.move(slider["x"] + (0.6 - 0.015 * step) * slider["width"], y)
+        workbench.page.wait_for_timeout(40)
+    workbench.page.mouse.up()
+    ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
+    workbench.until(lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(), 10, "the readout lags behind")
+    cell = workbench.locator("#readout .actual")
+    workbench.until(lambda: cell.get_attribute("data-known") == "True", 60, "the figure is not measured")
+    model, recipe = lrcore.load("demo-llama"), lrcore.Recipe(ratio=ratio)
+    small = lrcore.compress(model, recipe)
+    asked = {"data": recipe.data, "samples": live.WINDOWS, "seq_len": live.LENGTH}
+    assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **asked).perplexity:.4f}"
+    assert f"({lrcore.evaluate(model, **asked).perplexity:.4f})" in cell.inner_text()
+    assert "held-out stories" in cell.inner_text()

@@ -1,5 +1,7 @@
 """The budget and how it is shared: sliders that redraw while they move, ranks set by hand."""
 
+import asyncio
+import json
 import math
 from typing import Any
 
@@ -9,6 +11,7 @@ import pandas as pd
 import lrcore
 
 from .. import markup, options, plots, text
+from ..live import Wish, affordable, key_of
 from ..parts import LIVE, QUIET, download, panel, plot, spoken
 from ..session import Session
 
@@ -57,13 +60,22 @@ def build(session: Session) -> None:
     in_table = gr.State({})  # the ranks the table shows: what differs after an edit was set by hand
 
     @spoken
-    def draw(*said: Any) -> tuple[Any, ...]:
-        return (*drawn(session, form.recipe(said), said[-1]), gr.skip())
+    def draw(browser: gr.Request, *said: Any) -> tuple[Any, ...]:
+        return (*drawn(session, browser, form.recipe(said), said[-1]), gr.skip())
 
     @spoken
-    def draw_by_temperature(*said: Any) -> tuple[Any, ...]:
+    def draw_by_temperature(browser: gr.Request, *said: Any) -> tuple[Any, ...]:
         """Touching the temperature means not to follow the rule of thumb any longer."""
-        return (*drawn(session, form.recipe([*said[:-1], False]), False), False)
+        return (*drawn(session, browser, form.recipe([*said[:-1], False]), False), False)
+
+    async def measured(browser: gr.Request) -> Any:
+        """The live figure of what this browser shows, once it is known. It follows the slider: only the last position is waited for."""
+        while (key := session.live.newest(browser.session_hash)) is not None:
+            figure = session.live.peek(key)
+            if figure is not None:
+                return json.dumps([key, markup.actual(key, figure)])
+            await asyncio.sleep(0.05)
+        return gr.skip()
 
     @spoken
     def draw_survey(*said: Any) -> tuple[str, str]:
@@ -104,6 +116,7 @@ def build(session: Session) -> None:
     changed = [session.factored.change, form["options"].change, form["overrides"].change, session.loaded.change]
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
+    session.planned.change(measured, None, session.measured, **LIVE)
     gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)
     gr.on([*choices, form["ratio"].release, form["temperature"].release, session.surveyed.change, *changed], draw_survey, form.all,
           [survey, caption], **LIVE)  # fmt: skip
@@ -116,7 +129,7 @@ def build(session: Session) -> None:
     csv.click(give, form.all, session.downloads, **QUIET)
 
 
-def drawn(session: Session, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...]:
+def drawn(session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...]:
     """Bars, readout, whether a temperature counts, the method's words, a mark that changes with the ranks, the temperature slider."""
     about, keep = method_words(recipe), gr.skip()
     warm = gr.Column(visible=any(row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy))
@@ -128,7 +141,17 @@ def drawn(session: Session, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...
         even = lrcore.allocate(factors, recipe.with_(policy=lrcore.policies()[0]["name"], overrides={}))
     except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
         return keep, markup.note(str(error), "error"), warm, about, keep, keep
-    return bars(plan, even), markup.readout(plan.summary()), warm, about, str(sorted(plan.ranks.items())), temperature_slider(plan, rule)
+    key = key_of(factors, recipe, plan)
+    readout = markup.readout(plan.summary(), actual(session, Wish(key, browser.session_hash, factors, recipe, plan)))
+    return bars(plan, even), readout, warm, about, key, temperature_slider(plan, rule)
+
+
+def actual(session: Session, wish: Wish) -> str:
+    """The cell of the measured perplexity; asks for the figure where it is not known yet."""
+    if not affordable(wish.factors, wish.recipe):
+        return markup.cell("actual perplexity", text.NOT_MEASURED, text.TOO_LARGE)
+    session.live.ask(wish)
+    return markup.actual(wish.key, session.live.peek(wish.key))
 
 
 def surveyed(session: Session, recipe: lrcore.Recipe | None) -> tuple[str, str]:

@@ -79,7 +79,13 @@ def build(session: Session) -> None:
     )
     heat.select(choose, None, cell, **QUIET)
     gr.on([cell.change, shown.change], heads, [cell, shown], head, **QUIET)
-    gr.on([cell.change, head.input, scale.input, shown.change, session.planned.change], draw_cell, below, drawn, **LIVE)
+    gr.on(
+        [cell.change, head.input, scale.input, shown.change, session.tab.select, session.factored.change, session.loaded.change],
+        draw_cell,
+        below,
+        drawn,
+        **LIVE,
+    )
     gr.on([threshold.release, shown.change], table, [threshold, shown], frame, **QUIET)
     csv.click(give, [threshold, shown], session.downloads, **QUIET)
 
