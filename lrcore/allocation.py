@@ -4,7 +4,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from .budget import Budget, Spectra, next_rank
+from .budget import Budget, Spectra
 from .errors import InputError
 from .policies import find_policy
 from .spectra import Cost, Slot
@@ -15,10 +15,10 @@ def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
     if target >= 1 - 1e-12:
         return cost.full
     aim = target * budget.price(cost, cost.full) + 1e-6  # whole numbers, and a target is a share of them to rounding
-    ranks = range(cost.step, cost.cap + 1, cost.step)
+    ranks = range(cost.step, budget.cap(cost) + 1, cost.step)
     below = bisect_right(ranks, aim, key=lambda rank: budget.price(cost, rank))
     rank = ranks[max(below - 1, 0)] if ranks else cost.full
-    above = next_rank(cost, rank)
+    above = budget.next_rank(cost, rank)
     if nearest and below and above == rank + cost.step:
         low, high = budget.price(cost, rank), budget.price(cost, above)
         return above if 2 * aim >= low + high else rank
@@ -39,7 +39,7 @@ def round_to_ranks(spectra: Spectra, targets: Mapping[Slot, float], budget: Budg
 
     def push(slot: Slot) -> None:
         cost = spectra[slot].cost
-        following = next_rank(cost, ranks[slot])
+        following = budget.next_rank(cost, ranks[slot])
         if following is None:
             return
         now, then, dense = (budget.price(cost, rank) for rank in (ranks[slot], following, cost.full))
@@ -60,9 +60,9 @@ def _shrink(spectra: Spectra, ranks: dict[Slot, int], budget: Budget) -> None:
     """Take steps back where least ranks or clipped targets put the plan over its budget, from the slot furthest above least."""
     over = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items()) - budget.limit
     while over > 0:
-        slot = max((s for s in spectra if ranks[s] > spectra[s].cost.step), key=lambda s: ranks[s] / spectra[s].cost.full)
+        slot = max((s for s in spectra if ranks[s] > budget.least(spectra[s].cost)), key=lambda s: ranks[s] / spectra[s].cost.full)
         cost = spectra[slot].cost
-        lower = ranks[slot] - cost.step if ranks[slot] < cost.full else cost.cap
+        lower = ranks[slot] - cost.step if ranks[slot] < cost.full else budget.cap(cost)
         over -= budget.price(cost, ranks[slot]) - budget.price(cost, lower)
         ranks[slot] = lower
 
@@ -85,7 +85,7 @@ def plan_ranks(
     free = {slot: s for slot, s in spectra.items() if budget.counts(s.cost) and slot not in (fixed or {})}
     spent = sum(budget.price(spectra[slot].cost, rank) for slot, rank in (fixed or {}).items() if budget.counts(spectra[slot].cost))
     dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
-    least = sum(budget.price(s.cost, s.cost.step) for s in free.values())
+    least = sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values())
     limit = min(budget.limit - spent, dense)
     if limit < least:
         raise InputError("The ranks set by hand leave nothing for the other slots. Lower some of them, or lower the ratio.")

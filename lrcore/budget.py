@@ -11,13 +11,10 @@ Spectra = Mapping[Slot, Spectrum]
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What a plan may cost. kind: "params", "total" or "kv". limit: the most that all slots together may cost, in parameters or in
-    cached numbers per token. dense: what they cost untouched."""
+class Prices:
+    """What ranks cost in the unit of a kind of budget: cached numbers per token for "kv", parameters for "params" and "total"."""
 
     kind: str
-    limit: int
-    dense: int
 
     def price(self, cost: Cost, rank: int) -> int:
         return cost.kv(rank) if self.kind == "kv" else cost.parameters(rank)
@@ -25,6 +22,33 @@ class Budget:
     def counts(self, cost: Cost) -> bool:
         """Whether the rank of a slot changes what this budget counts."""
         return self.kind != "kv" or cost.kv_per_rank > 0
+
+    def cap(self, cost: Cost) -> int:
+        """The largest rank below full that costs less than full."""
+        return cost.kv_cap if self.kind == "kv" else cost.cap
+
+    def least(self, cost: Cost) -> int:
+        """The smallest rank on offer; full where no smaller one saves anything."""
+        return cost.step if cost.step <= self.cap(cost) else cost.full
+
+    def ranks(self, cost: Cost) -> list[int]:
+        """The ranks on offer, ascending."""
+        return [*range(cost.step, self.cap(cost) + 1, cost.step), cost.full]
+
+    def next_rank(self, cost: Cost, rank: int) -> int | None:
+        """The next rank on offer above `rank`, or None at full."""
+        if rank >= cost.full:
+            return None
+        return rank + cost.step if rank + cost.step <= self.cap(cost) else cost.full
+
+
+@dataclass(frozen=True)
+class Budget(Prices):
+    """What a plan may cost. kind: "params", "total" or "kv". limit: the most that all slots together may cost, in parameters or in
+    cached numbers per token. dense: what they cost untouched."""
+
+    limit: int
+    dense: int
 
     @property
     def keep(self) -> float:
@@ -37,21 +61,17 @@ def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, 
     Raises InputError where the method cannot shrink what is asked for, or not by that much.
     """
     whole = {"params": decoder_linear, "total": total}
-    counted = [s.cost for s in spectra.values() if kind != "kv" or s.cost.kv_per_rank > 0]
+    prices = Prices(kind)
+    counted = [s.cost for s in spectra.values() if prices.counts(s.cost)]
     if not counted:
-        raise InputError("This method leaves the KV cache as it is. For budget 'kv' choose one that narrows heads, such as a3 or modegpt.")
-    dense = sum(cost.kv(cost.full) if kind == "kv" else cost.parameters(cost.full) for cost in counted)
-    least = sum(cost.kv(cost.step) if kind == "kv" else cost.parameters(cost.step) for cost in counted)
+        raise InputError("This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks it, such as a3 or care.")
+    dense = sum(prices.price(cost, cost.full) for cost in counted)
+    least = sum(prices.price(cost, prices.least(cost)) for cost in counted)
     base = whole.get(kind, sum(s.cost.kv_dense for s in spectra.values()))
     limit = dense - math.ceil(ratio * base - 1e-9)
     if limit < least:
-        most = (dense - least) / base
-        raise InputError(f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most {most:.3f}. Lower the ratio.")
+        most, remedy = (dense - least) / base, "Lower the ratio."
+        if kind != "kv" and {name for _, name in spectra} <= {"k", "v"}:
+            remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
+        raise InputError(f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most {most:.3f}. {remedy}")
     return Budget(kind, limit, dense)
-
-
-def next_rank(cost: Cost, rank: int) -> int | None:
-    """The next rank that makes sense above `rank`, or None at full."""
-    if rank >= cost.full:
-        return None
-    return rank + cost.step if rank + cost.step <= cost.cap else cost.full

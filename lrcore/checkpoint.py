@@ -24,9 +24,9 @@ from transformers.initialization import no_init_weights
 
 from .errors import InputError
 from .models.architectures import ARCHITECTURES
+from .models.install import install
 from .models.layers import structure
 from .models.load import LoadedModel, load_folder, locate, quiet, read_config, read_tokenizer, resolve_device, resolve_dtype, settle
-from .models.modules import install
 from .models.weights import SINGLE, check_finite, fingerprint, read_json, weight_files
 
 MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours

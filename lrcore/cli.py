@@ -44,6 +44,7 @@ Temperature = Annotated[float | None, typer.Option(help="Of policy softmax: smal
 Ratio = Annotated[float | None, typer.Option(help="Share to remove, between 0 and 1.")]
 Budget = Annotated[str | None, typer.Option(help="What the ratio counts: params (decoder linears), total, kv, or auto.")]
 Rounding = Annotated[str | None, typer.Option(help="down (never over the budget) or nearest.")]
+Multiple = Annotated[int | None, typer.Option(help="Every rank is a multiple of this, such as 8 or 16, or full. Default: 1.")]
 OptionFlag = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="A setting of the method (see `methods`); may be repeated.")
 ]
@@ -104,7 +105,8 @@ def allocate(
     ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
     device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
     seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
-    budget: Budget = None, rounding: Rounding = None, option: OptionFlag = None, override: Override = None, as_json: AsJson = False,
+    budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None, override: Override = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the ranks of a recipe. And what they save, in parameters, KV cache and work; nothing is written."""
     import lrcore
@@ -122,8 +124,8 @@ def compress(
     model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None, device: Device = None,
     data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None, seed: Seed = None,
     calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
-    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, option: OptionFlag = None, override: Override = None,
-    as_json: AsJson = False,
+    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
+    override: Override = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore

@@ -51,14 +51,14 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     Raises InputError for an unknown policy, a budget the method cannot meet, or an override that names no slot.
     """
     row = find_policy(recipe.policy)
-    spectra, influence = factors.spectra, factors.calibration.block_influence
+    spectra, influence, shape = factors.spectra, factors.calibration.block_influence, factors.shape
+    fixed, offered = _fixed_ranks(recipe, spectra), {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()}
     counted = find_method(recipe.method).budget(recipe.budget)
-    budget = make_budget(counted, recipe.ratio, spectra, factors.shape.decoder_linear, factors.shape.parameters)
+    budget = make_budget(counted, recipe.ratio, offered, shape.decoder_linear, shape.parameters)
     suggested = suggested_temperature(influence, 1 - budget.keep) if row.temperature else None
     temperature = (recipe.temperature or suggested) if row.temperature else None
-    fixed = _fixed_ranks(recipe, spectra)
-    ranks = plan_ranks(recipe.policy, spectra, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest")
-    return RankPlan(ranks, spectra, factors.shape, counted, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
+    ranks = plan_ranks(recipe.policy, offered, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest")
+    return RankPlan(ranks, spectra, shape, counted, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
 
 
 def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, int]:
@@ -75,7 +75,7 @@ def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, in
         cost = spectra[slot].cost
         if not 1 <= rank <= cost.full or (rank % cost.step and rank != cost.full):
             raise InputError(f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of {cost.step}.")
-        fixed[slot] = rank if rank <= cost.cap else cost.full  # above cap the factored form would be larger than the dense one
+        fixed[slot] = rank if rank <= max(cost.cap, cost.kv_cap) else cost.full  # above, the factored form saves nothing
     return fixed
 
 

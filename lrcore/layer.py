@@ -65,6 +65,7 @@ class Attention:
     qk_norm: queries and keys are normalised over a head or over the whole width before rotary; qk_size then stays head_size.
     softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the attention itself sees to that.
     frequencies [head_size / 2]: radians per place by which the original pairs are turned; None without rotary.
+    latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state.
     """
 
     q: Projection
@@ -83,11 +84,18 @@ class Attention:
     softcap: float | None = None
     window: int | None = None
     frequencies: Tensor | None = None
+    latent: bool = False
 
     @property
     def group(self) -> int:
         """Query heads per kv head."""
         return self.n_q // self.n_kv
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that the cache holds per token."""
+        sizes = ((self.k, self.qk_size), (self.v, self.v_size))
+        return sum(p.rank if self.latent and isinstance(p, LowRank) else self.n_kv * size for p, size in sizes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,10 +83,15 @@ class RankPlan:
         return [part / whole if whole else 1.0 for part, whole in zip(kept, dense, strict=True)]
 
     def flops_per_token(self, dense: bool = False) -> int:
-        """Of one token with seq_len tokens before it, a multiply-add counted as two: projections, head, scores, weighted values."""
+        """Of one token with seq_len tokens before it, a multiply-add counted as two: projections, head, scores, weighted values.
+
+        Where the cache holds latents, every token raises all of them again; that counts too.
+        """
         shape, total = self.shape, 2 * self.shape.head_parameters
         total += 2 * (shape.decoder_linear - sum(s.cost.dense for s in self.spectra.values()))  # what no slot covers stays dense
-        total += 2 * sum(s.cost.parameters(s.cost.full if dense else self.ranks[slot]) for slot, s in self.spectra.items())
+        for slot, s in self.spectra.items():
+            rank = s.cost.full if dense else self.ranks[slot]
+            total += 2 * s.cost.parameters(rank) + (2 * self.seq_len * s.cost.per_cached * rank if rank < s.cost.full else 0)
         for layer in range(shape.layers):
             sizes = [shape.head_size if dense else self.ranks.get((layer, name), shape.head_size) for name in ("qk", "ov")]
             total += 2 * self.seq_len * shape.n_q * sum(sizes)

@@ -34,6 +34,7 @@ class Recipe:
     the dense model's residual stream; "auto" leaves it to the method (on for fused).
     ratio in (0, 1): the share removed of what `budget` names. temperature > 0 (policy softmax; None: its rule of thumb).
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as published tables do, and may exceed it.
+    multiple: every rank is a multiple of it, or full; 8 or 16 suit the matrix units of graphics cards.
     options: settings of the method, {name: value}; what is not named has the method's default.
     overrides: ranks set by hand, {"layer.component": rank}.
     """
@@ -55,6 +56,7 @@ class Recipe:
     budget: str = "auto"
     temperature: float | None = None
     rounding: str = "down"
+    multiple: int = 1
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     overrides: Mapping[str, int] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Recipe:
                 raise unknown(name, str(getattr(self, name)), known)
         if not isinstance(self.ratio, (int, float)) or isinstance(self.ratio, bool) or not 0 < self.ratio < 1:
             raise InputError(f"ratio must lie strictly between 0 and 1 (the share to remove), got {self.ratio!r}. For 20 % write 0.2.")
-        for name, least in {"samples": 1, "seq_len": 2, "seed": 0}.items():
+        for name, least in {"samples": 1, "seq_len": 2, "seed": 0, "multiple": 1}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")

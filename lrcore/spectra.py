@@ -1,7 +1,9 @@
 """Spectra: what each further rank of a slot is worth, and what it costs."""
 
+import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -18,7 +20,9 @@ class Cost:
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
     curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one entry per multiple of step below full.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
-    cap: largest rank below full that still saves parameters (a factored matrix beyond it would be larger than the dense one).
+    per_cached: multiply-adds per rank that every step spends on each token in the cache, where a latent is cached and raised again.
+    cap: largest rank below full that still saves parameters (a factored matrix beyond it would be larger than the dense one); kv_cap:
+    that still saves cache. 0 where there is none.
     """
 
     full: int
@@ -30,10 +34,18 @@ class Cost:
     kv_fixed: int = 0
     kv_dense: int = 0
     curve: tuple[int, ...] = ()
+    per_cached: int = 0
 
     @cached_property
     def cap(self) -> int:
-        return self.step * bisect_left(range(self.step, self.full, self.step), self.dense, key=self.parameters)
+        return self._below(self.parameters)
+
+    @cached_property
+    def kv_cap(self) -> int:
+        return self._below(self.kv)
+
+    def _below(self, price: Callable[[int], int]) -> int:
+        return self.step * bisect_left(range(self.step, self.full, self.step), price(self.full), key=price)
 
     def parameters(self, rank: int) -> int:
         if rank >= self.full:
@@ -44,8 +56,8 @@ class Cost:
         return self.kv_dense if rank >= self.full else self.kv_fixed + self.kv_per_rank * rank
 
     def ranks(self) -> list[int]:
-        """All ranks that make sense, ascending: multiples of step up to cap, then full."""
-        return [*range(self.step, self.cap + 1, self.step), self.full]
+        """All ranks that save something, ascending: multiples of step up to the larger cap, then full."""
+        return [*range(self.step, max(self.cap, self.kv_cap) + 1, self.step), self.full]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +66,7 @@ class Spectrum:
 
     values [full / step], float64, descending, >= 0: keeping the first r of them leaves the loss `sum(values[r:] ** 2)`, in the
     method's own unit (squared score error, squared output error, ...). Only ratios within a unit compare.
+    unit: slots that name the same one have values that compare with each other; empty: those of the same component.
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
     nats: the loss curve in the model's own currency, the predicted rise of the token loss at each rank of `cost.ranks()`; None unless
     the slot was probed.
@@ -64,10 +77,27 @@ class Spectrum:
     cost: Cost
     heads: Tensor | None = None
     nats: Tensor | None = None
+    unit: str = ""
+
+    @property
+    def grain(self) -> int:
+        """Ranks per value."""
+        return self.cost.full // len(self.values)
 
     def tail(self, rank: int) -> float:
         """Loss left at `rank` (in columns, not steps)."""
-        return 0.0 if rank >= self.cost.full else float((self.values[rank // self.cost.step :] ** 2).sum())
+        return 0.0 if rank >= self.cost.full else float((self.values[rank // self.grain :] ** 2).sum())
+
+    def in_multiples(self, multiple: int) -> "Spectrum":
+        """The same curve where a rank must be a multiple of `multiple` (and of the cost's own step), or full."""
+        step = math.lcm(self.cost.step, multiple)
+        if step == self.cost.step:
+            return self
+        every = step // self.cost.step
+        cost = replace(self.cost, step=step, curve=self.cost.curve[every - 1 :: every])
+        place = {rank: i for i, rank in enumerate(self.cost.ranks())}
+        nats = None if self.nats is None else self.nats[[place[rank] for rank in cost.ranks()]]
+        return replace(self, cost=cost, nats=nats)
 
     def energy(self, rank: int) -> float:
         """Share of the loss avoided at `rank`, in [0, 1]; 1 for an all-zero slot."""

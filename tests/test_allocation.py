@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lrcore.allocation import plan_ranks, rank_for
-from lrcore.budget import Budget, make_budget, next_rank
+from lrcore.budget import Budget, make_budget
 from lrcore.errors import InputError
 from lrcore.policies import POLICIES, find_policy
 from lrcore.policies.softmax import softmax_sparsity, suggested_temperature
@@ -67,7 +67,7 @@ def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(factored: boo
     steps = [
         budget.price(s.cost, following) - budget.price(s.cost, ranks[slot])
         for slot, s in spectra.items()
-        if budget.counts(s.cost) and (following := next_rank(s.cost, ranks[slot])) is not None
+        if budget.counts(s.cost) and (following := budget.next_rank(s.cost, ranks[slot])) is not None
     ]
     assert budget.limit - spent < min(steps)
     for slot, rank in ranks.items():

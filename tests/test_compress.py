@@ -26,7 +26,9 @@ def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: s
     recipe = recipe.with_(method=method, ratio=0.35, calibration=mode)
     small = lrcore.compress(model, recipe)
     size, summary = measure(small.network), small.report["summary"]
-    assert size.parameters == summary["parameters"] < summary["dense_parameters"] == measure(model.network).parameters
+    assert size.parameters == summary["parameters"]
+    assert summary["dense_parameters"] == measure(model.network).parameters
+    assert summary[f"removed_{summary['budget']}"] == summary["achieved"]
     assert size.decoder_linear == summary["decoder_parameters"]
     assert size.kv_bytes == summary["kv_bytes_per_token"]
     assert summary["dense_kv_bytes_per_token"] == measure(model.network).kv_bytes
@@ -34,7 +36,8 @@ def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: s
     tokens = torch.arange(3, 43).unsqueeze(0)
     assert torch.isfinite(small.network(tokens).logits).all()
     assert small.report["recipe"] == recipe.to_dict()
-    assert sum(row["parameters"] for row in small.report["ranks"]) == size.decoder_linear
+    removed = sum(row["dense_parameters"] - row["parameters"] for row in small.report["ranks"])
+    assert removed == measure(model.network).decoder_linear - size.decoder_linear
 
 
 @pytest.mark.parametrize("budget", ["params", "total", "kv"])

@@ -7,9 +7,9 @@ import torch
 from transformers import DynamicCache
 
 from lrcore.methods import METHODS, truncate
+from lrcore.models.install import install
 from lrcore.models.layers import clone, measure, read_layer, structure, write_layer
 from lrcore.models.load import load_model
-from lrcore.models.modules import install
 from lrcore.models.stream import LayerStream
 
 FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]
@@ -33,7 +33,8 @@ def compressed(model, method: str = "a3", keep: float = 0.6):
     for index in range(model.network.config.num_hidden_layers):
         layer = read_layer(network, index)
         factors = row.factor(layer, stream.run(index, row.needs or {("block", "influence")}))
-        ranks = {name: f.cost.ranks()[int(keep * len(f.cost.ranks()))] for name, f in factors.items()}
+        offered = {name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap] for name, f in factors.items()}
+        ranks = {name: own[int(keep * len(own))] for name, own in offered.items()}
         write_layer(network, truncate(layer, factors, ranks))
     return network
 

@@ -51,6 +51,7 @@ class Form:
             "budget": choice("budget", [(budget(name), name) for name in lrcore.BUDGETS]),
             "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
+            "multiple": whole("multiple"),
             "options": gr.State({}),
             "overrides": gr.State({}),
             "rule": box(gr.Checkbox, "rule", value=True),
@@ -72,7 +73,7 @@ class Form:
         rule = said.pop("rule")
         said["revision"] = (said["revision"] or "").strip() or None
         said["model"] = str(said["model"] or "").strip()
-        for name in ("samples", "seq_len", "seed"):
+        for name in ("samples", "seq_len", "seed", "multiple"):
             said[name] = int(said[name]) if said[name] is not None else None
         if not said["model"]:
             raise lrcore.InputError("No model is named. Choose a demo model, or type a folder or a hub id.")

@@ -21,6 +21,7 @@ FIELDS = {
     "budget": ("Budget", ""),
     "temperature": ("Temperature", "small: uneven ranks; large: even ranks"),
     "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
+    "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit graphics cards"),
     "rule": ("Temperature by rule of thumb", ""),
 }
 

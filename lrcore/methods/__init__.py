@@ -8,7 +8,7 @@ from ..errors import unknown
 from ..layer import Layer
 from ..options import Option, read_options
 from ..statistics import Need
-from . import a3, fused, latentllm, modegpt, svd, svd_llm
+from . import a3, care, fused, latentllm, modegpt, svd, svd_llm
 from .factors import Factors, spectrum
 
 COMPONENTS = ("qk", "ov", "mlp")
@@ -117,6 +117,17 @@ METHODS: dict[str, Method] = {
             "are not centred, or option bias=add gives one. With attention=joint_qkv both block identities lie in the A that q, k and v "
             "share, and vo is not read; with split_head the ranks are per head, and o is factored whole.",
             latentllm.OPTIONS,
+        ),
+        Method(
+            "care",
+            "CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head Latent Attention (ICLR 2026)",
+            ("k", "v"),
+            care.NEEDS,
+            care.factor,
+            True,
+            "Keys and values of all heads become one low-rank latent each, and the cache holds the latents alone; queries, output and MLP "
+            "stay. Its ratios are shares of the cache. Policy uniform is CARE-U, waterfill CARE-E.",
+            care.OPTIONS,
         ),
         Method(
             "fused",

@@ -5,7 +5,7 @@ per rank (`cost`). `truncate(layer, rank)` takes the first `rank` of them; it de
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ Factors = dict[str, Factor]  # by component or matrix name
 
 def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
     """The loss curve of a factor as a Spectrum of slot (index, name)."""
-    return Spectrum((index, name), factor.values, factor.cost, factor.heads)
+    return Spectrum((index, name), factor.values, factor.cost, factor.heads, unit=getattr(factor, "unit", name))
 
 
 def pooled(values: Tensor) -> Tensor:
@@ -72,6 +72,12 @@ def matrix_cost(layer: Layer, name: str) -> Cost:
     fixed = d_out * _has_bias(projection)
     kv = layer.attention.n_kv * layer.attention.head_size if name in ("k", "v") else 0
     return Cost(min(d_out, d_in), d_out + d_in, d_out * d_in + fixed, fixed, kv_fixed=kv, kv_dense=kv)
+
+
+def latent_cost(layer: Layer, name: str) -> Cost:
+    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token, which every later token raises again."""
+    matrix, a = matrix_cost(layer, name), layer.attention
+    return replace(matrix, kv_per_rank=1, kv_fixed=0, kv_dense=a.n_kv * a.head_size, per_cached=a.n_kv * a.head_size)
 
 
 # ---- the kinds of factor -----------------------------------------------------------------------------------------------------------
@@ -219,3 +225,14 @@ class FactoredMatrix:
         old = layer.matrices()[self.name]
         dtype = old.weight.dtype
         return layer.with_matrices(**{self.name: LowRank(self.down[:rank].to(dtype), self.up[:, :rank].to(dtype), old.bias)})
+
+
+@dataclass(frozen=True, eq=False)
+class LatentMatrix(FactoredMatrix):
+    """K or V as a product whose inner state `down x` is what the cache holds. Keys and values of all layers are weighed alike."""
+
+    unit: ClassVar[str] = "kv"
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        small = super().truncate(layer, rank)
+        return small if rank >= self.cost.full else replace(small, attention=replace(small.attention, latent=True))

@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 from ..layer import MLP, Attention, Layer, LowRank, Projection
 from .architectures import Architecture, architecture_of, decoder_layers
-from .modules import SIZES, CompressedAttention, CompressedMLP, describe_module
+from .install import attention_module, describe_module
+from .modules import SIZES, CompressedAttention, CompressedMLP
 from .native import gate_rows, head_sizes, linear_of, rows_of
 from .projections import LowRankLinear, describe, projection_modules, read_projection
 
@@ -104,10 +105,9 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
     changed = {name for name, projection in values.items() if not _same(projection, now.matrices()[name])}
     native = module.get_submodule(row.attention)
     if _reshaped(now.attention, layer.attention) or (changed & set("qkv") and _has_layout_of_its_own(network, row, native)):
-        attention = CompressedAttention.of(layer.attention, layer.index)
-        if row.norms is not None:
-            attention.q_norm, attention.k_norm = (native.get_submodule(name) for name in row.norms)
-        module.set_submodule(row.attention, attention)
+        value = layer.attention
+        sizes = {name: getattr(value, name) for name in SIZES} | {"selected_pairs": value.rotary_pairs is not None}
+        module.set_submodule(row.attention, attention_module(network, sizes, layer.index, native).fill(value))
         changed -= set("qkvo")
     if changed & {"gate", "up"} and row.gate == row.up and not isinstance(module.get_submodule(row.mlp), CompressedMLP):
         module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))
@@ -120,7 +120,8 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
 
 
 def _reshaped(now: Attention, then: Attention) -> bool:
-    return (now.qk_size, now.v_size) != (then.qk_size, then.v_size) or not _equal(now.rotary_pairs, then.rotary_pairs)
+    sizes = ((a.qk_size, a.v_size, a.latent) for a in (now, then))
+    return len(set(sizes)) > 1 or not _equal(now.rotary_pairs, then.rotary_pairs)
 
 
 def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
@@ -186,6 +187,6 @@ class ModelSize:
 def measure(network: nn.Module) -> ModelSize:
     """The size of a network as it stands, compressed or not."""
     layers = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
-    kv = sum(layer.attention.n_kv * (layer.attention.qk_size + layer.attention.v_size) for layer in layers)
+    kv = sum(layer.attention.kv_values for layer in layers)
     parameters = sum(p.numel() for p in network.parameters())
     return ModelSize(parameters, sum(layer.parameters for layer in layers), kv, network.dtype.itemsize)

@@ -9,9 +9,9 @@ from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..layer import MLP, Attention
-from .projections import projection_modules, rebuild
+from .projections import projection_modules
 
-SIZES = ("n_q", "n_kv", "head_size", "qk_size", "v_size", "scale", "position", "qk_norm", "softcap", "window")
+SIZES = ("n_q", "n_kv", "head_size", "qk_size", "v_size", "scale", "position", "qk_norm", "softcap", "window", "latent")
 
 
 class CompressedAttention(nn.Module):
@@ -23,6 +23,7 @@ class CompressedAttention(nn.Module):
     """
 
     is_causal = True
+    latent = False
 
     def __init__(self, sizes: Mapping[str, Any], layer_idx: int) -> None:
         super().__init__()
@@ -39,16 +40,13 @@ class CompressedAttention(nn.Module):
         """What `__init__` needs to make an empty module of this shape; JSON-able."""
         return {name: getattr(self, name) for name in SIZES} | {"selected_pairs": self.rotary_pairs is not None}
 
-    @classmethod
-    def of(cls, value: Attention, layer_idx: int) -> "CompressedAttention":
-        """The module of an attention value; norms of queries and keys are the caller's to set (`q_norm`, `k_norm`)."""
-        sizes = {name: getattr(value, name) for name in SIZES} | {"selected_pairs": value.rotary_pairs is not None}
-        module = cls(sizes, layer_idx)
+    def fill(self, value: Attention) -> "CompressedAttention":
+        """Take over the tensors of an attention value of these sizes; norms of queries and keys are the caller's to set."""
         if value.rotary_pairs is not None:
-            module.rotary_pairs = value.rotary_pairs.to(dtype=torch.int32, device=value.k.weight.device)
+            self.rotary_pairs = value.rotary_pairs.to(dtype=torch.int32, device=value.k.weight.device)
         for name, projection in projection_modules({name: getattr(value, name) for name in "qkvo"}).items():
-            setattr(module, f"{name}_proj", projection)
-        return module
+            setattr(self, f"{name}_proj", projection)
+        return self
 
     def states(self, name: str, projected: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         """Queries or keys ("q", "k") as they enter the score. projected [b, t, n * qk_size] -> [b, n, t, qk_size]."""
@@ -87,12 +85,8 @@ class CompressedAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor, None]:
         b, t, _d = hidden_states.shape
-        q = self.states("q", self.q_proj(hidden_states), position_embeddings)
-        k = self.states("k", self.k_proj(hidden_states), position_embeddings)
-        v = self.v_proj(hidden_states).view(b, t, self.n_kv, self.v_size).transpose(1, 2)
         cache = layer_past if past_key_values is None else past_key_values
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_idx)
+        q, k, v = self.project(hidden_states, position_embeddings, cache)
         mask = attention_mask
         if alibi is not None:  # Bloom: [b * n_q, 1 or t, keys], and a mask that is added
             mask = _add(alibi.view(b, self.n_q, -1, alibi.shape[-1]), mask)
@@ -103,6 +97,13 @@ class CompressedAttention(nn.Module):
         out = self._attend(q, k, v, mask)  # [b, t, n_q, v_size]
         out = self.o_proj(out.reshape(b, t, self.n_q * self.v_size))
         return (out if residual is None else out + residual), None
+
+    def project(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x [b, t, d], and keys and values of all T tokens, as they are attended with. [b, heads, t or T, size] each."""
+        q = self.states("q", self.q_proj(x), position_embeddings)
+        k = self.states("k", self.k_proj(x), position_embeddings)
+        v = self.v_proj(x).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
+        return (q, k, v) if cache is None else (q, *cache.update(k, v, self.layer_idx))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.softcap is None:
@@ -160,37 +161,3 @@ class CompressedMLP(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.down_proj(self.act(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
-
-
-def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
-    """What `install` needs to make an attention or MLP of this kind and shape, JSON-able; None for one that is not ours."""
-    if isinstance(module, CompressedAttention):
-        return {"kind": "attention", "layer": module.layer_idx, **module.sizes()}
-    if isinstance(module, CompressedMLP):
-        return {"kind": "mlp", "activation": module.activation}
-    return None
-
-
-def install(network: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put empty modules of the described shapes in place, layer by layer; the caller loads the weights.
-
-    layers: by path of a decoder layer, its "modules" and then its "projections", each by path within the layer.
-    """
-    dtype = network.dtype
-    for place, entry in layers.items():
-        layer = network.get_submodule(place)
-        for path, described in entry["modules"].items():
-            layer.set_submodule(path, _empty(described, layer.get_submodule(path)))
-        for path, projection in rebuild(entry["projections"], dtype).items():
-            parent, _, leaf = path.rpartition(".")
-            setattr(layer.get_submodule(parent), leaf, projection)
-
-
-def _empty(described: Mapping[str, Any], native: nn.Module) -> nn.Module:
-    """An attention or MLP without projections. Norms of queries and keys of the module it replaces go on serving."""
-    if described["kind"] == "mlp":
-        return CompressedMLP(described["activation"])
-    module = CompressedAttention(described, described["layer"])
-    if module.qk_norm is not None:
-        module.q_norm, module.k_norm = native.q_norm, native.k_norm
-    return module

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..budget import Budget, Spectra
 from ..errors import unknown
 from ..spectra import Slot
+from .greedy import greedy
 from .probed import probed
 from .softmax import softmax
 from .uniform import uniform
@@ -35,7 +36,8 @@ POLICIES = {
     for row in (
         Policy("uniform", "Every layer and component keeps the same share.", uniform),
         Policy("softmax", "Layers that change the residual stream least lose most (MoDeGPT eq. 11).", softmax, temperature=True),
-        Policy("waterfill", "The largest singular values of each component, pooled over the layers, are kept (CARE).", waterfill),
+        Policy("waterfill", "The largest singular values, pooled over all slots in the same unit, are kept (CARE-E).", waterfill),
+        Policy("greedy", "The next rank goes where it removes most of what is still lost, early layers first (CARE's code).", greedy),
         Policy("probed", "Least predicted rise of the token loss, from a few measured probes per slot (ours).", probed, probed=True),
     )
 }

@@ -18,10 +18,14 @@ def probed(spectra: Spectra, budget: Budget, temperature: float, influence: list
     """
     if any(s.nats is None for s in spectra.values()):
         raise InputError("Policy 'probed' needs probed slots: call lrcore.probe on the factorisation first (some short evaluations).")
-    prices = {slot: torch.tensor([budget.price(s.cost, r) for r in s.cost.ranks()], dtype=torch.float64) for slot, s in spectra.items()}
+    prices, nats = {}, {}
+    for slot, s in spectra.items():
+        offered, place = budget.ranks(s.cost), {rank: i for i, rank in enumerate(s.cost.ranks())}
+        prices[slot] = torch.tensor([budget.price(s.cost, r) for r in offered], dtype=torch.float64)
+        nats[slot] = s.nats[[place[r] for r in offered]]
 
     def choose(multiplier: float) -> dict[Slot, int]:
-        return {slot: int(torch.argmin(s.nats + multiplier * prices[slot])) for slot, s in spectra.items()}
+        return {slot: int(torch.argmin(own + multiplier * prices[slot])) for slot, own in nats.items()}
 
     def spent(choice: dict[Slot, int]) -> float:
         return sum(float(prices[slot][i]) for slot, i in choice.items())
@@ -31,21 +35,21 @@ def probed(spectra: Spectra, budget: Budget, temperature: float, influence: list
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(choose(middle)) > budget.limit else (low, middle)
     choice = choose(high)
-    _spend_rest(choice, spectra, prices, budget.limit - spent(choice))
+    _spend_rest(choice, nats, prices, budget.limit - spent(choice))
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
 
 
-def _spend_rest(choice: dict[Slot, int], spectra: Spectra, prices: dict[Slot, torch.Tensor], left: float) -> None:
+def _spend_rest(choice: dict[Slot, int], nats: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor], left: float) -> None:
     """Raise one slot after another by a step, the one with most nats per price first, while anything fits."""
     queue: list[tuple] = []
 
     def push(slot: Slot) -> None:
-        i, nats = choice[slot], spectra[slot].nats
-        if i + 1 < len(nats):
+        i, own = choice[slot], nats[slot]
+        if i + 1 < len(own):
             price = float(prices[slot][i + 1] - prices[slot][i])
-            heapq.heappush(queue, (-float(nats[i] - nats[i + 1]) / price, slot, price))
+            heapq.heappush(queue, (-float(own[i] - own[i + 1]) / price, slot, price))
 
-    for slot in spectra:
+    for slot in nats:
         push(slot)
     while queue:
         _, slot, price = heapq.heappop(queue)

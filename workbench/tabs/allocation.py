@@ -45,6 +45,7 @@ def build(session: Session) -> None:
             form["calibration"].render()
             form["refit"].render()
             form["rounding"].render()
+            form["multiple"].render()
         gr.Markdown(text.OVERRIDE_HELP)
         frame = gr.Dataframe(
             headers=list(COLUMNS),
@@ -112,7 +113,7 @@ def build(session: Session) -> None:
         return download("ranks.csv", plan.table().to_csv(index=False))
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
-    choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "calibration", "method")]
+    choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
     changed = [session.factored.change, form["options"].change, form["overrides"].change, session.loaded.change]
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)

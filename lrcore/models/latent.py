@@ -1,0 +1,55 @@
+"""Multi-head latent attention at run time: the cache holds `W^a x` of keys and values, and nothing else (CARE, section 3.4)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .modules import CompressedAttention
+from .projections import LowRankLinear
+
+
+class LatentAttention(CompressedAttention):
+    """Attention that caches r_K + r_V numbers per token: the latents of `k_proj` and `v_proj` where these are low-rank, else their states.
+
+    Every step raises the cached latents to states (`W^b`, with the bias), turns the keys, and attends: the zero-shot run time of CARE.
+    Scores read differences of positions only, so a cached key is turned by its place in the cache and a query by its own; that a row of a
+    batch is padded on the left shifts both alike. Holds for positions that count up by one, as in every plain batch.
+    rotary: the network's own position module, asked anew for the whole cache, so scaled frequencies stay those of the network.
+    """
+
+    latent = True
+
+    def __init__(self, sizes: Mapping[str, Any], layer_idx: int, rotary: nn.Module | None = None) -> None:
+        super().__init__(sizes, layer_idx)
+        self.rotary = rotary
+
+    def project(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
+        t, start = x.shape[1], 0
+        k, v = (_lower(projection, x) for projection in (self.k_proj, self.v_proj))  # [b, t, r]
+        if cache is not None:
+            start = int(cache.get_seq_length(self.layer_idx))  # before it grows; caches of fixed length count in place
+            k, v = (held.squeeze(1) for held in cache.update(k.unsqueeze(1), v.unsqueeze(1), self.layer_idx))
+        start = min(start, k.shape[1] - t)  # a sliding cache has let go of the first
+        angles = recent = None
+        if self.position == "rotary":
+            angles = self._all_angles(x, k.shape[1])
+            recent = tuple(table[:, start : start + t] for table in angles)
+        q, k = self.states("q", self.q_proj(x), recent), self.states("k", _raise(self.k_proj, k), angles)
+        return q, k, _raise(self.v_proj, v).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
+
+    def _all_angles(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions 0, 1, ... [1, length, rotary part]; a module with tables for several kinds of layers is told which."""
+        kind = (self.rotary.config.layer_types[self.layer_idx],) if hasattr(self.rotary, "layer_types") else ()
+        return self.rotary(like, torch.arange(length, device=like.device).unsqueeze(0), *kind)
+
+
+def _lower(projection: nn.Module, x: Tensor) -> Tensor:
+    """What is cached of a projection. [b, t, d] -> [b, t, r]"""
+    return projection.down(x) if isinstance(projection, LowRankLinear) else projection(x)
+
+
+def _raise(projection: nn.Module, cached: Tensor) -> Tensor:
+    """The states of what was cached. [b, T, r] -> [b, T, n_kv * size]"""
+    return projection.up(cached) if isinstance(projection, LowRankLinear) else cached

@@ -1,0 +1,158 @@
+"""CARE against the `d x d` formulas of the paper, literally, and against brute force. Errors agree to 1e-6 of the total or better."""
+
+import pytest
+import torch
+from toy_layer import HEAD, D, apply, moments_of, relative, toy
+
+from lrcore.errors import InputError
+from lrcore.layer import LowRank
+from lrcore.methods import METHODS, care
+from lrcore.statistics import Moments
+
+MHA, GQA, GQA_BIAS = (3, 3, "none", False, False), (4, 2, "rotary", False, True), (4, 2, "rotary", True, True)
+KINDS = [MHA, (3, 3, "none", True, False), GQA, GQA_BIAS]
+RANKS = [1, 4, 9, 15]
+
+
+def covariance(case, alpha: float = 0.01):
+    second = case.x.T @ case.x / len(case.x)
+    return (1 - alpha) * second + alpha * second.trace() / len(second) * torch.eye(len(second), dtype=second.dtype)
+
+
+def symmetric_root(m):
+    values, vectors = torch.linalg.eigh(m)
+    return vectors @ values.clamp_min(0).sqrt().diag() @ vectors.T
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("rank", RANKS)
+def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: int) -> None:
+    """The paper's form with W: [d, out]: `svd(C W)`, `W^a = C^{-1} U S^{1/2}`, `W^b = S^{1/2} V^T`."""
+    case = toy(*kind)
+    c, weight = covariance(case), getattr(case.layer.attention, name).weight
+    u, s, vt = torch.linalg.svd(c @ weight.T, full_matrices=False)
+    w_a, w_b = torch.linalg.inv(c) @ u[:, :rank] @ s[:rank].sqrt().diag(), s[:rank].sqrt().diag() @ vt[:rank]
+    factor = care.factor(case.layer, case.moments)[name]
+    small = getattr(factor.truncate(case.layer, rank).attention, name)
+    assert isinstance(small, LowRank)
+    assert torch.allclose(factor.values, s, rtol=1e-9, atol=1e-12)
+    assert relative((small.weight - (w_a @ w_b).T).norm(), 0, weight.norm()) < 1e-9
+    assert torch.allclose(small.up.norm(dim=0), w_b.norm(dim=1))  # the same share of Sigma on either side
+    assert torch.allclose(small.down.norm(dim=1), w_a.norm(dim=0))
+    assert relative(((weight - small.weight) @ c).norm() ** 2, (s[rank:] ** 2).sum(), (s**2).sum()) < 1e-9
+    bias = getattr(case.layer.attention, name).bias
+    assert (small.bias is None) if bias is None else torch.equal(small.bias, bias)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", RANKS)
+def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, rank: int) -> None:
+    """Equation 3, the error of the states on the calibration tokens: the root attains its bound, the paper's proxy exceeds it."""
+    case = toy(*kind)
+    options = [{"whitening": "root", "shrinkage": 0.0}, {"shrinkage": 0.0}, {"whitening": "identity"}]
+    root, paper, weight_only = (care.factor(case.layer, case.moments, **chosen) for chosen in options)
+    for name in ("k", "v"):
+        dense = apply(getattr(case.layer.attention, name), case.x)
+        bound = torch.linalg.svdvals(getattr(case.layer.attention, name).weight @ symmetric_root(covariance(case, 0.0)))
+
+        def error(factors, name: str = name, dense: torch.Tensor = dense) -> float:
+            small = getattr(factors[name].truncate(case.layer, rank).attention, name)
+            states = case.x @ small.down.T @ small.up.T + (0 if small.bias is None else small.bias)
+            return float(((dense - states) ** 2).sum(1).mean())
+
+        total, best = float((bound**2).sum()), float((bound[rank:] ** 2).sum())
+        assert relative(error(root), best, total) < 1e-9
+        assert relative(float(root[name].values[rank:].square().sum()), best, total) < 1e-9
+        assert error(paper) > best + 1e-4 * total
+        assert error(weight_only) > best + 1e-4 * total
+
+
+def test_identity_is_the_svd_of_the_weight() -> None:
+    case = toy(*GQA_BIAS)
+    factors = care.factor(case.layer, case.moments, whitening="identity")
+    for name in ("k", "v"):
+        weight = getattr(case.layer.attention, name).weight
+        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+        small = getattr(factors[name].truncate(case.layer, 5).attention, name)
+        assert torch.allclose(factors[name].values, s)
+        assert torch.allclose(small.weight, u[:, :5] @ s[:5].diag() @ vt[:5], atol=1e-10)
+
+
+def test_shrinkage_is_what_its_formula_says_and_one_forgets_the_data() -> None:
+    case = toy(*GQA)
+    second = case.moments.second("attn_in")
+    for alpha in (0.0, 0.3):
+        assert torch.allclose(care.shrunk(second, alpha), covariance(case, alpha))
+    assert torch.equal(care.shrunk(torch.zeros(D, D), 0.01), torch.eye(D, dtype=torch.float64))
+    blind, plain = care.factor(case.layer, case.moments, shrinkage=1.0), care.factor(case.layer, case.moments, whitening="identity")
+    for name in ("k", "v"):
+        own = [getattr(f[name].truncate(case.layer, 4).attention, name).weight for f in (blind, plain)]
+        assert torch.allclose(*own, atol=1e-9)
+
+
+def test_queries_output_and_mlp_stay_and_the_cache_holds_the_ranks() -> None:
+    case = toy(*GQA_BIAS)
+    factors = care.factor(case.layer, case.moments)
+    small = factors["v"].truncate(factors["k"].truncate(case.layer, 5), 9)
+    assert small.attention.latent
+    assert small.attention.kv_values == 14
+    assert case.layer.attention.kv_values == 2 * 2 * HEAD  # KV parity
+    for name in ("q", "o", "gate", "up", "down"):
+        assert small.matrices()[name] is case.layer.matrices()[name]
+
+
+def broken(reason: str):
+    """A layer and moments that have no inverse somewhere."""
+    case = toy(*GQA_BIAS, tokens=10 if reason == "fewer tokens than dimensions" else 400)
+    a, x = case.layer.attention, case.x.clone()
+    k, v = a.k.weight.clone(), a.v.weight.clone()
+    if reason == "duplicated row":
+        k[1], v[3] = k[0], v[2]
+    elif reason == "all-zero head":
+        k[:HEAD], v[HEAD:] = 0, 0
+    elif reason == "all-zero weight":
+        k[:], v[:] = 0, 0
+    elif reason == "constant activation":
+        x[:] = x[0]
+    layer = case.layer.with_matrices(k=type(a.k)(k, a.k.bias), v=type(a.v)(v, a.v.bias))
+    return layer, moments_of(layer, x, case.a, case.z), x
+
+
+REASONS = ["fewer tokens than dimensions", "duplicated row", "all-zero head", "all-zero weight", "constant activation"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("whitening", ["covariance", "root", "identity"])
+@pytest.mark.parametrize("alpha", [0.0, 0.01])
+def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(reason: str, whitening: str, alpha: float) -> None:
+    layer, moments, x = broken(reason)
+    second = x.T @ x / len(x)
+    c = (1 - alpha) * second + alpha * second.trace() / D * torch.eye(D, dtype=second.dtype)
+    metric = {"covariance": c, "root": symmetric_root(c), "identity": torch.eye(D, dtype=c.dtype)}[whitening]
+    for name, factor in care.factor(layer, moments, whitening=whitening, shrinkage=alpha).items():
+        weight = getattr(layer.attention, name).weight
+        u, s, vt = torch.linalg.svd(weight @ metric, full_matrices=False)
+        for rank in (1, 3, 12):
+            small = getattr(factor.truncate(layer, rank).attention, name)
+            assert all(torch.isfinite(part).all() for part in (small.up, small.down, factor.values))
+            literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.pinv(metric, rtol=1e-10)
+            found, expected = (float(((weight - w) @ metric).norm() ** 2) for w in (small.weight, literal))
+            assert abs(found - expected) <= 1e-6 * float((s**2).sum()) + 1e-20
+
+
+def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
+    case = toy(*GQA)
+    silent = Moments({("attn_in", "second"): torch.zeros(D, D, dtype=torch.float64)}, 1)
+    for name, factor in care.factor(case.layer, silent).items():
+        assert torch.allclose(factor.values, torch.linalg.svdvals(getattr(case.layer.attention, name).weight))
+
+
+def test_options_are_read_and_bad_ones_are_named() -> None:
+    row = METHODS["care"]
+    assert row.choose({}) == {"whitening": "covariance", "shrinkage": 0.01}
+    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {"whitening": "root", "shrinkage": 0.1}
+    with pytest.raises(InputError, match="Did you mean 'identity'"):
+        row.choose({"whitening": "identiy"})
+    with pytest.raises(InputError, match="at most 1"):
+        row.choose({"shrinkage": 2})
