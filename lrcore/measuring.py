@@ -158,3 +158,27 @@ def _shares(words: list[str]) -> list[float]:
         return [float(word) for word in words]
     except ValueError:
         raise InputError(f"--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2; got '{','.join(words)}'.") from None
+
+
+@app.command()
+def answers(
+    models: Annotated[list[str], typer.Argument(metavar="A [B...]", help="Models or folders.")],
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Prompts: .txt (one per line), .jsonl or .json.")],
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table to this file.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to add.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same for every prompt and model.")] = 0,
+    dtype: Dtype = None, device: Device = "auto", as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Continue a set of prompts with several models. Same settings and seed; the table goes to a CSV file."""
+    import lrcore
+
+    from . import report
+
+    asked = lrcore.read_prompts(prompts)
+    loaded = [lrcore.load(name, None, dtype, device) for name in models]
+    rows = lrcore.answers(loaded, asked, max_new_tokens, temperature, top_p, seed, progress)
+    if csv is not None:
+        report.write(csv, lrcore.answers_csv(rows))
+    show(as_json, {"prompts": len(asked)} | ({} if csv is None else {"csv": str(csv)}), "answers", rows)

@@ -1,0 +1,36 @@
+"""A set of prompts and its table."""
+
+import csv
+import io
+import json
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+
+
+@pytest.fixture(scope="module")
+def models(tiny_llama, tiny_opt):
+    return [lrcore.load(str(folder)) for folder in (tiny_llama, tiny_opt)]
+
+
+def test_every_prompt_by_every_model_as_generate_would(models):
+    settings = {"max_new_tokens": 6, "temperature": 0.8, "top_p": 0.9, "seed": 4}
+    rows = lrcore.answers([*models, models[0]], ["Once", "Tom, “and”\nBen"], **settings)
+    assert [(row["prompt"], row["model"]) for row in rows[:3]] == [("Once", model.name) for model in (*models, models[0])]
+    assert rows[1]["answer"] == lrcore.generate(models[1], "Once", **settings)
+    assert [row["same_as_first"] for row in rows] == [True, rows[1]["answer"] == rows[0]["answer"], True] * 2
+    assert list(csv.DictReader(io.StringIO(lrcore.answers_csv(rows))))[5]["prompt"] == "Tom, “and”\nBen"
+
+
+def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):
+    prompts, table = tmp_path / "prompts.txt", tmp_path / "table.csv"
+    prompts.write_text("Once upon\n\nTom and his\n")
+    assert main(["answers", str(tiny_llama), "--prompts", str(prompts), "--csv", str(table), "--max-new-tokens", "4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["answers"]
+    assert [row["prompt"] for row in rows] == ["Once upon", "Tom and his"]
+    assert [line["answer"] for line in csv.DictReader(table.open())] == [row["answer"] for row in rows]
+    prompts.write_text("\n \n")
+    assert main(["answers", str(tiny_llama), "--prompts", str(prompts)]) == 2
+    assert "no prompts" in capsys.readouterr().err
