@@ -218,10 +218,21 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return figure(data, 100 + 100 * count, f"policies{count}", xaxis=xaxis, **axes)
 
 
+def front(points: Sequence[Mapping[str, Any]]) -> dict:
+    """The line through the points that no other beats: none is as small with a smaller perplexity."""
+    best: list[Mapping[str, Any]] = []
+    for point in sorted(points, key=lambda p: (p["x"], p["y"])):
+        if not best or point["y"] < best[-1]["y"]:
+            best.append(point)
+    line = {"color": GHOST, "width": 2, "dash": "dot"}
+    across, up = ([point[axis] for point in best] for axis in ("x", "y"))
+    return {"type": "scatter", "mode": "lines", "name": "best so far", "x": across, "y": up, "line": line, "hoverinfo": "skip"}
+
+
 def scatter(points: Sequence[Mapping[str, Any]], axis: str) -> str:
-    """Perplexity over size. points: name, method, x, y, note; the dense model has method "dense"."""
+    """Perplexity over size, with the Pareto front. points: name, method, x, y, note; the dense model has method "dense"."""
     methods = sorted({point["method"] for point in points if point["method"] != "dense"})
-    data = []
+    data = [front(points)] if len(points) > 2 else []
     for i, method in enumerate(["dense", *methods]):
         mine = [point for point in points if point["method"] == method]
         if not mine:

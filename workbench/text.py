@@ -66,16 +66,18 @@ TOO_LARGE = "this model is too large to measure at every move: press Start under
 OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."
 BUDGETS = {"auto": "what the method shrinks", "params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
 SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
-ONE_RECIPE = "Choose two or three runs to see where their recipes differ."
+ONE_RECIPE = "Choose two to six runs to see where they differ."
 
 EVALUATION = "Measure perplexity"
+SWEEP_EMPTY = "none: as in the form; several: each of them"
+PROTOCOL_INFO = "windows: as set here; the others fix their own length, joins and special tokens"
 SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
 NOTHING_QUEUED = "No jobs yet."
 NO_RUNS = "No runs yet. Press Start under Compress; a finished run appears here and stays after a restart."
-CHOOSE_RUNS = "Choose up to three runs; the dense model is always the first column."
+CHOOSE_RUNS = "Choose up to six runs; the dense model is always the first column."
 PROMPT = "One morning, Tom went to the"
 TOKENS_HELP = "Red: the compressed model is more surprised by this token than the dense one; blue: less. Hover for the numbers (nats)."
-RECIPES_EQUAL = "These recipes are equal in every field."
+RECIPES_EQUAL = "These runs are equal in every field."
 NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
 OTHER_BASE = "The dense model's files have changed since this run was made: its delta mixes two models."
 PASSAGE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine with her friends."
@@ -120,6 +122,10 @@ def protocol(settings: dict) -> str:
     windows = settings.get("windows") or settings.get("samples") or "all"
     tokens = f" = {settings['tokens']:,} tokens" if settings.get("tokens") else " tokens"
     parts.append(f"{windows} windows × {settings.get('seq_len', '?')}{tokens}")
+    name = settings.get("name") or settings.get("protocol") or "windows"
+    if name != "windows":
+        parts[0] += f" · {name}"
+        return " · ".join([*parts, f"stride {settings['stride']}"] if settings.get("stride") else parts)
     sampling, seed = settings.get("sampling", "first"), settings.get("seed")
     parts.append(f"{sampling} windows" if sampling == "first" or seed is None else f"{sampling}, seed {seed}")
     return " · ".join(parts)

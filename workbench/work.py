@@ -38,15 +38,37 @@ def compress(session: "Session", job: Job) -> list[str]:
 
 
 def sweep(session: "Session", job: Job) -> list[str]:
-    """Every method at every ratio, as one job; runs finished before a cancel or a failure stay."""
-    base = lrcore.Recipe.from_dict(job.spec["recipe"])
-    todo = [(method, ratio) for method in job.spec["methods"] for ratio in job.spec["ratios"]]
-    for i, (method, ratio) in enumerate(todo):
+    """Every method, policy, ratio and calibration set, as one job. Runs that are there already, from before a stop, are not made again."""
+    todo, settings = sweep_of(job.spec).cells(), job.spec.get("evaluation")
+    for i, recipe in enumerate(todo):
         job.part = f"run {i + 1} of {len(todo)}"
-        job.say(f"{job.part}: {method}, remove {ratio:.0%}")
-        recipe = base.with_(method=method, ratio=ratio, options=base.options if method == base.method else {}, overrides={})
-        job.result = [*job.result, one_run(session, job, recipe, "", job.spec.get("evaluation")).id]
+        job.say(f"{job.part}: {recipe.method}, {recipe.policy}, remove {recipe.ratio:.0%}, calibrated on {recipe.data}")
+        run = made(session.runs.all(), recipe, settings)
+        if run is None:
+            run = one_run(session, job, recipe, "", settings)
+        else:
+            job.say(f"there already as {run.name} ({run.id})")
+        job.result = [*job.result, run.id]
     return job.result
+
+
+def sweep_of(spec: dict[str, Any]) -> lrcore.Sweep:
+    """The sweep of a job's spec; what it does not name is the recipe's own."""
+    return lrcore.Sweep(
+        lrcore.Recipe.from_dict(spec["recipe"]), spec["methods"], spec.get("policies", ()), spec["ratios"], spec.get("calibration_sets", ())
+    )
+
+
+def made(runs: list[Run], recipe: lrcore.Recipe, settings: dict[str, Any] | None) -> Run | None:
+    """A run by exactly this recipe, measured as asked for where something is to be measured."""
+    return next(
+        (
+            run
+            for run in runs
+            if run.recipe == recipe and (settings is None or any(one.get("settings") == settings for one in run.evaluations))
+        ),
+        None,
+    )
 
 
 def measure(session: "Session", job: Job) -> list[str]:
@@ -92,22 +114,12 @@ def load(session: "Session", recipe: lrcore.Recipe, job: Job) -> Any:
 
 
 def evaluation(session: "Session", run: Run, settings: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Perplexity of a run and of its dense model under the same protocol; the dense one is measured once per protocol."""
-    dense = dense_evaluation(session, run.recipe, settings, job)
-    result = lrcore.evaluate(session.small(run), **settings, progress=job.progress).to_dict()
-    same_base = session.dense(run.recipe).fingerprint == run.report.get("base_fingerprint")
-    return result | {"dense_perplexity": dense.to_dict()["perplexity"], "same_base": same_base, "settings": settings, "when": time.time()}
-
-
-def dense_evaluation(session: "Session", recipe: lrcore.Recipe, settings: dict[str, Any], job: Job) -> Any:
-    key = (recipe.model, recipe.revision, recipe.dtype, recipe.device, *sorted(settings.items()))
-
-    def make() -> Any:
-        return lrcore.evaluate(
-            session.dense(recipe), **settings, progress=lambda _, done, total: job.progress("evaluate dense", done, total)
-        )
-
-    return session.shelf.get("evaluation", key, make)
+    """Perplexity of a run and of its dense model on the same tokens, and how far their predictions are apart."""
+    dense = session.dense(run.recipe)
+    found = lrcore.compare(dense, session.small(run), **settings, progress=job.progress).to_dict()
+    more = {"dense_perplexity": found["dense"]["perplexity"], "kl": found["kl"], "top1": found["top1"], "delta": found["delta"]}
+    same_base = dense.fingerprint == run.report.get("base_fingerprint")
+    return found["small"] | more | {"same_base": same_base, "settings": settings, "when": time.time()}
 
 
 WORK = {"analyse": analyse, "survey": survey, "compress": compress, "sweep": sweep, "measure": measure, "push": push}

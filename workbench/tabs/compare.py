@@ -11,12 +11,12 @@ import lrcore
 from .. import markup, plots, text
 from ..form import differences
 from ..measure import Measure
-from ..parts import LIVE, QUIET, panel, plot, spoken
+from ..parts import LIVE, QUIET, download, panel, plot, spoken
 from ..runs import Run
 from ..session import Session
 
 TITLE = "Compare"
-MOST_RUNS = 3
+MOST_RUNS = 6
 AXES = {
     "size (MB)": "megabytes",
     "parameters": "parameters",
@@ -34,8 +34,9 @@ def build(session: Session) -> None:
         measure = gr.Button("Measure these runs", elem_id="measure-runs", scale=0, min_width=220)
     chart = plot("scatter", 360)
     build_answers(session, chosen)
+    build_prompt_set(session, chosen)
     build_surprise(session, chosen)
-    with gr.Accordion("Recipes: only the differences", open=True):
+    with gr.Accordion("Only the differences: recipes, sizes, perplexities", open=True):
         table = gr.Dataframe(interactive=False, elem_id="recipe-differences")
         equal = panel("recipes-equal")
 
@@ -51,7 +52,7 @@ def build(session: Session) -> None:
     @spoken
     def show(ids: list[str], wanted: str | None) -> tuple[Any, ...]:
         runs = picked(session, ids)
-        rows = differences({run.id: run.recipe for run in runs}) if len(runs) > 1 else []
+        rows = all_differences(runs) if len(runs) > 1 else []
         frame = pd.DataFrame(rows, columns=["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]) if rows else None
         words = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
         return all_cards(runs, wanted), gr.Dataframe(frame, visible=bool(rows)), markup.note(words)
@@ -81,12 +82,14 @@ def build_answers(session: Session, chosen: gr.Dropdown) -> None:
     with gr.Row(elem_classes="bottom"):
         most = gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens")
         temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature (0: likeliest)", elem_id="sampling-temperature")
+        top_p = gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p")
         seed = gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110)
         go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
         stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
     with gr.Row():
         columns = [
-            gr.Textbox(label="dense", lines=9, interactive=False, elem_id=f"answer-{i}", visible=i == 0) for i in range(MOST_RUNS + 1)
+            gr.Textbox(label="dense", lines=9, interactive=False, elem_id=f"answer-{i}", visible=i == 0, min_width=220, buttons=["copy"])
+            for i in range(MOST_RUNS + 1)
         ]
 
     @spoken
@@ -95,12 +98,14 @@ def build_answers(session: Session, chosen: gr.Dropdown) -> None:
         return [gr.Textbox(label=titles[i] if i < len(titles) else "", visible=i < len(titles), value="") for i in range(len(columns))]
 
     @spoken
-    def answer(prompt: str, most: int, temperature: float, seed: float | None, ids: list[str], *said: Any) -> Iterator[list[str]]:
+    def answer(
+        prompt: str, most: int, temperature: float, top_p: float, seed: float | None, ids: list[str], *said: Any
+    ) -> Iterator[list[str]]:
         dense, runs = dense_recipe(session, ids, said), picked(session, ids)
         texts = [prompt] * (1 + len(runs)) + [""] * (MOST_RUNS - len(runs))
         yield texts
         models = [session.dense(dense), *(session.small(run) for run in runs)]
-        streams = {i: lrcore.stream(model, prompt, int(most), temperature, 1.0, int(seed or 0)) for i, model in enumerate(models)}
+        streams = {i: lrcore.stream(model, prompt, int(most), temperature, top_p, int(seed or 0)) for i, model in enumerate(models)}
         while streams:  # a piece from each in turn: all columns grow together, and Stop takes effect after a single token
             for i, pieces in list(streams.items()):
                 piece = next(pieces, None)
@@ -111,9 +116,44 @@ def build_answers(session: Session, chosen: gr.Dropdown) -> None:
                 yield texts
 
     gr.on([chosen.change, session.opened], lay_out, [chosen, *session.form.all], columns, **QUIET)
-    inputs = [prompt, most, temperature, seed, chosen, *session.form.all]
+    inputs = [prompt, most, temperature, top_p, seed, chosen, *session.form.all]
     streaming = go.click(answer, inputs, columns, **QUIET, concurrency_limit=4)
     stop.click(None, None, None, cancels=[streaming], **QUIET)
+
+
+def build_prompt_set(session: Session, chosen: gr.Dropdown) -> None:
+    with gr.Accordion("A set of prompts: the answers as a table", open=False):
+        prompts = gr.Textbox(text.PROMPT, label="Prompts", info="one per line", lines=4, elem_id="prompt-set")
+        with gr.Row(elem_classes="bottom"):
+            most = gr.Slider(8, 256, 48, step=8, label="New tokens", elem_id="set-tokens")
+            temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature", elem_id="set-temperature")
+            top_p = gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="set-top-p")
+            go = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
+            give = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
+        table = gr.Dataframe(
+            headers=["prompt", "model", "answer", "tokens/s", "as dense"], interactive=False, elem_id="set-table", wrap=True
+        )
+        kept = gr.State("")
+
+    @spoken
+    def answer_all(prompts: str, most: int, temperature: float, top_p: float, ids: list[str], *said: Any) -> tuple[pd.DataFrame, str]:
+        asked = [prompt for prompt in prompts.split("\n") if prompt.strip()]
+        if not asked:
+            raise lrcore.InputError("There are no prompts: write one per line.")
+        runs = picked(session, ids)
+        models = [session.dense(dense_recipe(session, ids, said)), *(session.small(run) for run in runs)]
+        rows = lrcore.answers(models, asked, int(most), temperature, top_p)
+        for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(asked), strict=True):
+            row["model"] = name
+        for i, run in enumerate(runs, start=1):
+            own = rows[i :: len(models)]
+            settings = {"max_new_tokens": int(most), "temperature": temperature, "top_p": top_p, "seed": 0}
+            session.runs.add_samples(run.id, [{"prompt": r["prompt"], "text": r["answer"], "settings": settings} for r in own])
+        shown = [[r["prompt"], r["model"], r["answer"], r["tokens_per_second"], "same" if r["same_as_first"] else ""] for r in rows]
+        return pd.DataFrame(shown, columns=["prompt", "model", "answer", "tokens/s", "as dense"]), lrcore.answers_csv(rows)
+
+    go.click(answer_all, [prompts, most, temperature, top_p, chosen, *session.form.all], [table, kept], api_visibility="private")
+    give.click(spoken(lambda csv: download("answers.csv", csv)), kept, session.downloads, **QUIET)
 
 
 def build_surprise(session: Session, chosen: gr.Dropdown) -> None:
@@ -151,6 +191,19 @@ def dense_recipe(session: Session, ids: list[str], said: Any) -> lrcore.Recipe:
     return runs[0].recipe if runs else session.form.recipe(said)
 
 
+def all_differences(runs: list[Run]) -> list[list[Any]]:
+    """Rows [field, value of each run] of recipes, then of what came out; only where not all are equal."""
+    measured = [row for row in lrcore.differences(runs) if ": " in row["field"]]
+    said = [[row["field"].removeprefix("result: "), *map(shown, list(row.values())[1:])] for row in measured]
+    return [*differences({run.id: run.recipe for run in runs}), *said]
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def key_of(run: Run, evaluation: dict[str, Any]) -> str:
     return f"{run.recipe.model}: {text.protocol(evaluation['protocol'])}"
 
@@ -186,6 +239,8 @@ def run_card(run: Run, one: dict[str, Any] | None) -> str:
         markup.cell("KV cache per token", f"{text.count(s[kv])} B", markup.less(s[kv], s[f"dense_{kv}"])),
         markup.cell("compute per token", f"{text.short(s[flops])}FLOPs", markup.less(s[flops], s[f"dense_{flops}"])),
     ]
+    if one and one.get("kl") is not None:
+        cells.append(markup.cell("KL to dense", f"{one['kl']:.4f}", f"likeliest token the same at {one['top1']:.1%}"))
     foot = text.protocol(one["protocol"]) if one else ""
     return markup.card(run.name, cells, foot + ("" if not one or one.get("same_base", True) else f". {text.OTHER_BASE}"))
 

@@ -10,6 +10,7 @@ from .. import text
 from ..measure import Measure
 from ..parts import LIVE, QUIET, spoken
 from ..session import Session
+from ..work import sweep_of
 
 TITLE = "Compress"
 
@@ -25,10 +26,20 @@ def build(session: Session) -> None:
         start = gr.Button("Start", variant="primary", elem_id="start", scale=0, min_width=160)
     with gr.Accordion(text.EVALUATION, open=False):
         measure.render()
-    with gr.Accordion("Sweep: methods × ratios as one job", open=False), gr.Row(elem_classes="bottom"):
-        methods = gr.Dropdown([row["name"] for row in lrcore.methods()], multiselect=True, label="Methods", elem_id="sweep-methods")
-        ratios = gr.Textbox("0.1, 0.2, 0.3, 0.4", label="Remove", info="shares, separated by commas", elem_id="sweep-ratios")
-        sweep = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)
+    with gr.Accordion("Sweep: methods × policies × ratios × calibration texts as one job", open=False):
+        with gr.Row(elem_classes="bottom"):
+            methods = gr.Dropdown([row["name"] for row in lrcore.methods()], multiselect=True, label="Methods", elem_id="sweep-methods")
+            policies = gr.Dropdown(
+                [row["name"] for row in lrcore.policies()],
+                multiselect=True,
+                label="Policies",
+                info=text.SWEEP_EMPTY,
+                elem_id="sweep-policies",
+            )
+        with gr.Row(elem_classes="bottom"):
+            ratios = gr.Textbox("0.1, 0.2, 0.3, 0.4", label="Remove", info="shares, separated by commas", elem_id="sweep-ratios")
+            sets = gr.Textbox(label="Calibration texts", info=text.SWEEP_EMPTY, elem_id="sweep-sets")
+            sweep = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)
     gr.Markdown("### Jobs")
     session.job_panel.render()
 
@@ -52,18 +63,20 @@ def build(session: Session) -> None:
         return ""
 
     @spoken
-    def submit_sweep(methods: list[str], ratios: str, *said: Any) -> None:
+    def submit_sweep(methods: list[str], policies: list[str], ratios: str, sets: str, *said: Any) -> None:
         recipe, settings = split(said)
         shares = parse_ratios(ratios, recipe)
         if not methods:
             raise lrcore.InputError("The sweep has no methods: choose at least one.")
-        spec = {"recipe": recipe.to_dict(), "methods": methods, "ratios": shares, "evaluation": settings}
-        session.jobs.submit("sweep", f"Sweep of {len(methods) * len(shares)} runs on {recipe.model}", spec)
+        texts = [name.strip() for name in sets.split(",") if name.strip()]
+        spec = {"recipe": recipe.to_dict(), "methods": methods, "policies": policies or [], "ratios": shares, "calibration_sets": texts,
+                "evaluation": settings}  # fmt: skip
+        session.jobs.submit("sweep", f"Sweep of {len(sweep_of(spec).cells())} runs on {recipe.model}", spec)
 
     everything = [*form.all, *measure.all]
     gr.on([session.opened, session.factored.change, *(part.change for part in everything)], describe, everything, [words, command], **LIVE)
     start.click(submit, [name, *everything], name, **QUIET)
-    sweep.click(submit_sweep, [methods, ratios, *everything], None, **QUIET)
+    sweep.click(submit_sweep, [methods, policies, ratios, sets, *everything], None, **QUIET)
 
 
 def parse_ratios(words: str, recipe: lrcore.Recipe) -> list[float]:

@@ -12,7 +12,7 @@ from ..parts import QUIET, download, panel, spoken
 from ..session import Session
 
 TITLE = "Runs & export"
-COLUMNS = ("name", "model", "method", "policy", "removed", "MB", "perplexity", "dense perplexity", "measured on", "id")
+COLUMNS = ("name", "tags", "model", "method", "policy", "removed", "MB", "perplexity", "dense perplexity", "measured on", "id")
 
 
 def build(session: Session) -> None:
@@ -31,6 +31,8 @@ def build(session: Session) -> None:
         with gr.Row(elem_classes="bottom"):
             name = gr.Textbox(label="Name", elem_id="run-rename-name")
             rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="run-rename")
+            tags = gr.Textbox(label="Tags", info="with commas between", elem_id="run-tags")
+            retag = gr.Button("Set tags", size="sm", scale=0, min_width=110, elem_id="run-retag")
             delete = gr.Button("Delete", size="sm", scale=0, min_width=110, variant="stop", elem_id="run-delete")
         folder = gr.Textbox(label="Checkpoint folder", interactive=False, buttons=["copy"], elem_id="run-folder")
         with gr.Accordion("Model card", open=True):
@@ -54,10 +56,10 @@ def build(session: Session) -> None:
     @spoken
     def show(run_id: str, stamp: str) -> tuple[Any, ...]:
         if run_id not in session.runs.ids():
-            return gr.Column(visible=False), "", "", "", ""
+            return gr.Column(visible=False), "", "", "", "", ""
         run = session.runs.get(run_id)
         title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"])
-        return gr.Column(visible=True), title, run.name, str(run.checkpoint.absolute()), export.model_card(run)
+        return gr.Column(visible=True), title, run.name, ", ".join(run.tags), str(run.checkpoint.absolute()), export.model_card(run)
 
     def linked(request: gr.Request) -> tuple[Any, Any]:
         """A page opened as ?run=<id> starts at that run."""
@@ -67,6 +69,14 @@ def build(session: Session) -> None:
     @spoken
     def into_form(run_id: str) -> list[Any]:
         return session.fill(session.runs.get(run_id).recipe)
+
+    @spoken
+    def set_tags(run_id: str, said: str) -> None:
+        wanted, now = {tag.strip() for tag in said.split(",") if tag.strip()}, set(session.runs.get(run_id).tags)
+        for tag in sorted(wanted - now):
+            session.runs.tag(run_id, tag)
+        for tag in now - wanted:
+            session.runs.untag(run_id, tag)
 
     @spoken
     def forget(run_id: str) -> None:
@@ -85,7 +95,7 @@ def build(session: Session) -> None:
     give_recipe = spoken(lambda run_id: download("recipe.json", session.runs.get(run_id).recipe.to_json()))
     give_ranks = spoken(lambda run_id: download("ranks.csv", session.runs.get(run_id).ranks_csv))
     give_report = spoken(lambda run_id: download("report.html", export.report_html(session.runs.get(run_id))))
-    shown = [details, heading, name, folder, card]
+    shown = [details, heading, name, tags, folder, card]
     gr.on([session.opened, session.stamp.change], table, None, [frame, empty], **QUIET)
     frame.select(choose, None, opened, **QUIET)
     gr.on([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **QUIET)
@@ -94,6 +104,7 @@ def build(session: Session) -> None:
     for button, give in ((recipe, give_recipe), (ranks, give_ranks), (report, give_report)):
         button.click(give, opened, session.downloads, **QUIET)
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
+    retag.click(set_tags, [opened, tags], None, **QUIET)
     delete.click(forget, opened, None, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
     push.click(send, [opened, repo, private], None, **QUIET)
 
@@ -110,6 +121,16 @@ def run_rows(session: Session) -> list[list[Any]]:
         )
         removed = f"{summary['achieved']:.1%} {summary['budget']}"
         rows.append(
-            [run.name, run.recipe.model, run.recipe.method, run.recipe.policy, removed, round(summary["megabytes"], 2), *measured, run.id]
+            [
+                run.name,
+                ", ".join(run.tags),
+                run.recipe.model,
+                run.recipe.method,
+                run.recipe.policy,
+                removed,
+                round(summary["megabytes"], 2),
+                *measured,
+                run.id,
+            ]
         )
     return rows
