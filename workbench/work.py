@@ -116,7 +116,9 @@ def load(session: "Session", recipe: lrcore.Recipe, job: Job) -> Any:
 def evaluation(session: "Session", run: Run, settings: dict[str, Any], job: Job) -> dict[str, Any]:
     """Perplexity of a run and of its dense model on the same tokens, and how far their predictions are apart."""
     dense = session.dense(run.recipe)
-    found = lrcore.compare(dense, session.small(run), **settings, progress=job.progress).to_dict()
+    found = lrcore.compare(
+        dense, session.small(run), **settings, progress=lambda _, done, total: job.progress("evaluate both", done, total)
+    ).to_dict()
     more = {"dense_perplexity": found["dense"]["perplexity"], "kl": found["kl"], "top1": found["top1"], "delta": found["delta"]}
     same_base = dense.fingerprint == run.report.get("base_fingerprint")
     return found["small"] | more | {"same_base": same_base, "settings": settings, "when": time.time()}
