@@ -2,10 +2,12 @@
 
 A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. What is known without being stored (identity blocks, zeros) is never
 stored: `parameters` counts the numbers kept. Orders of columns and rows are int32 and not counted, as kept rotary pairs are not.
+Codes count as the numbers they stand for, whatever their width; an index of a sparse entry counts like the entry.
 """
 
+import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ class IdentityColumns:
 
     rest: Tensor
     order: Tensor
+    WEIGHTS: ClassVar = ("rest",)
     DTYPES: ClassVar = {"order": torch.int32}
 
     @property
@@ -52,6 +55,7 @@ class IdentityRows:
 
     rest: Tensor
     place: Tensor
+    WEIGHTS: ClassVar = ("rest",)
     DTYPES: ClassVar = {"place": torch.int32}
 
     @property
@@ -75,6 +79,7 @@ class BlockDiagonal:
     """blocks [heads, s, r] along the diagonal: head h reads its own slice of the input. No zeros are stored."""
 
     blocks: Tensor
+    WEIGHTS: ClassVar = ("blocks",)
     DTYPES: ClassVar = {}
 
     @property
@@ -91,9 +96,108 @@ class BlockDiagonal:
         return _by_head(x.unflatten(-1, (self.blocks.shape[0], -1)), self.blocks).flatten(-2)
 
 
-Form = IdentityColumns | IdentityRows | BlockDiagonal
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """Some entries of a matrix of the given shape: values [k], index [k] int32 into the rows laid end to end. The rest is zero."""
+
+    values: Tensor
+    index: Tensor
+    shape: tuple[int, int]
+    WEIGHTS: ClassVar = ("values",)
+    DTYPES: ClassVar = {"index": torch.int32}
+
+    @property
+    def parameters(self) -> int:
+        return 2 * self.values.numel()
+
+    def apply(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; the matrix exists for the length of the product."""
+        flat = self.values.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.index.long(), self.values)
+        return torch.nn.functional.linear(x, flat.view(*self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """A matrix, plain or of another form, whose numbers are codes of `bits` bits (LatentLLM eq. 241-242): `low + step * code` per chunk.
+
+    codes uint8, two to a byte where bits <= 4; low, step [chunks], chunks of `chunk` numbers in the order in which they lie in `whole`.
+    inner: the kind of the form, "dense" for a plain matrix; whole: the shape of its numbers; order: its order, empty where it has none.
+    """
+
+    codes: Tensor
+    low: Tensor
+    step: Tensor
+    order: Tensor
+    inner: str
+    whole: tuple[int, ...]
+    bits: int
+    chunk: int
+    WEIGHTS: ClassVar = ()
+    DTYPES: ClassVar = {"codes": torch.uint8, "order": torch.int32}
+
+    @property
+    def matrix(self) -> "Matrix":
+        """The matrix that the codes stand for."""
+        count = math.prod(self.whole)
+        codes = self.codes if self.bits > 4 else torch.stack((self.codes & 15, self.codes >> 4), 1).flatten()[:count]
+        low, step = (t.repeat_interleave(self.chunk)[:count] for t in (self.low, self.step))
+        numbers = (low + step * codes.to(self.low.dtype)).view(*self.whole)
+        if self.inner == "dense":
+            return numbers
+        return FORMS[self.inner](numbers, self.order) if self.order.numel() else FORMS[self.inner](numbers)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        if self.inner == "identity_columns":
+            return self.whole[0] * self.whole[1], self.order.shape[1]
+        if self.inner == "identity_rows":
+            return self.order.numel(), self.whole[0] * self.whole[2]
+        if self.inner == "block_diagonal":
+            return self.whole[0] * self.whole[1], self.whole[0] * self.whole[2]
+        return self.whole
+
+    @property
+    def parameters(self) -> int:
+        return math.prod(self.whole)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; the numbers exist for the length of the product."""
+        matrix = self.matrix
+        return torch.nn.functional.linear(x, matrix) if isinstance(matrix, Tensor) else matrix.apply(x)
+
+
+Form = IdentityColumns | IdentityRows | BlockDiagonal | Sparse | Quantised
 Matrix = Tensor | Form
-FORMS: dict[str, type[Form]] = {"identity_columns": IdentityColumns, "identity_rows": IdentityRows, "block_diagonal": BlockDiagonal}
+FORMS: dict[str, type[Form]] = {
+    "identity_columns": IdentityColumns,
+    "identity_rows": IdentityRows,
+    "block_diagonal": BlockDiagonal,
+    "sparse": Sparse,
+    "quantised": Quantised,
+}
+
+
+def quantise(matrix: Matrix, bits: int, chunk: int) -> Matrix:
+    """The numbers of a matrix as codes of 1 to 8 bits, uniform between the least and the largest of each chunk (eq. 242).
+
+    A form whose numbers are all left out stays as it is.
+    """
+    dense_kind = isinstance(matrix, Tensor)
+    parts = {"": matrix} if dense_kind else tensors_of(matrix)
+    numbers, *orders = parts.values()
+    if not numbers.numel():
+        return matrix
+    flat = numbers.flatten()
+    padded = torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
+    low = padded.amin(1)
+    step = (padded.amax(1) - low) / (2**bits - 1)
+    codes = ((padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None]).round().clamp(0, 2**bits - 1)
+    codes = codes.to(torch.uint8).flatten()[: len(flat)]
+    if bits <= 4:
+        pairs = torch.nn.functional.pad(codes, (0, len(codes) % 2)).view(-1, 2)
+        codes = pairs[:, 0] | pairs[:, 1] << 4
+    order = orders[0] if orders else torch.empty(0, dtype=torch.int32, device=numbers.device)
+    return Quantised(codes, low, step, order, "dense" if dense_kind else kind_of(matrix), tuple(numbers.shape), bits, chunk)
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:
@@ -110,6 +214,15 @@ def kind_of(form: Form) -> str:
 
 def tensors_of(form: Form) -> dict[str, Tensor]:
     """The tensors of a form by field name."""
+    return {name: value for name, value in _values(form).items() if isinstance(value, Tensor)}
+
+
+def settings_of(form: Form) -> dict[str, Any]:
+    """What a form holds besides tensors, by field name: words and whole numbers."""
+    return {name: value for name, value in _values(form).items() if not isinstance(value, Tensor)}
+
+
+def _values(form: Form) -> dict[str, Any]:
     return {field.name: getattr(form, field.name) for field in fields(form)}
 
 
@@ -130,4 +243,5 @@ def cast(matrix: Matrix, dtype: torch.dtype) -> Matrix:
     """The same matrix with its numbers in another dtype; orders stay whole numbers."""
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
-    return type(matrix)(**{name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors_of(matrix).items()})
+    moved = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors_of(matrix).items()}
+    return type(matrix)(**moved, **settings_of(matrix))

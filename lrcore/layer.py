@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .forms import Matrix, dense, tensors_of
+from .forms import Matrix, Sparse, count, dense, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +29,20 @@ class Linear:
 class LowRank:
     """A factored projection `y = up (down x) + bias`. down [r, in]; up [out, r], plain tensors or stored forms; bias [out] or None.
 
+    sparse [out, in], where there is one, adds `sparse x`.
     Several projections of a layer may hold the same `down`: it is then stored once, and counted once.
     """
 
     down: Matrix
     up: Matrix
     bias: Tensor | None = None
+    sparse: Sparse | None = None
 
     @property
     def weight(self) -> Tensor:
-        """The dense product, [out, in]."""
-        return dense(self.up) @ dense(self.down)
+        """The dense product, and the sparse term, [out, in]."""
+        product = dense(self.up) @ dense(self.down)
+        return product if self.sparse is None else product + dense(self.sparse)
 
     @property
     def rank(self) -> int:
@@ -143,16 +146,15 @@ class Layer:
         return _kept(*self.matrices().values())
 
 
-def numbers(projection: Projection) -> list[Tensor]:
-    """The tensors of numbers that a projection keeps; orders of rows and columns are none."""
-    parts = [projection.weight] if isinstance(projection, Linear) else [projection.down, projection.up]
-    parts = [t for part in parts for t in ([part] if isinstance(part, Tensor) else tensors_of(part).values())]
-    return [t for t in [*parts, projection.bias] if t is not None and t.is_floating_point()]
-
-
 def _kept(*projections: Projection) -> int:
-    """How many numbers the projections keep together."""
-    return sum({(t.data_ptr(), t.shape): t.numel() for p in projections for t in numbers(p)}.values())
+    """How many numbers the projections keep together, what they share counted once."""
+    kept = {}
+    for p in projections:
+        for part in (p.weight, p.bias) if isinstance(p, Linear) else (p.down, p.up, p.bias, p.sparse):
+            if part is not None:
+                first = part if isinstance(part, Tensor) else next(iter(tensors_of(part).values()))
+                kept[first.data_ptr(), first.shape] = count(part)
+    return sum(kept.values())
 
 
 def heads(weight: Tensor, count: int) -> Tensor:

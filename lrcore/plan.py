@@ -97,6 +97,12 @@ class RankPlan:
             total += 2 * self.seq_len * shape.n_q * sum(sizes)
         return total
 
+    def _bytes(self) -> float:
+        """What the model's numbers take, those of the slots as they will be stored."""
+        costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
+        outside = self.shape.parameters - sum(cost.dense for cost, _ in costs)
+        return outside * self.shape.itemsize + sum(cost.bytes(rank, self.shape.itemsize) for cost, rank in costs)
+
     def summary(self) -> dict:
         """The plan in one row. removed_* are shares of what they name; achieved is the one the budget counts; asked what was asked for."""
         table, shape = self.table(), self.shape
@@ -112,7 +118,7 @@ class RankPlan:
             "dense_parameters": shape.parameters,
             "decoder_parameters": shape.decoder_linear - removed,
             "dense_decoder_parameters": shape.decoder_linear,
-            "megabytes": (shape.parameters - removed) * shape.itemsize / 1e6,
+            "megabytes": self._bytes() / 1e6,
             "dense_megabytes": shape.parameters * shape.itemsize / 1e6,
             "kv_bytes_per_token": kv,
             "dense_kv_bytes_per_token": dense_kv,

@@ -19,6 +19,7 @@ class Cost:
     full: the rank of the untouched slot. step: ranks are multiples of it (2 where rotary pairs stay together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
     curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one entry per multiple of step below full.
+    bits, chunk: what a rank adds is kept as codes of so many bits, with two scales for every chunk; 0: as plain numbers.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     per_cached: multiply-adds per rank that every step spends on each token in the cache, where a latent is cached and raised again.
     cap: largest rank below full that still saves parameters (a factored matrix beyond it would be larger than the dense one); kv_cap:
@@ -35,6 +36,8 @@ class Cost:
     kv_dense: int = 0
     curve: tuple[int, ...] = ()
     per_cached: int = 0
+    bits: int = 0
+    chunk: int = 1
 
     @cached_property
     def cap(self) -> int:
@@ -51,6 +54,18 @@ class Cost:
         if rank >= self.full:
             return self.dense
         return self.fixed + (self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank)
+
+    def bytes(self, rank: int, itemsize: int) -> float:
+        """What the slot's numbers take, the model's being `itemsize` bytes each; orders and the last code of a matrix aside."""
+        if rank >= self.full or not self.bits:
+            return self.parameters(rank) * itemsize
+        coded = self.parameters(rank) - self.fixed
+        return self.fixed * itemsize + coded * self.bits_stored / 8 + 2 * itemsize * math.ceil(coded / self.chunk)
+
+    @property
+    def bits_stored(self) -> int:
+        """Bits that a code takes: two share a byte, or each has one."""
+        return 4 if self.bits <= 4 else 8
 
     def kv(self, rank: int) -> int:
         return self.kv_dense if rank >= self.full else self.kv_fixed + self.kv_per_rank * rank

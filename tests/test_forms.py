@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrcore.forms import BlockDiagonal, IdentityColumns, IdentityRows, count, dense, tensors_of
+from lrcore.forms import BlockDiagonal, IdentityColumns, IdentityRows, Quantised, Sparse, count, dense, quantise, tensors_of
 from lrcore.layer import Linear, LowRank
 from lrcore.models.projections import describe, projection_modules, read_projection, rebuild
 
@@ -30,12 +30,26 @@ FORMS = {
     "identity_rows": IdentityRows(randn(1, 4, 3), orders(1, 7)),
     "identity_rows_heads": IdentityRows(randn(3, 2, 3), orders(3, 5)),
     "block_diagonal": BlockDiagonal(randn(3, 4, 2)),
+    "sparse": Sparse(randn(5), torch.tensor([0, 7, 8, 20, 34]).int(), (5, 7)),
 }
+FORMS |= {
+    f"quantised_{bits}_{name}": quantise(FORMS[name], bits, 4)
+    for bits in (3, 4, 8)
+    for name in ("identity_columns_heads", "identity_rows_heads", "block_diagonal")
+}
+FORMS |= {"quantised_dense": quantise(randn(5, 7), 4, 8), "quantised_tall": quantise(FORMS["identity_columns_tall_heads"], 4, 8)}
 
 
 def spelled_out(form) -> Tensor:
     """The matrix, entry by entry from the definition."""
     blocks = []
+    if isinstance(form, Quantised):
+        return form.matrix if isinstance(form.matrix, Tensor) else spelled_out(form.matrix)
+    if isinstance(form, Sparse):
+        matrix = torch.zeros(form.shape, dtype=form.values.dtype)
+        for value, at in zip(form.values, form.index, strict=True):
+            matrix[at // form.shape[1], at % form.shape[1]] = value
+        return matrix
     if isinstance(form, BlockDiagonal):
         return torch.block_diag(*form.blocks)
     if isinstance(form, IdentityRows):
@@ -58,7 +72,9 @@ def test_a_form_applies_the_matrix_it_stands_for(name):
     assert form.shape == matrix.shape
     assert torch.allclose(dense(form), matrix, atol=1e-14)
     assert torch.allclose(form.apply(x), x @ matrix.mT, atol=1e-12)
-    assert count(form) == sum(t.numel() for t in tensors_of(form).values() if t.is_floating_point()) <= matrix.numel()
+    assert count(form) <= matrix.numel()
+    if not isinstance(form, Sparse | Quantised):
+        assert count(form) == sum(t.numel() for t in tensors_of(form).values() if t.is_floating_point())
 
 
 def test_a_block_identity_saves_its_square():
@@ -95,3 +111,26 @@ def test_a_shared_down_is_one_module_before_and_after():
     assert made["q"].down is made["k"].down is made["v"].down
     empty = rebuild(describe(made), torch.float64)
     assert empty["q"].down is empty["v"].down
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_codes_are_the_printed_uniform_quantisation(bits, chunk):
+    """LatentLLM eq. 242, chunk by chunk; a constant chunk comes back as it was."""
+    matrix = randn(6, 15)
+    matrix[0] = 0.3
+    found = dense(quantise(matrix, bits, chunk)).flatten()
+    for start in range(0, matrix.numel(), chunk):
+        x = matrix.flatten()[start : start + chunk]
+        low, scale = x.min(), (2**bits - 1) / (x.max() - x.min())
+        expected = torch.round((x - low) * scale) / scale + low if x.max() > x.min() else x
+        assert torch.allclose(found[start : start + chunk], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("bits", "size"), [(8, 90), (5, 90), (4, 45), (2, 45)])
+def test_codes_of_up_to_four_bits_share_a_byte(bits, size):
+    form = quantise(randn(6, 15), bits, 16)
+    assert form.codes.dtype == torch.uint8
+    assert form.codes.numel() == size
+    assert form.low.numel() == form.step.numel() == 6
+    assert count(form) == 90

@@ -115,7 +115,8 @@ METHODS: dict[str, Method] = {
             "in the metric of the MLP, and those of any other on their own. A block identity saves r^2 numbers, and "
             "d_h^2 per key head without rotary; the KV cache stays as it is. Means go into the biases there are; without one the moments "
             "are not centred, or option bias=add gives one. With attention=joint_qkv both block identities lie in the A that q, k and v "
-            "share, and vo is not read; with split_head the ranks are per head, and o is factored whole.",
+            "share, and vo is not read; with split_head the ranks are per head, and o is factored whole. sparse adds a sparse "
+            "term to matrices on their own (and takes the MLP apart); bits stores factors as codes, which a ratio does not count.",
             latentllm.OPTIONS,
         ),
         Method(

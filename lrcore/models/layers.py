@@ -17,7 +17,7 @@ from .architectures import Architecture, architecture_of, decoder_layers
 from .install import attention_module, describe_module
 from .modules import SIZES, CompressedAttention, CompressedMLP
 from .native import gate_rows, head_sizes, linear_of, rows_of
-from .projections import LowRankLinear, describe, projection_modules, read_projection
+from .projections import LowRankLinear, StoredLinear, describe, projection_modules, read_projection
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
@@ -168,16 +168,20 @@ def structure(network: nn.Module) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Counted from the loaded modules. Parameters are numbers, tied ones counted once; kv_values are cached numbers per token."""
+    """Counted from the loaded modules. Parameters are numbers, tied ones counted once; kv_values are cached numbers per token.
+
+    stored: bytes of all tensors that a checkpoint holds, with orders, codes and indices as they are.
+    """
 
     parameters: int
     decoder_linear: int
     kv_values: int
     bytes_per_value: int
+    stored: int
 
     @property
     def megabytes(self) -> float:
-        return self.parameters * self.bytes_per_value / 1e6
+        return self.stored / 1e6
 
     @property
     def kv_bytes(self) -> int:
@@ -189,4 +193,6 @@ def measure(network: nn.Module) -> ModelSize:
     layers = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
     kv = sum(layer.attention.kv_values for layer in layers)
     parameters = sum(p.numel() for p in network.parameters())
-    return ModelSize(parameters, sum(layer.parameters for layer in layers), kv, network.dtype.itemsize)
+    parameters += sum(module.uncounted for module in network.modules() if isinstance(module, StoredLinear))
+    stored = sum({(t.data_ptr(), t.shape): t.nbytes for t in network.state_dict().values()}.values())
+    return ModelSize(parameters, sum(layer.parameters for layer in layers), kv, network.dtype.itemsize, stored)

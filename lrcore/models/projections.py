@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..forms import FORMS, Form, Matrix, kind_of, tensors_of
+from ..forms import FORMS, Form, Matrix, count, kind_of, settings_of, tensors_of
 from ..layer import Linear, LowRank, Projection
 
 
@@ -16,9 +16,9 @@ class StoredLinear(nn.Module):
 
     def __init__(self, form: Form, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.kind = kind_of(form)
+        self.kind, self.settings = kind_of(form), settings_of(form)
         for name, tensor in tensors_of(form).items():
-            if tensor.is_floating_point():
+            if name in form.WEIGHTS:
                 self.register_parameter(name, _frozen(tensor))
             else:
                 self.register_buffer(name, tensor)
@@ -27,7 +27,14 @@ class StoredLinear(nn.Module):
     @property
     def form(self) -> Form:
         kind = FORMS[self.kind]
-        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
+        tensors = {field.name: getattr(self, field.name) for field in fields(kind) if field.name not in self.settings}
+        return kind(**tensors, **self.settings)
+
+    @property
+    def uncounted(self) -> int:
+        """Numbers that the form keeps but not as parameters: codes, and the indices of sparse entries."""
+        form = self.form
+        return count(form) - sum(getattr(form, name).numel() for name in form.WEIGHTS)
 
     @property
     def in_features(self) -> int:
@@ -43,11 +50,14 @@ class StoredLinear(nn.Module):
 
 
 class LowRankLinear(nn.Module):
-    """`y = up(down(x))` with the bias in `up`; r (in + out) parameters instead of in * out, or fewer where a part has a stored form."""
+    """`y = up(down(x))` with the bias in `up`; r (in + out) parameters instead of in * out, or fewer where a part has a stored form.
 
-    def __init__(self, down: nn.Module, up: nn.Module) -> None:
+    sparse, where there is one, adds its own product with x.
+    """
+
+    def __init__(self, down: nn.Module, up: nn.Module, sparse: nn.Module | None = None) -> None:
         super().__init__()
-        self.down, self.up = down, up
+        self.down, self.up, self.sparse = down, up, sparse
 
     @property
     def in_features(self) -> int:
@@ -58,7 +68,8 @@ class LowRankLinear(nn.Module):
         return self.up.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.up(self.down(x))
+        y = self.up(self.down(x))
+        return y if self.sparse is None else y + self.sparse(x)
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
@@ -90,20 +101,22 @@ def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]
         same = tuple((part.data_ptr(), part.shape) for part in parts)
         if same not in downs:
             downs[same] = _matrix_module(value.down)
-        modules[name] = LowRankLinear(downs[same], _matrix_module(value.up, value.bias))
+        sparse = None if value.sparse is None else StoredLinear(value.sparse)
+        modules[name] = LowRankLinear(downs[same], _matrix_module(value.up, value.bias), sparse)
     return modules
 
 
 def read_projection(module: nn.Module) -> Projection:
     """The value of a projection module; tensors are shared, not copied."""
     if isinstance(module, LowRankLinear):
-        return LowRank(_read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up))
+        sparse = None if module.sparse is None else _read_matrix(module.sparse)
+        return LowRank(_read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up), sparse)
     return Linear(module.weight.detach(), _read_bias(module))
 
 
 def _read_matrix(module: nn.Module) -> Matrix:
     if isinstance(module, StoredLinear):
-        return FORMS[module.kind](**{name: tensor.detach() for name, tensor in tensors_of(module.form).items()})
+        return FORMS[module.kind](**{name: tensor.detach() for name, tensor in tensors_of(module.form).items()}, **module.settings)
     return module.weight.detach()
 
 
@@ -122,16 +135,17 @@ def describe(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
         if low_rank:
             owner = owners.setdefault(id(module.down), name)
             entry |= {"down_of": owner} if owner != name else _describe_form("down", module.down)
-            entry |= _describe_form("up", module.up)
+            entry |= _describe_form("up", module.up) | _describe_form("sparse", module.sparse)
         described[name] = entry
     return described
 
 
-def _describe_form(part: str, module: nn.Module) -> dict[str, Any]:
-    """Nothing for a plain matrix; the kind and shapes of a stored form."""
+def _describe_form(part: str, module: nn.Module | None) -> dict[str, Any]:
+    """Nothing for a plain matrix; the kind, shapes and settings of a stored form."""
     if not isinstance(module, StoredLinear):
         return {}
-    return {part: {"kind": module.kind, "shapes": {name: list(tensor.shape) for name, tensor in tensors_of(module.form).items()}}}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors_of(module.form).items()}
+    return {part: {"kind": module.kind, "shapes": shapes} | ({"settings": module.settings} if module.settings else {})}
 
 
 def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, nn.Module]:
@@ -143,7 +157,8 @@ def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict
             modules[name] = nn.Linear(size_in, size_out, bias=bias, dtype=dtype)
             continue
         down = modules[entry["down_of"]].down if "down_of" in entry else _empty(entry.get("down"), (rank, size_in), False, dtype)
-        modules[name] = LowRankLinear(down, _empty(entry.get("up"), (size_out, rank), bias, dtype))
+        sparse = _empty(entry["sparse"], (size_out, size_in), False, dtype) if "sparse" in entry else None
+        modules[name] = LowRankLinear(down, _empty(entry.get("up"), (size_out, rank), bias, dtype), sparse)
     return modules
 
 
@@ -152,4 +167,5 @@ def _empty(form: dict[str, Any] | None, shape: tuple[int, int], bias: bool, dtyp
         return nn.Linear(shape[1], shape[0], bias=bias, dtype=dtype)
     kind = FORMS[form["kind"]]
     empty = {name: torch.empty(*size, dtype=kind.DTYPES.get(name, dtype)) for name, size in form["shapes"].items()}
-    return StoredLinear(kind(**empty), torch.empty(shape[0], dtype=dtype) if bias else None)
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in form.get("settings", {}).items()}
+    return StoredLinear(kind(**empty, **settings), torch.empty(shape[0], dtype=dtype) if bias else None)

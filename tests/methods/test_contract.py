@@ -22,6 +22,8 @@ VARIANTS = {
         {"attention": "split_head", "junction": "left_identity"},
         {"attention": "joint_qkv", "junction": "left_identity"},
         {"attention": "joint_qkv", "junction": "right", "vo": "joint"},
+        {"sparse": 0.1},
+        {"bits": 4, "chunk": 8, "vo": "joint"},
     ],
 }
 """Settings of a method that change what is stored, each held to the same contract."""

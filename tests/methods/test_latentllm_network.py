@@ -19,6 +19,12 @@ VARIANTS = [
     {"attention": "local", "junction": "left_identity", "preconditioner": "diag_l2"},
     {"attention": "local", "junction": "symmetric", "bias": "add"},
 ]
+STORED = [
+    {"sparse": 0.05},
+    {"bits": 8},
+    {"bits": 4, "chunk": 16, "attention": "joint_qkv"},
+    {"bits": 3, "sparse": 0.1, "attention": "split_head"},
+]
 FAMILIES = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
 
 
@@ -47,7 +53,7 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
     assert float((logits(model.network) - logits(network)).abs().max()) < 1e-9
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("options", [*VARIANTS, *STORED], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(family, options, request, story_file, tmp_path):
     dense = lrcore.load(str(request.getfixturevalue(family)))
@@ -61,7 +67,21 @@ def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(fa
     assert lrcore.generate(back, "Once", max_new_tokens=8) == lrcore.generate(small, "Once", max_new_tokens=8)
     with safe_open(tmp_path / "small" / "model.safetensors", "pt") as opened:
         stored = [opened.get_tensor(name) for name in opened.keys()]  # noqa: SIM118 (not a dict)
-    assert sum(t.numel() for t in stored if t.is_floating_point()) == small.size.parameters
+    assert sum(t.nbytes for t in stored) == small.size.stored
+    if "bits" not in options and "sparse" not in options:
+        assert sum(t.numel() for t in stored if t.is_floating_point()) == small.size.parameters
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.36), (4, 0.24)])
+def test_codes_make_the_file_smaller_by_what_the_plan_says(bits, share, tiny_opt, story_file, tmp_path):
+    dense = lrcore.load(str(tiny_opt))
+    small = lrcore.compress(dense, recipe(dense.folder, story_file, ratio=0.2, options={"bits": bits, "chunk": 64}))
+    others = dense.size.stored - 4 * dense.size.decoder_linear  # embeddings and norms
+    assert small.size.stored - others < share * 0.8 * 4 * dense.size.decoder_linear
+    # orders of rows and columns are in the file, and not in the plan
+    assert small.size.megabytes == pytest.approx(small.report["summary"]["megabytes"], rel=0.08)
+    lrcore.save(small, tmp_path / "small")
+    assert (tmp_path / "small" / "model.safetensors").stat().st_size < small.size.stored * 1.2 + 2e4
 
 
 @pytest.mark.parametrize("calibration", ["independent", "sequential"])

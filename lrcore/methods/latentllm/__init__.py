@@ -2,6 +2,7 @@
 
 * Preconditioners and junctions: `junction.py`. One matrix, one head, or q, k and v over one shared A: `local.py`.
 * Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`. Joint UD of a ReLU MLP: `mlp.py`.
+* A sparse term beside B A, for matrices on their own: `sparse.py`. Factors as codes of a few bits: `quantised.py`.
 
 Means: where a projection has a bias, its metric is the covariance and `b^ = b + (W - B A) mu` (appendix B.2). Where it has none, the
 option `bias` says what is done: "update" leaves it without and takes the uncentred moment, which is then the optimum; "add" gives it one.
@@ -14,12 +15,14 @@ from torch import Tensor
 from ...layer import Layer
 from ...options import Option
 from ...statistics import Moments
-from ..factors import Factors
+from ..factors import Factor, Factors
 from ..svd_llm import TAPS
 from .joint import joint_qk, joint_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
 from .local import split_heads, stacked
 from .mlp import joint_ud
+from .quantised import quantised
+from .sparse import plus_sparse
 
 NEEDS = frozenset((tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs")) | {("mlp_in", "sample")}
 
@@ -34,6 +37,9 @@ OPTIONS = (
     Option("vo", "split", "v and o alone, or together for all heads (not with joint_qkv)", choices=("split", "joint")),
     Option("mlp", "joint", "up and down of a ReLU MLP together or each on its own", choices=("joint", "local")),
     Option("window", 5, "rotary offsets that joint_qk sums over; 0 leaves the rotation out", low=0, high=64),
+    Option("sparse", 0.0, "share of a matrix's entries kept in a sparse term, where it is factored on its own", low=0.0, high=0.4),
+    Option("bits", 0, "bits of the codes that factors are stored as; 0 stores plain numbers", low=0, high=8),
+    Option("chunk", 64, "numbers that share the two scales of their codes", low=8, high=65536),
 )  # fmt: skip
 
 
@@ -49,6 +55,9 @@ def factor(
     vo: str = "split",
     mlp: str = "joint",
     window: int = 5,
+    sparse: float = 0.0,
+    bits: int = 0,
+    chunk: int = 64,
 ) -> Factors:
     """Solve every slot of one layer for all ranks; the alternating ones finish at their rank."""
     a, matrices = layer.attention, layer.matrices()
@@ -61,8 +70,10 @@ def factor(
         found = squared_metric(preconditioner, second, moments.values[tap, "abs"], exponent, damping)
         return found, moments.mean(tap) if centred else None
 
-    def alone(name: str):
-        return stacked(layer, (name,), *metric((name,)), junction)
+    def alone(name: str) -> Factor:
+        squared, mean = metric((name,))
+        own = stacked(layer, (name,), squared, mean, junction)
+        return plus_sparse(layer, own, squared, sparse) if sparse else own
 
     factors: Factors = {}
     if attention == "joint_qkv":
@@ -84,8 +95,10 @@ def factor(
     else:
         factors["v"] = split_heads(layer, "v", a.n_kv, *metric(("v",)), junction) if attention == "split_head" else alone("v")
         factors["o"] = alone("o")
-    own = {name: alone(name) for name in ("gate", "up", "down") if name in matrices}
-    if mlp == "joint" and layer.mlp is not None and layer.mlp.gate is None and layer.mlp.activation == "relu":
+    if mlp == "joint" and not sparse and layer.mlp is not None and layer.mlp.gate is None and layer.mlp.activation == "relu":
+        own = {name: stacked(layer, (name,), *metric((name,)), junction) for name in ("up", "down")}
         seconds = {name: (moments.second if own[name].mean is None else moments.centred)(TAPS[name]) for name in own}
-        return factors | {"joint_ud": joint_ud(layer, own, seconds, moments.values["mlp_in", "sample"], junction)}
-    return factors | own
+        factors["joint_ud"] = joint_ud(layer, own, seconds, moments.values["mlp_in", "sample"], junction)
+    else:
+        factors |= {name: alone(name) for name in ("gate", "up", "down") if name in matrices}
+    return {name: quantised(factor, bits, chunk) for name, factor in factors.items()} if bits else factors

@@ -1,0 +1,96 @@
+"""Low rank plus sparse: `W ~ B A + D` (LatentLLM appendix I, eq. 231-237), by turns in the preconditioned metric.
+
+Given D, B A is the SVD of `(W - D) P`. Given B A, D takes steps of gradient descent on `|(D + B A - W) P|^2`, each cut to its largest
+entries (hard shrinkage, which the paper found best). Both are steps down, so the loss never rises.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...forms import Sparse, cast
+from ...layer import Layer, LowRank
+from ...linalg import whitened_svd
+from ...spectra import Cost
+from ..factors import moved_bias
+from .junction import join
+from .local import StackedMatrices
+
+ROUNDS = 4
+STEPS = 10  # of the descent in each round
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPlusSparse:
+    """One matrix as `B A + D` with `entries` numbers in D; `truncate` runs the rounds. values: the loss curve of B A alone, a bound.
+
+    metric = P^2 [in, in] or None; mean [in] where means go into the bias. An entry costs two numbers, its value and its place.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    name: str
+    entries: int
+    metric: Tensor | None
+    mean: Tensor | None
+    junction: str
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        old = layer.matrices()[self.name]
+        weight, dtype = old.weight.double(), old.weight.dtype
+        raw_up, values, raw_down, rest = alternate(weight, self.metric, rank, self.entries)
+        up, down = join(raw_up.unsqueeze(0), raw_down.unsqueeze(0), values.unsqueeze(0), self.junction)
+        bias = old.bias
+        if self.mean is not None:
+            bias = moved_bias(old, (weight - rest) @ self.mean - raw_up @ (raw_down @ self.mean))
+        index = rest.flatten().abs().topk(self.entries).indices.sort().values
+        sparse = Sparse(rest.flatten()[index].to(dtype), index.int(), tuple(rest.shape))
+        return layer.with_matrices(**{self.name: LowRank(cast(down, dtype), cast(up, dtype), bias, sparse)})
+
+
+def alternate(
+    weight: Tensor, metric: Tensor | None, rank: int, entries: int, rounds: int = ROUNDS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """U, S, `U^T (W - D)` and D [out, in] with at most `entries` entries, after some rounds; D ends a round, so one more SVD follows."""
+    rest = torch.zeros_like(weight)
+    for _ in range(rounds):
+        up, _, down = whitened_svd(weight - rest, metric)
+        rest = shrink(rest, weight - up[:, :rank] @ down[:rank], metric, entries)
+    up, values, down = whitened_svd(weight - rest, metric)
+    return up[:, :rank], values[:rank], down[:rank], rest
+
+
+def shrink(rest: Tensor, target: Tensor, metric: Tensor | None, entries: int) -> Tensor:
+    """Steps down on `|(D - target) P|^2` from D = rest, each keeping the largest entries. [out, in]
+
+    In columns scaled to a metric with ones on its diagonal: what is large is then measured in the loss, and steps are longer.
+    """
+    if metric is None:
+        return _largest(target, entries)
+    scale = metric.diagonal().clamp_min(0).sqrt()
+    inverse = torch.where(scale > 0, 1 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0)
+    unit = metric * inverse * inverse.unsqueeze(1)
+    length = 1 / torch.linalg.eigvalsh(unit)[-1].clamp_min(torch.finfo(scale.dtype).tiny)
+    scaled, goal = rest * scale, target * scale
+    for _ in range(STEPS):
+        scaled = _largest(scaled - length * (scaled - goal) @ unit, entries)
+    return scaled * inverse
+
+
+def _largest(m: Tensor, entries: int) -> Tensor:
+    """The matrix with all but its largest entries zero."""
+    flat = m.flatten()
+    kept = flat.abs().topk(entries).indices
+    return torch.zeros_like(flat).index_copy(0, kept, flat[kept]).view_as(m)
+
+
+def plus_sparse(layer: Layer, own: StackedMatrices, metric: Tensor | None, share: float) -> LowRankPlusSparse:
+    """A matrix solved on its own, with a sparse term of a share of its entries beside it."""
+    name = own.names[0]
+    entries = max(1, round(share * layer.matrices()[name].weight.numel()))
+    cost = replace(own.cost, fixed=own.cost.fixed + 2 * entries)
+    return LowRankPlusSparse(own.values, cost, None, name, entries, metric, own.mean, own.junction)
