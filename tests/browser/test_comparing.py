@@ -1,0 +1,56 @@
+"""Several runs side by side: a sweep that makes them, only their differences, tokens coloured, a set of prompts, tags."""
+
+import csv
+import io
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def choose_both(page) -> bool:
+    """Whether both runs are chosen; chooses one that is not. The newest when the page first looked is chosen already."""
+    chosen = page.locator("#compare-runs").inner_text()
+    lacking = [name for name in ("a3 30% uniform", "svd 30% uniform") if name not in chosen]
+    if lacking:
+        page.locator("#compare-runs input").first.click()
+        page.get_by_role("option", name=lacking[0]).first.dispatch_event("mousedown")
+        page.locator("#compare-runs input").first.blur()
+        page.wait_for_timeout(500)
+    return not lacking
+
+
+def test_a_sweep_is_compared(workbench):
+    page = workbench.page
+    workbench.tab("Compress")
+    workbench.open("Measure perplexity")
+    workbench.type_into("measure-samples", "4")
+    workbench.type_into("measure-seq-len", "64")
+    workbench.open("Sweep")
+    for method in ("a3", "svd"):
+        page.locator("#sweep-methods input").first.click()
+        page.get_by_role("option", name=method, exact=True).click()
+    workbench.type_into("sweep-ratios", "0.3")
+    workbench.click("#start-sweep")
+    workbench.until(lambda: page.locator(".job.done", has_text="Sweep of 2 runs").count(), 120, "the sweep does not end")
+
+    workbench.tab("Compare")
+    workbench.until(lambda: "KL to dense" in page.locator("#cards").inner_text(), 20, "no distance to the dense model is shown")
+    workbench.until(lambda: choose_both(page), 30, "the two runs cannot be chosen")
+    table = page.locator("#recipe-differences")
+    table.wait_for(state="visible", timeout=20_000)
+    workbench.until(lambda: "method" in table.inner_text() and "perplexity" in table.inner_text(), 20, "no differences are shown")
+    assert "samples" not in table.inner_text()  # equal in both
+    workbench.until(lambda: any(t["name"] == "best so far" for t in workbench.plot("scatter")["traces"]), 20, "no front is drawn")
+
+    workbench.open("Surprise")
+    workbench.click("#colour")
+    workbench.until(lambda: page.locator("#coloured .tokens span[style*=rgba]").count() > 20, 30, "no token is coloured")
+
+    workbench.open("A set of prompts")
+    workbench.type_into("prompt-set", "Tom went to\nOnce upon a time")
+    workbench.click("#set-go")
+    workbench.until(lambda: "Once upon a time" in page.locator("#set-table").inner_text(), 60, "no answers come")
+    rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
+    assert [row["prompt"] for row in rows[:3]] == ["Tom went to"] * 3
+    assert {row["model"] for row in rows} >= {"dense"}
