@@ -69,6 +69,8 @@ class Attention:
     softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the attention itself sees to that.
     frequencies [head_size / 2]: radians per place by which the original pairs are turned; None without rotary.
     latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state.
+    summed: every query head has values of its own and one output projection serves the sum of the head outputs; v is then
+    [n_q * v_size, d] and o [d, v_size].
     """
 
     q: Projection
@@ -88,6 +90,7 @@ class Attention:
     window: int | None = None
     frequencies: Tensor | None = None
     latent: bool = False
+    summed: bool = False
 
     @property
     def group(self) -> int:
@@ -95,10 +98,15 @@ class Attention:
         return self.n_q // self.n_kv
 
     @property
+    def n_v(self) -> int:
+        """Heads of values: one per query head where they are summed."""
+        return self.n_q if self.summed else self.n_kv
+
+    @property
     def kv_values(self) -> int:
         """Numbers that the cache holds per token."""
-        sizes = ((self.k, self.qk_size), (self.v, self.v_size))
-        return sum(p.rank if self.latent and isinstance(p, LowRank) else self.n_kv * size for p, size in sizes)
+        sizes = ((self.k, self.n_kv * self.qk_size), (self.v, self.n_v * self.v_size))
+        return sum(p.rank if self.latent and isinstance(p, LowRank) else size for p, size in sizes)
 
 
 @dataclass(frozen=True, eq=False)

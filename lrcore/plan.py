@@ -93,9 +93,13 @@ class RankPlan:
             rank = s.cost.full if dense else self.ranks[slot]
             total += 2 * s.cost.parameters(rank) + (2 * self.seq_len * s.cost.per_cached * rank if rank < s.cost.full else 0)
         for layer in range(shape.layers):
-            sizes = [shape.head_size if dense else self.ranks.get((layer, name), shape.head_size) for name in ("qk", "ov")]
+            sizes = [shape.head_size if dense else self._head_size((layer, name)) for name in ("qk", "ov")]
             total += 2 * self.seq_len * shape.n_q * sum(sizes)
         return total
+
+    def _head_size(self, slot: Slot) -> int:
+        whole = slot not in self.ranks or self.ranks[slot] >= self.spectra[slot].cost.full
+        return self.shape.head_size if whole else self.ranks[slot]
 
     def _bytes(self) -> float:
         """What the model's numbers take, those of the slots as they will be stored."""

@@ -91,7 +91,10 @@ METHODS: dict[str, Method] = {
             a3.factor,
             True,
             "QK: SVD without rotary (joint over a GQA group), whole rotary pairs by CUR with it. OV: per head (MHA), joint (GQA). "
-            "MLP: CUR on neurons. Biases enter the moments and are mapped with the weights.",
+            "MLP: CUR on neurons. Biases enter the moments and are mapped with the weights. Rules for what the paper leaves open: GQA with "
+            "rotary scores a pair by the sum over the heads that share its key; pairs are (j, j + d_h / 2), as checkpoints store them; "
+            "OV has one rule with and without rotary; ov=overall with GQA gives each query head values of its own.",
+            options=a3.OPTIONS,
         ),
         Method(
             "modegpt",

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ..layer import MLP, Attention, Layer, Linear, LowRank, map_rows, merge_output_heads
+from ..layer import MLP, Attention, Layer, Linear, LowRank, heads, map_rows, merge_output_heads, output_heads
 from ..spectra import Cost, Spectrum
 
 
@@ -55,6 +55,17 @@ def ov_cost(a: Attention) -> Cost:
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
     per_rank, fixed = a.n_kv * (d + _has_bias(a.v)) + a.n_q * d_out, d_out * _has_bias(a.o)
     return Cost(a.head_size, per_rank, per_rank * a.head_size + fixed, fixed, kv_per_rank=a.n_kv, kv_dense=a.n_kv * a.head_size)
+
+
+def summed_ov_cost(a: Attention) -> Cost:
+    """A rank of the overall OV is a row of values for *every query head* and one column of the output projection they share.
+
+    Each query head caches its own values, so the cache grows with the rank: n_q * rank against n_kv * d_h numbers per token.
+    """
+    d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
+    per_rank, fixed = a.n_q * (d + _has_bias(a.v)) + d_out, d_out * _has_bias(a.o)
+    dense = a.v.parameters + a.o.parameters
+    return Cost(d_out, per_rank, dense, fixed, kv_per_rank=a.n_q, kv_dense=a.n_kv * a.head_size)
 
 
 def mlp_cost(m: MLP) -> Cost:
@@ -146,6 +157,29 @@ class ValueMaps:
         a = layer.attention
         o = Linear(merge_output_heads(self.out[..., :rank]).to(a.o.weight.dtype), a.o.bias)
         return replace(layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank))
+
+
+@dataclass(frozen=True, eq=False)
+class SummedValues:
+    """OV over all heads at once: the attention output on its first r principal directions. basis [d, d].
+
+    Every query head gets the values `V_r^T W_o,i W_v x`, the sum of the heads' outputs goes through the shared `V_r`.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    basis: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a, basis = layer.attention, self.basis[:, :rank]
+        maps = basis.mT @ output_heads(a.o.weight.double(), a.n_q)  # [n_q, r, d_h]
+        shared = heads(a.v.weight, a.n_kv).repeat_interleave(a.group, 0).flatten(0, 1)  # [n_q * d_h, d]
+        bias = None if a.v.bias is None else heads(a.v.bias, a.n_kv).repeat_interleave(a.group, 0).flatten()
+        v = map_rows(Linear(shared, bias), maps, a.v.weight.dtype)
+        return replace(layer, attention=replace(a, v=v, o=Linear(basis.to(a.o.weight.dtype), a.o.bias), v_size=rank, summed=True))
 
 
 @dataclass(frozen=True, eq=False)

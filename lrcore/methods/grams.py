@@ -3,6 +3,7 @@
 The state of a head is a linear function of the layer's input, so `E[q q^T] = W_q S W_q^T` (with biases) needs no tap of its own.
 """
 
+import torch
 from torch import Tensor
 
 from ..layer import Attention, heads
@@ -24,6 +25,20 @@ def output_gram(a: Attention, moments: Moments) -> Tensor:
     size = second.shape[0] // a.n_q
     blocks = second.reshape(a.n_q, size, a.n_q, size)
     return symmetric(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+
+
+def identity_input(moments: Moments) -> Moments:
+    """The layer's input as the weights alone would have it: E[x x^T] = I, no mean."""
+    second = moments.second("attn_in")
+    eye = torch.eye(len(second), dtype=second.dtype, device=second.device)
+    return Moments({("attn_in", "second"): eye, ("attn_in", "mean"): torch.zeros_like(eye[0])}, moments.tokens)
+
+
+def diagonal_input(moments: Moments) -> Moments:
+    """The layer's input with its entries taken for uncorrelated: E[x x^T] without its off-diagonal, no mean."""
+    second = moments.second("attn_in")
+    values = {("attn_in", "second"): second.diagonal().diag(), ("attn_in", "mean"): torch.zeros_like(second[0])}
+    return Moments(values, moments.tokens)
 
 
 def by_group(per_head: Tensor, a: Attention) -> Tensor:

@@ -120,7 +120,7 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
 
 
 def _reshaped(now: Attention, then: Attention) -> bool:
-    sizes = ((a.qk_size, a.v_size, a.latent) for a in (now, then))
+    sizes = ((a.qk_size, a.v_size, a.latent, a.summed) for a in (now, then))
     return len(set(sizes)) > 1 or not _equal(now.rotary_pairs, then.rotary_pairs)
 
 

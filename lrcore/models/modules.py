@@ -11,14 +11,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..layer import MLP, Attention
 from .projections import projection_modules
 
-SIZES = ("n_q", "n_kv", "head_size", "qk_size", "v_size", "scale", "position", "qk_norm", "softcap", "window", "latent")
+SIZES = ("n_q", "n_kv", "head_size", "qk_size", "v_size", "scale", "position", "qk_norm", "softcap", "window", "latent", "summed")
 
 
 class CompressedAttention(nn.Module):
     """Attention whose heads are narrower than the model's: qk_size for queries and keys, v_size for values and outputs.
 
-    The cache holds n_kv * (qk_size + v_size) numbers per token and nothing else. Kept rotary pairs are turned by the angles of the
-    pairs they came from (`rotary_pairs`, per kv head), and the score scale stays that of the original head size.
+    The cache holds n_kv * (qk_size + v_size) numbers per token and nothing else; n_kv * qk_size + n_q * v_size where the heads are
+    `summed`, each with values of its own. Kept rotary pairs are turned by the angles of the pairs they came from (`rotary_pairs`, per
+    kv head), and the score scale stays that of the original head size.
     Norms of queries and keys, where the family has them, are the native modules; score caps and windows are as in the native attention.
     """
 
@@ -31,8 +32,10 @@ class CompressedAttention(nn.Module):
         self.head_size, self.qk_size, self.v_size = sizes["head_size"], sizes["qk_size"], sizes["v_size"]
         self.scale, self.position, self.qk_norm = sizes["scale"], sizes["position"], sizes["qk_norm"]
         self.softcap, self.window = sizes["softcap"], sizes["window"]
+        self.summed = sizes["summed"]
         self.layer_idx = layer_idx
-        self.num_key_value_groups = self.n_q // self.n_kv
+        self.group = self.n_q // self.n_kv
+        self.num_key_value_groups = 1 if self.summed else self.group  # the attention function repeats keys and values so often
         pairs = torch.zeros(self.n_kv, self.qk_size // 2, dtype=torch.int32) if sizes["selected_pairs"] else None
         self.register_buffer("rotary_pairs", pairs)
 
@@ -61,7 +64,7 @@ class CompressedAttention(nn.Module):
             return states
         cos, sin = (self._angles(table) for table in whole_head(*position_embeddings, self.head_size))
         if cos.shape[1] not in (1, count):
-            cos, sin = (table.repeat_interleave(self.num_key_value_groups, dim=1) for table in (cos, sin))
+            cos, sin = (table.repeat_interleave(self.group, dim=1) for table in (cos, sin))
         return states * cos + _rotate_half(states) * sin
 
     def _angles(self, table: Tensor) -> Tensor:
@@ -94,15 +97,17 @@ class CompressedAttention(nn.Module):
             mask = _add(position_bias[None, :, :, -k.shape[2] :], None if mask is None else ~mask)
         if self.window is not None:
             mask = _add(_window(self.window, t, k.shape[2], q), mask)
+        if self.summed:
+            k = k.repeat_interleave(self.group, dim=1)
         out = self._attend(q, k, v, mask)  # [b, t, n_q, v_size]
-        out = self.o_proj(out.reshape(b, t, self.n_q * self.v_size))
+        out = self.o_proj(out.sum(2) if self.summed else out.reshape(b, t, self.n_q * self.v_size))
         return (out if residual is None else out + residual), None
 
     def project(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x [b, t, d], and keys and values of all T tokens, as they are attended with. [b, heads, t or T, size] each."""
         q = self.states("q", self.q_proj(x), position_embeddings)
         k = self.states("k", self.k_proj(x), position_embeddings)
-        v = self.v_proj(x).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.n_q if self.summed else self.n_kv, self.v_size)).transpose(1, 2)
         return (q, k, v) if cache is None else (q, *cache.update(k, v, self.layer_idx))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
