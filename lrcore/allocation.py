@@ -1,11 +1,13 @@
 """Rank allocation: a policy's targets become whole ranks that fit the budget. Milliseconds: a slider calls it at every move."""
 
 import heapq
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
+from typing import Any
 
-from .budget import Budget, Spectra
-from .errors import InputError
+from .budget import Budget, Influence, Spectra
+from .errors import InputError, unknown
 from .policies import find_policy
 from .spectra import Cost, Slot
 
@@ -72,24 +74,54 @@ def plan_ranks(
     spectra: Spectra,
     budget: Budget,
     temperature: float,
-    influence: list[float],
+    influence: Influence,
     fixed: Mapping[Slot, int] | None = None,
     nearest: bool = False,
+    ratios: Mapping[str, float] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[Slot, int]:
     """Ranks of all slots: those in `fixed` as given, those the budget does not count at full, the rest by the policy.
 
-    Raises InputError where the fixed ranks leave too little for the others.
+    ratios {component: share removed}: the slots of a named component share a budget of their own by the policy, and what they leave of the
+    whole budget goes to the components that are not named. options: settings of the policy.
+    Raises InputError where fixed ranks or ratios leave too little for the others, and for a component that the budget does not count.
     """
-    row = find_policy(policy)
-    ranks = {slot: s.cost.full for slot, s in spectra.items()} | dict(fixed or {})
-    free = {slot: s for slot, s in spectra.items() if budget.counts(s.cost) and slot not in (fixed or {})}
-    spent = sum(budget.price(spectra[slot].cost, rank) for slot, rank in (fixed or {}).items() if budget.counts(spectra[slot].cost))
-    dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
-    least = sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values())
-    limit = min(budget.limit - spent, dense)
-    if limit < least:
-        raise InputError("The ranks set by hand leave nothing for the other slots. Lower some of them, or lower the ratio.")
-    if free:
-        rest = Budget(budget.kind, limit, dense)
-        ranks |= round_to_ranks(free, row.targets(free, rest, temperature, influence), rest, nearest)
+    row, fixed, ratios = find_policy(policy), fixed or {}, ratios or {}
+    chosen = row.choose(options or {})
+    ranks = {slot: s.cost.full for slot, s in spectra.items()} | dict(fixed)
+    counted = {slot: s for slot, s in spectra.items() if budget.counts(s.cost)}
+
+    def price(pool: Spectra) -> int:
+        return sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
+
+    def share(pool: Spectra, limit: int) -> None:
+        """Ranks for one pool of slots within its limit; those set by hand stay and are paid for from it."""
+        free = {slot: s for slot, s in pool.items() if slot not in fixed}
+        dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
+        limit = min(limit - price({slot: s for slot, s in pool.items() if slot in fixed}), dense)
+        if limit < sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values()):
+            raise InputError(
+                "The ranks set by hand and the ratios of single components leave too little for the other slots. "
+                "Lower some of those ranks, raise those ratios, or lower the overall ratio."
+            )
+        if free:
+            rest = Budget(budget.kind, limit, dense)
+            ranks.update(round_to_ranks(free, row.targets(free, rest, temperature, influence, **chosen), rest, nearest))
+
+    pools = component_pools(counted, ratios, budget)
+    for component, pool in pools.items():
+        whole = sum(budget.price(s.cost, s.cost.full) for s in pool.values())
+        share(pool, whole - math.ceil(ratios[component] * whole - 1e-9))
+    others = {slot: s for slot, s in counted.items() if slot[1] not in ratios}
+    if others:
+        share(others, budget.limit - sum(price(pool) for pool in pools.values()))
     return ranks
+
+
+def component_pools(counted: Spectra, ratios: Mapping[str, float], budget: Budget) -> dict[str, Spectra]:
+    """The counted slots of every component that has a ratio of its own. Raises InputError for a name that is none."""
+    known = sorted({component for _, component in counted})
+    for component in ratios:
+        if component not in known:
+            raise unknown(f"component of this method that the budget '{budget.kind}' counts", component, known)
+    return {component: {slot: s for slot, s in counted.items() if slot[1] == component} for component in ratios}

@@ -1,13 +1,14 @@
 """What a plan may cost: a budget, and the steps in which ranks may grow."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
 Spectra = Mapping[Slot, Spectrum]
+Influence = Mapping[str, Sequence[float]]  # "block", "attention" and "mlp": one number per layer, see lrcore/statistics.py
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .models.architectures import decoder_layers
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .recipe import Recipe
-from .statistics import BLOCK_INFLUENCE, Moments, Need
+from .statistics import PARTS, Moments, Need
 
 Progress = Callable[[str, int, int], None]
 FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
@@ -28,8 +28,8 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 def all_needs() -> frozenset[Need]:
-    """What the methods together read, and Block Influence for the policies: collected once, used by every method and ratio."""
-    return frozenset({BLOCK_INFLUENCE}).union(*(method.needs for method in METHODS.values()))
+    """What the methods together read, and the influences for the policies: collected once, used by every method and ratio."""
+    return frozenset((part, "influence") for part in PARTS).union(*(method.needs for method in METHODS.values()))
 
 
 def cache_folder() -> Path:
@@ -53,9 +53,15 @@ class Calibration:
         return read_moments(_layer_file(self.folder, layer), self.device)
 
     @cached_property
+    def influence(self) -> dict[str, list[float]]:
+        """Influence of every layer ("block"), of its attention and of its MLP, [L] each, every entry in [0, 2]."""
+        files = [_layer_file(self.folder, layer) for layer in range(self.layers)]
+        return {part: [_read_one(file, (part, "influence")) for file in files] for part in PARTS}
+
+    @property
     def block_influence(self) -> list[float]:
-        """Block Influence of every layer, [L], each in [0, 2]."""
-        return [_read_one(_layer_file(self.folder, layer), BLOCK_INFLUENCE) for layer in range(self.layers)]
+        """Block Influence of every layer, [L]."""
+        return self.influence["block"]
 
 
 def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows:

@@ -48,6 +48,15 @@ Multiple = Annotated[int | None, typer.Option(help="Every rank is a multiple of 
 OptionFlag = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="A setting of the method (see `methods`); may be repeated.")
 ]
+PolicyFlag = Annotated[
+    list[str] | None, typer.Option("--policy-option", metavar="NAME=VALUE", help="A setting of the policy; may be repeated.")
+]
+RatioFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--component-ratio", metavar="COMPONENT=RATIO", help="Share to remove from one component, such as qk=0.3; may be repeated."
+    ),
+]
 Override = Annotated[list[str] | None, typer.Option(metavar="LAYER.COMPONENT=RANK", help="A rank set by hand; may be repeated.")]
 
 
@@ -105,8 +114,8 @@ def allocate(
     ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
     device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
     seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
-    budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None, override: Override = None,
-    as_json: AsJson = False,
+    budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
+    policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the ranks of a recipe. And what they save, in parameters, KV cache and work; nothing is written."""
     import lrcore
@@ -125,7 +134,8 @@ def compress(
     data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None, seed: Seed = None,
     calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
     ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
-    override: Override = None, as_json: AsJson = False,
+    policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore
@@ -178,19 +188,33 @@ def read_recipe(ctx: typer.Context) -> Recipe:
     given = {name: value for name, value in ctx.params.items() if name in names and value is not None}
     if file is None and "model" not in given:
         raise InputError("No model. Give a demo model (demo-llama, demo-opt), a folder or a hub id, or a --recipe that names one.")
-    by_hand = dict(map(_override, ctx.params.get("override") or ()))
-    chosen = dict(map(_option, ctx.params.get("option") or ()))
-    asked = base.with_(**given, options={**base.options, **chosen}, overrides={**base.overrides, **by_hand})
+    readers = {"override": _override, "option": _option, "policy_option": _option, "component_ratio": _component_ratio}
+    said = {flag: dict(map(read, ctx.params.get(flag) or ())) for flag, read in readers.items()}
+    asked = base.with_(
+        **given,
+        options={**base.options, **said["option"]},
+        policy_options={**base.policy_options, **said["policy_option"]},
+        ratios={**base.ratios, **said["component_ratio"]},
+        overrides={**base.overrides, **said["override"]},
+    )
     find_method(asked.method).choose(asked.options)
-    find_policy(asked.policy)
+    find_policy(asked.policy).choose(asked.policy_options)
     return asked
 
 
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"--option reads NAME=VALUE; got '{text}'.")
+        raise InputError(f"A setting reads NAME=VALUE; got '{text}'.")
     return name.strip(), value.strip()
+
+
+def _component_ratio(text: str) -> tuple[str, float]:
+    component, _, share = text.partition("=")
+    try:
+        return component.strip(), float(share)
+    except ValueError:
+        raise InputError(f"--component-ratio reads COMPONENT=RATIO, such as qk=0.3; got '{text}'.") from None
 
 
 def _override(text: str) -> tuple[str, int]:

@@ -21,7 +21,6 @@ from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .plan import RankPlan
 from .policies import find_policy
-from .policies.softmax import suggested_temperature
 from .probing import probe
 from .recipe import Recipe
 from .refit import refit_layer
@@ -35,6 +34,7 @@ def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None
     """
     find_method(recipe.method).choose(recipe.options)
     policy, seconds = find_policy(recipe.policy), {} if seconds is None else seconds
+    policy.choose(recipe.policy_options)
     with _timed(seconds, "calibrate"):
         calibration = calibrate(model, recipe, progress)
     with _timed(seconds, "factorise"):
@@ -46,19 +46,26 @@ def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None
 
 
 def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
-    """Ranks for a recipe's policy, ratio, budget, temperature and overrides. Milliseconds: nothing is decomposed again.
+    """Ranks for a recipe's policy, ratios, budget, temperature and overrides. Milliseconds: nothing is decomposed again.
 
-    Raises InputError for an unknown policy, a budget the method cannot meet, or an override that names no slot.
+    Raises InputError for an unknown policy, a budget the method cannot meet, or a ratio or override that names no slot.
     """
     row = find_policy(recipe.policy)
-    spectra, influence, shape = factors.spectra, factors.calibration.block_influence, factors.shape
+    spectra, influence, shape = factors.spectra, factors.calibration.influence, factors.shape
     fixed, offered = _fixed_ranks(recipe, spectra), {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()}
-    counted = find_method(recipe.method).budget(recipe.budget)
-    budget = make_budget(counted, recipe.ratio, offered, shape.decoder_linear, shape.parameters)
-    suggested = suggested_temperature(influence, 1 - budget.keep) if row.temperature else None
-    temperature = (recipe.temperature or suggested) if row.temperature else None
-    ranks = plan_ranks(recipe.policy, offered, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest")
-    return RankPlan(ranks, spectra, shape, counted, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
+    kind = find_method(recipe.method).budget(recipe.budget)
+    budget = make_budget(kind, recipe.ratio, offered, shape.decoder_linear, shape.parameters)
+    counted = {slot: s for slot, s in offered.items() if budget.counts(s.cost)}
+    suggested = row.suggest(counted, budget, influence) if row.suggest else None
+    temperature = (recipe.temperature or suggested) if row.suggest else None
+    ranks = plan_ranks(
+        recipe.policy, offered, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest", recipe.ratios,
+        recipe.policy_options,
+    )  # fmt: skip
+    plan = RankPlan(ranks, spectra, shape, kind, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
+    if {component for _, component in counted} <= set(recipe.ratios):  # nothing is left to meet the overall ratio: it follows
+        plan = replace(plan, asked=plan.summary()["achieved"])
+    return plan
 
 
 def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, int]:

@@ -20,6 +20,7 @@ BUDGETS = {
     "kv": "share of the KV cache bytes removed",
 }
 ROUNDING = ("down", "nearest")
+MAPPINGS = {"ratios": "--component-ratio", "options": "--option", "policy_options": "--policy-option", "overrides": "--override"}
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
@@ -35,7 +36,9 @@ class Recipe:
     ratio in (0, 1): the share removed of what `budget` names. temperature > 0 (policy softmax; None: its rule of thumb).
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as published tables do, and may exceed it.
     multiple: every rank is a multiple of it, or full; 8 or 16 suit the matrix units of graphics cards.
-    options: settings of the method, {name: value}; what is not named has the method's default.
+    options: settings of the method, {name: value}; what is not named has the method's default. policy_options: those of the policy.
+    ratios: the share removed from a component over all layers, {component: ratio in [0, 1)}, in what `budget` counts; the other components
+    meet the overall ratio. Where every component is named, the overall ratio follows.
     overrides: ranks set by hand, {"layer.component": rank}.
     """
 
@@ -57,7 +60,9 @@ class Recipe:
     temperature: float | None = None
     rounding: str = "down"
     multiple: int = 1
+    ratios: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    policy_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     overrides: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,7 +84,10 @@ class Recipe:
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
         if self.temperature is not None and not (isinstance(self.temperature, (int, float)) and self.temperature > 0):
             raise InputError(f"temperature must be a positive number, got {self.temperature!r}. Small is uneven, large is even.")
-        for name, value in self.options.items():
+        for name, share in self.ratios.items():
+            if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < 1:
+                raise InputError(f"The ratio of component {name} must lie between 0 and 1 (the share to remove), got {share!r}.")
+        for name, value in [*self.options.items(), *self.policy_options.items()]:
             if not isinstance(value, (bool, int, float, str)):
                 raise InputError(f"Option {name} must be a word, a number or true/false; got {value!r}.")
         for slot, rank in self.overrides.items():
@@ -92,7 +100,7 @@ class Recipe:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"options": dict(self.options), "overrides": dict(self.overrides)}
+        return asdict(self) | {name: dict(getattr(self, name)) for name in MAPPINGS}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -128,9 +136,9 @@ class Recipe:
         shown = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed")
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in ("model", "options", "overrides") or value is None or (f.name not in shown and value == getattr(default, f.name)):
+            if f.name == "model" or f.name in MAPPINGS or value is None or (f.name not in shown and value == getattr(default, f.name)):
                 continue
             parts.append(f"--{f.name.replace('_', '-')} {shlex.quote(str(value))}")
-        parts += [f"--option {shlex.quote(f'{name}={value}')}" for name, value in self.options.items()]
-        parts += [f"--override {shlex.quote(f'{slot}={rank}')}" for slot, rank in self.overrides.items()]
+        for name, flag in MAPPINGS.items():
+            parts += [f"{flag} {shlex.quote(f'{key}={value}')}" for key, value in getattr(self, name).items()]
         return " ".join([*parts, f"--out {shlex.quote(out)}"])

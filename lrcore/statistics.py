@@ -9,8 +9,9 @@ Taps, all per token:
   block       the layer's input and output
 
 Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x^2], the diagonal of second), and influence
-(Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block`; and sample, some of the
-activations themselves: at most SAMPLE of them, spread evenly over the tokens [l, n], in the model's dtype.
+(Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block` and, of its two halves, to
+`attention` and `mlp`: the residual stream before and after each (MoDeGPT B.11; the output projection's output is what attention adds);
+and sample, some of the activations themselves: at most SAMPLE of them, spread evenly over the tokens [l, n], in the model's dtype.
 Products are formed in the model's dtype and accumulated in float64.
 """
 
@@ -24,6 +25,7 @@ from torch.nn.functional import cosine_similarity
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
+PARTS = ("block", "attention", "mlp")  # what an influence is measured of
 
 
 def _second(x: Tensor) -> Tensor:
@@ -107,11 +109,12 @@ class Accumulator:
             elif need[0] == tap:
                 self._add(need, STATISTICS[need[1]](x))
 
-    def observe_block(self, before: Tensor, after: Tensor) -> None:
-        """Add a batch [..., d] of the layer's input and output, and count its tokens."""
+    def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
+        """Add a batch [..., d] of the layer's input and output, and count its tokens. middle: the stream between attention and MLP."""
         self._tokens += before[..., 0].numel()
-        if BLOCK_INFLUENCE in self.needs:
-            self._add(BLOCK_INFLUENCE, (1 - cosine_similarity(before.float(), after.float(), dim=-1)).sum(dtype=torch.float64))
+        for part, start, end in (("block", before, after), ("attention", before, middle), ("mlp", middle, after)):
+            if (part, "influence") in self.needs:
+                self._add((part, "influence"), (1 - cosine_similarity(start.float(), end.float(), dim=-1)).sum(dtype=torch.float64))
 
     def _add(self, need: Need, value: Tensor) -> None:
         value = value.double()

@@ -1,6 +1,7 @@
 """Budgets are met within one rank step and never exceeded; policies do what their papers say."""
 
 import inspect
+import math
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lrcore.policies.waterfill import fill_by_value
 from lrcore.spectra import Cost, Spectrum
 
 INFLUENCE = [0.6, 0.2, 0.1, 0.15, 0.3, 0.5]
+INFLUENCES = {"block": INFLUENCE, "attention": [0.5 * s for s in INFLUENCE], "mlp": INFLUENCE[::-1]}
 
 
 def model_like(factored: bool = False, layers: int = 6) -> dict:
@@ -61,7 +63,7 @@ def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(factored: boo
     spectra = model_like(factored)
     whole = total(spectra)
     budget = make_budget(kind, ratio, spectra, whole, int(whole * 1.2))
-    ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCE)
+    ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCES)
     spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if budget.counts(s.cost))
     assert spent <= budget.limit
     steps = [
@@ -77,7 +79,7 @@ def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(factored: boo
 def test_kv_budget_leaves_the_mlp_whole_and_needs_a_method_that_narrows_heads() -> None:
     spectra = model_like()
     budget = make_budget("kv", 0.5, spectra, total(spectra), total(spectra))
-    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCE)
+    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES)
     assert all(rank == 688 for (_, name), rank in ranks.items() if name == "mlp")
     with pytest.raises(InputError, match="KV cache"):
         make_budget("kv", 0.5, model_like(factored=True), 1, 1)
@@ -85,7 +87,7 @@ def test_kv_budget_leaves_the_mlp_whole_and_needs_a_method_that_narrows_heads() 
 
 def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
     spectra = model_like()
-    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.3, spectra, total(spectra), total(spectra)), 1.0, INFLUENCE)
+    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.3, spectra, total(spectra), total(spectra)), 1.0, INFLUENCES)
     for component, step in {"qk": 2, "ov": 1, "mlp": 1}.items():
         own = [rank for (_, name), rank in ranks.items() if name == component]
         assert max(own) - min(own) <= step
@@ -93,7 +95,7 @@ def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
 
 def test_nearest_rounds_each_slot_on_its_own() -> None:
     spectra = model_like()
-    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.1, spectra, total(spectra), total(spectra)), 1, INFLUENCE, nearest=True)
+    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.1, spectra, total(spectra), total(spectra)), 1, INFLUENCES, nearest=True)
     assert {ranks[layer, "qk"] for layer in range(6)} == {2 * round(0.9 * 16)}
     assert {ranks[layer, "mlp"] for layer in range(6)} == {round(0.9 * 688)}
 
@@ -139,21 +141,21 @@ def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None
 def test_ranks_set_by_hand_stay_and_the_others_share_the_rest() -> None:
     spectra = model_like()
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
-    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCE, fixed={(0, "mlp"): 688, (3, "ov"): 4})
+    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, fixed={(0, "mlp"): 688, (3, "ov"): 4})
     assert ranks[0, "mlp"] == 688
     assert ranks[3, "ov"] == 4
     assert ranks[1, "mlp"] < 0.7 * 688
     assert sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items()) <= budget.limit
     everything = {slot: s.cost.full for slot, s in spectra.items() if slot[0] < 5}
     with pytest.raises(InputError, match="set by hand"):
-        plan_ranks("uniform", spectra, budget, 1.0, INFLUENCE, fixed=everything)
+        plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, fixed=everything)
 
 
 def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
     spectra = model_like()
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
     with pytest.raises(InputError, match="Did you mean 'uniform'"):
-        plan_ranks("unifrom", spectra, budget, 1.0, INFLUENCE)
+        plan_ranks("unifrom", spectra, budget, 1.0, INFLUENCES)
     with pytest.raises(InputError, match="at most"):
         make_budget("params", 0.999, spectra, total(spectra), total(spectra))
 
@@ -174,3 +176,101 @@ def test_rank_for_follows_a_curved_price(nearest):
             assert abs(cost.parameters(rank) - aim) == min(abs(cost.parameters(r) - aim) for r in cost.ranks())
         else:
             assert rank == max([1, *(r for r in cost.ranks() if cost.parameters(r) <= aim)])
+
+
+def test_softmax_cap_is_the_chosen_one_and_the_mean_weighted_by_prices_is_exact() -> None:
+    prices = [1.0, 2.0, 3.0, 1.0, 5.0, 2.0]
+    for cap in (0.6, 0.8, 0.95):
+        phi = softmax_sparsity(INFLUENCE, 0.5, 0.02, cap, prices)
+        assert max(phi) == pytest.approx(cap, abs=1e-12)
+        assert sum(p * w for p, w in zip(phi, prices, strict=True)) / sum(prices) == pytest.approx(0.5, abs=1e-12)
+    spectra = model_like()
+    budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
+    for policy in ("softmax", "softmax_dual"):
+        targets = find_policy(policy).targets(spectra, budget, 0.02, INFLUENCES, cap=0.7)
+        assert min(targets.values()) == pytest.approx(0.3, abs=1e-12)
+    with pytest.raises(InputError, match="at most 1"):
+        plan_ranks("softmax", spectra, budget, 0.1, INFLUENCES, options={"cap": 2})
+
+
+def test_dual_scores_follow_equations_42_and_43() -> None:
+    """`phi_ij` proportional to `exp(-w_j s_ij / eps)`, the mean weighted by parameters as asked; w = 1 and 2 here."""
+    spectra = {}
+    for layer in range(6):
+        for name, size in (("qk", 50), ("ov", 50), ("mlp", 200)):
+            spectra[layer, name] = Spectrum((layer, name), torch.ones(size, dtype=torch.float64), Cost(size, 3, 3 * size))
+    budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
+    eps = 2.0
+    targets = find_policy("softmax_dual").targets(spectra, budget, eps, INFLUENCES)
+    raw = {(i, part): math.exp(-w * INFLUENCES[part][i] / eps) for i in range(6) for part, w in (("attention", 1), ("mlp", 2))}
+    scale = 0.3 * 6 * (2 + 1) / sum((2 if part == "mlp" else 1) * value for (_, part), value in raw.items())
+    for (layer, name), kept in targets.items():
+        assert 1 - kept == pytest.approx(scale * raw[layer, "mlp" if name == "mlp" else "attention"], abs=1e-12)
+    spent = sum(targets[slot] * s.cost.dense for slot, s in spectra.items())
+    assert spent == pytest.approx(0.7 * total(spectra), abs=1e-6)
+
+
+def test_energy_keeps_the_same_share_of_energy_everywhere() -> None:
+    spectra = model_like()
+    budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
+    ranks = plan_ranks("energy", spectra, budget, 1.0, INFLUENCES)
+    held = {slot: s.energy(ranks[slot]) for slot, s in spectra.items()}
+    below = [s.energy(ranks[slot] - s.cost.step) for slot, s in spectra.items() if ranks[slot] > s.cost.step]
+    assert max(below) <= min(held.values()) + 0.02  # the steps that were left over raise a few slots above the threshold
+
+
+def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
+    g = torch.Generator().manual_seed(4)
+    spectra = {}
+    for layer in range(3):
+        values = torch.rand(6, generator=g, dtype=torch.float64).sort(descending=True).values * 10**layer
+        spectra[layer, "mlp"] = Spectrum((layer, "mlp"), values, Cost(6, 5 + layer, (5 + layer) * 6))
+    for ratio in (0.2, 0.35, 0.5, 0.7):
+        budget = make_budget("params", ratio, spectra, total(spectra), total(spectra))
+        ranks = plan_ranks("marginal", spectra, budget, 1.0, INFLUENCES)
+
+        def loss(choice) -> float:
+            return sum(s.tail(r) / s.tail(0) for s, r in zip(spectra.values(), choice, strict=True))
+
+        def price(choice) -> int:
+            return sum(s.cost.parameters(r) for s, r in zip(spectra.values(), choice, strict=True))
+
+        found = [ranks[slot] for slot in spectra]
+        every = list(product(range(1, 7), repeat=3))
+        step = max(s.cost.per_rank for s in spectra.values())
+        assert price(found) <= budget.limit
+        assert loss(found) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("factored", [False, True])
+def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(policy: str, factored: bool) -> None:
+    spectra = model_like(factored)
+    whole, name = total(spectra), "q" if factored else "qk"
+    budget = make_budget("params", 0.3, spectra, whole, whole)
+
+    def kept(ranks, component: str | None = None) -> int:
+        return sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items() if component in (None, slot[1]))
+
+    dense = kept({slot: s.cost.full for slot, s in spectra.items()}, name)
+    for ratio in (0.0, 0.15, 0.6):
+        ranks = plan_ranks(policy, spectra, budget, 0.2, INFLUENCES, ratios={name: ratio})
+        step = 2 * max(s.cost.dense - s.cost.parameters(s.cost.cap) if ratio == 0 else s.cost.per_rank for s in spectra.values())
+        assert dense * (1 - ratio) - max(step, dense * (1 - ratio) * 0.02) <= kept(ranks, name) <= dense * (1 - ratio) + 1e-9
+        assert kept(ranks) <= budget.limit
+        assert kept(ranks) > 0.97 * budget.limit
+    everything = {component: 0.5 for _, component in spectra}
+    ranks = plan_ranks(policy, spectra, budget, 0.2, INFLUENCES, ratios=everything)
+    assert 0.47 * whole <= kept(ranks) <= 0.5 * whole
+
+
+def test_component_ratios_refuse_unknown_names_and_impossible_rests() -> None:
+    spectra = model_like()
+    whole = total(spectra)
+    budget = make_budget("params", 0.5, spectra, whole, whole)
+    with pytest.raises(InputError, match="Did you mean 'mlp'"):
+        plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, ratios={"mpl": 0.3})
+    with pytest.raises(InputError, match="too little"):
+        plan_ranks("uniform", spectra, make_budget("params", 0.9, spectra, whole, whole), 1.0, INFLUENCES, ratios={"mlp": 0.0})
+    with pytest.raises(InputError, match="kv"):
+        plan_ranks("uniform", spectra, make_budget("kv", 0.3, spectra, whole, whole), 1.0, INFLUENCES, ratios={"mlp": 0.3})

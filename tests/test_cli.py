@@ -164,3 +164,16 @@ def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
     done = subprocess.run([sys.executable, "-m", "lrcore", *asked], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["windows"] == 2
     assert done.stderr == "evaluate (2)\n"
+
+
+def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibration, capsys) -> None:
+    asked = ["--method", "a3", "--option", "qk=q_only", "--policy", "softmax", "--policy-option", "cap=0.8", "--component-ratio", "mlp=0.5"]
+    got = run_json(capsys, "allocate", tiny_opt, *asked, "--ratio", "0.4", *calibration)
+    assert got["recipe"]["ratios"] == {"mlp": 0.5}
+    assert got["recipe"]["options"] == {"qk": "q_only"}
+    own = [row for row in got["ranks"] if row["component"] == "mlp"]
+    assert sum(row["parameters"] for row in own) <= 0.5 * sum(row["dense_parameters"] for row in own)
+    assert got["summary"]["achieved"] >= 0.4
+    for words, says in ((["--component-ratio", "mlp"], "COMPONENT=RATIO"), (["--policy-option", "cap=2"], "at most 1")):
+        assert main(["allocate", str(tiny_opt), "--policy", "softmax", *words]) == 2
+        assert says in capsys.readouterr().err

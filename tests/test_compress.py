@@ -114,3 +114,36 @@ def test_a_float64_model_at_nearly_full_rank_maps_reproduces_the_dense_logits(ti
     with torch.inference_mode():
         assert torch.allclose(network(tokens).logits, model.network(tokens).logits, atol=1e-9)
         assert not torch.equal(read_layer(network, 0).attention.q.weight, read_layer(model.network, 0).attention.q.weight)
+
+
+@pytest.mark.parametrize("policy", ["softmax", "softmax_dual", "energy", "marginal"])
+def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_where_all_are_named(model, recipe, policy: str) -> None:
+    for method in ("svd_llm", "modegpt"):
+        factors = lrcore.prepare(model, recipe.with_(method=method))
+        names = {component for _, component in factors.spectra}
+        first = sorted(names)[0]
+        plan = lrcore.allocate(factors, recipe.with_(method=method, policy=policy, ratio=0.3, ratios={first: 0.4}))
+        table = plan.table()
+        own = table[table.component == first]
+        assert 1 - own.parameters.sum() / own.dense_parameters.sum() >= 0.4
+        assert plan.summary()["achieved"] >= 0.3
+        whole = lrcore.allocate(factors, recipe.with_(method=method, policy=policy, ratio=0.1, ratios=dict.fromkeys(names, 0.4))).summary()
+        assert whole["achieved"] == whole["asked"] >= 0.4
+
+
+def test_policies_read_the_influence_of_both_halves_of_a_layer(model, recipe) -> None:
+    found = lrcore.calibrate(model, recipe).influence
+    assert all(len(found[part]) == len(found["block"]) for part in ("attention", "mlp"))
+    with torch.inference_mode():
+        hidden = model.network(lrcore.calibrate(model, recipe).tokens, output_hidden_states=True).hidden_states
+    layer = len(found["block"]) - 2  # the last hidden state is normed
+    seen = {}
+    module = next(m for name, m in model.network.named_modules() if name.endswith(f"layers.{layer}.self_attn"))
+    handle = module.register_forward_hook(lambda _m, _a, out: seen.update(out=out[0]))
+    with torch.inference_mode():
+        model.network(lrcore.calibrate(model, recipe).tokens)
+    handle.remove()
+    middle = hidden[layer] + seen["out"]
+    for part, (start, end) in {"attention": (hidden[layer], middle), "mlp": (middle, hidden[layer + 1])}.items():
+        expected = 1 - float(torch.nn.functional.cosine_similarity(start, end, dim=-1).mean())
+        assert found[part][layer] == pytest.approx(expected, abs=1e-5)

@@ -29,6 +29,7 @@ def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
         ({"temperature": -1}, "temperature"),
         ({"metod": "a3"}, "Did you mean 'method'"),
         ({"overrides": {"mlp": 3}}, "layer.component"),
+        ({"ratios": {"mlp": 1.0}}, "component mlp"),
     ],
 )
 def test_bad_values_are_named(changes: dict, says: str) -> None:
@@ -45,12 +46,16 @@ def test_files_that_are_no_recipe(tmp_path) -> None:
 
 
 def test_the_command_line_says_the_same() -> None:
-    recipe = Recipe(data="my file.txt", policy="softmax", temperature=0.2, overrides={"0.ov": 8})
+    recipe = Recipe(
+        data="my file.txt", policy="softmax", temperature=0.2, overrides={"0.ov": 8}, ratios={"qk": 0.3}, policy_options={"cap": 0.8}
+    )
     words = shlex.split(recipe.command("out dir"))
     assert words[:5] == ["python", "-m", "lrcore", "compress", "demo-llama"]
     pairs = dict(zip(words[5::2], words[6::2], strict=True))
     assert pairs["--data"] == "my file.txt"
     assert pairs["--temperature"] == "0.2"
     assert pairs["--override"] == "0.ov=8"
+    assert pairs["--component-ratio"] == "qk=0.3"
+    assert pairs["--policy-option"] == "cap=0.8"
     assert pairs["--out"] == "out dir"
     assert "--budget" not in pairs  # defaults stay unsaid

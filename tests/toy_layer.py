@@ -75,7 +75,7 @@ def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor) -> Moments:
     accumulator = Accumulator((tap, statistic) for tap in taps for statistic in ("second", "mean", "abs", "square", "sample"))
     for tap, values in taps.items():
         accumulator.observe(tap, values)
-    accumulator.observe_block(x, x + a[:, :1])
+    accumulator.observe_block(x, x + a[:, :1], x)
     return accumulator.moments()
 
 

@@ -52,7 +52,9 @@ class Form:
             "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
             "multiple": whole("multiple"),
+            "ratios": box(gr.Textbox, "ratios", placeholder="qk=0.3, mlp=0.1"),
             "options": gr.State({}),
+            "policy_options": gr.State({}),
             "overrides": gr.State({}),
             "rule": box(gr.Checkbox, "rule", value=True),
         }
@@ -77,6 +79,7 @@ class Form:
             said[name] = int(said[name]) if said[name] is not None else None
         if not said["model"]:
             raise lrcore.InputError("No model is named. Choose a demo model, or type a folder or a hub id.")
+        said["ratios"] = read_ratios(said["ratios"] or "")
         if rule:
             said["temperature"] = None
         return lrcore.Recipe.from_dict(said)
@@ -91,6 +94,7 @@ class Form:
         """What to put into the components so that they say this recipe."""
         said = recipe.to_dict() | {"rule": recipe.temperature is None}
         said["revision"] = said["revision"] or ""
+        said["ratios"] = ", ".join(f"{name}={share:g}" for name, share in recipe.ratios.items())
         said["temperature"] = said["temperature"] if said["temperature"] is not None else gr.skip()
         return [said[name] for name in self.parts]
 
@@ -100,6 +104,15 @@ class Form:
         kept = {name: getattr(recipe, name) for name in (*SOURCES, "method", "options")}
         probing = [row["name"] for row in lrcore.policies() if row["probed"]]
         return START.with_(**kept, policy=recipe.policy if recipe.policy in probing else START.policy)
+
+
+def read_ratios(words: str) -> dict[str, float]:
+    """Component ratios as typed, "qk=0.3, mlp=0.1". Raises InputError for what is no such list."""
+    try:
+        pairs = [part.split("=") for part in words.split(",") if part.strip()]
+        return {name.strip(): float(share) for name, share in pairs}
+    except ValueError:
+        raise lrcore.InputError(f"Component ratios read 'qk=0.3, mlp=0.1'; got '{words}'.") from None
 
 
 def differences(recipes: Mapping[str, lrcore.Recipe]) -> list[list[Any]]:

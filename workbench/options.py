@@ -1,5 +1,6 @@
-"""The settings of the chosen method, one component each, drawn anew when the method changes."""
+"""The settings of the chosen method and policy, one component each, drawn anew when the choice changes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -11,22 +12,24 @@ from .session import Session
 
 
 def build(session: Session) -> None:
-    """Each component writes what differs from the default into the form's `options`."""
+    """Each component writes what differs from the default into the form's `options` or `policy_options`."""
+    place(session, "method", "options", lrcore.methods)
+    place(session, "policy", "policy_options", lrcore.policies)
+
+
+def place(session: Session, owner: str, field: str, table: Callable[[], list[dict[str, Any]]]) -> None:
+    """The settings of the row that the form's `owner` names, kept in its `field`."""
     form = session.form
 
-    @gr.render([form["method"], form["options"]], triggers=[session.opened, form["method"].change, session.loaded.change])
-    def draw(method: str, chosen: dict[str, Any]) -> None:
-        rows = options_of(method)
+    @gr.render([form[owner], form[field]], triggers=[session.opened, form[owner].change, session.loaded.change])
+    def draw(name: str, chosen: dict[str, Any]) -> None:
+        rows = next((row["options"] for row in table() if row["name"] == name), [])
         if not rows:
             return
-        with gr.Row(elem_id="method-options"):
+        with gr.Row(elem_id=f"{owner}-options"):
             for row in rows:
                 part = component(row, chosen.get(row["name"], row["default"]))
-                part.input(keep(row), [part, form["options"]], form["options"], **QUIET)
-
-
-def options_of(method: str) -> list[dict[str, Any]]:
-    return next((row["options"] for row in lrcore.methods() if row["name"] == method), [])
+                part.input(keep(row), [part, form[field]], form[field], **QUIET)
 
 
 def component(row: dict[str, Any], value: Any) -> gr.components.Component:

@@ -31,7 +31,7 @@ from .factors import (
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
 
 OPTIONS = (
-    Option("qk", "both", "which side of the scores is weighted by the data; weights: neither (CLOVER)", ("both", "q_only", "k_only", "weights")),
+    Option("qk", "both", "side of the scores that the data weights; weights: neither (CLOVER)", ("both", "q_only", "k_only", "weights")),
     Option("scores", "a3", "what rotary pairs are kept by; no effect without rotary", ("a3", "abs", "wanda", "random")),
     Option("seed", 0, "of scores=random", low=0),
     Option("ov", "heads", "moments of each head's output; of the layer's input; or all heads at once, with a larger KV cache",
@@ -120,7 +120,7 @@ def qk_pairs(a: Attention, moments: Moments, qk: str = "both", scores: str = "a3
 
 
 def pair_products(q: Tensor, k: Tensor, a: Attention) -> Tensor:
-    """`q_j k_j` summed over both columns of each rotary pair and over the heads of the group. [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2]."""
+    """`q_j k_j` summed over both columns of a rotary pair and the heads of the group. [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2]."""
     return (by_group(q, a) * k.unsqueeze(1)).sum(1).unflatten(-1, (2, -1)).sum(1)
 
 

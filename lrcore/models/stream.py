@@ -92,15 +92,18 @@ class LayerStream:
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
         """Run layer `index` on all windows; return its moments where needs are given."""
         layer = decoder_layers(self.network)[index]
-        accumulator = Accumulator(needs)
+        accumulator, added = Accumulator(needs), {}
         with ExitStack() as stack:
             self._tap(layer, index, accumulator, stack)
+            if accumulator.taps & {"attention", "mlp"}:
+                path = projection_paths(architecture_of(self.network), layer)["o"]
+                stack.callback(layer.get_submodule(path).register_forward_hook(lambda _m, _a, out: added.update(o=out)).remove)
             for number, hidden in enumerate(self._hidden):
                 args, kwargs = self._calls[len(hidden)][index]
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
-                    accumulator.observe_block(hidden, out)
+                    accumulator.observe_block(hidden, out, hidden + added["o"].view_as(hidden) if added else None)
                 if advance:
                     self._hidden[number] = out
         return accumulator.moments() if accumulator.needs else None

@@ -4,40 +4,68 @@ A policy sees loss curves and prices, never a model. It returns targets, the sha
 `allocation.round_to_ranks` turns them into whole ranks that fit the budget. Milliseconds, so a slider may call it at every move.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..budget import Budget, Spectra
+from ..budget import Budget, Influence, Spectra
 from ..errors import unknown
+from ..options import Option, read_options
 from ..spectra import Slot
+from .energy import energy
 from .greedy import greedy
+from .marginal import marginal
 from .probed import probed
-from .softmax import softmax
+from .softmax import CAP, softmax, suggest
+from .softmax_dual import softmax_dual
+from .softmax_dual import suggest as suggest_dual
 from .uniform import uniform
 from .waterfill import waterfill
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A row of the table. temperature: whether the policy reads one. probed: whether it needs probed slots."""
+    """A row of the table. suggest: the rule of thumb for its temperature, None where it reads none. probed: whether it needs probed slots.
+
+    options: what `targets` takes besides spectra, budget, temperature and influence, as keywords with the same defaults.
+    """
 
     name: str
     summary: str
-    targets: Callable[[Spectra, Budget, float, list[float]], dict[Slot, float]]
-    temperature: bool = False
+    targets: Callable[..., dict[Slot, float]]
+    suggest: Callable[[Spectra, Budget, Influence], float] | None = None
     probed: bool = False
+    options: tuple[Option, ...] = ()
+
+    def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every option's value. Raises InputError for an unknown name or a value out of range."""
+        return read_options(f"policy {self.name}", self.options, given)
 
     def describe(self) -> dict:
-        return {"name": self.name, "summary": self.summary, "temperature": self.temperature, "probed": self.probed}
+        options = [option.describe() for option in self.options]
+        return {"name": self.name, "summary": self.summary, "temperature": self.suggest is not None, "probed": self.probed,
+                "options": options}  # fmt: skip
+
+
+CAPPED = (Option("cap", CAP, "largest share that one layer may lose; the excess is shared by the others", low=0.05, high=1.0),)
 
 
 POLICIES = {
     row.name: row
     for row in (
         Policy("uniform", "Every layer and component keeps the same share.", uniform),
-        Policy("softmax", "Layers that change the residual stream least lose most (MoDeGPT eq. 11).", softmax, temperature=True),
+        Policy("softmax", "Layers that change the residual stream least lose most (MoDeGPT eq. 11).", softmax, suggest, options=CAPPED),
+        Policy(
+            "softmax_dual",
+            "The same with separate scores for attention and MLP (MoDeGPT eq. 42-43).",
+            softmax_dual,
+            suggest_dual,
+            options=CAPPED,
+        ),
         Policy("waterfill", "The largest singular values, pooled over all slots in the same unit, are kept (CARE-E).", waterfill),
         Policy("greedy", "The next rank goes where it removes most of what is still lost, early layers first (CARE's code).", greedy),
+        Policy("energy", "Every slot keeps the same share of its energy.", energy),
+        Policy("marginal", "The last rank of every slot is worth the same relative loss per parameter.", marginal),
         Policy("probed", "Least predicted rise of the token loss, from a few measured probes per slot (ours).", probed, probed=True),
     )
 }

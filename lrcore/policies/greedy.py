@@ -4,13 +4,13 @@ import heapq
 import math
 from bisect import bisect_right
 
-from ..budget import Budget, Spectra
+from ..budget import Budget, Influence, Spectra
 from ..spectra import Slot, Spectrum
 
 LEAST, MOST = 0.5, 2.0  # ranks stay between half and twice the even share, as in the released code
 
 
-def greedy(spectra: Spectra, budget: Budget, temperature: float, influence: list[float]) -> dict[Slot, float]:
+def greedy(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
     """CARE's released heuristic, per component; every component keeps the overall share.
 
     From half the even share on, the next rank r of layer l goes, while the budget holds, where

@@ -5,27 +5,35 @@ import math
 
 import torch
 
-from ..budget import Budget, Spectra
+from ..budget import Budget, Influence, Spectra
 from ..errors import InputError
 from ..spectra import Slot
 
 
-def probed(spectra: Spectra, budget: Budget, temperature: float, influence: list[float]) -> dict[Slot, float]:
+def probed(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
     """Probed marginal loss (ours): the ranks whose predicted rises in token loss, `Spectrum.nats`, have the least sum within the budget.
 
-    One multiplier, by bisection: every slot takes the rank of least `nats + multiplier * price`; what is left over goes, step by step, to
-    the slot that gains most per price. Raises InputError where a slot was not probed.
+    Raises InputError where a slot was not probed.
     """
     if any(s.nats is None for s in spectra.values()):
         raise InputError("Policy 'probed' needs probed slots: call lrcore.probe on the factorisation first (some short evaluations).")
-    prices, nats = {}, {}
+    return least_sum({slot: s.nats for slot, s in spectra.items()}, spectra, budget)
+
+
+def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget) -> dict[Slot, float]:
+    """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of `cost.ranks()`.
+
+    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`; what is left over goes, step by step, to
+    the slot that gains most per price.
+    """
+    prices, curves = {}, {}
     for slot, s in spectra.items():
         offered, place = budget.ranks(s.cost), {rank: i for i, rank in enumerate(s.cost.ranks())}
         prices[slot] = torch.tensor([budget.price(s.cost, r) for r in offered], dtype=torch.float64)
-        nats[slot] = s.nats[[place[r] for r in offered]]
+        curves[slot] = losses[slot][[place[r] for r in offered]]
 
     def choose(multiplier: float) -> dict[Slot, int]:
-        return {slot: int(torch.argmin(own + multiplier * prices[slot])) for slot, own in nats.items()}
+        return {slot: int(torch.argmin(curve + multiplier * prices[slot])) for slot, curve in curves.items()}
 
     def spent(choice: dict[Slot, int]) -> float:
         return sum(float(prices[slot][i]) for slot, i in choice.items())
@@ -35,21 +43,21 @@ def probed(spectra: Spectra, budget: Budget, temperature: float, influence: list
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(choose(middle)) > budget.limit else (low, middle)
     choice = choose(high)
-    _spend_rest(choice, nats, prices, budget.limit - spent(choice))
+    _spend_rest(choice, curves, prices, budget.limit - spent(choice))
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
 
 
-def _spend_rest(choice: dict[Slot, int], nats: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor], left: float) -> None:
-    """Raise one slot after another by a step, the one with most nats per price first, while anything fits."""
+def _spend_rest(choice: dict[Slot, int], curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor], left: float) -> None:
+    """Raise one slot after another by a step, the one with most gain per price first, while anything fits."""
     queue: list[tuple] = []
 
     def push(slot: Slot) -> None:
-        i, own = choice[slot], nats[slot]
-        if i + 1 < len(own):
+        i, curve = choice[slot], curves[slot]
+        if i + 1 < len(curve):
             price = float(prices[slot][i + 1] - prices[slot][i])
-            heapq.heappush(queue, (-float(own[i] - own[i + 1]) / price, slot, price))
+            heapq.heappush(queue, (-float(curve[i] - curve[i + 1]) / price, slot, price))
 
-    for slot in nats:
+    for slot in curves:
         push(slot)
     while queue:
         _, slot, price = heapq.heappop(queue)

@@ -1,38 +1,59 @@
 """MoDeGPT's allocation (eq. 11): layers that change the residual stream least lose most."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from ..budget import Budget, Spectra
+from ..budget import Budget, Influence, Spectra
 from ..spectra import Slot
 
 CAP = 0.95  # largest sparsity a layer may get; MoDeGPT keeps a few columns everywhere, since a block at rank 0 breaks the model
 RULE_OF_THUMB = 0.8  # largest sparsity at the suggested temperature
 
 
-def softmax(spectra: Spectra, budget: Budget, temperature: float, influence: list[float]) -> dict[Slot, float]:
+def softmax(spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP) -> dict[Slot, float]:
     """MoDeGPT eq. 11: layer sparsity `phi = L phi_avg softmax(-s / eps)`, s the Block Influence; clipped and redistributed to the mean.
 
-    temperature eps > 0: small is uneven, large is even. All slots of a layer share its sparsity.
+    temperature eps > 0: small is uneven, large is even. All slots of a layer share its sparsity; no layer loses more than the share cap.
     """
-    layers = sorted({layer for layer, _ in spectra})
-    sparsity = softmax_sparsity([influence[layer] for layer in layers], 1 - budget.keep, temperature)
-    by_layer = dict(zip(layers, sparsity, strict=True))
+    scores, prices, layers = layer_scores(spectra, budget, influence)
+    by_layer = dict(zip(layers, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True))
     return {slot: 1 - by_layer[slot[0]] for slot in spectra}
 
 
-def softmax_sparsity(influence: list[float], mean: float, temperature: float, cap: float = CAP) -> list[float]:
-    """Sparsities in [0, cap] with the given mean (in [0, 1)); entries over the cap are clipped and their excess shared by the others."""
-    cap = max(cap, mean)
-    weights = torch.softmax(-torch.tensor(influence, dtype=torch.float64) / temperature, 0)
-    free = torch.ones(len(influence), dtype=torch.bool)
-    phi = torch.zeros(len(influence), dtype=torch.float64)
-    for _ in influence:
-        left = mean * len(influence) - cap * int((~free).sum())
+def layer_scores(spectra: Spectra, budget: Budget, influence: Influence) -> tuple[list[float], list[float], list[int]]:
+    """Block Influence, dense price and index of every layer that has a slot."""
+    layers = sorted({layer for layer, _ in spectra})
+    prices = [float(sum(budget.price(s.cost, s.cost.full) for slot, s in spectra.items() if slot[0] == layer)) for layer in layers]
+    return [influence["block"][layer] for layer in layers], prices, layers
+
+
+def suggest(spectra: Spectra, budget: Budget, influence: Influence) -> float:
+    """The temperature by the rule of thumb."""
+    scores, prices, _ = layer_scores(spectra, budget, influence)
+    return suggested_temperature(scores, 1 - budget.keep, prices)
+
+
+def softmax_sparsity(
+    scores: Sequence[float], mean: float, temperature: float, cap: float = CAP, prices: Sequence[float] | None = None
+) -> list[float]:
+    """Sparsities in [0, cap] proportional to exp(-score / temperature) with the given mean (in [0, 1)), weighted by prices (None: equally).
+
+    Entries over the cap are clipped and their excess is shared by the others, in proportion, until none is over it: the mean is exact to
+    rounding. A cap below the mean, which no sparsities could keep, counts as the mean.
+    """
+    cap, count = max(cap, mean), len(scores)
+    price = torch.ones(count, dtype=torch.float64) if prices is None else torch.tensor(prices, dtype=torch.float64)
+    weights = torch.softmax(-torch.tensor(scores, dtype=torch.float64) / temperature, 0)
+    free = torch.ones(count, dtype=torch.bool)
+    phi = torch.zeros(count, dtype=torch.float64)
+    for _ in scores:
+        left = mean * price.sum() - cap * price[~free].sum()
         share = weights[free]
-        # a tiny temperature can underflow every remaining weight to zero: then what is left is shared evenly
-        phi[free] = left * (share / share.sum() if float(share.sum()) > 0 else torch.full_like(share, 1 / len(share)))
+        if float(share.sum()) == 0:  # a tiny temperature can underflow every remaining weight: then what is left is shared evenly
+            share = torch.ones_like(share)
+        phi[free] = left * share / (share * price[free]).sum()
         phi[~free] = cap
         over = free & (phi > cap + 1e-12)
         if not bool(over.any()):
@@ -41,11 +62,11 @@ def softmax_sparsity(influence: list[float], mean: float, temperature: float, ca
     return phi.clamp(0, cap).tolist()
 
 
-def suggested_temperature(influence: list[float], mean: float) -> float:
+def suggested_temperature(scores: Sequence[float], mean: float, prices: Sequence[float] | None = None) -> float:
     """The temperature at which the most compressed layer loses RULE_OF_THUMB (or the mean, if larger); by bisection on a log scale."""
     goal = max(RULE_OF_THUMB, mean)
     low, high = 1e-4, 1e3
     for _ in range(60):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if max(softmax_sparsity(influence, mean, middle, cap=1.0)) > goal else (low, middle)
+        low, high = (middle, high) if max(softmax_sparsity(scores, mean, middle, 1.0, prices)) > goal else (low, middle)
     return high

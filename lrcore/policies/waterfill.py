@@ -4,11 +4,11 @@ import heapq
 
 import torch
 
-from ..budget import Budget, Spectra
+from ..budget import Budget, Influence, Spectra
 from ..spectra import Slot
 
 
-def waterfill(spectra: Spectra, budget: Budget, temperature: float, influence: list[float]) -> dict[Slot, float]:
+def waterfill(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
     """CARE eq. 2: pool the singular values of all slots whose values compare, and keep the largest that the budget holds.
 
     Values compare within a unit (`Spectrum.unit`). CARE's keys and values share one, so `W_K C` and `W_V C` of all layers are one pool: its

@@ -46,6 +46,7 @@ def build(session: Session) -> None:
             form["refit"].render()
             form["rounding"].render()
             form["multiple"].render()
+            form["ratios"].render()
         gr.Markdown(text.OVERRIDE_HELP)
         frame = gr.Dataframe(
             headers=list(COLUMNS),
@@ -114,7 +115,8 @@ def build(session: Session) -> None:
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
     choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
-    changed = [session.factored.change, form["options"].change, form["overrides"].change, session.loaded.change]
+    settings = [form[name].change for name in ("options", "policy_options", "overrides")]
+    changed = [session.factored.change, session.loaded.change, form["ratios"].submit, form["ratios"].blur, *settings]
     gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
@@ -123,8 +125,9 @@ def build(session: Session) -> None:
           [survey, caption], **LIVE)  # fmt: skip
     every.click(start_survey, form.all, None, **QUIET)
     form["options"].change(need, form.all, None, **QUIET)
-    form["method"].input(lambda: ({}, {}), None, [form["options"], form["overrides"]], **QUIET).then(need, form.all, None, **QUIET)
-    form["policy"].input(need, form.all, None, **QUIET)
+    of_method = [form["options"], form["overrides"], form["ratios"]]
+    form["method"].input(lambda: ({}, {}, ""), None, of_method, **QUIET).then(need, form.all, None, **QUIET)
+    form["policy"].input(dict, None, form["policy_options"], **QUIET).then(need, form.all, None, **QUIET)
     frame.input(edited, [frame, in_table, form["overrides"]], form["overrides"], **QUIET)
     clear.click(dict, None, form["overrides"], **QUIET)
     csv.click(give, form.all, session.downloads, **QUIET)
@@ -139,7 +142,7 @@ def drawn(session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bo
         return "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), warm, about, "", keep
     try:
         plan = lrcore.allocate(factors, recipe)
-        even = lrcore.allocate(factors, recipe.with_(policy=lrcore.policies()[0]["name"], overrides={}))
+        even = lrcore.allocate(factors, recipe.with_(policy=START, policy_options={}, overrides={}))
     except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
         return keep, markup.note(str(error), "error"), warm, about, keep, keep
     key = key_of(factors, recipe, plan)
@@ -180,7 +183,8 @@ def policy_lines(factors: Any, recipe: lrcore.Recipe) -> dict[str, list[float]]:
     lines = {}
     for row in lrcore.policies():
         try:
-            lines[row["name"]] = lrcore.allocate(factors, recipe.with_(policy=row["name"])).kept_by_layer()
+            own = recipe.policy_options if row["name"] == recipe.policy else {}
+            lines[row["name"]] = lrcore.allocate(factors, recipe.with_(policy=row["name"], policy_options=own)).kept_by_layer()
         except lrcore.InputError:  # not probed yet, or more than this method can remove
             continue
     return lines
