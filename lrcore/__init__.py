@@ -7,6 +7,7 @@ print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 
 from .analyse import Analysis, analyse
 from .answers import answers, answers_csv, read_prompts
+from .bounds import bounds
 from .calibrate import Calibration, calibrate
 from .checkpoint import load, save
 from .compare import Comparison, compare
@@ -49,8 +50,8 @@ def policies() -> list[dict]:
 __all__ = [
     "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration",
     "Cancelled", "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors",
-    "ModelCost", "RankPlan", "Recipe", "Run", "Runs", "Speed", "Sweep", "TaskResult", "allocate", "analyse", "answers",
-    "answers_csv", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate",
-    "factorise", "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "methods",
-    "policies", "prepare", "probe", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stream", "token_losses",
+    "ModelCost", "RankPlan", "Recipe", "Run", "Runs", "Speed", "Sweep", "TaskResult", "allocate", "analyse", "answers", "answers_csv",
+    "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "factorise",
+    "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "methods", "policies", "prepare",
+    "probe", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stream", "token_losses",
 ]  # fmt: skip

@@ -115,7 +115,8 @@ def allocate(
     device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
     seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
     budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
-    policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None, as_json: AsJson = False,
+    policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
+    bounds: Bounds = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the ranks of a recipe. And what they save, in parameters, KV cache and work; nothing is written."""
     import lrcore
@@ -124,7 +125,10 @@ def allocate(
     loaded = _load(asked)
     factors = lrcore.prepare(loaded, asked, progress=progress)
     plan = lrcore.allocate(factors, asked)
-    show(as_json, {"recipe": asked.to_dict(), "summary": plan.summary()}, "ranks", plan.table().to_dict("records"))
+    values = {"recipe": asked.to_dict(), "summary": plan.summary()}
+    if bounds:
+        values["bounds"] = lrcore.bounds(loaded, factors, plan, progress=progress)
+    show(as_json, values, "ranks", plan.table().to_dict("records"))
 
 
 @app.command()
@@ -135,7 +139,7 @@ def compress(
     calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
     ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
     policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
-    as_json: AsJson = False,
+    bounds: Bounds = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore
@@ -143,7 +147,15 @@ def compress(
 
     asked, began = read_recipe(ctx), time.perf_counter()
     check_target(out)
-    small = lrcore.compress(_load(asked), asked, progress=progress)
+    loaded = _load(asked)
+    if bounds:
+        factors = lrcore.prepare(loaded, asked, progress=progress)
+        plan = lrcore.allocate(factors, asked)
+        found = lrcore.bounds(loaded, factors, plan, progress=progress)
+        small = lrcore.compress(loaded, asked, factors, plan, progress=progress)
+        small.report["bounds"] = found
+    else:
+        small = lrcore.compress(loaded, asked, progress=progress)
     folder = lrcore.save(small, out)
     values = {"out": str(folder), **small.report, "total_seconds": round(time.perf_counter() - began, 3)}
     rows = values.pop("ranks")

@@ -177,3 +177,13 @@ def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibratio
     for words, says in ((["--component-ratio", "mlp"], "COMPONENT=RATIO"), (["--policy-option", "cap=2"], "at most 1")):
         assert main(["allocate", str(tiny_opt), "--policy", "softmax", *words]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_bounds_stand_beside_the_errors_and_go_into_the_report(tiny_opt, calibration, capsys, tmp_path):
+    asked = ["--method", "modegpt", "--ratio", "0.4", "--bounds", *calibration]
+    got = run_json(capsys, "compress", tiny_opt, "--out", tmp_path / "small", *asked)
+    assert all(row["bound"] is None or row["error"] <= row["bound"] * (1 + 1e-9) for row in got["bounds"])
+    assert len(got["bounds"]) == len(got["ranks"])
+    assert json.loads((tmp_path / "small" / "report.json").read_text())["bounds"] == got["bounds"]
+    assert run_json(capsys, "allocate", tiny_opt, *asked)["bounds"] == got["bounds"]
+    assert main(["allocate", str(tiny_opt), "--method", "a3", "--bounds", *calibration]) == 2

@@ -14,7 +14,7 @@ def energy(spectra: Spectra, budget: Budget, temperature: float, influence: Infl
     def prices(theta: float) -> dict[Slot, int]:
         found = {}
         for slot, s in spectra.items():
-            enough = (int(torch.searchsorted(held[slot], theta - 1e-12)) + 1) * s.cost.step
+            enough = (int(torch.searchsorted(held[slot], theta - 1e-12)) + 1) * s.grain
             found[slot] = budget.price(s.cost, next(rank for rank in offered[slot] if rank >= min(enough, s.cost.full)))
         return found
 

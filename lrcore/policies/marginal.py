@@ -20,5 +20,5 @@ def relative_losses(s: Spectrum) -> Tensor:
     """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, float64, falling to 0 at full rank; zeros for an all-zero slot."""
     squares = s.values.double() ** 2
     tails = torch.cat((squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)))
-    steps = torch.tensor([rank // s.cost.step for rank in s.cost.ranks()])
+    steps = torch.tensor([rank // s.grain for rank in s.cost.ranks()])
     return tails[steps] / tails[0] if float(tails[0]) > 0 else torch.zeros(len(steps), dtype=torch.float64)
