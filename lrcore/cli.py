@@ -58,6 +58,7 @@ RatioFlag = Annotated[
     ),
 ]
 Override = Annotated[list[str] | None, typer.Option(metavar="LAYER.COMPONENT=RANK", help="A rank set by hand; may be repeated.")]
+Bounds = Annotated[bool, typer.Option("--bounds", help="Method modegpt: the error of every slot beside the bound of the paper.")]
 
 
 @app.command()
