@@ -11,7 +11,7 @@ from .bounds import bounds
 from .calibrate import Calibration, calibrate
 from .checkpoint import load, save
 from .compare import Comparison, compare
-from .compress import allocate, compress, prepare
+from .compress import allocate, compress, measured, prepare
 from .contributions import Contributions, contributions
 from .cost import ModelCost, Speed, measure_cost, measure_speed
 from .data import BUILTIN
@@ -43,7 +43,7 @@ def methods() -> list[dict]:
 
 
 def policies() -> list[dict]:
-    """Every allocation policy: name, summary, and whether it reads a temperature."""
+    """Every allocation policy: name, summary, whether it reads a temperature, its options, and what it measures on the model."""
     return [policy.describe() for policy in POLICIES.values()]
 
 
@@ -52,6 +52,6 @@ __all__ = [
     "Cancelled", "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors",
     "ModelCost", "RankPlan", "Recipe", "Run", "Runs", "Speed", "Sweep", "TaskResult", "allocate", "analyse", "answers", "answers_csv",
     "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "factorise",
-    "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "methods", "policies", "prepare",
-    "probe", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stream", "token_losses",
+    "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods", "policies",
+    "prepare", "probe", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stream", "token_losses",
 ]  # fmt: skip

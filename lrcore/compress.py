@@ -24,6 +24,7 @@ from .policies import find_policy
 from .probing import probe
 from .recipe import Recipe
 from .refit import refit_layer
+from .searching import search, search_key
 from .spectra import Slot, Spectrum
 
 
@@ -39,9 +40,20 @@ def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None
         calibration = calibrate(model, recipe, progress)
     with _timed(seconds, "factorise"):
         factors = factorise(model, calibration, recipe.method, progress, recipe.options)
-    if policy.probed:
-        with _timed(seconds, "probe"):
-            factors = probe(model, factors, progress)
+    with _timed(seconds, "measure"):
+        return measured(model, factors, recipe, progress)
+
+
+def measured(model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None) -> Factorisation:
+    """The factorisation with what the recipe's policy measures on the model, where it is not there yet.
+
+    Probes of every slot, which serve every budget, or a search for the recipe's own budget. Others come back as they are.
+    """
+    policy = find_policy(recipe.policy)
+    if policy.probed and factors.base_nll is None:
+        return probe(model, factors, progress)
+    if policy.searched and factors.searched != search_key(recipe):
+        return search(model, factors, recipe, lambda found: allocate(found, recipe).ranks, progress)
     return factors
 
 
@@ -51,6 +63,8 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     Raises InputError for an unknown policy, a budget the method cannot meet, or a ratio or override that names no slot.
     """
     row = find_policy(recipe.policy)
+    if row.searched and factors.searched and factors.searched != search_key(recipe):
+        raise InputError(f"Policy '{row.name}' was searched for another budget than this one; search again (lrcore.prepare does).")
     spectra, influence, shape = factors.spectra, factors.calibration.influence, factors.shape
     fixed, offered = _fixed_ranks(recipe, spectra), {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()}
     kind = find_method(recipe.method).budget(recipe.budget)
@@ -105,9 +119,9 @@ def compress(
         raise InputError(f"The factors given are of '{factors.method}' {factors.options}, the recipe says otherwise. Factorise again.")
     if factors is None:
         factors = prepare(model, recipe, progress, seconds)
-    elif plan is None and find_policy(recipe.policy).probed and factors.base_nll is None:
-        with _timed(seconds, "probe"):
-            factors = probe(model, factors, progress)
+    elif plan is None:
+        with _timed(seconds, "measure"):
+            factors = measured(model, factors, recipe, progress)
     with _timed(seconds, "allocate"):
         plan = plan or allocate(factors, recipe)
     with _timed(seconds, "compress"):

@@ -20,6 +20,7 @@ class Factorisation:
     options: every option of the method, as it was chosen.
 
     base_nll: mean token loss of the dense model on the probing windows, None unless the slots were probed.
+    searched: the mark of the budget whose shares stand on the spectra, "" where none was searched.
     """
 
     method: str
@@ -28,6 +29,7 @@ class Factorisation:
     calibration: Calibration
     shape: Shape
     base_nll: float | None = None
+    searched: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -85,6 +85,7 @@ class Spectrum:
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
     nats: the loss curve in the model's own currency, the predicted rise of the token loss at each rank of `cost.ranks()`; None unless
     the slot was probed.
+    share: the share of its price that a search on the model found for it, at one budget; None unless it was searched.
     """
 
     slot: Slot
@@ -92,6 +93,7 @@ class Spectrum:
     cost: Cost
     heads: Tensor | None = None
     nats: Tensor | None = None
+    share: float | None = None
     unit: str = ""
 
     @property

@@ -10,7 +10,7 @@ LEVELS = {
     "errors": 0, "linalg": 0, "forms": 0, "layer": 0, "recipe": 0, "options": 0, "statistics": 0,
     "spectra": 1, "models": 1, "console": 1,
     "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
-    "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "probing": 3, "refit": 3, "compress": 3, "bounds": 3,
+    "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "probing": 3, "refit": 3, "compress": 3, "searching": 3, "bounds": 3,
     "evaluate": 3, "generate": 3, "checkpoint": 3,
     "protocols": 3, "compare": 3, "local_errors": 3, "contributions": 3, "side_by_side": 3,
     "cost": 3, "tasks": 3, "runs": 3, "answers": 3, "sweep": 3, "sweep_page": 3, "report": 3,

@@ -50,12 +50,21 @@ def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int =
     )  # fmt: skip
     mlp = MLP(up=linear(D_F, D), down=linear(D, D_F), gate=linear(D_F, D) if gated else None, activation="silu" if gated else "relu")
     x = randn(tokens, D) @ randn(D, D) / D**0.5 + 0.4 * randn(D)
+    return watched(Layer(0, attention, mlp), x, g)
+
+
+def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
+    """What a layer gives on x, every query head attending in a way of its own drawn from g, and the moments of it all."""
+    g = g or torch.Generator().manual_seed(0)
+    attention, mlp = layer.attention, layer.mlp
+    n_q, n_kv, tokens = attention.n_q, attention.n_kv, len(x)
     values = apply(attention.v, x).unflatten(-1, (n_kv, HEAD))
-    mixtures = torch.softmax(3 * randn(n_q, tokens, tokens), -1)  # every query head attends in its own way
+    mixtures = torch.softmax(
+        3 * torch.randn(n_q, tokens, tokens, generator=g, dtype=torch.float64), -1
+    )  # every query head attends in its own way
     a = torch.cat([mixtures[i] @ values[:, i // (n_q // n_kv)] for i in range(n_q)], 1)
     up = apply(mlp.up, x)
-    z = torch.nn.functional.silu(apply(mlp.gate, x)) * up if gated else torch.relu(up)
-    layer = Layer(0, attention, mlp)
+    z = torch.nn.functional.silu(apply(mlp.gate, x)) * up if mlp.gate is not None else torch.relu(up)
     return Toy(layer, moments_of(layer, x, a, z), x, a, z)
 
 

@@ -11,6 +11,7 @@ from .text import FIELDS, budget
 
 START = lrcore.Recipe()
 SOURCES = ("model", "revision", "dtype", "device", "data", "samples", "seq_len", "sampling", "seed")
+PLANNED = ("ratio", "budget", "rounding", "ratios", "overrides")  # what a search for a plan depends on
 DEVICES = ("auto", "cpu", "cuda", "mps")
 TEMPERATURES = (0.005, 2.0)
 
@@ -100,10 +101,11 @@ class Form:
 
     @staticmethod
     def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
-        """The recipe with all fields at rest that the analysis and the factors do not depend on; a policy only counts if it probes."""
+        """The recipe with all fields at rest that the analysis and the factors do not depend on; a policy only counts if it measures."""
         kept = {name: getattr(recipe, name) for name in (*SOURCES, "method", "options")}
-        probing = [row["name"] for row in lrcore.policies() if row["probed"]]
-        return START.with_(**kept, policy=recipe.policy if recipe.policy in probing else START.policy)
+        row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+        kept |= {name: getattr(recipe, name) for name in PLANNED if row["searched"]}
+        return START.with_(**kept, policy=recipe.policy if row["probed"] or row["searched"] else START.policy)
 
 
 def read_ratios(words: str) -> dict[str, float]:

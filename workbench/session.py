@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from . import text, work
-from .form import Form
+from .form import PLANNED, Form
 from .jobs import Job, Jobs
 from .live import Live
 from .measure import Measure
@@ -75,10 +75,10 @@ class Session:
         """The decompositions of a recipe's method, with probed slots where its policy reads them."""
 
         def make() -> Any:
-            if not probed(recipe):
+            if not measures(recipe):
                 return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress, recipe.options)
             plain = self.factors(recipe.with_(policy=lrcore.Recipe().policy), progress)
-            return lrcore.probe(self.dense(recipe), plain, progress=progress)
+            return lrcore.measured(self.dense(recipe), plain, recipe, progress=progress)
 
         return self.shelf.get("factors", factor_key(recipe), make)
 
@@ -138,9 +138,12 @@ def calibration_key(recipe: lrcore.Recipe) -> Key:
 
 
 def factor_key(recipe: lrcore.Recipe) -> Key:
-    return (*calibration_key(recipe), recipe.method, *sorted(recipe.options.items()), probed(recipe))
+    return (*calibration_key(recipe), recipe.method, *sorted(recipe.options.items()), *measures(recipe))
 
 
-def probed(recipe: lrcore.Recipe) -> bool:
-    """Whether the recipe's policy reads probed loss curves."""
-    return any(row["probed"] for row in lrcore.policies() if row["name"] == recipe.policy)
+def measures(recipe: lrcore.Recipe) -> Key:
+    """What the recipe's policy measures on the model: nothing, probes that serve every budget, or a search at its own."""
+    row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+    if row["searched"]:
+        return ("searched", *(str(getattr(recipe, name)) for name in PLANNED))
+    return ("probed",) if row["probed"] else ()

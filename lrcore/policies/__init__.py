@@ -15,6 +15,7 @@ from ..spectra import Slot
 from .energy import energy
 from .greedy import greedy
 from .marginal import marginal
+from .mix import mix
 from .probed import probed
 from .softmax import CAP, softmax, suggest
 from .softmax_dual import softmax_dual
@@ -27,6 +28,7 @@ from .waterfill import waterfill
 class Policy:
     """A row of the table. suggest: the rule of thumb for its temperature, None where it reads none. probed: whether it needs probed slots.
 
+    searched: whether it needs a search at the very budget.
     options: what `targets` takes besides spectra, budget, temperature and influence, as keywords with the same defaults.
     """
 
@@ -35,6 +37,7 @@ class Policy:
     targets: Callable[..., dict[Slot, float]]
     suggest: Callable[[Spectra, Budget, Influence], float] | None = None
     probed: bool = False
+    searched: bool = False
     options: tuple[Option, ...] = ()
 
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,8 +46,8 @@ class Policy:
 
     def describe(self) -> dict:
         options = [option.describe() for option in self.options]
-        return {"name": self.name, "summary": self.summary, "temperature": self.suggest is not None, "probed": self.probed,
-                "options": options}  # fmt: skip
+        reads = {"temperature": self.suggest is not None, "probed": self.probed, "searched": self.searched}
+        return {"name": self.name, "summary": self.summary, **reads, "options": options}
 
 
 CAPPED = (Option("cap", CAP, "largest share that one layer may lose; the excess is shared by the others", low=0.05, high=1.0),)
@@ -66,6 +69,7 @@ POLICIES = {
         Policy("greedy", "The next rank goes where it removes most of what is still lost, early layers first (CARE's code).", greedy),
         Policy("energy", "Every slot keeps the same share of its energy.", energy),
         Policy("marginal", "The last rank of every slot is worth the same relative loss per parameter.", marginal),
+        Policy("mix", "Shares of the layers by a small search on the calibration loss at this very budget (A3-mix).", mix, searched=True),
         Policy("probed", "Least predicted rise of the token loss, from a few measured probes per slot (ours).", probed, probed=True),
     )
 }
