@@ -15,7 +15,7 @@ import yaml
 
 from . import report
 from .calibrate import Progress, calibrate, silent
-from .compress import allocate, compress
+from .compress import allocate, compress, measured
 from .cost import measure_cost, measure_speed
 from .errors import InputError, unknown
 from .evaluate import evaluate
@@ -23,7 +23,6 @@ from .factorise import Factorisation, factorise
 from .methods import find_method
 from .models.load import LoadedModel
 from .policies import find_policy
-from .probing import probe
 from .protocols import Asked, find_protocol
 from .recipe import Recipe
 
@@ -64,15 +63,21 @@ class Sweep:
     def cells(self) -> list[Recipe]:
         """The recipe of every cell: sets, then methods, then policies, then ratios."""
         return [
-            self.base.with_(data=data, method=method, policy=policy, ratio=ratio, options=self.options(method), overrides={})
+            self.base.with_(data=data, method=method, policy=policy, ratio=ratio, overrides={}, **self.settings(method, policy))
             for data in self.calibration_sets
             for method in self.methods
             for policy in self.policies
             for ratio in self.ratios
         ]
 
-    def options(self, method: str) -> Mapping[str, Any]:
-        return self.base.options if method == self.base.method else {}
+    def settings(self, method: str, policy: str) -> dict[str, Mapping[str, Any]]:
+        """Options and component ratios go with the base's own method, policy options with its policy."""
+        own, shared = method == self.base.method, policy == self.base.policy
+        return {
+            "options": self.base.options if own else {},
+            "ratios": self.base.ratios if own else {},
+            "policy_options": self.base.policy_options if shared else {},
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
@@ -173,8 +178,7 @@ class _Factors:
         if self._held is None or self._held[0] != key:
             calibration = calibrate(self._model, recipe, self._progress)
             self._held = (key, factorise(self._model, calibration, recipe.method, self._progress, recipe.options))
-        if find_policy(recipe.policy).probed and self._held[1].base_nll is None:
-            self._held = (key, probe(self._model, self._held[1], self._progress))
+        self._held = (key, measured(self._model, self._held[1], recipe, self._progress))
         return self._held[1]
 
 
