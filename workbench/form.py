@@ -11,7 +11,7 @@ from .text import FIELDS, budget
 
 START = lrcore.Recipe()
 SOURCES = ("model", "revision", "dtype", "device", "data", "samples", "seq_len", "sampling", "seed")
-PLANNED = ("ratio", "budget", "rounding", "ratios", "overrides")  # what a search for a plan depends on
+PLANNED = ("ratio", "budget", "rounding", "multiple", "ratios", "overrides")  # what a search for a plan depends on
 DEVICES = ("auto", "cpu", "cuda", "mps")
 TEMPERATURES = (0.005, 2.0)
 

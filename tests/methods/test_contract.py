@@ -12,8 +12,12 @@ from lrcore.methods import factors as factors_module
 from lrcore.statistics import Moments
 
 VARIANTS = {
-    "a3": [{"qk": "q_only", "scores": "wanda"}, {"qk": "k_only", "scores": "abs"}, {"qk": "weights", "ov": "inputs"},
-           {"scores": "random", "seed": 3, "ov": "overall"}],
+    "a3": [
+        {"qk": "q_only", "scores": "wanda"},
+        {"qk": "k_only", "scores": "abs"},
+        {"qk": "weights", "ov": "inputs"},
+        {"scores": "random", "seed": 3, "ov": "overall"},
+    ],
     "care": [{"whitening": "root", "shrinkage": 0.0}, {"whitening": "identity"}],
     "latentllm": [
         {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
