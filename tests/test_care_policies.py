@@ -11,6 +11,7 @@ from lrcore.allocation import plan_ranks
 from lrcore.budget import make_budget
 from lrcore.policies import POLICIES
 from lrcore.spectra import Cost, Spectrum
+from lrcore.statistics import PARTS
 
 WIDTH = 6  # n_kv d_h
 COST = Cost(WIDTH, 8 + WIDTH, 8 * WIDTH, kv_per_rank=1, kv_dense=WIDTH, per_cached=WIDTH)
@@ -24,7 +25,7 @@ def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
             values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values
             values *= (1 + layer) * (2 if name == "v" else 1)
             nats = torch.linspace(1, 0, len(cost.ranks()), dtype=torch.float64)
-            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats, unit="kv")
+            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats, unit="kv", share=0.6)
     return spectra
 
 
@@ -33,7 +34,7 @@ def kept(spectra: dict, ranks) -> float:
 
 
 def plan(policy: str, spectra: dict, ratio: float, **more) -> dict:
-    return plan_ranks(policy, spectra, make_budget("kv", ratio, spectra, 1, 1), 1.0, [0.1] * 8, **more)
+    return plan_ranks(policy, spectra, make_budget("kv", ratio, spectra, 1, 1), 1.0, {"block": [0.1] * 8}, **more)
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.7])
@@ -89,7 +90,7 @@ def test_greedy_is_the_formula_of_the_released_code() -> None:
             chosen[max(range(layers), key=scores.__getitem__)] += 1
         ranks |= {(layer, name): rank for layer, rank in enumerate(chosen)}
     budget = make_budget("kv", 0.6, spectra, 1, 1)
-    assert plan_ranks("greedy", spectra, budget, 1.0, [0.1] * layers) == ranks
+    assert plan_ranks("greedy", spectra, budget, 1.0, {"block": [0.1] * layers}) == ranks
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -100,7 +101,7 @@ def test_every_policy_gives_ranks_in_multiples_or_full(policy: str, multiple: in
     spectra = {slot: s.in_multiples(multiple) for slot, s in keys_and_values(4, cost=cost).items()}
     dense = sum(s.cost.dense for s in spectra.values())
     budget = make_budget(kind, 0.4, spectra, dense, dense)
-    ranks = plan_ranks(policy, spectra, budget, 0.1, [0.1, 0.3, 0.2, 0.4])
+    ranks = plan_ranks(policy, spectra, budget, 0.1, {part: [0.1, 0.3, 0.2, 0.4] for part in PARTS})
     assert all(rank % multiple == 0 or rank == 18 for rank in ranks.values())
     spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items())
     assert spent <= budget.limit < spent + multiple * budget.price(cost, 1)

@@ -22,7 +22,7 @@ def greedy(spectra: Spectra, budget: Budget, temperature: float, influence: Infl
     for component in dict.fromkeys(name for _, name in spectra):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == component}
         dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
-        ranks = fill_by_residual(pool, sum(dense.values()) * budget.keep, budget, len(influence))
+        ranks = fill_by_residual(pool, sum(dense.values()) * budget.keep, budget, len(influence["block"]))
         targets |= {slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()}
     return targets
 
