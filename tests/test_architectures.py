@@ -13,14 +13,15 @@ from transformers import AutoConfig, DynamicCache
 import lrcore
 from lrcore import InputError
 from lrcore.methods import METHODS, truncate
+from lrcore.methods.latentllm.joint import rotary_offsets
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
 from lrcore.models.install import attention_module, install
 from lrcore.models.layers import clone, measure, read_layer, structure, write_layer
 from lrcore.models.load import read_config
-from lrcore.models.modules import SIZES
-from lrcore.models.stream import LayerStream, starting_at
+from lrcore.models.modules import SIZES, whole_head
+from lrcore.models.stream import LayerStream, rotate_states, starting_at
 
-SOLVED = ("svd", "svd_llm", "a3", "modegpt", "care", "fused")
+SOLVED = ("svd", "svd_llm", "a3", "modegpt", "latentllm", "care", "fused")
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]
 
@@ -97,9 +98,36 @@ def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
         layer = read_layer(again, index)
         factors = METHODS[method].factor(layer, own)
         expected = layer.components if METHODS[method].components == ("qk", "ov", "mlp") else layer.matrices()
-        assert set(factors) == set(expected) & set(METHODS[method].components)
+        if method == "latentllm":  # some slots are of two matrices
+            assert sum(f.cost.dense for f in factors.values()) == layer.parameters
+        else:
+            assert set(factors) == set(expected) & set(METHODS[method].components)
         write_layer(again, truncate(layer, factors, {name: f.cost.full for name, f in factors.items()}))
     assert torch.equal(logits(again), logits(network))
+
+
+@pytest.mark.parametrize("family", [family for family, row in ARCHITECTURES.items() if row.position == "rotary" and row.norms is None])
+def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
+    network, _ = dense(family)
+    calls: list[dict] = []
+    handles = [
+        layer.register_forward_pre_hook(lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True)
+        for layer in decoder_layers(network)
+    ]
+    logits(network)
+    for handle in handles:
+        handle.remove()
+    for index, kwargs in enumerate(calls):
+        a = read_layer(network, index).attention
+        if a.position == "none":
+            assert a.frequencies is None
+            continue
+        cos, sin = whole_head(*kwargs["position_embeddings"], a.head_size)
+        turns = rotary_offsets(a.frequencies.double(), a.head_size, 5)
+        q, k = torch.randn(2, 24, a.head_size).double().unsqueeze(1)  # [1, t, size] each
+        turned_q, turned_k = (rotate_states(states, cos.double(), sin.double())[0] for states in (q, k))
+        for m, n in ((7, 7), (20, 17), (9, 4)):
+            assert float(turned_q[m] @ turned_k[n]) == pytest.approx(float(q[0, m] @ turns[m - n] @ k[0, n]), abs=1e-4)
 
 
 @pytest.mark.parametrize("latent", [False, True])

@@ -377,6 +377,22 @@ def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind)
             assert abs(float((gap**2).sum()) - best) < 1e-6 * float((apply(old, x) ** 2).sum())
 
 
+@pytest.mark.parametrize("how", ["few tokens", "zero head", "duplicated row", "constant activation"])
+@pytest.mark.parametrize("kind", [MHA, GQA])
+def test_degenerate_heads_keep_to_algorithm_1(how, kind):
+    """The printed algorithm takes no inverse before its last line, so it is its own pseudo-inverse answer."""
+    case = spoiled(kind, how)
+    a = case.layer.attention
+    factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
+    total = sum(float((scores(case.layer, case.x, i) ** 2).mean()) for i in range(a.n_q))
+    for rank in (2, 7, 9):
+        ranks = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        _, _, losses = literal_algorithm_1(a, roots(case.moments.second("attn_in"))[0], *ranks)
+        small = factor.truncate(case.layer, rank)
+        error = sum(float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean()) for i in range(a.n_q))
+        assert abs(error - losses[-1]) < 1e-6 * total
+
+
 def test_nothing_seen_at_all_is_no_accident():
     case = toy(*GQA)
     zero = Moments({need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens)
