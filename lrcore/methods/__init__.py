@@ -13,6 +13,7 @@ from .factors import Factors, spectrum
 
 COMPONENTS = ("qk", "ov", "mlp")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
 
 __all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_method", "spectrum", "truncate"]
 
@@ -23,6 +24,7 @@ class Method:
 
     refit: whether layers make up for what those before them lost unless the recipe says otherwise (see lrcore/refit.py).
     options: what `factor` takes besides layer and moments, as keywords with the same defaults.
+    lacks: those of CASES that `factor` refuses with InputError; a test holds every row to what it says.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Method:
     notes: str
     options: tuple[Option, ...] = ()
     refit: bool = False
+    lacks: frozenset[str] = frozenset()
 
     def budget(self, asked: str) -> str:
         """What a ratio counts: as asked; for "auto" what this method shrinks: "params", or "kv" where it only factors keys and values."""
@@ -45,17 +48,7 @@ class Method:
 
     def describe(self) -> dict:
         """The row as plain values, for `methods --json` and the page."""
-        supports = {
-            "mha": True,
-            "gqa": True,
-            "rotary": True,
-            "no_rotary": True,
-            "biases": True,
-            "gated_mlp": True,
-            "plain_mlp": True,
-            "kv_budget": self.shrinks_kv,
-            "sequential": True,
-        }
+        supports = {case: case not in self.lacks for case in CASES} | {"kv_budget": self.shrinks_kv}
         options = [option.describe() for option in self.options]
         return {"name": self.name, "paper": self.paper, "components": list(self.components), "supports": supports, "notes": self.notes,
                 "options": options, "refit": self.refit}  # fmt: skip
@@ -104,7 +97,9 @@ METHODS: dict[str, Method] = {
             modegpt.factor,
             True,
             "QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD (MHA), principal directions of the value "
-            "state (GQA). MLP: Nystrom on ridge leverage. Biases enter the moments.",
+            "state (GQA). MLP: Nystrom on ridge leverage. Biases enter the moments. Rules for what the paper leaves open: GQA without "
+            "rotary scores single columns by the same sum over the group as with it; selected biases go along, and the output and down "
+            "biases stay as they are; Propositions 1 to 3 bound the error (--bounds), for VO under GQA by the values' tail.",
         ),
         Method(
             "latentllm",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from toy_layer import KINDS, toy
 
+from lrcore.errors import InputError
 from lrcore.methods import METHODS, spectrum, truncate
 from lrcore.methods import factors as factors_module
 from lrcore.statistics import Moments
@@ -121,3 +122,19 @@ def test_every_method_file_has_a_row() -> None:
     files -= shared
     rows = {method.factor.__module__.rpartition(".")[2] for method in METHODS.values()}
     assert files == rows
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_supports_says_what_happens(method: str) -> None:
+    """Every case is met by a layer that is solved, or refused by name; a KV budget is supported where some slot caches less."""
+    told = METHODS[method].describe()["supports"]
+    for kind in KINDS:
+        n_q, n_kv, position, bias, gated = kind
+        met = {"mha" if n_q == n_kv else "gqa", "rotary" if position == "rotary" else "no_rotary", "gated_mlp" if gated else "plain_mlp"}
+        if all(told[case] for case in met | ({"biases"} if bias else set())):
+            case, factors = solve((method, {}), kind)
+            assert truncate(case.layer, factors, {n: f.cost.ranks()[0] for n, f in factors.items()}).parameters < case.layer.parameters
+            assert told["kv_budget"] == any(factor.cost.kv_per_rank > 0 for factor in factors.values())
+        else:
+            with pytest.raises(InputError):
+                solve((method, {}), kind)
