@@ -4,20 +4,17 @@ import os
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
 
-from pathlib import Path
-
 import gradio as gr
 
 import lrcore
 
-from . import api, sidebar, text, tick
-from .parts import PLOTLY_JS, QUIET
+from . import api, selection, sidebar, text, tick
+from .parts import ASSETS, PLOTLY_JS, QUIET
 from .session import Session
 from .tabs import TABS
 from .theme import THEME
 
-STYLE = Path(__file__).parent.parent / "assets" / "style.css"
-LAUNCH = {"theme": THEME, "css_paths": [STYLE], "run_history": False, "footer_links": ["settings"]}
+LAUNCH = {"theme": THEME, "css_paths": [ASSETS / "style.css"], "run_history": False, "footer_links": ["settings"]}
 
 # An open sidebar covers a narrow page.
 CLOSE_ON_NARROW = "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
@@ -28,6 +25,8 @@ def build_app() -> gr.Blocks:
     session = Session()
     with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         session.make_components()
+        session.mark = selection.mark()
+        session.titles = [tab.TITLE for tab in TABS]
         session.opened = demo.load
         with gr.Sidebar(width=330, elem_id="sidebar"):
             sidebar.build(session)
@@ -35,6 +34,7 @@ def build_app() -> gr.Blocks:
             for tab in TABS:
                 with gr.Tab(tab.TITLE, id=tab.TITLE) as session.tab:
                     tab.build(session)
+        selection.wire(session)
         tick.wire(session)
         api.build(session)
         demo.load(lambda: session.start_analysis(lrcore.Recipe()) and None, None, None, **QUIET)

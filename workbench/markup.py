@@ -6,8 +6,11 @@ from html import escape
 from typing import Any
 
 from . import text
+from .hand import Change
 from .jobs import ENDED, Job, Jobs
 from .live import Figure
+
+MOST_CHANGES = 12
 
 
 def note(words: str, kind: str = "plain") -> str:
@@ -95,11 +98,14 @@ def readout(summary: dict[str, Any], actual: str = "") -> str:
             f"asked for {summary['asked']:.1%}",
             "achieved" + over,
         ),
-        cell("predicted energy kept", f"{summary['energy_kept']:.2%}", text.ENERGY_OF),
     ]
+    quality = [cell("predicted energy kept", f"{summary['energy_kept']:.2%}", text.ENERGY_OF)]
     if summary["predicted_perplexity"] is not None:
-        cells.append(cell("predicted perplexity", f"{summary['predicted_perplexity']:.3f}", text.PREDICTED_ON))
-    return f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}{actual}</div>"
+        quality.append(cell("predicted perplexity", f"{summary['predicted_perplexity']:.3f}", text.PREDICTED_ON))
+    return (
+        f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}</div>"
+        f"<div class='cells quality'>{''.join(quality)}{actual}</div>"
+    )
 
 
 def actual(plan: str, figure: Figure | None) -> str:
@@ -115,6 +121,23 @@ def actual(plan: str, figure: Figure | None) -> str:
         f"<div class='cell actual' data-plan='{plan}' data-known='{figure is not None}' role='status'>"
         f"<span>actual perplexity</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
     )
+
+
+def changes(found: Sequence[Change], plan: Any, alone: Any) -> str:
+    """What ranks set by hand did: a sentence, and a table of them and of the largest answers of the policy."""
+    by_hand = [one for one in found if one.hand]
+    if not by_hand:
+        return note(text.BY_HAND_NONE)
+    before, after = (float(one.table()["energy"].mean()) for one in (alone, plan))
+    words = text.BY_HAND.format(hand=len(by_hand), others=len(found) - len(by_hand), before=before, after=after)
+    rows = "".join(
+        f"<tr data-slot='{one.layer}.{escape(one.component)}'><td>layer {one.layer} · {escape(one.component)}</td>"
+        f"<td>{'by hand' if one.hand else 'policy'}</td><td>{one.policy} → {one.rank}</td><td>{one.parameters:+,}</td></tr>"
+        for one in found[:MOST_CHANGES]
+    )
+    head = "<tr><th>slot</th><th>set</th><th>rank</th><th>parameters</th></tr>"
+    more = note(f"and {len(found) - MOST_CHANGES} more") if len(found) > MOST_CHANGES else ""
+    return f"{note(words)}<table class='changes'>{head}{rows}</table>{more}"
 
 
 def cell(label: str, value: str, below: str = "", name: str = "") -> str:

@@ -15,45 +15,11 @@ import lrcore
 
 log = logging.getLogger("workbench")
 
+ASSETS = Path(__file__).parent.parent / "assets"
+DRAW = (ASSETS / "plot.js").read_text(encoding="utf-8")
 PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
-
-# Colours come from the page at drawing time, so that one figure serves light and dark. A plot drawn while its tab was hidden has no
-# width: the observer redraws it once it has one.
-DRAW = """
-const host = element.querySelector('.plot');
-const style = name => getComputedStyle(element).getPropertyValue(name).trim();
-function draw() {
-  if (!window.Plotly) { setTimeout(draw, 30); return; }
-  host.style.display = props.value ? '' : 'none';
-  if (!props.value) return;
-  const figure = JSON.parse(props.value), layout = figure.layout;
-  const font = {family: getComputedStyle(element).fontFamily, color: style('--body-text-color'), size: 12};
-  const grid = style('--border-color-primary'), lines = {gridcolor: grid, zerolinecolor: grid, linecolor: grid};
-  layout.font = {...font, ...layout.font};
-  layout.hoverlabel = {font, bgcolor: style('--background-fill-primary'), bordercolor: grid};
-  for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) {
-    layout[name] = {...lines, ...layout[name]};
-    if (layout[name].title) layout[name].title = {...layout[name].title, font: {size: 12, ...layout[name].title.font}};
-  }
-  if (layout.height) host.style.height = layout.height + 'px';
-  const config = {displaylogo: false, showSendToCloud: false, responsive: true, toImageButtonOptions: {format: 'svg'},
-                  modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d']};
-  Plotly.react(host, figure.data, layout, config).then(() => {
-    host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
-    if (host.wired) return;
-    host.wired = true;
-    host.on('plotly_click', e => { const p = e.points[0]; trigger('select', {x: p.x, y: p.y, z: p.z, custom: p.customdata}); });
-    let width = host.clientWidth;
-    new ResizeObserver(() => {
-      if (host.clientWidth && host.clientWidth !== width) { width = host.clientWidth; Plotly.Plots.resize(host); }
-    }).observe(host);
-  });
-}
-watch('value', draw);
-draw();
-"""
 
 # One listener on the root survives every redraw of the inside; any element with data-action reports a click with all its data-*.
 REPORT = """

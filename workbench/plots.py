@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 AWARE, RAW, GHOST, CUT = "#3987c9", "#e08a2e", "rgba(140,145,155,0.42)", "#c2417c"
@@ -92,6 +92,7 @@ def heatmap(
         yaxis2={"domain": [0, 0.22], "title": {"text": "Block<br>Influence", "font": {"size": 10}}, "nticks": 3, "rangemode": "tozero"},
         bargap=0.3,
         margin={"t": 30, "r": 10, "b": 44, "l": 72},
+        meta={"mark": "cell"},
     )
 
 
@@ -130,8 +131,18 @@ def curves(series: Sequence[tuple[str, Sequence[float]]], title: str, log: bool,
     return figure(data, 330, f"{keep}{log}", xaxis={"title": {"text": "rank"}, "zeroline": False}, yaxis=yaxis, **marks)
 
 
-def bars(rows: Mapping[str, Sequence[tuple[int, int]]], ghost: Mapping[str, Sequence[int]], keep: str) -> str:
-    """One strip per component: share of the full rank kept in each layer. rows: (rank, full) per layer; ghost: the uniform ranks."""
+def bars(
+    rows: Mapping[str, Sequence[tuple[int, int]]],
+    ghost: Mapping[str, Sequence[int]],
+    keep: str,
+    hand: Collection[str] = (),
+    steps: Mapping[str, int] | None = None,
+) -> str:
+    """One strip per component: share of the full rank kept in each layer.
+
+    rows: (rank, full) per layer; ghost: the uniform ranks; hand: the slots "layer.component" set by hand, hatched; steps: the least
+    step of a component's rank, which lets the selected bar be dragged.
+    """
     data, axes, count = [], {}, len(rows)
     gap = 0.22 / max(count, 1)
     for i, (name, pairs) in enumerate(rows.items()):
@@ -156,7 +167,7 @@ def bars(rows: Mapping[str, Sequence[tuple[int, int]]], ghost: Mapping[str, Sequ
                 **common,
                 "y": [rank / max(full, 1) for rank, full in pairs],
                 "width": 0.6,
-                "marker": {"color": AWARE},
+                "marker": {"color": AWARE, "pattern": {"shape": ["/" if f"{layer}.{name}" in hand else "" for layer in layers], "size": 6}},
                 "name": "this allocation",
                 "legendgroup": "this",
                 "showlegend": i == 0,
@@ -180,7 +191,10 @@ def bars(rows: Mapping[str, Sequence[tuple[int, int]]], ghost: Mapping[str, Sequ
         "zeroline": False,
         "anchor": f"y{count if count > 1 else ''}",
     }
-    return figure(data, 90 + 112 * count, keep, barmode="overlay", xaxis=xaxis, **axes)
+    meta: dict[str, Any] = {"mark": "bar", "axes": {name: f"y{i + 1 if i else ''}" for i, name in enumerate(rows)}}
+    if steps:
+        meta["steps"] = {name: [step] for name, step in steps.items()}
+    return figure(data, 90 + 112 * count, keep, barmode="overlay", xaxis=xaxis, meta=meta, **axes)
 
 
 def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
@@ -215,7 +229,7 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
         }
     layers = max(len(trace["x"]) for trace in data)
     xaxis = {"title": {"text": "layer"}, "dtick": 1 if layers <= 32 else 4, "zeroline": False, "anchor": f"y{count if count > 1 else ''}"}
-    return figure(data, 100 + 100 * count, f"policies{count}", xaxis=xaxis, **axes)
+    return figure(data, 100 + 100 * count, f"policies{count}", xaxis=xaxis, meta={"mark": "layer"}, **axes)
 
 
 def front(points: Sequence[Mapping[str, Any]]) -> dict:

@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from . import text, work
+from . import hand, text, work
 from .form import PLANNED, Form
 from .jobs import Job, Jobs
 from .live import Live
@@ -17,6 +17,7 @@ from .runs import Run, Runs, root
 from .shelf import Shelf
 
 Key = tuple
+FIRST_SLOT = (0, lrcore.methods()[-1]["components"][0])
 
 
 class Session:
@@ -41,7 +42,9 @@ class Session:
         self.shown = gr.State(None)  # key of the analysis on show
         self.factored = gr.State(None)  # key of the factors behind the sliders
         self.surveyed = gr.State([])  # the methods whose factors are here
-        self.planned = gr.State("")  # the ranks on show
+        self.planned = gr.State("")  # key of the ranks on show and of what their live figure depends on
+        self.selected = gr.State([*FIRST_SLOT])  # layer and component, marked in every plot
+        self.history = gr.State(hand.EMPTY)  # of the ranks set by hand
         self.stamp = gr.State("")  # of the runs on disk
         self.loaded = gr.State(0.0)  # when a recipe was last put into the form
 

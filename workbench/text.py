@@ -64,7 +64,17 @@ PREDICTED_ON = "on calibration text, from probes of single slots; optimistic at 
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
 TOO_LARGE = "this model is too large to measure at every move: press Start under Compress"
-OVERRIDE_HELP = "Type a rank into the table to fix it by hand; the policy divides what is left among the others."
+SLOT = "Rank of layer {} · {}"
+SLOT_INFO = "of {}; the policy alone gives {}. Drag the mark on its bar, or use its arrow keys"
+UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Leave it to the policy", "Clear all"
+BY_HAND_NONE = "No rank is set by hand: the policy alone has chosen. Click a bar to select it."
+BY_HAND = (
+    "What changed against the policy: {hand} set by hand, {others} others moved by the policy to keep the budget. "
+    "Predicted energy kept {before:.2%} → {after:.2%}."
+)
+OVERRIDE_HELP = (
+    "Type a rank into the table, or drag the mark on a bar, to fix it by hand; the policy divides what is left among the others."
+)
 BUDGETS = {"auto": "what the method shrinks", "params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
 SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."

@@ -10,7 +10,7 @@ import pandas as pd
 
 import lrcore
 
-from .. import markup, options, plots, text
+from .. import hand, markup, options, plots, selection, slot, text
 from ..live import Wish, affordable, key_of
 from ..parts import LIVE, QUIET, download, panel, plot, spoken
 from ..session import Session
@@ -35,6 +35,11 @@ def build(session: Session) -> None:
             form["rule"].render()
     readout = panel("readout")
     chart = plot("bars", 430)
+    moved = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
+    moved += [form["ratio"].release, form["temperature"].release]
+    settings = [form[name].change for name in ("options", "policy_options", "overrides")]
+    changed = [session.factored.change, session.loaded.change, form["ratios"].submit, form["ratios"].blur, *settings]
+    slot.build(session, chart, [*moved, *changed])
     with gr.Accordion(text.SURVEY, open=True):
         survey = plot("policy-curves", 220)
         with gr.Row():
@@ -56,9 +61,7 @@ def build(session: Session) -> None:
             show_search="filter",
             static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
         )
-        with gr.Row():
-            csv = gr.Button("Download ranks CSV", size="sm", elem_id="ranks-csv")
-            clear = gr.Button("Clear ranks set by hand", size="sm", elem_id="clear-overrides")
+        csv = gr.Button("Download ranks CSV", size="sm", elem_id="ranks-csv")
     in_table = gr.State({})  # the ranks the table shows: what differs after an edit was set by hand
 
     @spoken
@@ -103,8 +106,8 @@ def build(session: Session) -> None:
         return rank_rows(plan, recipe.overrides), {f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items()}
 
     @spoken
-    def edited(rows: pd.DataFrame, before: dict[str, int], hand: dict[str, int]) -> dict[str, int]:
-        return hand | {slot: rank for slot, rank in ranks_typed(rows).items() if before.get(slot, rank) != rank}
+    def edited(rows: pd.DataFrame, before: hand.Ranks, steps: hand.History, now: hand.Ranks) -> tuple[hand.Ranks, hand.History]:
+        return hand.step(steps, now, now | {slot: rank for slot, rank in ranks_typed(rows).items() if before.get(slot, rank) != rank})
 
     @spoken
     def give(*said: Any) -> str:
@@ -114,22 +117,21 @@ def build(session: Session) -> None:
         return download("ranks.csv", plan.table().to_csv(index=False))
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
-    choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
-    settings = [form[name].change for name in ("options", "policy_options", "overrides")]
-    changed = [session.factored.change, session.loaded.change, form["ratios"].submit, form["ratios"].blur, *settings]
-    gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
+    gr.on([*moved, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
-    gr.on([*choices, form["ratio"].release, form["temperature"].release, *changed], table, form.all, [frame, in_table], **QUIET)
-    gr.on([*choices, form["ratio"].release, form["temperature"].release, session.surveyed.change, *changed], draw_survey, form.all,
-          [survey, caption], **LIVE)  # fmt: skip
+    gr.on([*moved, *changed], table, form.all, [frame, in_table], **QUIET)
+    gr.on([*moved, *changed, session.surveyed.change], draw_survey, form.all, [survey, caption], **LIVE)
     every.click(start_survey, form.all, None, **QUIET)
     form["options"].change(need, form.all, None, **QUIET)
-    of_method = [form["options"], form["overrides"], form["ratios"]]
-    form["method"].input(lambda: ({}, {}, ""), None, of_method, **QUIET).then(need, form.all, None, **QUIET)
+    of_method = [form["options"], form["overrides"], form["ratios"], session.history]
+    form["method"].input(lambda: ({}, {}, "", hand.EMPTY), None, of_method, **QUIET).then(need, form.all, None, **QUIET)
     form["policy"].input(dict, None, form["policy_options"], **QUIET).then(need, form.all, None, **QUIET)
-    frame.input(edited, [frame, in_table, form["overrides"]], form["overrides"], **QUIET)
-    clear.click(dict, None, form["overrides"], **QUIET)
+    by_hand = [form["overrides"], session.history]
+    frame.input(edited, [frame, in_table, session.history, form["overrides"]], by_hand, **QUIET)
+    session.loaded.change(lambda: hand.EMPTY, None, session.history, **QUIET)
+    selection.follow(session, chart.select, survey.select)
+    selection.follow_rows(session, frame, "component")
     csv.click(give, form.all, session.downloads, **QUIET)
 
 
@@ -147,7 +149,7 @@ def drawn(session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bo
         return keep, markup.note(str(error), "error"), warm, about, keep, keep
     key = key_of(factors, recipe, plan)
     readout = markup.readout(plan.summary(), actual(session, Wish(key, browser.session_hash, factors, recipe, plan)))
-    return bars(plan, even), readout, warm, about, key, temperature_slider(plan, rule)
+    return bars(plan, even, recipe.overrides), readout, warm, about, key, temperature_slider(plan, rule)
 
 
 def actual(session: Session, wish: Wish) -> str:
@@ -190,13 +192,14 @@ def policy_lines(factors: Any, recipe: lrcore.Recipe) -> dict[str, list[float]]:
     return lines
 
 
-def bars(plan: Any, even: Any) -> str:
+def bars(plan: Any, even: Any, by_hand: Any) -> str:
     rows: dict[str, list] = {}
     ghost: dict[str, list] = {}
     for row in plan.table().sort_values("layer", kind="stable").itertuples():
         rows.setdefault(row.component, []).append((row.rank, row.full))
         ghost.setdefault(row.component, []).append(even.ranks[row.layer, row.component])
-    return plots.bars(rows, ghost, f"bars{len(rows)}")
+    steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
+    return plots.bars(rows, ghost, f"bars{len(rows)}", by_hand, steps)
 
 
 def temperature_slider(plan: Any, rule: bool) -> Any:
@@ -217,9 +220,9 @@ def method_words(recipe: lrcore.Recipe) -> str:
     return "".join(markup.note(one) for one in words)
 
 
-def rank_rows(plan: Any, hand: Any) -> pd.DataFrame:
+def rank_rows(plan: Any, fixed: Any) -> pd.DataFrame:
     table = plan.table()
-    table["by hand"] = ["yes" if f"{row.layer}.{row.component}" in hand else "" for row in table.itertuples()]
+    table["by hand"] = ["yes" if f"{row.layer}.{row.component}" in fixed else "" for row in table.itertuples()]
     table[["keep", "energy"]] = table[["keep", "energy"]].round(4)
     return table[list(COLUMNS)]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 import lrcore
 
-from .. import markup, plots, text
-from ..parts import LIVE, QUIET, clicked, download, panel, plot, spoken
+from .. import markup, plots, selection, text
+from ..parts import LIVE, QUIET, download, panel, plot, spoken
 from ..session import Session
 
 TITLE = "Spectra"
@@ -25,7 +25,7 @@ def build(session: Session) -> None:
         kind = gr.Radio(list(text.KINDS.items()), value="aware", label="Singular values of", elem_id="kind")
     help_line = panel("measure-help")
     heat = plot("heatmap", 360)
-    cell = gr.State([0, "qk"])
+    cell = session.selected
     with gr.Row(elem_classes="bottom"):
         heading = gr.HTML(markup.note(text.CLICK_A_CELL), elem_id="cell-heading", scale=2)
         head = gr.Dropdown([(text.ALL_HEADS, -1)], value=-1, label="Head", elem_id="head", min_width=140)
@@ -50,10 +50,6 @@ def build(session: Session) -> None:
             return "", "", markup.note(text.CLICK_A_CELL)
         return cell_figures(analysis, cut_rank(session, session.form.try_recipe(said), cell), cell, head, scale == "log")
 
-    def choose(event: gr.EventData) -> list | dict:
-        layer, name = clicked(event)["custom"][:2]
-        return [int(layer), name] if name else gr.skip()
-
     @spoken
     def heads(cell: list, key: list | None) -> gr.Dropdown:
         analysis = session.analysis_shown(key)
@@ -77,7 +73,8 @@ def build(session: Session) -> None:
     gr.on(
         [measure.input, threshold.input, kind.input, shown.change], draw_heat, [measure, threshold, kind, shown], [heat, help_line], **LIVE
     )
-    heat.select(choose, None, cell, **QUIET)
+    selection.follow(session, heat.select)
+    selection.follow_rows(session, frame, "name")
     gr.on([cell.change, shown.change], heads, [cell, shown], head, **QUIET)
     gr.on(
         [cell.change, head.input, scale.input, shown.change, session.tab.select, session.factored.change, session.loaded.change],
