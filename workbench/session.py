@@ -17,7 +17,7 @@ from .runs import Run, Runs, root
 from .shelf import Shelf
 
 Key = tuple
-FIRST_SLOT = (0, lrcore.methods()[-1]["components"][0])
+FIRST_SLOT = (0, next(row["components"][0] for row in lrcore.methods() if row["name"] == lrcore.Recipe().method))
 
 
 class Session:
