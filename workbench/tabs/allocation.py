@@ -35,8 +35,8 @@ def build(session: Session) -> None:
             form["rule"].render()
     readout = panel("readout")
     chart = plot("bars", 430)
-    moved = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
-    moved += [form["ratio"].release, form["temperature"].release]
+    choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
+    moved = [*choices, form["ratio"].release, form["temperature"].release]
     settings = [form[name].change for name in ("options", "policy_options", "overrides")]
     changed = [session.factored.change, session.loaded.change, form["ratios"].submit, form["ratios"].blur, *settings]
     slot.build(session, chart, [*moved, *changed])
@@ -117,7 +117,7 @@ def build(session: Session) -> None:
         return download("ranks.csv", plan.table().to_csv(index=False))
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
-    gr.on([*moved, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
+    gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
     gr.on([*moved, *changed], table, form.all, [frame, in_table], **QUIET)
