@@ -1,7 +1,8 @@
 """What a model costs, measured: parameters, bytes on disk and in the KV cache, FLOPs, tokens per second, peak memory.
 
 FLOPs are those of matrix products, a multiply-add counted as two, as torch's own counter sees them; scores over all positions, masked or
-not. Speed is only comparable within one call of `measure_speed`, where the models take turns.
+not; experts in fused kernels are in neither count. Speed is only comparable within one call of `measure_speed`, where the models take
+turns.
 """
 
 import os
@@ -27,9 +28,12 @@ from .models.load import LoadedModel
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Measured. bytes_on_disk: of the weight files; None for a compressed model that was not saved. kv_bytes_per_token: from the cache
-    object after a forward pass. flops_prefill: per token of a prompt of `context` tokens; flops_decode: of one token after so many;
-    flops_formula: what `predicted_flops` says for the same."""
+    """Measured.
+
+    bytes_on_disk: of the weight files; None for a compressed model that was not saved. kv_bytes_per_token: of the cache object after a
+    forward pass, over its tokens: less than the shapes say where layers keep only a window. flops_prefill: per token of a prompt of
+    `context` tokens; flops_decode: of one token after so many; flops_formula: what `predicted_flops` says for the same.
+    """
 
     parameters: int
     bytes_on_disk: int | None

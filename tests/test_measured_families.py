@@ -1,0 +1,62 @@
+"""Local errors, contributions and costs on families whose layers are unlike Llama's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import tiny
+
+from lrcore.contributions import mixed
+from lrcore.cost import measure_cost
+from lrcore.local_errors import _layer_errors
+from lrcore.methods import METHODS, truncate
+from lrcore.models.architectures import decoder_layers
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.load import LoadedModel
+from lrcore.models.stream import LayerStream
+
+TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
+
+
+def pair(family):
+    """A tiny model, and the same with every slot of A3 at about 70 % of its ranks."""
+    network = tiny(family)
+    small, stream = clone(network), LayerStream(network, TOKENS, batch=2)
+    for index in range(len(decoder_layers(network))):
+        layer = read_layer(small, index)
+        factors = METHODS["a3"].factor(layer, stream.run(index, METHODS["a3"].needs))
+        offered = {name: [rank for rank in factor.cost.ranks() if rank <= factor.cost.cap] for name, factor in factors.items()}
+        write_layer(small, truncate(layer, factors, {name: own[int(0.7 * len(own))] for name, own in offered.items()}))
+    return [LoadedModel(family, one, None, family, Path("nowhere")) for one in (network, small)]
+
+
+@pytest.mark.parametrize(
+    ("family", "seen"),
+    [
+        ("gpt2", {"scores", "ov", "attention", "mlp"}),
+        ("gemma2", {"ov", "attention", "mlp"}),  # scores are capped, and not by torch's attention
+        ("bloom", {"ov", "attention", "mlp"}),
+        ("phi3", {"scores", "ov", "attention", "mlp"}),
+        ("mixtral", {"scores", "ov", "attention"}),  # experts
+        ("qwen2", {"scores", "ov", "attention", "mlp"}),
+    ],
+)
+@torch.inference_mode()
+def test_a_family_is_measured_part_by_part(family, seen):
+    dense, small = pair(family)
+    whole = mixed(dense, small, ("qk", "ov", "mlp"))
+    logits = [model.network(TOKENS).logits for model in (small, whole)]
+    assert torch.allclose(*logits, atol=1e-4)
+    only, stream = mixed(dense, small, ("ov",)), LayerStream(dense.network, TOKENS, batch=2)
+    for index in range(len(decoder_layers(dense.network))):
+        errors = _layer_errors([model.network for model in (dense, small, only)], index, stream)
+        assert errors.keys() == seen
+        assert all(0 <= value < 1 for value in errors.values())
+        assert errors["ov"] > 0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom", "phi3"])
+def test_the_flops_of_a_family_are_those_of_the_formula(family):
+    for model in pair(family):
+        found = measure_cost(model, context=20)
+        assert found.flops_prefill == pytest.approx(found.flops_formula, rel=0.01)
