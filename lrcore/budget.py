@@ -72,7 +72,7 @@ def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, 
     limit = dense - math.ceil(ratio * base - 1e-9)
     if limit < least:
         most, remedy = (dense - least) / base, "Lower the ratio."
-        if kind != "kv" and {name for _, name in spectra} <= {"k", "v"}:
+        if kind != "kv" and {name for _, name in spectra} <= {"k", "v", "kv"}:
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
         raise InputError(f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most {most:.3f}. {remedy}")
     return Budget(kind, limit, dense)

@@ -68,7 +68,7 @@ class Attention:
     qk_norm: queries and keys are normalised over a head or over the whole width before rotary; qk_size then stays head_size.
     softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the attention itself sees to that.
     frequencies [head_size / 2]: radians per place by which the original pairs are turned; None without rotary.
-    latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state.
+    latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state; one latent where they share it.
     summed: every query head has values of its own and one output projection serves the sum of the head outputs; v is then
     [n_q * v_size, d] and o [d, v_size].
     """
@@ -105,6 +105,8 @@ class Attention:
     @property
     def kv_values(self) -> int:
         """Numbers that the cache holds per token."""
+        if self.latent and _one_latent(self.k, self.v):
+            return self.k.rank
         sizes = ((self.k, self.n_kv * self.qk_size), (self.v, self.n_v * self.v_size))
         return sum(p.rank if self.latent and isinstance(p, LowRank) else size for p, size in sizes)
 
@@ -152,6 +154,14 @@ class Layer:
     def parameters(self) -> int:
         """Weights and biases of all projections, what they share counted once."""
         return _kept(*self.matrices().values())
+
+
+def _one_latent(a: Projection, b: Projection) -> bool:
+    """Whether two projections hold the same `down`."""
+    if not (isinstance(a, LowRank) and isinstance(b, LowRank)):
+        return False
+    parts = ([p.down] if isinstance(p.down, Tensor) else tensors_of(p.down).values() for p in (a, b))
+    return len({tuple(t.data_ptr() for t in own) for own in parts}) == 1
 
 
 def _kept(*projections: Projection) -> int:

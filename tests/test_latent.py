@@ -67,6 +67,22 @@ def test_any_way_through_the_cache_gives_the_logits_without_one(model, ranks) ->
         assert torch.allclose(found, whole, atol=2e-5)
 
 
+def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(model, story_file, tmp_path) -> None:
+    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, method="care", options={"joint": True}, ratio=0.7)
+    small = lrcore.compress(model, recipe)
+    summary = small.report["summary"]
+    assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.3 * model.size.kv_bytes
+    assert small.size.parameters == summary["parameters"]
+    whole, cache = logits(small.network), DynamicCache(config=small.network.config)
+    found = torch.cat([logits(small.network, part, past_key_values=cache, use_cache=True) for part in TOKENS.split([17, 1, 22], 1)], 1)
+    assert torch.allclose(found, whole, atol=2e-5)
+    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert held == small.size.kv_bytes * TOKENS.numel()
+    back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    assert torch.equal(logits(back.network), whole)
+    assert back.size == small.size
+
+
 def test_a_cache_of_fixed_length_gives_the_same(tiny_llama) -> None:
     small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
     cache = StaticCache(config=small.config, max_cache_len=48)

@@ -15,7 +15,7 @@ from ..layer import Layer
 from ..linalg import EPS, symmetric, whitened_svd
 from ..options import Option
 from ..statistics import Moments
-from .factors import Factors, LatentMatrix, latent_cost
+from .factors import Factors, JointLatent, LatentMatrix, joint_latent_cost, latent_cost
 
 NEEDS = frozenset({("attn_in", "second")})
 OPTIONS = (
@@ -27,14 +27,23 @@ OPTIONS = (
         ("covariance", "root", "identity"),
     ),
     Option("shrinkage", 0.01, "alpha of C = (1 - alpha) S + alpha mean(diag S) I, S the second moment of the input.", low=0, high=1),
+    Option("joint", False, "One latent for keys and values together, from the SVD of both weights stacked, as in MHA2MLA."),
 )
 
 
-def factor(layer: Layer, moments: Moments, whitening: str = "covariance", shrinkage: float = 0.01) -> Factors:
-    """Solve K and V of one layer for all ranks. values are the singular values of `W C` (of `W C^{1/2}`, of `W`)."""
+def factor(layer: Layer, moments: Moments, whitening: str = "covariance", shrinkage: float = 0.01, joint: bool = False) -> Factors:
+    """Solve K and V of one layer for all ranks. values are the singular values of `W C` (of `W C^{1/2}`, of `W`).
+
+    joint: the slot is "kv" alone, W is K above V, and both are raised from the latent that the cache holds once.
+    """
+    a = layer.attention
     c = None if whitening == "identity" else shrunk(moments.second("attn_in"), shrinkage)
     solve = covariance_svd if whitening == "covariance" else whitened_svd
-    return {name: latent(layer, name, *solve(getattr(layer.attention, name).weight, c)) for name in ("k", "v")}
+    if joint:
+        up, values, down = split(*solve(torch.cat((a.k.weight, a.v.weight)), c))
+        return {"kv": JointLatent(values, joint_latent_cost(layer), None, up, down)}
+    solved = {name: split(*solve(getattr(a, name).weight, c)) for name in ("k", "v")}
+    return {name: LatentMatrix(values, latent_cost(layer, name), None, name, up, down) for name, (up, values, down) in solved.items()}
 
 
 def shrunk(second: Tensor, alpha: float) -> Tensor:
@@ -58,7 +67,7 @@ def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return up, values, up.mT @ weight
 
 
-def latent(layer: Layer, name: str, up: Tensor, values: Tensor, down: Tensor) -> LatentMatrix:
+def split(up: Tensor, values: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 5: `S^{1/2}` on both sides, so `W^b = U S^{1/2}` and `W^a = S^{-1/2} U^T W = S^{1/2} V^T C^{-1}`."""
     scale = torch.where(values > EPS * values[0], values, 1.0).sqrt()  # directions that no token has stay unscaled
-    return LatentMatrix(values, latent_cost(layer, name), None, name, up * scale, down / scale.unsqueeze(-1))
+    return up * scale, values, down / scale.unsqueeze(-1)

@@ -27,10 +27,13 @@ class LatentAttention(CompressedAttention):
 
     def project(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
         t, start = x.shape[1], 0
-        k, v = (_lower(projection, x) for projection in (self.k_proj, self.v_proj))  # [b, t, r]
+        one = isinstance(self.k_proj, LowRankLinear) and self.k_proj.down is getattr(self.v_proj, "down", None)
+        k = _lower(self.k_proj, x)  # [b, t, r]
+        v = k[..., :0] if one else _lower(self.v_proj, x)  # a latent that both share is cached once, in the place of the keys
         if cache is not None:
             start = int(cache.get_seq_length(self.layer_idx))  # before it grows; caches of fixed length count in place
             k, v = (held.squeeze(1) for held in cache.update(k.unsqueeze(1), v.unsqueeze(1), self.layer_idx))
+        v = k if one else v
         start = min(start, k.shape[1] - t)  # a sliding cache has let go of the first
         angles = recent = None
         if self.position == "rotary":

@@ -102,6 +102,22 @@ def test_queries_output_and_mlp_stay_and_the_cache_holds_the_ranks() -> None:
         assert small.matrices()[name] is case.layer.matrices()[name]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [1, 5, 14])
+def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(kind: tuple, rank: int) -> None:
+    case = toy(*kind)
+    a, c = case.layer.attention, covariance(case)
+    both = torch.cat((a.k.weight, a.v.weight))
+    u, s, vt = torch.linalg.svd(both @ c, full_matrices=False)
+    factor = care.factor(case.layer, case.moments, joint=True)["kv"]
+    small = factor.truncate(case.layer, rank).attention
+    literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.inv(c)
+    assert torch.allclose(torch.cat((small.k.weight, small.v.weight)), literal, atol=1e-9)
+    assert torch.allclose(factor.values, s, rtol=1e-9, atol=1e-12)
+    assert small.k.down is small.v.down
+    assert small.kv_values == rank
+
+
 def broken(reason: str):
     """A layer and moments that have no inverse somewhere."""
     case = toy(*GQA_BIAS, tokens=10 if reason == "fewer tokens than dimensions" else 400)
@@ -150,8 +166,8 @@ def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
 
 def test_options_are_read_and_bad_ones_are_named() -> None:
     row = METHODS["care"]
-    assert row.choose({}) == {"whitening": "covariance", "shrinkage": 0.01}
-    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {"whitening": "root", "shrinkage": 0.1}
+    assert row.choose({}) == {"whitening": "covariance", "shrinkage": 0.01, "joint": False}
+    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {"whitening": "root", "shrinkage": 0.1, "joint": False}
     with pytest.raises(InputError, match="Did you mean 'identity'"):
         row.choose({"whitening": "identiy"})
     with pytest.raises(InputError, match="at most 1"):
