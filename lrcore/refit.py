@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from .forms import IdentityRows, Quantised, dense, quantise
 from .layer import Linear, LowRank, Projection
 from .linalg import cholesky
 from .models.layers import read_layer, write_layer
@@ -82,10 +83,20 @@ def _install(network: nn.Module, index: int, name: str, fit: Regression) -> None
 
 
 def solved(projection: Projection, fit: Regression) -> Projection:
-    """The projection refit on the sums; of a factored one the up factor alone, since its down factor chose what is seen."""
+    """The projection refit on the sums; of a factored one the up factor alone, since its down factor chose what is seen.
+
+    Codes become codes again, a sparse term stays, and an up factor that leaves an identity block out is not free to move: it stays, too.
+    """
     if not isinstance(projection, LowRank):
         return fit.solve(projection)
-    down = projection.down.double()
+    codes = projection.up if isinstance(projection.up, Quantised) else None
+    if isinstance(projection.up if codes is None else codes.matrix, IdentityRows):
+        return projection
+    if projection.sparse is not None:
+        sparse = dense(projection.sparse).double()
+        fit = replace(fit, y=fit.y - sparse @ fit.x, yx=fit.yx - sparse @ fit.xx)
+    down = dense(projection.down).double()
     inner = replace(fit, x=down @ fit.x, xx=down @ fit.xx @ down.mT, yx=fit.yx @ down.mT)
-    up = inner.solve(Linear(projection.up, projection.bias))
-    return LowRank(projection.down, up.weight, up.bias)
+    up = inner.solve(Linear(dense(projection.up), projection.bias))
+    stored = up.weight if codes is None else quantise(up.weight, codes.bits, codes.chunk)
+    return replace(projection, up=stored, bias=up.bias)

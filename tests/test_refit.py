@@ -6,6 +6,7 @@ from tiny_models import tiny
 
 import lrcore
 from lrcore.compress import refits
+from lrcore.forms import IdentityRows, Sparse, dense, quantise
 from lrcore.layer import Linear, LowRank
 from lrcore.methods import METHODS
 from lrcore.refit import Regression, solved
@@ -53,6 +54,24 @@ def test_a_factored_projection_keeps_its_down_factor():
     assert torch.allclose(new.bias, shift, atol=1e-6)
 
 
+def test_an_identity_in_the_up_factor_stays_and_so_do_codes_and_sparse_terms():
+    x, y, start, fit = rows(bias=True)
+    g = torch.Generator().manual_seed(9)
+    down = torch.randn(4, 12, generator=g, dtype=torch.float64)
+    fixed = LowRank(down, IdentityRows(torch.randn(1, 2, 4, dtype=torch.float64), torch.arange(6).int().unsqueeze(0)), start.bias)
+    assert solved(fixed, fit) is fixed
+    sparse = Sparse(torch.ones(3, dtype=torch.float64), torch.tensor([1, 20, 70]).int(), (6, 12))
+    up = torch.randn(6, 4, generator=g, dtype=torch.float64)
+    new = solved(LowRank(down, up, start.bias, sparse), fit)
+    weight, shift = slow_ridge(x @ down.mT, y - sparse.apply(x), up, 0.3, bias=True)
+    assert new.sparse is sparse
+    assert torch.allclose(new.up, weight, atol=1e-6)
+    assert torch.allclose(new.bias, shift, atol=1e-6)
+    coded = solved(LowRank(down, quantise(up, 8, 8), start.bias), fit)
+    assert (coded.up.bits, coded.up.chunk) == (8, 8)
+    assert torch.allclose(dense(coded.up), slow_ridge(x @ down.mT, y, up, 0.3, bias=True)[0], atol=0.05)
+
+
 def recipe(folder, story_file, **more):
     asked = {"samples": 8, "seq_len": 32, "ratio": 0.3, "method": "fused", "dtype": "float64"} | more
     return lrcore.Recipe(model=str(folder), data=str(story_file), **asked)
@@ -65,9 +84,19 @@ def stream_error(model, small, tokens):
 
 
 @pytest.mark.parametrize("kind", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
-@pytest.mark.parametrize("method", ["fused", "a3", "svd_llm"])
-def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(kind, method, request, story_file):
-    asked = recipe(request.getfixturevalue(kind), story_file, method=method)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fused", {}),
+        ("a3", {}),
+        ("svd_llm", {}),
+        ("latentllm", {}),
+        ("latentllm", {"bits": 8, "vo": "joint"}),
+        ("latentllm", {"sparse": 0.05}),
+    ],
+)
+def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(kind, method, options, request, story_file):
+    asked = recipe(request.getfixturevalue(kind), story_file, method=method, options=options)
     model = lrcore.load(asked.model, dtype="float64")
     tokens = lrcore.calibrate(model, asked).tokens
     plain, refit = (lrcore.compress(model, asked.with_(refit=word)) for word in ("off", "on"))
