@@ -149,10 +149,11 @@ def likelihoods(model: LoadedModel, rows: list[tuple[list[int], int]], batch: in
 LM_EVAL_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "mmlu", "openbookqa", "piqa", "winogrande")
 
 
-def lm_eval(model: LoadedModel, tasks: list[str], limit: int | None = None, batch: int = 8) -> dict[str, dict[str, float]]:
+def lm_eval(model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | None = None, batch: int = 8) -> dict[str, dict[str, float]]:
     """Results of lm-eval on a loaded model, {task: {metric: value}}; the tasks' data come from the hub.
 
-    Raises InputError where lm-eval (an extra: `pip install lm-eval`) is not installed.
+    A task is a name of lm-eval's, or a configuration of its own as a mapping. Raises InputError where lm-eval (an extra:
+    `pip install lm-eval accelerate`) is not installed, a task is unknown or its data cannot be fetched.
     """
     try:
         from lm_eval import simple_evaluate
@@ -160,5 +161,9 @@ def lm_eval(model: LoadedModel, tasks: list[str], limit: int | None = None, batc
     except ImportError as error:
         raise InputError(f"lm-eval cannot be imported ({error}). Run `pip install lm-eval accelerate`, or use built-in tasks.") from error
     wrapped = HFLM(pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch)
-    found = simple_evaluate(model=wrapped, tasks=tasks, limit=limit, bootstrap_iters=0)["results"]
+    try:
+        found = simple_evaluate(model=wrapped, tasks=tasks, limit=limit, bootstrap_iters=0)["results"]
+    except (OSError, KeyError, ValueError) as error:  # an unknown task, or one whose data cannot be fetched
+        line = (str(error).splitlines() or [""])[0]
+        raise InputError(f"lm-eval could not run {', '.join(map(str, tasks))}: {line} Check the names and the network.") from error
     return {task: {name: value for name, value in row.items() if isinstance(value, float)} for task, row in found.items()}

@@ -120,3 +120,20 @@ def test_the_scores_are_those_of_lm_eval(model):
     theirs = wrapped.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs], disable_tqdm=True)
     ours = likelihoods(model, [encode_pair(model, *pair) for pair in pairs], 4)
     assert ours == pytest.approx([score for score, _ in theirs], rel=1e-4)
+
+
+def test_a_task_run_by_lm_eval_has_the_same_accuracies(tmp_path):
+    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    from lrcore.data import stories_probes
+
+    path, items = tmp_path / "probes.jsonl", stories_probes("test", 30)
+    bare = [{"question": one["question"], "choices": [c.strip() for c in one["choices"]], "label": one["label"]} for one in items]
+    path.write_text("".join(json.dumps(one) + "\n" for one in bare))
+    task = {
+        "task": "probes", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test",
+        "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    }  # fmt: skip
+    model = lrcore.load("demo-llama")
+    theirs, ours = lrcore.lm_eval(model, [task])["probes"], lrcore.score_choices(model, str(path))
+    assert (ours.accuracy, ours.accuracy_normalised) == pytest.approx((theirs["acc,none"], theirs["acc_norm,none"]))
