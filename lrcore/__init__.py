@@ -17,6 +17,7 @@ from .cost import ModelCost, Speed, measure_cost, measure_speed
 from .data import BUILTIN
 from .errors import Cancelled, InputError
 from .evaluate import Evaluation, evaluate, token_losses
+from .export import export, push
 from .factorise import Factorisation, factorise
 from .generate import generate, stream
 from .local_errors import LocalErrors, local_errors
@@ -29,6 +30,7 @@ from .protocols import PROTOCOLS, Asked
 from .recipe import BUDGETS, Recipe
 from .runs import Run, Runs, differences
 from .runs import root as runs_root
+from .stock import StockFit, stock_fit
 from .sweep import Sweep, cross_calibration, finished, run_sweep
 from .tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 
@@ -48,10 +50,10 @@ def policies() -> list[dict]:
 
 
 __all__ = [
-    "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration",
-    "Cancelled", "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors",
-    "ModelCost", "RankPlan", "Recipe", "Run", "Runs", "Speed", "Sweep", "TaskResult", "allocate", "analyse", "answers", "answers_csv",
-    "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "factorise",
+    "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration", "Cancelled",
+    "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors", "ModelCost", "RankPlan",
+    "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "allocate", "analyse", "answers", "answers_csv", "bounds",
+    "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
     "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods", "policies",
-    "prepare", "probe", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stream", "token_losses",
+    "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit", "stream", "token_losses",
 ]  # fmt: skip

@@ -13,24 +13,27 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from .card import licence
 from .errors import InputError
 from .models.architectures import ARCHITECTURES
 from .models.install import install
 from .models.layers import structure
 from .models.load import LoadedModel, load_folder, locate, quiet, read_config, read_tokenizer, resolve_device, resolve_dtype, settle
-from .models.weights import SINGLE, check_finite, fingerprint, read_json, weight_files
+from .models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
 
-MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours
 FORMAT = 2
+SHARD = "5GB"
 
 
 def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto") -> LoadedModel:
@@ -50,13 +53,18 @@ def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Pat
     An earlier checkpoint there is replaced. Any other folder that is not empty is refused with InputError unless overwrite is set,
     which deletes what is in it.
     """
+    return write_folder(folder, overwrite, lambda draft: write_checkpoint(model, draft))
+
+
+def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], None]) -> Path:
+    """Let `write` fill a draft, and put it in the place of `folder` once it is whole. Refusals as of `save`."""
     folder = Path(folder).expanduser().absolute()
     check_target(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = _beside(folder)
     draft.mkdir()
     try:
-        _write(model, draft)
+        write(draft)
         _exchange(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -81,7 +89,7 @@ def load_checkpoint(folder: str | Path, dtype: str = "auto", device: str = "auto
     described = _read_mark(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
     stored = resolve_dtype(described["dtype"])
-    state = _state(folder, described["tied"], None if wanted in ("auto", stored) else wanted)
+    state = _state(files, described["tied"], None if wanted in ("auto", stored) else wanted)
     try:
         network = _empty_network(config, stored, described["structure"])
         network.load_state_dict(state, strict=True, assign=True)
@@ -115,14 +123,15 @@ def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[st
     return network
 
 
-def _state(folder: Path, tied: dict[str, str], dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _state(files: list[Path], tied: dict[str, str], dtype: torch.dtype | None) -> dict[str, Tensor]:
     """All tensors by name, in memory of their own: aligned, and independent of the file once read."""
-    stored = load_file(folder / SINGLE)
+    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
     state = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone() for name, tensor in stored.items()}
     return state | {name: state[first] for name, first in tied.items()}
 
 
-def _write(model: LoadedModel, folder: Path) -> None:
+def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
+    """The files of a checkpoint, in a folder that is there. Weights beyond `shard` are split over several files with an index."""
     network = model.network
     state, tied = _untie(network.state_dict())
     described = {
@@ -132,19 +141,29 @@ def _write(model: LoadedModel, folder: Path) -> None:
         "parameters": model.size.parameters,
         "structure": structure(network),
         "tied": tied,
+        "licence": licence(model.folder),
     }
-    save_file(state, folder / SINGLE, metadata={"format": "pt"})
+    write_weights(state, folder, shard)
     network.config.save_pretrained(folder)
     network.generation_config.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
-    _write_json(folder / MARK, described)
+    write_json(folder / MARK, described)
     report = model.report or {}
     if report:
-        _write_json(folder / "report.json", report)
+        write_json(folder / "report.json", report)
     if "recipe" in report:
-        _write_json(folder / "recipe.json", report["recipe"])
+        write_json(folder / "recipe.json", report["recipe"])
     if report.get("ranks"):
         _write_csv(folder / "ranks.csv", report["ranks"])
+
+
+def write_weights(state: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:
+    """Tensors by name as safetensors: one file, or shards of at most `shard` with an index."""
+    split = split_torch_state_dict_into_shards(state, max_shard_size=shard, filename_pattern="model{suffix}.safetensors")
+    for file, names in split.filename_to_tensors.items():
+        save_file({name: state[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def _untie(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -166,7 +185,7 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor if whole and tensor.is_contiguous() else tensor.contiguous().clone()
 
 
-def _write_json(path: Path, values: Any) -> None:
+def write_json(path: Path, values: Any) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 

@@ -190,6 +190,33 @@ def generate(
     print()
 
 
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="DIR_OR_RUN", help="Folder that `compress` wrote, or a run of the page.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    stock: Annotated[
+        bool, typer.Option("--stock", help="An architecture of transformers, without code; where the ranks allow it.")
+    ] = False,
+    result: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="What `evaluate --json` printed, for the card; repeatable.")
+    ] = None,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload the folder to this repository too.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a Hugging Face folder. It loads without this project, by trust_remote_code or, with --stock, without any code."""
+    import lrcore
+    from lrcore.checkpoint import check_target
+    from lrcore.export import read_results, run_checkpoint
+
+    check_target(out)
+    measured = read_results(model, result or ())
+    folder = lrcore.export(lrcore.load(run_checkpoint(model), dtype=dtype, device="cpu"), out, measured, stock)
+    address = lrcore.push(folder, push_to_hub, private=not public) if push_to_hub else None
+    show(as_json, {"out": str(folder), "results": len(measured), "repository": address})
+
+
 def read_recipe(ctx: typer.Context) -> Recipe:
     """The recipe of a command: the file's fields, then the flags given, each checked, and names looked up before any work."""
     from .methods import find_method

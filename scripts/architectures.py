@@ -14,7 +14,9 @@ Written by `scripts/architectures.py` from the rows in `lrcore/models/architectu
 `tests/test_architectures.py` makes a tiny random-weight model of that family and checks, with methods on matrices and on components:
 unchanged layers written back give bit-identical logits; full rank gives the dense model; compressed attention with whole heads gives
 the native attention, with and without cache and under left padding; a compressed model gives the same with and without cache, and
-alone or in a left-padded batch; rebuilt from its description and weights it is bit-identical.
+alone or in a left-padded batch; rebuilt from its description and weights it is bit-identical. `tests/test_export.py` exports each
+and loads it in a process that cannot see this project: bit-identical but for models with experts, whose grouped products differ in
+the last bit with the place of a weight in memory.
 
 `model_type` is that of `config.json`. *QK, OV, MLP* say how the methods on components solve them: *free* by any linear map per head,
 *pairs* by whole rotary pairs, *kept* not at all. Methods on matrices factor every projection of every family. *Fused* matrices are

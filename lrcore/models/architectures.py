@@ -206,12 +206,6 @@ def architecture_of(network: nn.Module) -> Architecture:
     return ARCHITECTURES[network.config.model_type]
 
 
-def rotary_of(network: nn.Module) -> nn.Module | None:
-    """The module that gives cos and sin for positions; None in a family without rotary positions."""
-    parent, _, _ = architecture_of(network).layers.rpartition(".")
-    return getattr(network.get_submodule(parent), "rotary_emb", None)
-
-
 def decoder_layers(network: nn.Module) -> nn.ModuleList:
     """The decoder layers of a loaded network, in order."""
     return network.get_submodule(architecture_of(network).layers)

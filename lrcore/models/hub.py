@@ -13,7 +13,7 @@ ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Text files and safetensors at the top of the repository: nothing that could run code, no second copy in another format.
-_WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv"]
+_WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
 _UNWANTED = ["*/*", "consolidated*", "adapter*"]
 _KNOWN = f"Known demo models: {', '.join(DEMO_MODELS)}; otherwise give a folder or a hub id such as 'org/model'."
 _OTHERWISE = "A local folder with config.json, *.safetensors and tokenizer files works without any hub."

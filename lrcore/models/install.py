@@ -5,19 +5,24 @@ from typing import Any
 
 from torch import nn
 
-from .architectures import rotary_of
 from .latent import LatentAttention
 from .modules import CompressedAttention, CompressedMLP
 from .projections import rebuild
 
 
-def attention_module(network: nn.Module, sizes: Mapping[str, Any], index: int, native: nn.Module) -> CompressedAttention:
-    """An attention without projections for layer `index`. Norms of queries and keys of the module it replaces go on serving."""
+def attention_module(network: nn.Module, place: str, sizes: Mapping[str, Any], index: int, native: nn.Module) -> CompressedAttention:
+    """An attention without projections for layer `index`, at `place` in the network. Norms of queries and keys of the module it
+    replaces go on serving."""
     latent = sizes.get("latent", False)
-    module = LatentAttention(sizes, index, rotary_of(network)) if latent else CompressedAttention(sizes, index)
+    module = LatentAttention(sizes, index, _rotary_of(network, place)) if latent else CompressedAttention(sizes, index)
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module
+
+
+def _rotary_of(network: nn.Module, place: str) -> nn.Module | None:
+    """The module beside the layers that gives cos and sin for positions; None in a family without rotary positions."""
+    return getattr(network.get_submodule(place.rsplit(".", 2)[0]), "rotary_emb", None)
 
 
 def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
@@ -40,7 +45,7 @@ def install(network: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None
             if described["kind"] == "mlp":
                 module = CompressedMLP(described["activation"])
             else:
-                module = attention_module(network, described, described["layer"], layer.get_submodule(path))
+                module = attention_module(network, place, described, described["layer"], layer.get_submodule(path))
             layer.set_submodule(path, module)
         for path, projection in rebuild(entry["projections"], network.dtype).items():
             parent, _, leaf = path.rpartition(".")

@@ -107,7 +107,8 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
     if _reshaped(now.attention, layer.attention) or (changed & set("qkv") and _has_layout_of_its_own(network, row, native)):
         value = layer.attention
         sizes = {name: getattr(value, name) for name in SIZES} | {"selected_pairs": value.rotary_pairs is not None}
-        module.set_submodule(row.attention, attention_module(network, sizes, layer.index, native).fill(value))
+        place = f"{row.layers}.{layer.index}"
+        module.set_submodule(row.attention, attention_module(network, place, sizes, layer.index, native).fill(value))
         changed -= set("qkvo")
     if changed & {"gate", "up"} and row.gate == row.up and not isinstance(module.get_submodule(row.mlp), CompressedMLP):
         module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))

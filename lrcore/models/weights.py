@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import InputError
 
+MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
 _hashes: dict[tuple[str, int, int], str] = {}
@@ -73,7 +74,7 @@ def check_whole(file: Path) -> None:
 def fingerprint(folder: Path, files: list[Path]) -> str:
     """sha256 over the names and contents of config.json, lrcore.json (if any) and the weight files, 64 hexadecimal digits."""
     whole = hashlib.sha256()
-    described = [folder / name for name in ("config.json", "lrcore.json") if (folder / name).is_file()]
+    described = [folder / name for name in ("config.json", MARK) if (folder / name).is_file()]
     for file in [*described, *files]:
         whole.update(f"{file.name}:{_hash(file)}\n".encode())
     return whole.hexdigest()

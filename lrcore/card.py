@@ -1,0 +1,101 @@
+"""The model card of an export: what it came from, how it was made, and what was measured."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .models.load import LoadedModel
+from .models.weights import MARK, read_json
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_LICENCE = ("license", "license_name", "license_link")
+
+
+def model_card(model: LoadedModel, results: Sequence[Mapping[str, Any]] = (), stock: bool = False) -> str:
+    """README.md with the hub's metadata. The licence is that of the base model's card, and absent where that names none.
+
+    results: evaluations as `Evaluation.to_dict` gives them; those without a finite perplexity are left out of the metadata.
+    """
+    report = model.report or {}
+    base = report.get("base", model.name)
+    head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["low-rank", "compressed"]}
+    if _HUB_ID.fullmatch(base):
+        head["base_model"] = base
+    head |= licence(model.folder)
+    entries = [_entry(result) for result in results if result.get("perplexity") is not None]
+    if entries:
+        head["model-index"] = [{"name": model.name, "results": entries}]
+    meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    parts = [_opening(model, base), _usage(stock), _making(report), _measured(results)]
+    return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+
+def licence(folder: str | Path) -> dict[str, str]:
+    """The licence fields of the model that a folder holds: of its card, or of the base model's as our checkpoints keep them."""
+    card, mark = Path(folder) / "README.md", Path(folder) / MARK
+    if mark.is_file():
+        return read_json(mark).get("licence", {})
+    match = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8"), re.DOTALL) if card.is_file() else None
+    try:
+        fields = yaml.safe_load(match[1]) if match else {}
+    except yaml.YAMLError:
+        fields = {}
+    return {name: fields[name] for name in _LICENCE if name in fields} if isinstance(fields, dict) else {}
+
+
+def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
+    """One measurement as the hub's `model-index` wants it."""
+    data = str(result["protocol"].get("data", "text"))
+    return {
+        "task": {"type": "text-generation"},
+        "dataset": {"name": data, "type": data},
+        "metrics": [{"type": "perplexity", "value": round(float(result["perplexity"]), 4)}],
+    }
+
+
+def _opening(model: LoadedModel, base: str) -> str:
+    return f"# {model.name}\n\n`{base}` with {model.size.parameters:,} parameters after low-rank compression."
+
+
+def _usage(stock: bool) -> str:
+    trust = "" if stock else ", trust_remote_code=True"
+    why = (
+        "It needs no code beyond transformers."
+        if stock
+        else "The modeling file in this folder subclasses the base architecture and exchanges the modules that config.json names."
+    )
+    return (
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why}"
+    )
+
+
+def _making(report: Mapping[str, Any]) -> str:
+    if "recipe" not in report:
+        return ""
+    recipe = yaml.safe_dump(report["recipe"], sort_keys=False, allow_unicode=True)
+    text = f"## How it was made\n\n```yaml\n{recipe}```"
+    if report.get("ranks"):
+        lines = "\n".join(f"| {row['layer']} | {row['component']} | {row['rank']} | {row['full']} |" for row in report["ranks"])
+        text += f"\n\n### Ranks\n\n| layer | component | rank | of |\n|---|---|---|---|\n{lines}"
+    if report.get("calibration"):
+        text += "\n\n### Calibration\n\n" + _pairs(report["calibration"])
+    return text
+
+
+def _measured(results: Sequence[Mapping[str, Any]]) -> str:
+    if not results:
+        return ""
+    parts = []
+    for result in results:
+        dense = f", dense {result['dense_perplexity']:.4f}" if result.get("dense_perplexity") else ""
+        value = "not finite" if result.get("perplexity") is None else f"{result['perplexity']:.4f}"
+        parts.append(f"Perplexity {value}{dense} over {result.get('tokens', '?')} predicted tokens.\n\n" + _pairs(result["protocol"]))
+    return "## Measured\n\n" + "\n\n".join(parts)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in values.items())
