@@ -80,7 +80,7 @@ def compressed(folder, data, method="fused", **changes):
     return lrcore.compress(lrcore.load(str(folder)), recipe)
 
 
-OTHERS = [family for family in ARCHITECTURES if family not in ("llama", "gemma2", "phi3", "gpt2", "gpt_neox", "bloom", "qwen3", "mixtral")]
+OTHERS = [family for family in ARCHITECTURES if family not in ("llama", "gpt2", "bloom")]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,15 @@ def hub(tiny_llama, tmp_path):
         if file.suffix != ".safetensors":
             (bare / file.name).write_bytes(file.read_bytes())
     (bare / "pytorch_model.bin").write_bytes(b"pickle")
-    handler = type("Here", (Hub,), {"repositories": {"owner/tiny": tiny_llama, "owner/bare": bare}, "asked": []})
+    holed = tmp_path / "holed"  # an index that names two shards, of which the repository has one
+    holed.mkdir()
+    for file in bare.glob("*.json"):
+        (holed / file.name).write_bytes(file.read_bytes())
+    (holed / "model-00001-of-00002.safetensors").write_bytes((tiny_llama / "model.safetensors").read_bytes())
+    shards = {f"tensor{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    (holed / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    repositories = {"owner/tiny": tiny_llama, "owner/bare": bare, "owner/holed": holed}
+    handler = type("Here", (Hub,), {"repositories": repositories, "asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     handler.endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -159,8 +167,8 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
 
 
 def test_revisions_and_what_a_hub_refuses(run, hub):
-    older, newest, gated, nothing, bare, forbidden, down = run(
-        "owner/tiny --revision older", "owner/tiny --revision newest", "owner/gated", "owner/nothing", "owner/bare",
+    older, newest, gated, nothing, bare, holed, forbidden, down = run(
+        "owner/tiny --revision older", "owner/tiny --revision newest", "owner/gated", "owner/nothing", "owner/bare", "owner/holed",
         "owner/forbidden", "owner/down",
     )  # fmt: skip
     assert older[0] == 0
@@ -169,6 +177,7 @@ def test_revisions_and_what_a_hub_refuses(run, hub):
     assert_refused(gated, "'owner/gated' is gated", "HF_TOKEN")
     assert_refused(nothing, "'owner/nothing'", "demo-llama")
     assert_refused(bare, "no weights", "safetensors")
+    assert_refused(holed, "1 of the 2 weight files", "model-00002-of-00002.safetensors")
     assert_refused(forbidden, "'owner/forbidden'", "403", "HF_TOKEN")
     assert_refused(down, "'owner/down'", "500", hub.endpoint)
 
