@@ -119,6 +119,14 @@ assert fast.generation_config.max_new_tokens == 7
 """
 
 
+@pytest.mark.parametrize("method", [name for name in ("care", "latentllm") if name in lrcore.METHODS])
+def test_latent_caches_and_shared_factors_load_elsewhere(method, dense, story_file, tmp_path) -> None:
+    small = compressed(dense("llama"), story_file, method)
+    lrcore.export(small, tmp_path / "out")
+    elsewhere(ELSEWHERE, json.dumps([str(tmp_path / "out")]), str(tmp_path / "logits.pt"), cwd=tmp_path)
+    assert torch.equal(torch.load(tmp_path / "logits.pt")[0], logits(small))
+
+
 def test_pipeline_dtype_eager_attention_template_and_generation_config_work(dense, story_file, tmp_path) -> None:
     small = compressed(dense("llama"), story_file)
     small.tokenizer.chat_template = "{{ messages[0].content }}"

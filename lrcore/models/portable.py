@@ -50,7 +50,7 @@ class Cut:
             self.imports.add(_import_of(node, name))
         elif node is not None and name not in own:
             own[name] = node
-            for used in _used(node):
+            for used in sorted(_used(node)):
                 self.reach(file, used)
 
 
@@ -68,10 +68,17 @@ def modeling_source(base: str) -> str:
     imports = _import_lines(cut.imports | {("transformers", base)})
     pieces = [
         _text(file, node)
-        for file, own in reversed(cut.nodes.items())  # the file that was reached last rests on no other
-        for node in sorted(own.values(), key=lambda node: node.lineno)
+        for file in _in_order(START[0], list(cut.nodes))
+        for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + MODEL.format(base=base)
+
+
+def _in_order(file: Path, among: list[Path]) -> list[Path]:
+    """The file and those it imports from, each after its own imports: a class stands after its base."""
+    before = [_imported(file, node) for node in parsed(file).body if isinstance(node, ast.ImportFrom) and node.level]
+    found = [inner for other in before if other in among for inner in _in_order(other, among)]
+    return list(dict.fromkeys([*found, file]))
 
 
 @cache
