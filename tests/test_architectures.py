@@ -139,7 +139,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
     for index, module in enumerate(decoder_layers(again)):
         native, value = module.get_submodule(row.attention), read_layer(again, index).attention
         sizes = {name: getattr(value, name) for name in SIZES} | {"selected_pairs": False, "latent": latent}
-        module.set_submodule(row.attention, attention_module(again, sizes, index, native).fill(value))
+        module.set_submodule(row.attention, attention_module(again, f"{row.layers}.{index}", sizes, index, native).fill(value))
     assert close(logits(again), logits(network))
     assert close(by_pieces(again), logits(network))
     mask, positions = left_padding()
