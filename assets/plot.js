@@ -139,6 +139,7 @@ function draw() {
     layout[name] = {...lines, ...layout[name]};
     if (layout[name].title) layout[name].title = {...layout[name].title, font: {size: 12, ...layout[name].title.font}};
   }
+  for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])]) (cut.line || cut.font).color = style('--select');
   if (layout.height) host.style.height = layout.height + 'px';
   Plotly.react(host, figure.data, {...layout, shapes: [...(layout.shapes || []), ...marks()]}, CONFIG).then(() => {
     host.dataset.drawn = (+host.dataset.drawn || 0) + 1;

@@ -8,7 +8,7 @@ import gradio as gr
 
 import lrcore
 
-from . import api, selection, sidebar, text, tick
+from . import api, guide, selection, sidebar, text, tick
 from .parts import ASSETS, PLOTLY_JS, QUIET
 from .session import Session
 from .tabs import TABS
@@ -26,6 +26,7 @@ def build_app() -> gr.Blocks:
     with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         session.make_components()
         session.mark = selection.mark()
+        session.guide = guide.build()
         session.titles = [tab.TITLE for tab in TABS]
         session.opened = demo.load
         with gr.Sidebar(width=330, elem_id="sidebar"):

@@ -100,6 +100,9 @@ class Session:
     def peek_analysis(self, recipe: lrcore.Recipe) -> Any | None:
         return self.shelf.peek("analysis", calibration_key(recipe))
 
+    def peek_dense(self, recipe: lrcore.Recipe) -> Any | None:
+        return self.shelf.peek("dense", model_key(recipe))
+
     def peek_factors(self, recipe: lrcore.Recipe) -> Any | None:
         return self.shelf.peek("factors", factor_key(recipe))
 

@@ -55,13 +55,6 @@ def build(session: Session) -> None:
 
 
 def example_recipes() -> list[tuple[str, lrcore.Recipe]]:
-    """One per demo model, each with the last method and policy of the tables, so that new ones show up here."""
-    methods, policies = lrcore.methods(), lrcore.policies()
-    uneven = next((row["name"] for row in policies if row["temperature"]), policies[-1]["name"])
-    rows = []
-    for model in lrcore.DEMO_MODELS:
-        for method, policy, ratio in ((methods[-1]["name"], uneven, 0.3), (methods[0]["name"], policies[0]["name"], 0.2)):
-            rows.append(
-                (f"{model}: {method}, −{ratio:.0%}, {policy}", lrcore.Recipe(model=model, method=method, policy=policy, ratio=ratio))
-            )
-    return rows
+    """A complete recipe for each paper whose method is here."""
+    known = {row["name"] for row in lrcore.methods()}
+    return [(title, lrcore.Recipe(method=name, **more)) for name, (title, more) in text.EXAMPLE_RECIPES.items() if name in known]

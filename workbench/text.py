@@ -59,6 +59,20 @@ SURVEY_EVERY = "Add every method"
 SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they meet, the choice hardly matters."
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."
+MEMORY = "Compressing takes about {} of memory beyond the dense model."
+MEMORY_FREE = "Compressing takes about {} of memory beyond the dense model; {} are free."
+MEMORY_SHORT = (
+    "**It will not fit.** Use fewer or shorter windows (Calibration text), refit off, independent calibration, "
+    "a smaller number type, or close other programs."
+)
+EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a small model goes)
+    "a3": ("A³: components, even shares, −20 %", {"ratio": 0.2}),
+    "modegpt": ("MoDeGPT: softmax of Block Influence, −30 %", {"ratio": 0.3, "policy": "softmax"}),
+    "latentllm": ("LatentLLM: joint latents, −20 %", {"ratio": 0.2}),
+    "care": ("CARE: latent KV cache, water-filling, −30 %", {"ratio": 0.3, "policy": "waterfill"}),
+    "svd_llm": ("SVD-LLM: whitened matrices, −20 %", {"ratio": 0.2}),
+    "fused": ("Fused: centred, refit, probed ranks, −30 %", {"ratio": 0.3, "policy": "probed"}),
+}
 ENERGY_OF = "of the calibration text, by each slot's own loss; mean over slots"
 PREDICTED_ON = "on calibration text, from probes of single slots; optimistic at high ratios"
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"

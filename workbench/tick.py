@@ -4,14 +4,23 @@ from typing import Any
 
 import gradio as gr
 
-from . import markup, text
+from . import guide, markup, text
 from .parts import LIVE, QUIET, clicked, spoken
 from .session import Session, calibration_key, factor_key
 
 
 def wire(session: Session) -> None:
     seen = gr.State(())  # what this browser was last sent: only what changed is sent again, so a selection in the log stays
-    watched = [session.strip, session.job_panel, session.hint, session.shown, session.factored, session.surveyed, session.stamp]
+    watched = [
+        session.strip,
+        session.job_panel,
+        session.hint,
+        session.shown,
+        session.factored,
+        session.surveyed,
+        session.stamp,
+        session.guide,
+    ]
 
     def look(seen: tuple, *said: Any) -> list[Any]:
         now = state(session, said)
@@ -43,4 +52,5 @@ def state(session: Session, said: Any) -> list[Any]:
         list(factor_key(recipe)) if factored else None,
         session.methods_here(recipe) if recipe else None,
         session.runs.stamp(),
+        guide.done(session, analysed, factored),
     ]

@@ -6,7 +6,7 @@ import gradio as gr
 
 import lrcore
 
-from .. import text
+from .. import memory, text
 from ..measure import Measure
 from ..parts import LIVE, QUIET, spoken
 from ..session import Session
@@ -53,7 +53,12 @@ def build(session: Session) -> None:
             plan = session.plan(recipe)
         except lrcore.InputError as error:
             return str(error), ""
-        return text.paragraph(recipe, plan.summary() if plan else {}, settings), recipe.command()
+        model = session.peek_dense(recipe)
+        if plan is None or model is None:
+            return text.paragraph(recipe, {}, settings), recipe.command()
+        summary = plan.summary()
+        room = memory.words(memory.needed(model, recipe, summary, settings), memory.free(str(model.device)))
+        return f"{text.paragraph(recipe, summary, settings)} {room}", recipe.command()
 
     @spoken
     def submit(name: str, *said: Any) -> str:

@@ -1,0 +1,62 @@
+"""The page for everybody: an audit by axe-core in light and dark, and the whole job with the keyboard alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from .test_curves import TABS
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+AXE = Path(os.environ.get("AXE") or Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js")
+AUDIT = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+  .filter(v => ['serious', 'critical'].includes(v.impact)).map(v => [v.id, v.nodes.length, v.nodes[0].html, v.nodes[0].failureSummary])"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(open_page, theme):
+    if not AXE.is_file():
+        pytest.skip("axe-core is not here: 'make axe' fetches it with npm")
+    workbench = open_page(f"?__theme={theme}")
+    workbench.evaluate(AXE.read_text(encoding="utf-8"))
+    for title in TABS:
+        workbench.tab(title)
+        workbench.page.wait_for_timeout(2500)
+        assert workbench.evaluate(AUDIT) == [], title
+
+
+def press_until(workbench, key: str, wanted: str, most: int = 60) -> None:
+    """Press a key until the focus is on an element that matches a selector."""
+    for _ in range(most):
+        if workbench.evaluate("s => !!document.activeElement && document.activeElement.matches(s)", wanted):
+            return
+        workbench.page.keyboard.press(key)
+    raise AssertionError(f"{wanted} is not reached with {key}")
+
+
+def test_the_whole_job_with_the_keyboard(workbench):
+    keys = workbench.page.keyboard
+    press_until(workbench, "Tab", ".guide .next")
+    keys.press("Enter")
+    workbench.page.wait_for_selector("#readout .cells")
+    workbench.page.wait_for_selector("#bars .handle:not([hidden])")
+    press_until(workbench, "Tab", "#field-ratio input[type=range]")
+    before = workbench.plot("bars")["drawn"]
+    keys.press("ArrowRight")
+    workbench.until(lambda: workbench.plot("bars")["drawn"] > before, 15, "the slider does not follow the keys")
+    press_until(workbench, "Tab", "#bars .handle")
+    keys.press("ArrowUp")
+    workbench.until(lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(), 15, "the handle does not follow the keys")
+    press_until(workbench, "Shift+Tab", ".guide .next", most=120)
+    keys.press("Enter")
+    workbench.page.wait_for_selector("#start", state="visible")
+    press_until(workbench, "Tab", "#start")
+    keys.press("Enter")
+    workbench.page.wait_for_selector(".job.done", timeout=120_000)
+    press_until(workbench, "Shift+Tab", ".guide .next", most=120)
+    keys.press("Enter")
+    press_until(workbench, "Tab", "#generate")
+    keys.press("Enter")
+    start = len(workbench.locator("#answer-1 textarea").input_value())
+    workbench.until(lambda: len(workbench.locator("#answer-1 textarea").input_value()) > start + 5, 60, "no answer is written")

@@ -1,0 +1,46 @@
+"""What compressing will take in memory beyond what is loaded, and whether there is so much."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lrcore
+
+from . import text
+
+LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
+
+
+def needed(model: Any, recipe: lrcore.Recipe, summary: dict[str, Any], evaluation: dict[str, Any] | None) -> int:
+    """Bytes: the compressed tensors (the rest is shared with the dense model), hidden states of the calibration windows, logits.
+
+    A sequential calibration keeps the states of the compressed layers, a refit those of the dense ones as well.
+    """
+    config = model.network.config.get_text_config()
+    own = any(row["refit"] for row in lrcore.methods() if row["name"] == recipe.method)
+    refits = recipe.refit == "on" or (recipe.refit == "auto" and own)
+    streams = 2 if refits else int(recipe.calibration == "sequential")
+    states = streams * recipe.samples * recipe.seq_len * config.hidden_size * model.network.dtype.itemsize
+    compressed = int(summary["megabytes"] * 1e6)
+    logits = min(LOGITS, 8 * (evaluation.get("seq_len") or 256) * config.vocab_size * 4) if evaluation else 0
+    return compressed + states + logits
+
+
+def free(device: str) -> int | None:
+    """Bytes that are free on the model's device; None where nobody says."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    return None
+
+
+def words(need: int, left: int | None) -> str:
+    """The estimate, and what to change where it does not fit."""
+    if left is None:
+        return text.MEMORY.format(text.megabytes(need / 1e6))
+    known = text.MEMORY_FREE.format(text.megabytes(need / 1e6), text.megabytes(left / 1e6))
+    return known if need < left else f"{known} {text.MEMORY_SHORT}"
