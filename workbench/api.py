@@ -13,33 +13,62 @@ from .session import Session
 
 def build(session: Session) -> None:
     def analyse(recipe: dict, threshold: float = 0.9) -> list[dict]:
-        """Rank measures of every layer, component and matrix. recipe: fields of a recipe; those left out keep their defaults."""
+        """Rank measures of every layer, component and matrix, raw and activation-aware.
+
+        Args:
+            recipe: fields of a recipe as a mapping; those left out keep their defaults.
+            threshold: the share of the energy, between 0 and 1, that the energy rank holds.
+        """
         asked = read(recipe)
         finished(session.start_analysis(asked))
         return session.analysis(asked).table(threshold).to_dict("records")
 
     def allocate(recipe: dict) -> dict:
-        """Ranks that a recipe gives, and what the model would weigh: {"summary": ..., "ranks": [...]}."""
+        """Ranks that a recipe gives, and what the model would weigh: {"summary": ..., "ranks": [...]}.
+
+        Args:
+            recipe: fields of a recipe as a mapping; those left out keep their defaults.
+        """
         asked = read(recipe)
         finished(session.start_analysis(asked))
         plan = spoken(lambda: lrcore.allocate(session.factors(asked), asked))
         return {"summary": plan.summary(), "ranks": plan.table().to_dict("records")}
 
     def compress(recipe: dict, name: str = "") -> str:
-        """Compress by a recipe, keep the run, and return its id."""
+        """Compress by a recipe, keep the run, and return its id.
+
+        Args:
+            recipe: fields of a recipe as a mapping; those left out keep their defaults.
+            name: what the run is called on the page; made from the recipe where it is empty.
+        """
         asked = read(recipe)
         spec = {"recipe": asked.to_dict(), "name": name[:80], "evaluation": None}
         return finished(session.jobs.submit("compress", f"{asked.method} {asked.ratio:.0%} on {asked.model}", spec)).result[0]
 
     def evaluate(run: str, data: str = "stories", samples: int = 32, seq_len: int = 256) -> dict:
-        """Perplexity of a kept run and of its dense model, with the protocol. samples 0: the whole test split."""
+        """Perplexity of a kept run and of its dense model, with the protocol.
+
+        Args:
+            run: id of the run.
+            data: built-in name, file, or hub data set; its test split is read.
+            samples: windows to measure; 0: the whole test split.
+            seq_len: tokens per window.
+        """
         settings = {"data": data, "samples": samples or None, "seq_len": seq_len, "sampling": "first", "seed": 0}
         kept = spoken(lambda: session.runs.get(run))
         finished(session.jobs.submit("measure", f"Measure {kept.name}", {"runs": [run], "evaluation": settings}))
         return next(one for one in reversed(session.runs.get(run).evaluations) if one["settings"] == settings)
 
     def compare(runs: list[str], prompt: str, max_new_tokens: int = 64, temperature: float = 0.0, seed: int = 0) -> dict:
-        """Continuations of one prompt by the dense model ("dense") and by each run (its id)."""
+        """Continuations of one prompt by the dense model ("dense") and by each run (its id).
+
+        Args:
+            runs: ids of the runs.
+            prompt: the text to continue.
+            max_new_tokens: the most tokens that each model adds.
+            temperature: of the sampling; 0 takes the likeliest token.
+            seed: of the sampling, the same for every model.
+        """
         kept = [spoken(lambda run=run: session.runs.get(run)) for run in runs]
         models = ({"dense": session.dense(kept[0].recipe)} if kept else {}) | {run.id: session.small(run) for run in kept}
         return {name: spoken(lambda m=m: lrcore.generate(m, prompt, max_new_tokens, temperature, 1.0, seed)) for name, m in models.items()}
