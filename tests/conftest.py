@@ -5,6 +5,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub client is imported: no test leaves the machine
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads that spin make thousands of tiny products slow on a busy machine
 
 import pytest
 import torch

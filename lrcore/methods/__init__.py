@@ -109,8 +109,8 @@ METHODS: dict[str, Method] = {
             latentllm.factor,
             False,
             "Every projection becomes B A. Q and K have one A each for all heads (HOSVD, summed over rotary offsets where there are any), "
-            "and are on their own where they are normalised; v and o are on their own. Up and down of a ReLU MLP are solved together, "
-            "in the metric of the MLP, and those of any other on their own. A block identity saves r^2 numbers, and "
+            "and are on their own where they are normalised; v and o are on their own. The MLP's are on their own; mlp=joint solves up "
+            "and down of a ReLU MLP together, in some seconds per layer. A block identity saves r^2 numbers, and "
             "d_h^2 per key head without rotary; the KV cache stays as it is. Means go into the biases there are; without one the moments "
             "are not centred, or option bias=add gives one. With attention=joint_qkv both block identities lie in the A that q, k and v "
             "share, and vo is not read; with split_head the ranks are per head, and o is factored whole. sparse adds a sparse "

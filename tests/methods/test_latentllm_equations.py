@@ -409,7 +409,7 @@ PLAIN = [(3, 3, "none", True, False), (3, 3, "none", False, False)]
 
 def ud(kind: tuple):
     case = toy(*kind)
-    factor = latentllm.factor(case.layer, case.moments)["joint_ud"]
+    factor = latentllm.factor(case.layer, case.moments, mlp="joint")["joint_ud"]
     x = case.moments.values["mlp_in", "sample"]
     assert torch.equal(x, case.x)  # fewer tokens than the sample may hold: all of them
     return case, factor, x
@@ -499,12 +499,12 @@ def test_joint_ud_beats_the_local_solution_in_the_output_of_the_mlp():
 def test_an_mlp_that_is_gated_or_not_relu_is_factored_matrix_by_matrix(kind):
     case = toy(*kind)
     layer = replace(case.layer, mlp=replace(case.layer.mlp, activation="gelu"))
-    assert set(latentllm.factor(layer, case.moments)) >= {"up", "down"}
+    assert set(latentllm.factor(layer, case.moments, mlp="joint")) >= {"up", "down"}
 
 
 def test_few_tokens_leave_the_fit_unique_and_finite():
     case = toy(*PLAIN[0], tokens=10)
-    small = latentllm.factor(case.layer, case.moments)["joint_ud"].truncate(case.layer, 12).mlp
+    small = latentllm.factor(case.layer, case.moments, mlp="joint")["joint_ud"].truncate(case.layer, 12).mlp
     out = apply(small.down, torch.relu(apply(small.up, case.x)))
     assert torch.isfinite(small.up.weight).all()
     assert torch.isfinite(small.down.weight).all()
