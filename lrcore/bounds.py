@@ -6,7 +6,7 @@ from .calibrate import Progress, silent
 from .errors import InputError
 from .factorise import Factorisation
 from .methods.bounds import BOUNDS, NEEDS
-from .models.layers import read_layer
+from .models.layers import clone, read_layer
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .plan import RankPlan
@@ -21,7 +21,7 @@ def bounds(model: LoadedModel, factors: Factorisation, plan: RankPlan, progress:
     """
     if factors.method != "modegpt":
         raise InputError(f"Error bounds exist for method 'modegpt' only (its Propositions 1 to 3); got '{factors.method}'.")
-    progress, stream, rows = progress or silent, LayerStream(model.network, factors.calibration.tokens), []
+    progress, stream, rows = progress or silent, LayerStream(clone(model.network), factors.calibration.tokens), []
     for index, own in enumerate(factors.layers):
         progress("bounds", index, len(factors.layers))
         moments, layer = stream.run(index, NEEDS), read_layer(model.network, index)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from . import data
 from .methods import METHODS
 from .models.architectures import decoder_layers
+from .models.layers import clone
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .recipe import Recipe
@@ -89,7 +90,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     missing = [layer for layer in range(layers) if not _layer_file(folder, layer).is_file()]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        stream = LayerStream(model.network, windows.tokens)
+        stream = LayerStream(clone(model.network), windows.tokens)
         for layer in range(missing[-1] + 1):
             progress("calibrate", layer, layers)
             moments = stream.run(layer, needs if layer in missing else ())

@@ -158,7 +158,7 @@ def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: Ran
     network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
     sequential, tokens = recipe.calibration == "sequential", factors.calibration.tokens
     small = LayerStream(network, tokens) if sequential or refit else None
-    dense = LayerStream(model.network, tokens) if refit else None
+    dense = LayerStream(clone(model.network), tokens) if refit else None
     for index in range(total):
         progress("compress", index, total)
         layer, own = read_layer(network, index), factors.layers[index]

@@ -19,7 +19,7 @@ from .calibrate import Progress, silent
 from .compare import check_tokens
 from .contributions import mixed
 from .models.architectures import Architecture, architecture_of, decoder_layers
-from .models.layers import projection_paths
+from .models.layers import clone, projection_paths
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .protocols import Asked, make_passages
@@ -64,12 +64,12 @@ def local_errors(
     passages = make_passages(dense, Asked(data, samples, seq_len))
     check_tokens(dense, small, passages.rows)
     tokens = torch.stack([row for row, _ in passages.rows])
-    exact, drifting = (LayerStream(model.network, tokens) for model in (dense, small))
+    networks = [clone(model.network) for model in (dense, small, mixed(dense, small, ("ov",)))]
+    exact, drifting = (LayerStream(network, tokens) for network in networks[:2])
     total, errors = len(decoder_layers(dense.network)), []
-    values_only = mixed(dense, small, ("ov",))
     for index in range(total):
         progress("local errors", index, total)
-        errors.append(_layer_errors([model.network for model in (dense, small, values_only)], index, exact))
+        errors.append(_layer_errors(networks, index, exact))
         drifting.run(index)
         pairs = zip(exact.hidden, drifting.hidden, strict=True)
         errors[-1]["residual"] = _Ratio().add_all((a, b.to(a.device)) for a, b in pairs).value

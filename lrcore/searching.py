@@ -42,7 +42,7 @@ def search(model: LoadedModel, factors: Factorisation, recipe: Recipe, plan: Pla
         shares = tuple(json.loads(path.read_text()))
     else:
         tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
-        stream = LayerStream(model.network, tokens, BATCH)
+        stream = LayerStream(clone(model.network), tokens, BATCH)
         batches, seen = tokens.to(model.network.device).split(BATCH), {}
 
         def loss(shares: Shares) -> float:

@@ -7,6 +7,7 @@ import lrcore
 from lrcore.calibrate import all_needs
 from lrcore.models.architectures import architecture_of, decoder_layers
 from lrcore.models.stream import LayerStream
+from lrcore.statistics import Accumulator
 
 FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]
 
@@ -109,3 +110,24 @@ def test_one_pass_collects_the_union_of_all_needs() -> None:
 def test_windows_longer_than_the_context_are_refused(tiny_llama, recipe) -> None:
     with pytest.raises(lrcore.InputError, match="128"):
         lrcore.calibrate(lrcore.load(str(tiny_llama)), recipe.with_(seq_len=200))
+
+
+def test_somebody_else_may_run_the_model_meanwhile(tiny_llama, story_file, monkeypatch, tmp_path):
+    """Hooks and stand-ins must not reach the network that others run: their tokens would be counted, or nothing be answered."""
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    tokens, answers, observe = torch.arange(20).unsqueeze(0), [], Accumulator.observe
+    alone, quiet = model.network(tokens).logits, lrcore.calibrate(model, recipe).moments(1)
+
+    def meanwhile(self: Accumulator, tap: str, x: torch.Tensor) -> None:
+        observe(self, tap, x)
+        if len(answers) < 5:
+            answers.append(None)
+            answers[-1] = model.network(tokens).logits
+
+    monkeypatch.setattr(Accumulator, "observe", meanwhile)
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    busy = lrcore.calibrate(model, recipe).moments(1)
+    assert len(answers) == 5
+    assert all(torch.equal(answer, alone) for answer in answers)
+    assert all(torch.equal(busy.values[need], value) for need, value in quiet.values.items())

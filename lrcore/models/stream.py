@@ -52,7 +52,8 @@ class LayerStream:
     """The hidden states of `tokens` [n, t] at the entrance of one decoder layer after another.
 
     `run(i)` must be called for i = 0, 1, ... in order; with `advance=False` it only looks, so that a layer can be observed dense,
-    exchanged, and then run compressed (sequential calibration).
+    exchanged, and then run compressed (sequential calibration). It hooks into the network's modules: where somebody else may run the
+    network at the same time, give it a `layers.clone`.
     """
 
     def __init__(self, network: nn.Module, tokens: Tensor, batch: int = 8) -> None:
