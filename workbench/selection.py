@@ -62,12 +62,14 @@ def wire(session: Session) -> None:
 def follow(session: Session, *events: Any) -> None:
     """Let a click on a point of a plot select its slot. A point without a component selects its layer."""
 
-    def choose(event: gr.EventData, now: list) -> tuple[Any, Any]:
-        point = clicked(event)
-        layer, component = (*(point.get("custom") or [])[:2], None, None)[:2]
-        return chosen([point["x"] if layer is None else layer, component or now[1]])
+    gr.on(list(events), clicked_slot, session.selected, [session.selected, session.mark], **QUIET)
 
-    gr.on(list(events), choose, session.selected, [session.selected, session.mark], **QUIET)
+
+def clicked_slot(event: gr.EventData, now: list) -> tuple[list, str]:
+    """The slot of the point clicked, and its mark."""
+    point = clicked(event)
+    layer, component = (*(point.get("custom") or [])[:2], None, None)[:2]
+    return chosen([point["x"] if layer is None else layer, component or now[1]])
 
 
 def follow_rows(session: Session, frame: gr.Dataframe, component: str) -> None:

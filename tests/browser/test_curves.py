@@ -90,7 +90,7 @@ def test_the_bars_follow_the_slider(workbench, record_property):
 def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.allocation()
     workbench.locator("#field-policy input").click()
-    workbench.page.get_by_role("option", name="softmax").click()
+    workbench.page.get_by_role("option", name="softmax", exact=True).click()
     workbench.page.wait_for_selector("#field-temperature", state="visible")
     workbench.page.wait_for_timeout(1500)
     assert workbench.locator("#field-rule input").is_checked()
@@ -101,7 +101,7 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.until(lambda: shown_ranks(workbench) != before, 5, "the bars do not follow the temperature")
     assert workbench.locator(".toast-body").count() == 0
     workbench.locator("#field-policy input").click()
-    workbench.page.get_by_role("option", name="uniform").click()
+    workbench.page.get_by_role("option", name="uniform", exact=True).click()
     workbench.page.wait_for_timeout(800)
 
 

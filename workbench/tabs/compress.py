@@ -79,7 +79,9 @@ def build(session: Session) -> None:
         session.jobs.submit("sweep", f"Sweep of {len(sweep_of(spec).cells())} runs on {recipe.model}", spec)
 
     everything = [*form.all, *measure.all]
-    gr.on([session.opened, session.factored.change, *(part.change for part in everything)], describe, everything, [words, command], **LIVE)
+    # what the form says elsewhere is told when this tab opens: at every move of a slider it would only be in the slider's way
+    told = [session.opened, session.tab.select, session.factored.change, session.loaded.change, *(part.change for part in measure.all)]
+    gr.on(told, describe, everything, [words, command], **LIVE)
     start.click(submit, [name, *everything], name, **QUIET)
     sweep.click(submit_sweep, [methods, policies, ratios, sets, *everything], None, **QUIET)
 

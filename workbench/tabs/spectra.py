@@ -51,6 +51,17 @@ def build(session: Session) -> None:
         return cell_figures(analysis, cut_rank(session, session.form.try_recipe(said), cell), cell, head, scale == "log")
 
     @spoken
+    def pick(event: gr.EventData, cell: list, scale: str, key: list | None, *said: Any) -> tuple[Any, ...]:
+        """A click on a cell selects it and draws it in one answer: a second trip to the server would be felt."""
+        cell, mark = selection.clicked_slot(event, cell)
+        return cell, mark, cell, *draw_cell(cell, -1, scale, key, *said)
+
+    @spoken
+    def draw_other(picked: list | None, cell: list, *others: Any) -> Any:
+        """Draw a cell that was selected elsewhere."""
+        return (gr.skip(),) * 4 if cell == picked else (None, *draw_cell(cell, *others))
+
+    @spoken
     def heads(cell: list, key: list | None) -> gr.Dropdown:
         analysis = session.analysis_shown(key)
         many = analysis.heads(*cell) if analysis is not None else 0
@@ -73,11 +84,13 @@ def build(session: Session) -> None:
     gr.on(
         [measure.input, threshold.input, kind.input, shown.change], draw_heat, [measure, threshold, kind, shown], [heat, help_line], **LIVE
     )
-    selection.follow(session, heat.select)
+    picked = gr.State(None)  # the cell that a click here has drawn already
+    heat.select(pick, [cell, scale, shown, *session.form.all], [cell, session.mark, picked, *drawn], **QUIET)
+    cell.change(draw_other, [picked, *below], [picked, *drawn], **LIVE)
     selection.follow_rows(session, frame, "name")
     gr.on([cell.change, shown.change], heads, [cell, shown], head, **QUIET)
     gr.on(
-        [cell.change, head.input, scale.input, shown.change, session.tab.select, session.factored.change, session.loaded.change],
+        [head.input, scale.input, shown.change, session.tab.select, session.factored.change, session.loaded.change],
         draw_cell,
         below,
         drawn,
