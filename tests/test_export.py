@@ -281,8 +281,8 @@ def test_pushing_is_a_word_of_its_own(dense, story_file, tmp_path, monkeypatch) 
         lrcore.push(tmp_path, "me/small")
 
 
-def test_the_reference_model_keeps_its_perplexity(reference, tmp_path) -> None:
-    model = lrcore.load(str(reference / "stories260K"))
+def test_the_reference_model_keeps_its_logits(reference, tmp_path) -> None:
+    model = lrcore.load(str(reference / "models/stories260K"))
     lrcore.export(model, tmp_path / "out")
     elsewhere(ELSEWHERE, json.dumps([str(tmp_path / "out")]), str(tmp_path / "logits.pt"), cwd=tmp_path)
     assert torch.equal(torch.load(tmp_path / "logits.pt")[0], logits(model))
