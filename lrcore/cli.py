@@ -234,7 +234,7 @@ def read_recipe(ctx: typer.Context) -> Recipe:
         **given,
         options={**base.options, **said["option"]},
         policy_options={**base.policy_options, **said["policy_option"]},
-        ratios={**base.ratios, **said["component_ratio"]},
+        component_ratios={**base.component_ratios, **said["component_ratio"]},
         overrides={**base.overrides, **said["override"]},
     )
     find_method(asked.method).choose(asked.options)

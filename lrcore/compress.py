@@ -73,11 +73,11 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     suggested = row.suggest(counted, budget, influence) if row.suggest else None
     temperature = (recipe.temperature or suggested) if row.suggest else None
     ranks = plan_ranks(
-        recipe.policy, offered, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest", recipe.ratios,
+        recipe.policy, offered, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest", recipe.component_ratios,
         recipe.policy_options,
     )  # fmt: skip
     plan = RankPlan(ranks, spectra, shape, kind, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
-    if {component for _, component in counted} <= set(recipe.ratios):  # nothing is left to meet the overall ratio: it follows
+    if {component for _, component in counted} <= set(recipe.component_ratios):  # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, asked=plan.summary()["achieved"])
     return plan
 

@@ -20,7 +20,7 @@ BUDGETS = {
     "kv": "share of the KV cache bytes removed",
 }
 ROUNDING = ("down", "nearest")
-MAPPINGS = {"ratios": "--component-ratio", "options": "--option", "policy_options": "--policy-option", "overrides": "--override"}
+MAPPINGS = {"component_ratios": "--component-ratio", "options": "--option", "policy_options": "--policy-option", "overrides": "--override"}
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
@@ -37,7 +37,7 @@ class Recipe:
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as published tables do, and may exceed it.
     multiple: every rank is a multiple of it, or full; 8 or 16 suit the matrix units of graphics cards.
     options: settings of the method, {name: value}; what is not named has the method's default. policy_options: those of the policy.
-    ratios: the share removed from a component over all layers, {component: ratio in [0, 1)}, in what `budget` counts; the other components
+    component_ratios: the share removed from a component over all layers, {component: ratio in [0, 1)}, in what `budget` counts; the others
     meet the overall ratio. Where every component is named, the overall ratio follows.
     overrides: ranks set by hand, {"layer.component": rank}.
     """
@@ -60,7 +60,7 @@ class Recipe:
     temperature: float | None = None
     rounding: str = "down"
     multiple: int = 1
-    ratios: Mapping[str, float] = field(default_factory=dict)
+    component_ratios: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     policy_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     overrides: Mapping[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Recipe:
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
         if self.temperature is not None and not (isinstance(self.temperature, (int, float)) and self.temperature > 0):
             raise InputError(f"temperature must be a positive number, got {self.temperature!r}. Small is uneven, large is even.")
-        for name, share in self.ratios.items():
+        for name, share in self.component_ratios.items():
             if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < 1:
                 raise InputError(f"The ratio of component {name} must lie between 0 and 1 (the share to remove), got {share!r}.")
         for name, value in [*self.options.items(), *self.policy_options.items()]:

@@ -75,7 +75,7 @@ class Sweep:
         own, shared = method == self.base.method, policy == self.base.policy
         return {
             "options": self.base.options if own else {},
-            "ratios": self.base.ratios if own else {},
+            "component_ratios": self.base.component_ratios if own else {},
             "policy_options": self.base.policy_options if shared else {},
         }
 

@@ -169,7 +169,7 @@ def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
 def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibration, capsys) -> None:
     asked = ["--method", "a3", "--option", "qk=q_only", "--policy", "softmax", "--policy-option", "cap=0.8", "--component-ratio", "mlp=0.5"]
     got = run_json(capsys, "allocate", tiny_opt, *asked, "--ratio", "0.4", *calibration)
-    assert got["recipe"]["ratios"] == {"mlp": 0.5}
+    assert got["recipe"]["component_ratios"] == {"mlp": 0.5}
     assert got["recipe"]["options"] == {"qk": "q_only"}
     own = [row for row in got["ranks"] if row["component"] == "mlp"]
     assert sum(row["parameters"] for row in own) <= 0.5 * sum(row["dense_parameters"] for row in own)

@@ -122,12 +122,13 @@ def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_wh
         factors = lrcore.prepare(model, recipe.with_(method=method))
         names = {component for _, component in factors.spectra}
         first = sorted(names)[0]
-        plan = lrcore.allocate(factors, recipe.with_(method=method, policy=policy, ratio=0.3, ratios={first: 0.4}))
+        plan = lrcore.allocate(factors, recipe.with_(method=method, policy=policy, ratio=0.3, component_ratios={first: 0.4}))
         table = plan.table()
         own = table[table.component == first]
         assert 1 - own.parameters.sum() / own.dense_parameters.sum() >= 0.4
         assert plan.summary()["achieved"] >= 0.3
-        whole = lrcore.allocate(factors, recipe.with_(method=method, policy=policy, ratio=0.1, ratios=dict.fromkeys(names, 0.4))).summary()
+        every = dict.fromkeys(names, 0.4)
+        whole = lrcore.allocate(factors, recipe.with_(method=method, policy=policy, ratio=0.1, component_ratios=every)).summary()
         assert whole["achieved"] == whole["asked"] >= 0.4
 
 

@@ -29,7 +29,7 @@ def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
         ({"temperature": -1}, "temperature"),
         ({"metod": "a3"}, "Did you mean 'method'"),
         ({"overrides": {"mlp": 3}}, "layer.component"),
-        ({"ratios": {"mlp": 1.0}}, "component mlp"),
+        ({"component_ratios": {"mlp": 1.0}}, "component mlp"),
     ],
 )
 def test_bad_values_are_named(changes: dict, says: str) -> None:
@@ -47,7 +47,12 @@ def test_files_that_are_no_recipe(tmp_path) -> None:
 
 def test_the_command_line_says_the_same() -> None:
     recipe = Recipe(
-        data="my file.txt", policy="softmax", temperature=0.2, overrides={"0.ov": 8}, ratios={"qk": 0.3}, policy_options={"cap": 0.8}
+        data="my file.txt",
+        policy="softmax",
+        temperature=0.2,
+        overrides={"0.ov": 8},
+        component_ratios={"qk": 0.3},
+        policy_options={"cap": 0.8},
     )
     words = shlex.split(recipe.command("out dir"))
     assert words[:5] == ["python", "-m", "lrcore", "compress", "demo-llama"]

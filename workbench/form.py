@@ -11,7 +11,7 @@ from .text import FIELDS, budget
 
 START = lrcore.Recipe()
 SOURCES = ("model", "revision", "dtype", "device", "data", "samples", "seq_len", "sampling", "seed")
-PLANNED = ("ratio", "budget", "rounding", "multiple", "ratios", "overrides")  # what a search for a plan depends on
+PLANNED = ("ratio", "budget", "rounding", "multiple", "component_ratios", "overrides")  # what a search for a plan depends on
 DEVICES = ("auto", "cpu", "cuda", "mps")
 TEMPERATURES = (0.005, 2.0)
 
@@ -53,7 +53,7 @@ class Form:
             "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
             "multiple": whole("multiple"),
-            "ratios": box(gr.Textbox, "ratios", placeholder="qk=0.3, mlp=0.1"),
+            "component_ratios": box(gr.Textbox, "component_ratios", placeholder="qk=0.3, mlp=0.1"),
             "options": gr.State({}),
             "policy_options": gr.State({}),
             "overrides": gr.State({}),
@@ -80,7 +80,7 @@ class Form:
             said[name] = int(said[name]) if said[name] is not None else None
         if not said["model"]:
             raise lrcore.InputError("No model is named. Choose a demo model, or type a folder or a hub id.")
-        said["ratios"] = read_ratios(said["ratios"] or "")
+        said["component_ratios"] = read_ratios(said["component_ratios"] or "")
         if rule:
             said["temperature"] = None
         return lrcore.Recipe.from_dict(said)
@@ -95,7 +95,7 @@ class Form:
         """What to put into the components so that they say this recipe."""
         said = recipe.to_dict() | {"rule": recipe.temperature is None}
         said["revision"] = said["revision"] or ""
-        said["ratios"] = ", ".join(f"{name}={share:g}" for name, share in recipe.ratios.items())
+        said["component_ratios"] = ", ".join(f"{name}={share:g}" for name, share in recipe.component_ratios.items())
         said["temperature"] = said["temperature"] if said["temperature"] is not None else gr.skip()
         return [said[name] for name in self.parts]
 

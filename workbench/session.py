@@ -108,7 +108,7 @@ class Session:
 
     def by_method(self, recipe: lrcore.Recipe) -> list[lrcore.Recipe]:
         """The recipe for every method; the others have their default options and no ranks set by hand."""
-        others = [recipe.with_(method=row["name"], options={}, ratios={}, overrides={}) for row in lrcore.methods()]
+        others = [recipe.with_(method=row["name"], options={}, component_ratios={}, overrides={}) for row in lrcore.methods()]
         return [recipe if other.method == recipe.method else other for other in others]
 
     def methods_here(self, recipe: lrcore.Recipe) -> list[str]:

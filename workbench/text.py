@@ -20,7 +20,7 @@ FIELDS = {
     "ratio": ("Remove", "share of what the budget counts"),
     "budget": ("Budget", ""),
     "temperature": ("Temperature", "small: uneven ranks; large: even ranks"),
-    "ratios": ("Component ratios", "share removed from single components, such as qk=0.3; the others meet the overall share"),
+    "component_ratios": ("Component ratios", "share removed from single components, such as qk=0.3; the others meet the overall share"),
     "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
     "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit graphics cards"),
     "rule": ("Temperature by rule of thumb", ""),

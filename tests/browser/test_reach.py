@@ -45,9 +45,15 @@ def test_the_whole_job_with_the_keyboard(workbench):
     before = workbench.plot("bars")["drawn"]
     keys.press("ArrowRight")
     workbench.until(lambda: workbench.plot("bars")["drawn"] > before, 15, "the slider does not follow the keys")
+    workbench.page.wait_for_timeout(1000)  # until the move has been drawn everywhere
     press_until(workbench, "Tab", "#bars .handle")
-    keys.press("ArrowUp")
-    workbench.until(lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(), 15, "the handle does not follow the keys")
+
+    def raised() -> bool:
+        keys.press("ArrowUp")
+        workbench.page.wait_for_timeout(700)
+        return "1 set by hand" in workbench.locator("#hand-changes").inner_text()
+
+    workbench.until(raised, 15, "the handle does not follow the keys")
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#start", state="visible")

@@ -38,7 +38,7 @@ def build(session: Session) -> None:
     choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
     moved = [*choices, form["ratio"].release, form["temperature"].release]
     settings = [form[name].change for name in ("options", "policy_options", "overrides")]
-    changed = [session.factored.change, session.loaded.change, form["ratios"].submit, form["ratios"].blur, *settings]
+    changed = [session.factored.change, session.loaded.change, form["component_ratios"].submit, form["component_ratios"].blur, *settings]
     slot.build(session, chart, [*moved, *changed])
     with gr.Accordion(text.SURVEY, open=True):
         survey = plot("policy-curves", 220)
@@ -51,7 +51,7 @@ def build(session: Session) -> None:
             form["refit"].render()
             form["rounding"].render()
             form["multiple"].render()
-            form["ratios"].render()
+            form["component_ratios"].render()
         gr.Markdown(text.OVERRIDE_HELP)
         frame = gr.Dataframe(
             headers=list(COLUMNS),
@@ -124,7 +124,7 @@ def build(session: Session) -> None:
     gr.on([*moved, *changed, session.surveyed.change], draw_survey, form.all, [survey, caption], **LIVE)
     every.click(start_survey, form.all, None, **QUIET)
     form["options"].change(need, form.all, None, **QUIET)
-    of_method = [form["options"], form["overrides"], form["ratios"], session.history]
+    of_method = [form["options"], form["overrides"], form["component_ratios"], session.history]
     form["method"].input(lambda: ({}, {}, "", hand.EMPTY), None, of_method, **QUIET).then(need, form.all, None, **QUIET)
     form["policy"].input(dict, None, form["policy_options"], **QUIET).then(need, form.all, None, **QUIET)
     by_hand = [form["overrides"], session.history]
