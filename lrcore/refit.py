@@ -61,19 +61,18 @@ def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: Layer
     dense and small stand before the layer; `network` is the one that `small` runs.
     """
     batches = range(len(small.hidden))
-    seen = [dense.look(index, number) for number in batches]
-    fit = Regression()
+    fit, has_down = Regression(), False
     for number in batches:
-        before = small.hidden[number]
-        fit.add(small.look(index, number).o_in, dense.hidden[number] + seen[number].o_out - before)
+        then, now = dense.look(index, number), small.look(index, number)
+        fit.add(now.o_in, dense.hidden[number] + then.o_out - small.hidden[number])
+        dense.hidden[number], has_down = then.out, then.down_in is not None
     _install(network, index, "o", fit)
-    if seen[0].down_in is not None:
+    if has_down:
         fit = Regression()
         for number in batches:
             now = small.look(index, number)
-            fit.add(now.down_in, seen[number].out - small.hidden[number] - now.o_out)
+            fit.add(now.down_in, dense.hidden[number] - small.hidden[number] - now.o_out)
         _install(network, index, "down", fit)
-    dense.run(index)
     small.run(index)
 
 

@@ -80,7 +80,8 @@ def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server)
     lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
     asked = next(i for i, line in enumerate(lines) if "cancel asked" in line)
     ended = next(i for i, line in enumerate(lines) if re.search(r": cancelled", line))
-    assert ended - asked <= 2, lines[asked:]  # at most the step that was under way
+    steps = [line for line in lines[asked:ended] if re.search(r" \d+/\d+$", line)]
+    assert len(steps) <= 1, lines[asked:]  # at most the step that was under way
     assert ended == len(lines) - 1
     workbench.start("after a cancel")
     workbench.page.wait_for_selector(".job.done >> text=a3", timeout=60_000)
@@ -138,7 +139,7 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
     workbench.page.wait_for_timeout(1500)
     assert answers(workbench) == stopped
     workbench.click("#generate")  # what they would have become without Stop
-    workbench.until(lambda: sum(map(len, answers(workbench))) >= sum(map(len, stopped)), 30, "the answers do not come again")
+    workbench.until(lambda: sum(map(len, answers(workbench))) > sum(map(len, stopped)) + 40, 30, "Stop came after the end")
 
 
 def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(workbench, open_page, server, tmp_path):

@@ -48,12 +48,8 @@ def test_the_whole_job_with_the_keyboard(workbench):
     workbench.page.wait_for_timeout(1000)  # until the move has been drawn everywhere
     press_until(workbench, "Tab", "#bars .handle")
 
-    def raised() -> bool:
-        keys.press("ArrowUp")
-        workbench.page.wait_for_timeout(700)
-        return "1 set by hand" in workbench.locator("#hand-changes").inner_text()
-
-    workbench.until(raised, 15, "the handle does not follow the keys")
+    keys.press("ArrowUp")
+    workbench.until(lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(), 15, "the handle does not follow the keys")
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#start", state="visible")
