@@ -1,12 +1,11 @@
 """Rank allocation: a policy's targets become whole ranks that fit the budget. Milliseconds: a slider calls it at every move."""
 
-import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
-from .budget import Budget, Influence, Spectra
+from .budget import Budget, Influence, Spectra, take_steps
 from .errors import InputError, unknown
 from .policies import find_policy
 from .spectra import Cost, Slot
@@ -37,24 +36,19 @@ def round_to_ranks(spectra: Spectra, targets: Mapping[Slot, float], budget: Budg
         return ranks
     _shrink(spectra, ranks, budget)
     left = budget.limit - sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items())
-    queue: list[tuple] = []
 
-    def push(slot: Slot) -> None:
+    def following(slot: Slot) -> tuple[float, int] | None:
         cost = spectra[slot].cost
-        following = budget.next_rank(cost, ranks[slot])
-        if following is None:
-            return
-        now, then, dense = (budget.price(cost, rank) for rank in (ranks[slot], following, cost.full))
-        heapq.heappush(queue, (-(targets[slot] * dense - now) / (then - now), slot, following, then - now))
+        rank = budget.next_rank(cost, ranks[slot])
+        if rank is None:
+            return None
+        now, then, dense = (budget.price(cost, one) for one in (ranks[slot], rank, cost.full))
+        return -(targets[slot] * dense - now) / (then - now), then - now
 
-    for slot in spectra:
-        push(slot)
-    while queue:
-        _, slot, following, price = heapq.heappop(queue)
-        if price <= left:
-            left -= price
-            ranks[slot] = following
-            push(slot)
+    def take(slot: Slot) -> None:
+        ranks[slot] = budget.next_rank(spectra[slot].cost, ranks[slot])
+
+    take_steps(spectra, left, following, take)
     return ranks
 
 

@@ -1,8 +1,10 @@
 """What a plan may cost: a budget, and the steps in which ranks may grow."""
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
@@ -76,3 +78,28 @@ def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, 
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
         raise InputError(f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most {most:.3f}. {remedy}")
     return Budget(kind, limit, dense)
+
+
+def take_steps(
+    slots: Iterable[Slot], left: float, following: Callable[[Slot], tuple[Any, float] | None], take: Callable[[Slot], None]
+) -> None:
+    """Take the step of least key, of all that the slots offer next, again and again while it fits into what is left.
+
+    following(slot): the slot's next step as (key, price), None where there is none; take(slot) takes it. Equal keys go in the order of
+    the slots' names. A slot whose step does not fit is passed over from then on, so no further step fits in the end.
+    """
+    queue: list[tuple[Any, Slot, float]] = []
+
+    def offer(slot: Slot) -> None:
+        step = following(slot)
+        if step is not None:
+            heapq.heappush(queue, (step[0], slot, step[1]))
+
+    for slot in slots:
+        offer(slot)
+    while queue:
+        _, slot, price = heapq.heappop(queue)
+        if price <= left:
+            left -= price
+            take(slot)
+            offer(slot)

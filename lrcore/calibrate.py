@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from . import data
+from .files import draft_of
 from .methods import METHODS
 from .models.architectures import decoder_layers
 from .models.layers import clone
@@ -89,7 +90,6 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     calibration = Calibration(folder, key, layers, protocol, str(model.network.device), windows.tokens)
     missing = [layer for layer in range(layers) if not _layer_file(folder, layer).is_file()]
     if missing:
-        folder.mkdir(parents=True, exist_ok=True)
         stream = LayerStream(clone(model.network), windows.tokens)
         for layer in range(missing[-1] + 1):
             progress("calibrate", layer, layers)
@@ -105,11 +105,10 @@ def _layer_file(folder: Path, layer: int) -> Path:
 
 
 def write_moments(moments: Moments, path: Path) -> None:
-    """Write to a temporary name and rename, so that a file under its own name is always whole."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    """Write the file whole, or not at all."""
     tensors = {f"{tap}.{statistic}": value.contiguous().cpu() for (tap, statistic), value in moments.values.items()}
-    save_file(tensors, temporary, metadata={"tokens": str(moments.tokens)})
-    temporary.replace(path)
+    with draft_of(path) as draft:
+        save_file(tensors, draft, metadata={"tokens": str(moments.tokens)})
 
 
 def read_moments(path: Path, device: str = "cpu") -> Moments:

@@ -12,7 +12,6 @@ import csv
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from transformers.initialization import no_init_weights
 
 from .card import licence
 from .errors import InputError
+from .files import beside, exchange
 from .models.architectures import ARCHITECTURES
 from .models.install import install
 from .models.layers import structure
@@ -61,11 +61,11 @@ def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], No
     folder = Path(folder).expanduser().absolute()
     check_target(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = _beside(folder)
+    draft = beside(folder)
     draft.mkdir()
     try:
         write(draft)
-        _exchange(draft, folder)
+        exchange(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -195,23 +195,3 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(opened, columns)
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _exchange(draft: Path, folder: Path) -> None:
-    """Put the draft in the folder's place; what was there goes only once the new one stands."""
-    if not folder.exists():
-        draft.rename(folder)
-        return
-    old = _beside(folder)
-    folder.rename(old)
-    try:
-        draft.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _beside(folder: Path) -> Path:
-    """A name of its own next to the folder, on the same file system, so that a rename is all it takes."""
-    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -13,10 +13,10 @@ from .allocation import plan_ranks
 from .budget import make_budget
 from .calibrate import Progress, calibrate, silent
 from .errors import InputError
-from .factorise import Factorisation, factorise
-from .methods import find_method, truncate
+from .factorise import Factorisation, factorise, truncate_layer
+from .methods import find_method
 from .models.architectures import architecture_of
-from .models.layers import clone, read_layer, write_layer
+from .models.layers import clone, read_layer
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .plan import RankPlan
@@ -149,10 +149,6 @@ def refits(recipe: Recipe, network: nn.Module) -> bool:
     return possible and (recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit))
 
 
-def _layer_ranks(plan: RankPlan, index: int) -> dict[str, int]:
-    return {component: rank for (layer, component), rank in plan.ranks.items() if layer == index}
-
-
 def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: RankPlan, refit: bool, progress: Progress) -> nn.Module:
     """A clone with every layer compressed, one after the other; the calibration windows pass through it where the recipe needs them."""
     network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
@@ -161,10 +157,10 @@ def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: Ran
     dense = LayerStream(clone(model.network), tokens) if refit else None
     for index in range(total):
         progress("compress", index, total)
-        layer, own = read_layer(network, index), factors.layers[index]
+        own = factors.layers[index]
         if sequential and row.needs:
-            own = row.factor(layer, small.run(index, row.needs, advance=False), **factors.options)
-        write_layer(network, truncate(layer, own, _layer_ranks(plan, index)))
+            own = row.factor(read_layer(network, index), small.run(index, row.needs, advance=False), **factors.options)
+        truncate_layer(network, index, own, plan.ranks)
         if refit:
             refit_layer(network, index, dense, small)
         elif sequential:

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from .calibrate import Calibration, Progress, silent
-from .methods import Factors, find_method, spectrum
+from .methods import Factors, find_method, spectrum, truncate
 from .models.architectures import decoder_layers
-from .models.layers import measure, read_layer
+from .models.layers import measure, read_layer, write_layer
 from .models.load import LoadedModel
 from .plan import Shape
 from .spectra import Slot, Spectrum
@@ -51,6 +53,12 @@ def factorise(
     progress("factorise", total, total)
     spectra = {(i, name): spectrum(i, name, factor) for i, factors in enumerate(layers) for name, factor in factors.items()}
     return Factorisation(method, layers, spectra, calibration, shape_of(model), options=chosen)
+
+
+def truncate_layer(network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]) -> None:
+    """Put one layer of `network`, truncated to its own among these ranks, in the place of the dense one."""
+    own = {component: rank for (layer, component), rank in ranks.items() if layer == index}
+    write_layer(network, truncate(read_layer(network, index), factors, own))
 
 
 def shape_of(model: LoadedModel) -> Shape:

@@ -8,6 +8,7 @@ import typer
 
 from .console import progress, show
 from .errors import InputError
+from .files import write_text
 
 app = typer.Typer()
 
@@ -53,13 +54,13 @@ def compare(
     """Lay models side by side on the same tokens. Loss, KL divergence and top-1 agreement with the first, and what each costs."""
     import lrcore
 
-    from . import report, side_by_side
+    from . import side_by_side
 
     asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
     loaded = [lrcore.load(name, None, dtype, device) for name in models]
     found = side_by_side.side_by_side(loaded, asked, speed, local, progress)
     if html is not None:
-        report.write(html, side_by_side.html(found))
+        write_text(html, side_by_side.html(found))
     rows = found.pop("models")
     if as_json:
         show(True, {"models": rows, **found})
@@ -174,11 +175,9 @@ def answers(
     """Continue a set of prompts with several models. Same settings and seed; the table goes to a CSV file."""
     import lrcore
 
-    from . import report
-
     asked = lrcore.read_prompts(prompts)
     loaded = [lrcore.load(name, None, dtype, device) for name in models]
     rows = lrcore.answers(loaded, asked, max_new_tokens, temperature, top_p, seed, progress)
     if csv is not None:
-        report.write(csv, lrcore.answers_csv(rows))
+        write_text(csv, lrcore.answers_csv(rows))
     show(as_json, {"prompts": len(asked)} | ({} if csv is None else {"csv": str(csv)}), "answers", rows)

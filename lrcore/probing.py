@@ -7,7 +7,6 @@ then bent to pass through its probes. Layers before the slot are not run again.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from .calibrate import Progress, cache_folder, silent
 from .factorise import Factorisation
+from .files import write_text
 from .models.architectures import decoder_layers
 from .models.layers import clone, read_layer, write_layer
 from .models.load import LoadedModel
@@ -128,10 +128,7 @@ def _cache_file(factors: Factorisation, tokens: Tensor) -> Path:
 
 
 def _write(path: Path, base: float, points: Points) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"base": base, "points": [[*slot, rises] for slot, rises in points.items()]}))
-    temporary.replace(path)
+    write_text(path, json.dumps({"base": base, "points": [[*slot, rises] for slot, rises in points.items()]}))
 
 
 def _read(path: Path) -> tuple[float, Points]:

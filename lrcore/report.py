@@ -4,11 +4,9 @@ Drawn here rather than by a plotting library, whose code alone is 4 MB per page;
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 # Paul Tol's bright set: told apart by colour-blind eyes, visible on white and on near-black.
@@ -38,15 +36,6 @@ def page(title: str, *parts: str) -> str:
     """The whole document."""
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return f"{head}<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>{''.join(parts)}</html>\n"
-
-
-def write(path: str | Path, text: str) -> None:
-    """Write a file whole: under another name first, then renamed."""
-    path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def section(title: str, *parts: str) -> str:

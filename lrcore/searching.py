@@ -7,7 +7,6 @@ kept where the loss falls; otherwise the step is halved.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from pathlib import Path
 import torch
 
 from .calibrate import Progress, cache_folder, silent
-from .factorise import Factorisation
-from .methods import truncate
-from .models.layers import clone, read_layer, write_layer
+from .factorise import Factorisation, truncate_layer
+from .files import write_text
+from .models.layers import clone
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .probing import BATCH, LENGTH, WINDOWS, mean_loss
@@ -53,10 +52,7 @@ def search(model: LoadedModel, factors: Factorisation, recipe: Recipe, plan: Pla
             return seen[shares]
 
         shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress or silent)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(shares))
-        temporary.replace(path)
+        write_text(path, json.dumps(shares))
     return with_shares(factors, shares, recipe)
 
 
@@ -98,8 +94,7 @@ def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torc
     """A clone of the network with every layer truncated to its ranks."""
     network = clone(model.network)
     for index, own in enumerate(factors.layers):
-        at = {name: rank for (layer, name), rank in ranks.items() if layer == index}
-        write_layer(network, truncate(read_layer(network, index), own, at))
+        truncate_layer(network, index, own, ranks)
     return network
 
 

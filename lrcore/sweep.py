@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from . import report
 from .calibrate import Progress, calibrate, silent
 from .compress import allocate, compress, measured
 from .cost import measure_cost, measure_speed
 from .errors import InputError, unknown
 from .evaluate import evaluate
 from .factorise import Factorisation, factorise
+from .files import write_text
 from .methods import find_method
 from .models.load import LoadedModel
 from .policies import find_policy
@@ -148,7 +148,7 @@ def run_sweep(model: LoadedModel, asked: Sweep, folder: str | Path, progress: Pr
     for done, (recipe, path) in enumerate(zip(recipes, paths, strict=True)):
         progress("sweep", done, len(recipes))
         if not path.is_file():
-            report.write(path, json.dumps(_measure(model, asked, recipe, source, progress), indent=1))
+            write_text(path, json.dumps(_measure(model, asked, recipe, source, progress), indent=1))
     progress("sweep", len(recipes), len(recipes))
     return [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report
+from .files import write_text
 
 AXES = {
     "parameters": "parameters", "kv_bytes_per_token": "KV bytes per token", "flops_per_token": "FLOPs per decoded token",
@@ -25,7 +26,7 @@ def write_tables(rows: Rows, sweep: Mapping[str, Any], folder: str | Path) -> di
         "html": (folder / "report.html", html(rows, sweep)),
     }
     for path, text in made.values():
-        report.write(path, text)
+        write_text(path, text)
     return {name: str(path) for name, (path, _) in made.items()}
 
 

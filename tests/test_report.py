@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from lrcore.report import Point, page, pareto, said, scatter, section, table, write
+from lrcore.files import write_text
+from lrcore.report import Point, page, pareto, said, scatter, section, table
 
 POINTS = [Point("a", "x", 1, 5), Point("b", "x", 2, 3), Point("c", "y", 3, 4), Point("d", "y", 4, 1)]
 
@@ -40,7 +41,7 @@ def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
     text = page("A <b>", section("T & U", table([{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}])), scatter(POINTS, "x", "y"))
     assert not re.search(r"https?:|src=|href=|@import|url\(|<script", text)
     assert "&lt;script&gt;" in text
-    write(tmp_path / "deep" / "report.html", text)
+    write_text(tmp_path / "deep" / "report.html", text)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.html"]
 
 

@@ -1,10 +1,9 @@
 """The greedy heuristic of CARE's released code: the next rank goes where it takes most of what is still lost."""
 
-import heapq
 import math
 from bisect import bisect_right
 
-from ..budget import Budget, Influence, Spectra
+from ..budget import Budget, Influence, Spectra, take_steps
 from ..spectra import Slot, Spectrum
 
 LEAST, MOST = 0.5, 2.0  # ranks stay between half and twice the even share, as in the released code
@@ -37,24 +36,20 @@ def fill_by_residual(pool: Spectra, limit: float, budget: Budget, layers: int) -
     chosen, left_over = dict(least), {slot: _tails(s, offered[slot]) for slot, s in pool.items()}
     prices = {slot: [budget.price(s.cost, rank) for rank in offered[slot]] for slot, s in pool.items()}
     left = limit - sum(prices[slot][i] for slot, i in chosen.items())
-    queue: list[tuple] = []
 
-    def push(slot: Slot) -> None:
+    def following(slot: Slot) -> tuple[float, int] | None:
         i = chosen[slot]
-        if i < most[slot]:
-            before, after = left_over[slot][i : i + 2]
-            travel = math.sqrt((layers - slot[0]) / ((layers + 1) / 2))
-            score = (1 - after / before if before > 0 else 0.0) * travel / math.sqrt(offered[slot][i] / offered[slot][least[slot]])
-            heapq.heappush(queue, (-score, slot, prices[slot][i + 1] - prices[slot][i]))
+        if i >= most[slot]:
+            return None
+        before, after = left_over[slot][i : i + 2]
+        travel = math.sqrt((layers - slot[0]) / ((layers + 1) / 2))
+        score = (1 - after / before if before > 0 else 0.0) * travel / math.sqrt(offered[slot][i] / offered[slot][least[slot]])
+        return -score, prices[slot][i + 1] - prices[slot][i]
 
-    for slot in pool:
-        push(slot)
-    while queue:
-        _, slot, price = heapq.heappop(queue)
-        if price <= left:
-            left -= price
-            chosen[slot] += 1
-            push(slot)
+    def take(slot: Slot) -> None:
+        chosen[slot] += 1
+
+    take_steps(pool, left, following, take)
     return {slot: offered[slot][i] for slot, i in chosen.items()}
 
 

@@ -1,11 +1,10 @@
 """Probed marginal loss: least predicted rise of the token loss. Ours; in no paper."""
 
-import heapq
 import math
 
 import torch
 
-from ..budget import Budget, Influence, Spectra
+from ..budget import Budget, Influence, Spectra, take_steps
 from ..errors import InputError
 from ..spectra import Slot
 
@@ -49,19 +48,15 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
 
 def _spend_rest(choice: dict[Slot, int], curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor], left: float) -> None:
     """Raise one slot after another by a step, the one with most gain per price first, while anything fits."""
-    queue: list[tuple] = []
 
-    def push(slot: Slot) -> None:
+    def following(slot: Slot) -> tuple[float, float] | None:
         i, curve = choice[slot], curves[slot]
-        if i + 1 < len(curve):
-            price = float(prices[slot][i + 1] - prices[slot][i])
-            heapq.heappush(queue, (-float(curve[i] - curve[i + 1]) / price, slot, price))
+        if i + 1 == len(curve):
+            return None
+        price = float(prices[slot][i + 1] - prices[slot][i])
+        return -float(curve[i] - curve[i + 1]) / price, price
 
-    for slot in curves:
-        push(slot)
-    while queue:
-        _, slot, price = heapq.heappop(queue)
-        if price <= left:
-            left -= price
-            choice[slot] += 1
-            push(slot)
+    def take(slot: Slot) -> None:
+        choice[slot] += 1
+
+    take_steps(curves, left, following, take)

@@ -1,10 +1,8 @@
 """CARE's allocation: the largest singular values are kept, wherever they are."""
 
-import heapq
-
 import torch
 
-from ..budget import Budget, Influence, Spectra
+from ..budget import Budget, Influence, Spectra, take_steps
 from ..spectra import Slot
 
 
@@ -35,22 +33,18 @@ def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int
     left = limit - sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
     curves = {slot: torch.cummin(s.values, 0).values.tolist() for slot, s in pool.items()}  # nested: a step waits for those before it
     order = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in pool))}
-    queue: list[tuple] = []
 
-    def push(slot: Slot) -> None:
+    def following(slot: Slot) -> tuple[tuple[float, int, int], int] | None:
         s = pool[slot]
-        following = budget.next_rank(s.cost, ranks[slot])
-        if following is not None:
-            price = budget.price(s.cost, following) - budget.price(s.cost, ranks[slot])
-            step = curves[slot][ranks[slot] // s.grain : (ranks[slot] + s.cost.step) // s.grain]
-            heapq.heappush(queue, (-sum(step) / len(step), -order[slot[1]], -slot[0], slot, following, price))
+        rank = budget.next_rank(s.cost, ranks[slot])
+        if rank is None:
+            return None
+        step = curves[slot][ranks[slot] // s.grain : (ranks[slot] + s.cost.step) // s.grain]
+        key = (-sum(step) / len(step), -order[slot[1]], -slot[0])
+        return key, budget.price(s.cost, rank) - budget.price(s.cost, ranks[slot])
 
-    for slot in pool:
-        push(slot)
-    while queue:
-        *_, slot, following, price = heapq.heappop(queue)
-        if price <= left:
-            left -= price
-            ranks[slot] = following
-            push(slot)
+    def take(slot: Slot) -> None:
+        ranks[slot] = budget.next_rank(pool[slot].cost, ranks[slot])
+
+    take_steps(pool, left, following, take)
     return ranks
