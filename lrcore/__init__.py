@@ -9,6 +9,7 @@ from .analyse import Analysis, analyse
 from .answers import answers, answers_csv, read_prompts
 from .bounds import bounds
 from .calibrate import Calibration, calibrate
+from .card import model_card
 from .checkpoint import load, save
 from .compare import Comparison, compare
 from .compress import allocate, compress, measured, prepare
@@ -54,6 +55,7 @@ __all__ = [
     "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors", "ModelCost", "RankPlan",
     "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "allocate", "analyse", "answers", "answers_csv", "bounds",
     "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
-    "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods", "policies",
-    "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit", "stream", "token_losses",
+    "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods", "model_card",
+    "policies", "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit", "stream",
+    "token_losses",
 ]  # fmt: skip

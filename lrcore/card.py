@@ -7,29 +7,37 @@ from typing import Any
 
 import yaml
 
-from .models.load import LoadedModel
 from .models.weights import MARK, read_json
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LICENCE = ("license", "license_name", "license_link")
 
 
-def model_card(model: LoadedModel, results: Sequence[Mapping[str, Any]] = (), stock: bool = False) -> str:
-    """README.md with the hub's metadata. The licence is that of the base model's card, and absent where that names none.
+def model_card(
+    title: str,
+    folder: str | Path,
+    report: Mapping[str, Any] | None,
+    parameters: int,
+    results: Sequence[Mapping[str, Any]] = (),
+    stock: bool = False,
+) -> str:
+    """README.md of an export, with the hub's metadata. The licence is that of the base model's card, and absent where that names none.
 
-    results: evaluations as `Evaluation.to_dict` gives them; those without a finite perplexity are left out of the metadata.
+    folder: where the model's files are. report: how it came to be, None for a dense one. results: evaluations as `Evaluation.to_dict`
+    gives them; those without a finite perplexity are left out of the metadata. stock: whether the export needs no code.
     """
-    report = model.report or {}
-    base = report.get("base", model.name)
+    report = report or {}
+    base = str(report.get("base", title))
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["low-rank", "compressed"]}
     if _HUB_ID.fullmatch(base):
         head["base_model"] = base
-    head |= licence(model.folder)
+    head |= licence(folder)
     entries = [_entry(result) for result in results if result.get("perplexity") is not None]
     if entries:
-        head["model-index"] = [{"name": model.name, "results": entries}]
+        head["model-index"] = [{"name": title, "results": entries}]
     meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    parts = [_opening(model, base), _usage(stock), _making(report), _measured(results)]
+    opening = f"# {title}\n\n`{base}` with {parameters:,} parameters" + (" after low-rank compression." if report else ".")
+    parts = [opening, _usage(stock), _account(report.get("summary", {})), _measured(results), _making(report)]
     return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -56,10 +64,6 @@ def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _opening(model: LoadedModel, base: str) -> str:
-    return f"# {model.name}\n\n`{base}` with {model.size.parameters:,} parameters after low-rank compression."
-
-
 def _usage(stock: bool) -> str:
     trust = "" if stock else ", trust_remote_code=True"
     why = (
@@ -71,6 +75,23 @@ def _usage(stock: bool) -> str:
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f"model = AutoModelForCausalLM.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why}"
     )
+
+
+def _account(summary: Mapping[str, Any]) -> str:
+    """What the model weighs beside its dense base, as far as the account of its plan says."""
+    names = {
+        "parameters": "parameters",
+        "megabytes": "MB",
+        "kv_bytes_per_token": "KV cache, bytes per token",
+        "flops_per_token": "FLOPs per token",
+    }
+    rows = [(words, summary[name], summary[f"dense_{name}"]) for name, words in names.items() if f"dense_{name}" in summary]
+    lines = "\n".join(f"| {words} | {_number(now)} | {_number(before)} |" for words, now, before in rows)
+    return f"## Size\n\n| | this model | dense |\n|---|---:|---:|\n{lines}" if rows else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) and value < 1e4 else f"{value:,.0f}"
 
 
 def _making(report: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from .recipe import Recipe
 from .refit import refit_layer
 from .searching import search, search_key
 from .spectra import Slot, Spectrum
+from .stock import stock_fit
 
 
 def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None, seconds: dict[str, float] | None = None) -> Factorisation:
@@ -133,6 +134,7 @@ def compress(
         "ranks": plan.table().to_dict("records"),
         "summary": plan.summary(),
         "calibration": factors.calibration.protocol | {"mode": recipe.calibration, "refit": refit},
+        "stock": stock_fit(model, plan).to_dict(),
         "seconds": seconds,
     }
     identity = json.dumps([model.fingerprint, recipe.to_dict(), sorted([*slot, rank] for slot, rank in plan.ranks.items())])

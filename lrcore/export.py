@@ -27,11 +27,13 @@ def export(
     stock: bool = False,
     overwrite: bool = False,
     shard: str = SHARD,
+    title: str | None = None,
 ) -> Path:
     """Write `model` as a Hugging Face folder with its code and a model card, and return the folder; it appears whole or not at all.
 
     results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an architecture of transformers with no code of
-    ours; raises InputError with the reasons where the model does not fit one. shard: largest weight file, such as "5GB".
+    ours; raises InputError with the reasons where the model does not fit one. shard: largest weight file, such as "5GB". title: of the
+    card; else the model's name, or the new folder's where the model came from a folder.
     Loaded with the dtype it was saved in, its logits are bit-identical. Folders are refused as by `save`.
     """
 
@@ -41,7 +43,9 @@ def export(
         else:
             write_checkpoint(model, draft, shard)
             _add_code(model, draft)
-        (draft / "README.md").write_text(model_card(model, results, stock), encoding="utf-8")
+        named = title or (Path(folder).name if Path(model.name).expanduser().is_dir() else model.name)
+        card = model_card(named, model.folder, model.report, model.size.parameters, results, stock)
+        (draft / "README.md").write_text(card, encoding="utf-8")
 
     return write_folder(folder, overwrite, write)
 

@@ -1,6 +1,7 @@
 """Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one that transformers already has."""
 
 import copy
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class StockFit:
     qualifies: bool
     reasons: list[str]
     ranks: dict[Slot, int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; the ranks as a recipe's overrides name them, "layer.component"."""
+        ranks = self.ranks and {f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()}
+        return {"qualifies": self.qualifies, "reasons": self.reasons, "ranks": ranks}
 
 
 def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
@@ -71,8 +77,8 @@ def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
     target = sum(cost.parameters(plan.ranks[slot]) for slot, cost in costs.items())
     target -= sum(cost.dense for slot, cost in costs.items() if slot[1] != "mlp")
     mlp = [cost for slot, cost in costs.items() if slot[1] == "mlp"]
-    width = max((r for r in range(1, mlp[0].full + 1) if sum(cost.parameters(r) for cost in mlp) <= target), default=1)
-    return full | {slot: width for slot in full if slot[1] == "mlp"}
+    width = bisect_right(range(1, mlp[0].full + 1), target, key=lambda r: sum(cost.parameters(r) for cost in mlp))
+    return full | {slot: max(width, 1) for slot in full if slot[1] == "mlp"}
 
 
 def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:

@@ -1,13 +1,11 @@
 """Exports load where this project is not installed, give the same logits to the bit, and say what they are."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import yaml
+from elsewhere import elsewhere
 from safetensors.torch import load_file
 from tiny_models import tiny
 
@@ -43,15 +41,6 @@ for folder in json.loads(sys.argv[1]):
         assert torch.allclose(again(tokens).logits, logits[folder], atol=1e-5), folder
 torch.save(list(logits.values()), sys.argv[2])
 """
-
-
-def elsewhere(script, *arguments, cwd):
-    """Run a script where neither the working directory nor the path leads to this project."""
-    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf"), "TRANSFORMERS_VERBOSITY": "error"}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
-    done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def logits(model):

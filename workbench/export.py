@@ -1,51 +1,23 @@
-"""What leaves the workbench: a model card and a report page, both made from a run's own files."""
+"""What leaves the workbench: an exported folder with its model card, and a report page."""
 
 from html import escape
+from pathlib import Path
+
+import lrcore
 
 from . import markup, text
 from .runs import Run
 
 
-def model_card(run: Run) -> str:
-    """Markdown: what the model is, how it was made, how it was measured, how to load it."""
-    recipe, summary = run.recipe, run.report["summary"]
-    rows = [
-        ("parameters", text.count(summary["parameters"]), text.count(summary["dense_parameters"])),
-        ("size", text.megabytes(summary["megabytes"]), text.megabytes(summary["dense_megabytes"])),
-        ("KV cache, bytes per token", text.count(summary["kv_bytes_per_token"]), text.count(summary["dense_kv_bytes_per_token"])),
-        ("FLOPs per token", text.short(summary["flops_per_token"]), text.short(summary["dense_flops_per_token"])),
-    ]
-    for one in run.evaluations:
-        rows.append((f"perplexity: {text.protocol(one['protocol'])}", figure(one["perplexity"]), figure(one["dense_perplexity"])))
-    table = "\n".join(f"| {name} | {now} | {before} |" for name, now, before in rows)
-    calibration = run.report.get("calibration", {})
-    return f"""# {run.name}
+def model_card(run: Run, stock: bool = False) -> str:
+    """The card that an export of a run carries."""
+    parameters = run.report["summary"]["parameters"]
+    return lrcore.model_card(run.name, run.checkpoint, run.report, parameters, run.evaluations, stock)
 
-{recipe.model}, compressed with low-rank factors: method **{recipe.method}**, policy **{recipe.policy}**,
-{summary["achieved"]:.2%} of the budget "{summary["budget"]}" removed ({recipe.ratio:.1%} asked for).
 
-| | this model | dense |
-|---|---:|---:|
-{table}
-
-Calibrated on {recipe.samples} windows of {recipe.seq_len} tokens of `{recipe.data}`, drawn {recipe.sampling}, seed {recipe.seed},
-mode {calibration.get("mode", recipe.calibration)}. Base model: `{run.report.get("base", recipe.model)}`.
-
-## Load it
-
-```python
-import lrcore
-
-model = lrcore.load("path/to/this/folder")
-print(lrcore.generate(model, "{text.PROMPT}"))
-```
-
-## Make it again
-
-```
-{recipe.command()}
-```
-"""
+def target(run: Run, stock: bool) -> Path:
+    """Where exports of a run go: beside its checkpoint, so that they are deleted with it."""
+    return run.folder / ("export-stock" if stock else "export")
 
 
 def figure(number: float | None) -> str:

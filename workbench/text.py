@@ -106,10 +106,18 @@ RECIPES_EQUAL = "These runs are equal in every field."
 NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
 OTHER_BASE = "The dense model's files have changed since this run was made: its delta mixes two models."
 PASSAGE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine with her friends."
+EXPORT_HELP = (
+    "Writes a Hugging Face folder beside the checkpoint. `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads it "
+    "where the workbench is not installed; a stock export is an architecture that transformers has, and needs no code."
+)
 PUSH_HELP = (
-    "Uploads the checkpoint folder and its model card with the token of `hf auth login` or `HF_TOKEN`. "
+    "Exports the run as chosen above and uploads that folder with the token of `hf auth login` or `HF_TOKEN`. "
     "Nothing is uploaded before you press Push."
 )
+STOCK_YES = "These ranks fit a stock architecture: the export can do without code."
+STOCK_NO = "No stock architecture has these ranks: {}."
+STOCK_RANKS = " It would be one with {}, and all else whole."
+STOCK_UNKNOWN = "Whether these ranks fit a stock architecture was not asked when this run was made. A stock export will say."
 DELETE_SURE = "Delete this run and its checkpoint for good?"
 
 
@@ -135,6 +143,16 @@ def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
         lines.append(f"Then dense and compressed are measured: {protocol(evaluation)}.")
     lines.append("The run is kept under Runs & export; the dense model is not touched.")
     return " ".join(lines)
+
+
+def stock(fit: dict | None) -> str:
+    """Whether ranks fit a stock architecture, why not, and which would. fit: as `StockFit.to_dict` gives it."""
+    if fit is None:
+        return STOCK_UNKNOWN
+    if fit["qualifies"]:
+        return STOCK_YES
+    width = next((rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None)
+    return STOCK_NO.format("; ".join(fit["reasons"])) + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
 
 
 def budget(name: str) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import lrcore
 
-from .export import model_card
+from .export import target
 from .jobs import Job
 from .runs import Run
 
@@ -80,15 +80,23 @@ def measure(session: "Session", job: Job) -> list[str]:
     return job.spec["runs"]
 
 
-def push(session: "Session", job: Job) -> list[str]:
-    """Upload a run's checkpoint with its model card."""
-    from huggingface_hub import HfApi
+def export(session: "Session", job: Job) -> list[str]:
+    """Write a run as a Hugging Face folder, anew each time: its name and measurements may have changed."""
+    run, stock = session.runs.get(job.spec["run"]), job.spec["stock"]
+    job.progress("export", 0, 1)
+    folder = lrcore.export(session.small(run), target(run, stock), run.evaluations, stock, overwrite=True, title=run.name)
+    session.runs.add_result(run.id, "export", {"stock": stock}, {"folder": str(folder)})
+    job.say(f"written to {folder}")
+    job.progress("export", 1, 1)
+    return []
 
-    run, hub = session.runs.get(job.spec["run"]), HfApi()
-    (run.checkpoint / "README.md").write_text(model_card(run), encoding="utf-8")
+
+def push(session: "Session", job: Job) -> list[str]:
+    """Export a run and upload the folder."""
+    export(session, job)
     job.progress("push", 0, 1)
-    hub.create_repo(job.spec["repo"], private=job.spec["private"], exist_ok=True)
-    hub.upload_folder(repo_id=job.spec["repo"], folder_path=run.checkpoint)
+    folder = target(session.runs.get(job.spec["run"]), job.spec["stock"])
+    job.say(f"uploaded to {lrcore.push(folder, job.spec['repo'], job.spec['private'])}")
     job.progress("push", 1, 1)
     return []
 
@@ -124,4 +132,4 @@ def evaluation(session: "Session", run: Run, settings: dict[str, Any], job: Job)
     return found["small"] | more | {"same_base": same_base, "settings": settings, "when": time.time()}
 
 
-WORK = {"analyse": analyse, "survey": survey, "compress": compress, "sweep": sweep, "measure": measure, "push": push}
+WORK = {"analyse": analyse, "survey": survey, "compress": compress, "sweep": sweep, "measure": measure, "export": export, "push": push}

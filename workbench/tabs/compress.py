@@ -58,7 +58,8 @@ def build(session: Session) -> None:
             return text.paragraph(recipe, {}, settings), recipe.command()
         summary = plan.summary()
         room = memory.words(memory.needed(model, recipe, summary, settings), memory.free(str(model.device)))
-        return f"{text.paragraph(recipe, summary, settings)} {room}", recipe.command()
+        fit = text.stock(lrcore.stock_fit(model, plan).to_dict())
+        return f"{text.paragraph(recipe, summary, settings)} {room} {fit}", recipe.command()
 
     @spoken
     def submit(name: str, *said: Any) -> str:

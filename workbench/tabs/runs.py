@@ -1,4 +1,4 @@
-"""The runs on disk: open, rename, delete, download, push."""
+"""The runs on disk: open, rename, delete, download, export, push."""
 
 from typing import Any
 
@@ -37,7 +37,14 @@ def build(session: Session) -> None:
         folder = gr.Textbox(label="Checkpoint folder", interactive=False, buttons=["copy"], elem_id="run-folder")
         with gr.Accordion("Model card", open=True):
             card = gr.Markdown(elem_id="model-card")
-        with gr.Accordion("Push to the Hugging Face hub", open=False):
+        with gr.Accordion("Export", open=True):
+            gr.Markdown(text.EXPORT_HELP)
+            fit = gr.Markdown(elem_id="stock-fit")
+            with gr.Row(elem_classes="bottom"):
+                stock = gr.Checkbox(label="Stock architecture, without code", elem_id="export-stock")
+                even = gr.Button("Put ranks that fit into the form", size="sm", scale=0, min_width=240, elem_id="stock-ranks")
+                leave = gr.Button("Export", size="sm", variant="primary", scale=0, min_width=110, elem_id="export")
+            exported = gr.Textbox(label="Exported to", interactive=False, buttons=["copy"], lines=1, elem_id="exported")
             gr.Markdown(text.PUSH_HELP)
             with gr.Row(elem_classes="bottom"):
                 repo = gr.Textbox(label="Repository", placeholder="owner/name", elem_id="push-repo")
@@ -56,10 +63,24 @@ def build(session: Session) -> None:
     @spoken
     def show(run_id: str, stamp: str) -> tuple[Any, ...]:
         if run_id not in session.runs.ids():
-            return gr.Column(visible=False), "", "", "", "", ""
+            return gr.Column(visible=False), *[""] * 5, gr.Checkbox(False), gr.Button(visible=False), "", ""
         run = session.runs.get(run_id)
         title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"])
-        return gr.Column(visible=True), title, run.name, ", ".join(run.tags), str(run.checkpoint.absolute()), export.model_card(run)
+        found = run.report.get("stock")
+        possible = found is None or found["qualifies"]
+        written = "\n".join(one["folder"] for one in session.runs.results(run_id, "export"))
+        return (
+            gr.Column(visible=True),
+            title,
+            run.name,
+            ", ".join(run.tags),
+            str(run.checkpoint.absolute()),
+            text.stock(found),
+            gr.Checkbox(interactive=True) if possible else gr.Checkbox(value=False, interactive=False),
+            gr.Button(visible=bool(found and found["ranks"] and not found["qualifies"])),
+            written,
+            export.model_card(run),
+        )
 
     def linked(request: gr.Request) -> tuple[Any, Any]:
         """A page opened as ?run=<id> starts at that run."""
@@ -86,16 +107,28 @@ def build(session: Session) -> None:
         session.shelf.drop("small", run_id)
 
     @spoken
-    def send(run_id: str, repo: str, private: bool) -> None:
+    def fitting(run_id: str) -> list[Any]:
+        run = session.runs.get(run_id)
+        return session.fill(run.recipe.with_(overrides=run.report["stock"]["ranks"]))
+
+    @spoken
+    def write(run_id: str, stock: bool) -> None:
+        run = session.runs.get(run_id)
+        session.jobs.submit("export", f"Export {run.name}", {"run": run_id, "stock": bool(stock)}, once=True)
+
+    @spoken
+    def send(run_id: str, stock: bool, repo: str, private: bool) -> None:
         run = session.runs.get(run_id)
         if repo.count("/") != 1:
             raise lrcore.InputError(f"'{repo}' is no repository name. Write owner/name.")
-        session.jobs.submit("push", f"Push {run.name} to {repo}", {"run": run_id, "repo": repo.strip(), "private": private})
+        session.jobs.submit(
+            "push", f"Push {run.name} to {repo}", {"run": run_id, "stock": bool(stock), "repo": repo.strip(), "private": private}
+        )
 
     give_recipe = spoken(lambda run_id: download("recipe.json", session.runs.get(run_id).recipe.to_json()))
     give_ranks = spoken(lambda run_id: download("ranks.csv", session.runs.get(run_id).ranks_csv))
     give_report = spoken(lambda run_id: download("report.html", export.report_html(session.runs.get(run_id))))
-    shown = [details, heading, name, tags, folder, card]
+    shown = [details, heading, name, tags, folder, fit, stock, even, exported, card]
     gr.on([session.opened, session.stamp.change], table, None, [frame, empty], **QUIET)
     frame.select(choose, None, opened, **QUIET)
     gr.on([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **QUIET)
@@ -106,7 +139,9 @@ def build(session: Session) -> None:
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
     retag.click(set_tags, [opened, tags], None, **QUIET)
     delete.click(forget, opened, None, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
-    push.click(send, [opened, repo, private], None, **QUIET)
+    even.click(fitting, opened, session.filled, **QUIET)
+    leave.click(write, [opened, stock], None, **QUIET)
+    push.click(send, [opened, stock, repo, private], None, **QUIET)
 
 
 def run_rows(session: Session) -> list[list[Any]]:
