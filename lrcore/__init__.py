@@ -16,6 +16,7 @@ from .compress import allocate, compress, measured, prepare
 from .contributions import Contributions, contributions
 from .cost import ModelCost, Speed, measure_cost, measure_speed
 from .data import BUILTIN
+from .differences import differences
 from .errors import Cancelled, InputError
 from .evaluate import Evaluation, evaluate, token_losses
 from .export import export, push
@@ -29,7 +30,7 @@ from .policies import POLICIES
 from .probing import probe
 from .protocols import PROTOCOLS, Asked
 from .recipe import BUDGETS, Recipe
-from .runs import Run, Runs, differences
+from .runs import Run, Runs
 from .runs import root as runs_root
 from .stock import StockFit, stock_fit
 from .sweep import Sweep, cross_calibration, finished, run_sweep

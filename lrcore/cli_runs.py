@@ -104,7 +104,7 @@ def delete(
 @app.command()
 def compare(ctx: typer.Context, runs: list[str], as_json: AsJson = False) -> None:
     """Show only what differs between up to six runs. Recipe, account and perplexities."""
-    from .runs import differences
+    from .differences import differences
 
     kept = _runs(ctx)
     found = [kept.find(one) for one in runs]

@@ -11,7 +11,8 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.runs import PARTIAL, Runs, differences
+from lrcore.differences import differences
+from lrcore.runs import PARTIAL, Runs
 
 
 @pytest.fixture(scope="module")
