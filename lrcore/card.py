@@ -73,7 +73,8 @@ def _usage(stock: bool) -> str:
     )
     return (
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why}"
+        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why} "
+        'LoRA (PEFT) reaches factored matrices by `target_modules="all-linear"`.'
     )
 
 

@@ -161,17 +161,6 @@ def test_the_code_of_an_export_is_short_and_speaks_of_modules_only() -> None:
     assert not any(f"def {name}(" in source for name in ("of", "fill", "architecture_of"))
 
 
-def test_lora_trains_on_an_export(dense, story_file, tmp_path) -> None:
-    peft = pytest.importorskip("peft")
-    from transformers import AutoModelForCausalLM
-
-    lrcore.export(compressed(dense("llama"), story_file, "svd_llm"), tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
-    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
-    tuned(TOKENS, labels=TOKENS).loss.backward()
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in tuned.parameters())
-
-
 STOCK = ("llama", "qwen2", "phi3", "gpt2", "opt", "gpt_neox", "gemma3_text", "starcoder2", "gpt_neo")
 
 

@@ -1,0 +1,97 @@
+"""What people do with a checkpoint once they have it, where this project is not installed: devices, dtypes, offload, LoRA."""
+
+import json
+
+import pytest
+from elsewhere import elsewhere
+
+import lrcore
+
+METHODS = ("svd_llm", "a3", "latentllm", "care")  # factored matrices, narrowed heads, stored forms and shared factors, latent caches
+
+DEVICES = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+tokens = torch.arange(3, 43).view(2, 20)
+for folder in json.loads(sys.argv[1]):
+    plain = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    with torch.inference_mode():
+        wanted = plain(tokens).logits
+    parts = {name: "cpu" for name, _ in plain.named_children() if name != "model"}
+    parts |= {f"model.{name}": "cpu" for name, _ in plain.model.named_children() if name != "layers"}
+    split = parts | {"model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "cpu"}
+    for devices in ("auto", {"": "cpu"}, split):
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, device_map=devices, offload_folder=folder + "-off")
+        with torch.inference_mode():
+            assert torch.equal(model(tokens).logits, wanted), (folder, devices)
+        made = model.generate(tokens[:1], max_new_tokens=6, do_sample=False, pad_token_id=2)
+        assert torch.equal(made, plain.generate(tokens[:1], max_new_tokens=6, do_sample=False, pad_token_id=2)), (folder, devices)
+    assert any(p.is_meta for p in model.parameters())  # the layer on disk is really there
+    for dtype in (torch.bfloat16, torch.float16, "auto"):
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype, device_map="cpu")
+        assert {p.dtype for p in model.parameters() if p.is_floating_point()} == {torch.float32 if dtype == "auto" else dtype}
+        with torch.inference_mode():
+            assert torch.allclose(model(tokens).logits.float(), wanted, atol=0.1 * float(wanted.abs().max())), (folder, dtype)
+"""
+
+LORA = """
+import json, sys
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+tokens = torch.arange(3, 43).view(2, 20)
+for folder in json.loads(sys.argv[1]):
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    base.gradient_checkpointing_enable()
+    tuned = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    tuned.train()
+    step = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.1)
+    losses = []
+    for _ in range(3):
+        loss = tuned(tokens, labels=tokens).loss
+        assert torch.isfinite(loss), folder
+        losses.append(float(loss))
+        step.zero_grad()
+        loss.backward()
+        step.step()
+    assert losses[-1] < losses[0], (folder, losses)
+    for name, value in tuned.get_base_model().state_dict().items():
+        if "lora" not in name:
+            assert torch.equal(value, before[name.replace(".base_layer", "")]), (folder, name)
+    tuned.eval()
+    with torch.inference_mode():
+        wanted = tuned(tokens).logits
+    tuned.save_pretrained(folder + "-adapter")
+    fresh = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    with torch.inference_mode():
+        dense = fresh(tokens).logits
+        again = PeftModel.from_pretrained(fresh, folder + "-adapter").eval()
+        assert torch.equal(again(tokens).logits, wanted) and not torch.allclose(wanted, dense), folder
+        merged = again.merge_and_unload()
+        assert torch.allclose(merged(tokens).logits, wanted, atol=1e-4), folder
+    merged.save_pretrained(folder + "-merged")
+    with torch.inference_mode():
+        kept = AutoModelForCausalLM.from_pretrained(folder + "-merged", trust_remote_code=True)
+        assert torch.allclose(kept(tokens).logits, wanted, atol=1e-4), folder
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_llama, story_file, tmp_path_factory):
+    """Exports by several methods; each named after its method."""
+    here = tmp_path_factory.mktemp("exported")
+    for method in METHODS:
+        recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method=method)
+        lrcore.export(lrcore.compress(lrcore.load(str(tiny_llama)), recipe), here / method)
+    return here
+
+
+def test_devices_offload_and_dtypes(folders) -> None:
+    elsewhere(DEVICES, json.dumps([str(folders / method) for method in METHODS]), cwd=folders)
+
+
+def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:
+    elsewhere(LORA, json.dumps([str(folders / method) for method in METHODS]), cwd=folders)
