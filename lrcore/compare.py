@@ -45,23 +45,18 @@ class Comparison:
 def compare(
     dense: LoadedModel,
     small: LoadedModel,
-    data: str,
-    samples: int | None = None,
-    seq_len: int | None = None,
-    sampling: str = "first",
-    seed: int = 0,
+    data: str | Asked,
+    *,
     batch: int = 8,
     progress: Progress | None = None,
-    protocol: str = "windows",
-    stride: int | None = None,
+    **settings: Any,
 ) -> Comparison:
     """Loss, KL divergence and top-1 agreement on the tokens that a protocol scores; the arguments are those of `evaluate`.
 
     Raises InputError, besides what `evaluate` does, where the two models do not read the text as the same tokens.
     """
     began = time.perf_counter()
-    asked = Asked(data, samples, seq_len, sampling, seed, protocol, stride)
-    passages = make_passages(dense, asked)
+    passages = make_passages(dense, Asked.of(data, settings))
     check_tokens(dense, small, passages.rows)
     parts, done = [], 0
     for tokens, scored in groups(passages.rows):

@@ -55,24 +55,20 @@ class Evaluation:
 
 def evaluate(
     model: LoadedModel,
-    data: str,
-    samples: int | None = None,
-    seq_len: int | None = None,
-    sampling: str = "first",
-    seed: int = 0,
+    data: str | Asked,
+    *,
     batch: int = 8,
     progress: Progress | None = None,
-    protocol: str = "windows",
-    stride: int | None = None,
+    **settings: Any,
 ) -> Evaluation:
     """Perplexity of `model` on the test split of `data` by a named protocol (see `lrcore.protocols`).
 
-    samples: the most windows (documents, for a protocol on documents); None: all. seq_len None: the protocol's own, 256 for "windows"
-    and "strided". sampling and seed: of "windows", first or random. Raises InputError where the data set cannot be read, is too short,
-    or seq_len exceeds the model's context.
+    settings: the other fields of `Asked`, which may also be given whole as `data`: samples, seq_len, sampling, seed, protocol, stride.
+    batch: the most windows per forward pass. Raises InputError where the data set cannot be read, is too short, or seq_len exceeds the
+    model's context.
     """
     began = time.perf_counter()
-    passages = make_passages(model, Asked(data, samples, seq_len, sampling, seed, protocol, stride))
+    passages = make_passages(model, Asked.of(data, settings))
     losses = [found.double() for _, found in row_losses(model, passages.rows, batch, progress)]
     return summarise(model, passages, losses, time.perf_counter() - began)
 

@@ -36,8 +36,9 @@ def evaluate(
     """Measure perplexity by a named protocol. On the test split; by default non-overlapping full windows, mean token loss, exp."""
     import lrcore
 
+    asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
     loaded = lrcore.load(model, revision, dtype, device)
-    found = lrcore.evaluate(loaded, data, samples, seq_len, sampling, seed, batch, progress, protocol, stride)
+    found = lrcore.evaluate(loaded, asked, batch=batch, progress=progress)
     show(as_json, found.to_dict())
 
 
@@ -76,7 +77,7 @@ def compare(
 @app.command()
 def tasks(
     model: ModelOrFolder,
-    task: Annotated[list[str] | None, typer.Option(help="stories, a .jsonl file, or lm-eval:NAME; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="stories, a .jsonl file, or lm-eval:NAME (or its .yaml); repeatable.")] = None,
     items: Annotated[int | None, typer.Option(help="The first so many items of each. Default: all.", show_default=False)] = None,
     batch: Batch = 16, revision: Revision = None, dtype: Dtype = None, device: Device = "auto", as_json: AsJson = False,
 ) -> None:  # fmt: skip

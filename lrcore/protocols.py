@@ -11,7 +11,7 @@ lm-eval-word     per document, rolling, as lm-eval's `loglikelihood_rolling` wit
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,7 +66,11 @@ class Passages:
 
 @dataclass(frozen=True)
 class Asked:
-    """The settings of one evaluation, before they meet a protocol. seq_len and stride None: the protocol's own."""
+    """The settings of one evaluation, before they meet a protocol.
+
+    data: a data set, by name or file. samples: the most windows (documents, for a protocol on documents); None: all. seq_len None: the
+    protocol's own, 256 for "windows" and "strided". sampling, "first" or "random", and seed: of "windows". stride: of "strided".
+    """
 
     data: str
     samples: int | None = None
@@ -75,7 +79,11 @@ class Asked:
     seed: int = 0
     protocol: str = "windows"
     stride: int | None = None
-    texts: Texts | None = field(default=None, repr=False)  # instead of `data`, where they are at hand
+
+    @classmethod
+    def of(cls, data: "str | Asked", settings: Mapping[str, Any]) -> "Asked":
+        """A data set and the other settings by name; or what is all of that already."""
+        return data if isinstance(data, Asked) else cls(data, **settings)
 
 
 def find_protocol(name: str) -> Protocol:
@@ -96,8 +104,7 @@ def make_passages(model: LoadedModel, asked: Asked) -> Passages:
         raise InputError(f"seq_len = {asked.seq_len} was given, but protocol '{row.name}' fixes it. Use protocol 'windows' for your own.")
     if asked.samples is not None and asked.samples < 1:
         raise InputError(f"samples = {asked.samples!r}: give a whole number >= 1, or None for all.")
-    texts = asked.texts or load_texts(asked.data, role="test")
-    return _CUTS[row.kind](model, texts, asked, row)
+    return _CUTS[row.kind](model, load_texts(asked.data, role="test"), asked, row)
 
 
 def _windows(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> Passages:

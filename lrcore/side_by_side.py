@@ -1,7 +1,6 @@
 """Several models beside the first: quality, distance and cost in one row each, and a page of it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from . import report
@@ -32,9 +31,8 @@ def side_by_side(
     if not 2 <= len(models) <= MOST:
         raise InputError(f"{len(models)} models were given; two to {MOST} can be laid side by side.")
     dense, rows = models[0], []
-    settings = {name: value for name, value in asdict(asked).items() if name != "texts"}
     for model in models[1:]:
-        found = compare(dense, model, **settings, progress=progress)
+        found = compare(dense, model, asked, progress=progress)
         if not rows:
             rows.append(_row(dense, found.dense.to_dict(), 0.0, 1.0, 0.0))
         rows.append(_row(model, found.small.to_dict(), found.kl, found.top1, found.delta))

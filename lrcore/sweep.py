@@ -28,7 +28,7 @@ from .recipe import Recipe
 
 FORMAT = 1  # of the cells; raise it whenever what is measured changes its meaning
 LISTS = {"methods": "method", "policies": "policy", "ratios": "ratio", "calibration_sets": "data"}
-_EVALUATION = ("data", "samples", "seq_len", "sampling", "seed", "protocol", "stride")
+_EVALUATION = tuple(f.name for f in fields(Asked))
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
-        evaluations = [{name: value for name, value in asdict(one).items() if name in _EVALUATION} for one in self.evaluations]
-        return {**self.base.to_dict(), **lists, "evaluation": evaluations, "speed": self.speed}
+        return {**self.base.to_dict(), **lists, "evaluation": [asdict(one) for one in self.evaluations], "speed": self.speed}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sweep":
@@ -160,9 +159,8 @@ def finished(model: LoadedModel, asked: Sweep, folder: str | Path) -> list[dict[
 
 
 def _key(model: LoadedModel, asked: Sweep, recipe: Recipe | None) -> str:
-    evaluations = [{name: value for name, value in asdict(one).items() if name in _EVALUATION} for one in asked.evaluations]
     made = {} if recipe is None else {**recipe.to_dict(), "device": str(model.device), "options": sorted(recipe.options.items())}
-    parts = [FORMAT, model.fingerprint, model.dtype, made, evaluations, asked.speed]
+    parts = [FORMAT, model.fingerprint, model.dtype, made, [asdict(one) for one in asked.evaluations], asked.speed]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -204,8 +202,7 @@ def _measure(model: LoadedModel, asked: Sweep, recipe: Recipe | None, source: _F
         shared |= {"prefill_speedup": own.prefill / dense.prefill, "decode_speedup": own.decode / dense.decode}
     rows = []
     for one in asked.evaluations:
-        settings = {name: value for name, value in asdict(one).items() if name in _EVALUATION}
-        found = evaluate(small, **settings, progress=progress).to_dict()
+        found = evaluate(small, one, progress=progress).to_dict()
         figures = {name: found[name] for name in ("perplexity", "nll", "bits_per_byte", "nonfinite", "protocol")}
         rows.append({**said, "measured_on": one.data, **shared, **figures, "error": None})
     return {"rows": rows, "recipe": None if recipe is None else recipe.to_dict()}

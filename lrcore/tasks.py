@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from .data import stories_probes
 from .errors import InputError, unknown
@@ -152,7 +153,7 @@ LM_EVAL_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_ope
 def lm_eval(model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | None = None, batch: int = 8) -> dict[str, dict[str, float]]:
     """Results of lm-eval on a loaded model, {task: {metric: value}}; the tasks' data come from the hub.
 
-    A task is a name of lm-eval's, or a configuration of its own as a mapping. Raises InputError where lm-eval (an extra:
+    A task is a name of lm-eval's, or a configuration of its own: a mapping, or a .yaml file of one. Raises InputError where lm-eval (extra:
     `pip install lm-eval accelerate`) is not installed, a task is unknown or its data cannot be fetched.
     """
     try:
@@ -160,10 +161,23 @@ def lm_eval(model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | 
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
         raise InputError(f"lm-eval cannot be imported ({error}). Run `pip install lm-eval accelerate`, or use built-in tasks.") from error
+    asked = [_task_file(task) if str(task).endswith((".yaml", ".yml")) else task for task in tasks]
     wrapped = HFLM(pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch)
     try:
-        found = simple_evaluate(model=wrapped, tasks=tasks, limit=limit, bootstrap_iters=0)["results"]
+        found = simple_evaluate(model=wrapped, tasks=asked, limit=limit, bootstrap_iters=0)["results"]
     except (OSError, KeyError, ValueError) as error:  # an unknown task, or one whose data cannot be fetched
         line = (str(error).splitlines() or [""])[0]
         raise InputError(f"lm-eval could not run {', '.join(map(str, tasks))}: {line} Check the names and the network.") from error
     return {task: {name: value for name, value in row.items() if isinstance(value, float)} for task, row in found.items()}
+
+
+def _task_file(path: str) -> dict[str, Any]:
+    """A task of lm-eval's as a .yaml file, without those of its tags (!function) that run code."""
+    try:
+        found = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise InputError(f"'{path}' cannot be read as a task of lm-eval's: {line}. It is YAML without tags such as !function.") from error
+    if not isinstance(found, dict) or "task" not in found:
+        raise InputError(f"'{path}' names no task. A task of lm-eval's is a mapping with task, dataset_path, output_type, ...")
+    return found

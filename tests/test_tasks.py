@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import lrcore
+from lrcore.cli import main
 from lrcore.tasks import continuations, encode_pair, likelihoods, read_items
 
 ITEMS = [
@@ -120,6 +121,32 @@ def test_the_scores_are_those_of_lm_eval(model):
     theirs = wrapped.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs], disable_tqdm=True)
     ours = likelihoods(model, [encode_pair(model, *pair) for pair in pairs], 4)
     assert ours == pytest.approx([score for score, _ in theirs], rel=1e-4)
+
+
+@pytest.mark.parametrize(("text", "words"), [("- a", "names no task"), ("task: !function x.y", "cannot be read"), (None, "cannot be read")])
+def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
+    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    if text is not None:
+        (tmp_path / "task.yaml").write_text(text)
+    with pytest.raises(lrcore.InputError, match=words):
+        lrcore.lm_eval(model, [str(tmp_path / "task.yaml")])
+
+
+def test_a_task_file_on_the_command_line_finds_our_word_perplexity(tiny_llama, tmp_path, capsys):
+    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    documents = ["Tom and his sister went to the park. " * 12, "She gave  three apples\nto her friend.", "Ben was tall."]
+    rows, task = tmp_path / "rows.jsonl", tmp_path / "words.yaml"
+    rows.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+    metrics = [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]
+    task.write_text(json.dumps({
+        "task": "words", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}}, "test_split": "test",
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": metrics,
+    }))  # fmt: skip
+    assert main(["tasks", str(tiny_llama), "--task", f"lm-eval:{task}", "--json"]) == 0
+    theirs = json.loads(capsys.readouterr().out)["lm_eval"]["words"]
+    ours = lrcore.evaluate(lrcore.load(str(tiny_llama)), str(rows), protocol="lm-eval-word")
+    for metric in metrics:
+        assert getattr(ours, metric["metric"]) == pytest.approx(theirs[f"{metric['metric']},none"], rel=1e-6)
 
 
 def test_a_task_run_by_lm_eval_has_the_same_accuracies(tmp_path):
