@@ -234,31 +234,6 @@ def test_the_command_exports_a_folder_or_a_run_with_its_measurements(dense, stor
     assert "holds no evaluation" in capsys.readouterr().err
 
 
-def test_pushing_is_a_word_of_its_own(dense, story_file, tmp_path, monkeypatch) -> None:
-    import huggingface_hub
-
-    done = []
-
-    class Api:
-        def create_repo(self, name, **options):
-            done.append((name, options))
-            return f"https://hub/{name}"
-
-        def upload_folder(self, **options):
-            done.append(options)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    folder = lrcore.export(lrcore.load(str(dense("opt"))), tmp_path / "out")
-    assert done == []
-    assert lrcore.push(folder, "me/small") == "https://hub/me/small"
-    assert done == [("me/small", {"private": True, "exist_ok": True}), {"repo_id": "me/small", "folder_path": folder}]
-    monkeypatch.setattr(Api, "upload_folder", lambda *_, **__: (_ for _ in ()).throw(OSError("no route")))
-    with pytest.raises(lrcore.InputError, match=r"'me/small' failed .no route"):
-        lrcore.push(folder, "me/small")
-    with pytest.raises(lrcore.InputError, match="no exported model"):
-        lrcore.push(tmp_path, "me/small")
-
-
 def test_the_reference_model_keeps_its_logits(reference, tmp_path) -> None:
     model = lrcore.load(str(reference / "models/stories260K"))
     lrcore.export(model, tmp_path / "out")

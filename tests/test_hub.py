@@ -3,92 +3,13 @@
 The client reads HF_ENDPOINT when it is imported, so each case is a process of its own.
 """
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote
 
 import pytest
-
-COMMIT = {"main": "a" * 40, "older": "b" * 40}
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The few addresses that a snapshot download asks for. Repositories are folders: {"owner/name": folder}."""
-
-    repositories: dict = {}  # noqa: RUF012 (set per server)
-    cut = None  # a file name whose download breaks off half way
-    asked: list = []  # noqa: RUF012
-
-    def do_GET(self):
-        self.respond(body=True)
-
-    def do_HEAD(self):
-        self.respond(body=False)
-
-    def log_message(self, *_):
-        pass
-
-    def respond(self, body):
-        path = unquote(self.path.split("?")[0]).strip("/")
-        self.asked.append(path)
-        if path.startswith("api/models/"):
-            return self.api(path.removeprefix("api/models/").split("/"))
-        else:
-            owner, name, *where = path.split("/")
-            if where[:1] != ["resolve"] or len(where) < 3:
-                return self.refuse(404, "EntryNotFound")
-            self.file(f"{owner}/{name}", where[1], "/".join(where[2:]), body)
-
-    def api(self, parts):
-        repository, rest = "/".join(parts[:2]), parts[2:]
-        if repository == "owner/gated":
-            return self.refuse(401, "GatedRepo")
-        if repository in ("owner/forbidden", "owner/down"):
-            return self.refuse(403 if repository == "owner/forbidden" else 500, "")
-        if repository not in self.repositories:
-            return self.refuse(401, "RepoNotFound")
-        revision = rest[1] if len(rest) > 1 else "main"
-        commit = COMMIT.get(revision, revision)
-        if commit not in COMMIT.values():
-            return self.refuse(404, "RevisionNotFound")
-        files = [path for path in sorted(self.repositories[repository].iterdir()) if path.is_file()]
-        if rest[:1] == ["tree"]:
-            return self.json([{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _hash(file)} for file in files])
-        return self.json({"id": repository, "sha": commit, "siblings": [{"rfilename": file.name} for file in files]})
-
-    def file(self, repository, commit, name, body):
-        file = self.repositories[repository] / name
-        content = file.read_bytes()
-        self.send_response(200)
-        for key, value in {"ETag": f'"{_hash(file)}"', "X-Repo-Commit": commit, "Content-Length": len(content)}.items():
-            self.send_header(key, str(value))
-        self.end_headers()
-        if body:
-            self.wfile.write(content[: len(content) // 2] if name == self.cut else content)
-            self.close_connection = True
-
-    def refuse(self, status, code):
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def json(self, values):
-        content = json.dumps(values).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
-def _hash(file):
-    return hashlib.sha1(file.read_bytes()).hexdigest()
+from loopback_hub import COMMIT, serve
 
 
 @pytest.fixture
@@ -108,13 +29,8 @@ def hub(tiny_llama, tmp_path):
     shards = {f"tensor{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
     (holed / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
     repositories = {"owner/tiny": tiny_llama, "owner/bare": bare, "owner/holed": holed}
-    handler = type("Here", (Hub,), {"repositories": repositories, "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    handler.endpoint = f"http://127.0.0.1:{server.server_port}"
-    yield handler
-    server.shutdown()
-    server.server_close()
+    with serve(repositories) as handler:
+        yield handler
 
 
 MANY = """
