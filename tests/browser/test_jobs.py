@@ -127,6 +127,7 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
     workbench.tab("Compare")
     workbench.page.wait_for_selector("#answer-1", state="visible", timeout=15_000)
     workbench.set_range("new-tokens", 480)
+    workbench.type_into("prompt", "class")  # documentation goes on for longer than a story does
     workbench.evaluate(RECORD)
     workbench.click("#generate")
     workbench.until(lambda: all(len(text) > 30 for text in answers(workbench)), 30, "the answers do not start")
