@@ -35,6 +35,7 @@ from .runs import root as runs_root
 from .stock import StockFit, stock_fit
 from .sweep import Sweep, cross_calibration, finished, run_sweep
 from .tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
+from .tracking import Tracker
 
 DATASETS = tuple(BUILTIN)
 
@@ -54,8 +55,8 @@ def policies() -> list[dict]:
 __all__ = [
     "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration", "Cancelled",
     "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors", "ModelCost", "RankPlan",
-    "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "allocate", "analyse", "answers", "answers_csv", "bounds",
-    "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
+    "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "Tracker", "allocate", "analyse", "answers", "answers_csv",
+    "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
     "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods", "model_card",
     "policies", "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit", "stream",
     "token_losses",

@@ -36,7 +36,7 @@ from .cli_recipe import (
 )
 from .console import print_json, print_table, progress, say, show
 from .errors import Cancelled, InputError
-from .measuring import AsJson, Device, Dtype, ModelOrFolder, Revision
+from .measuring import AsJson, Device, Dtype, ModelOrFolder, Revision, ToTrackio
 from .recipe import Recipe
 
 app = typer.Typer(
@@ -130,7 +130,7 @@ def compress(
     calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
     ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
     policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
-    bounds: Bounds = False, as_json: AsJson = False,
+    bounds: Bounds = False, trackio: ToTrackio = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
     import lrcore
@@ -138,6 +138,7 @@ def compress(
 
     asked, began = read_recipe(ctx), time.perf_counter()
     check_target(out)
+    tracker = lrcore.Tracker(trackio) if trackio else None
     loaded = _load(asked)
     if bounds:
         factors = lrcore.prepare(loaded, asked, progress=progress)
@@ -148,6 +149,8 @@ def compress(
     else:
         small = lrcore.compress(loaded, asked, progress=progress)
     folder = lrcore.save(small, out)
+    if tracker:
+        tracker.log(small.name, small.report["recipe"], {**small.report["summary"], "seconds": small.report["seconds"]})
     values = {"out": str(folder), **small.report, "total_seconds": round(time.perf_counter() - began, 3)}
     rows = values.pop("ranks")
     show(as_json, values, "ranks", rows)

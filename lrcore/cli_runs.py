@@ -11,7 +11,7 @@ from .errors import InputError
 from .measuring import AsJson
 
 app = typer.Typer(
-    help="The runs kept on this machine. List them; show, add, rename, tag, delete, compare them.", invoke_without_command=True
+    help="The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare them.", invoke_without_command=True
 )
 
 Folder = Annotated[Path | None, typer.Option(metavar="DIR", help="Where they are. Default: $LRCORE_RUNS, else ./runs.", show_default=False)]
@@ -29,7 +29,7 @@ def runs(
     ctx: typer.Context, folder: Folder = None,
     tag: Annotated[str | None, typer.Option(help="Only those with this tag.", show_default=False)] = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """The runs kept on this machine. List them; show, add, rename, tag, delete, compare them."""
+    """The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare them."""
     ctx.obj = folder
     if ctx.invoked_subcommand is None:
         kept = _runs(ctx)
@@ -86,6 +86,22 @@ def tag(
     for one in tags:
         (kept.untag if remove else kept.tag)(found.id, one)
     show(as_json, summary(kept.get(found.id)))
+
+
+@app.command()
+def track(
+    ctx: typer.Context, project: str,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="As above. Default: all.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Write runs into a project of trackio's local store. What is there already is not written twice."""
+    from .tracking import Tracker
+
+    kept, tracker = _runs(ctx), Tracker(project)
+    found = [kept.find(run) for run in runs] if runs else kept.all()
+    for run in found:
+        tracker.log_run(run)
+    show(as_json, {"project": project, "runs": [run.id for run in found]})
 
 
 @app.command()

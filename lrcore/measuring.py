@@ -24,6 +24,9 @@ WindowSampling = Annotated[str, typer.Option(help="Which windows: first or rando
 WindowSeed = Annotated[int, typer.Option(help="Seed of the random choice.")]
 Batch = Annotated[int, typer.Option(help="Windows per forward pass.")]
 ProtocolName = Annotated[str, typer.Option("--protocol", help="windows, gptq-2048, gptq-2048-c4, gptq-2048-ptb, strided or lm-eval-word.")]
+ToTrackio = Annotated[
+    str | None, typer.Option("--trackio", metavar="PROJECT", help="Keep the figures in trackio's local store too.", show_default=False)
+]
 Stride = Annotated[int | None, typer.Option(help="Of protocol strided. Default: half a window.", show_default=False)]
 
 
@@ -31,15 +34,20 @@ Stride = Annotated[int | None, typer.Option(help="Of protocol strided. Default: 
 def evaluate(
     model: ModelOrFolder, data: TestData = "stories", samples: Windows = None, seq_len: WindowLength = None,
     sampling: WindowSampling = "first", seed: WindowSeed = 0, batch: Batch = 8, protocol: ProtocolName = "windows",
-    stride: Stride = None, revision: Revision = None, dtype: Dtype = None, device: Device = "auto", as_json: AsJson = False,
+    stride: Stride = None, trackio: ToTrackio = None, revision: Revision = None, dtype: Dtype = None, device: Device = "auto",
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure perplexity by a named protocol. On the test split; by default non-overlapping full windows, mean token loss, exp."""
     import lrcore
 
     asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
+    tracker = lrcore.Tracker(trackio) if trackio else None
     loaded = lrcore.load(model, revision, dtype, device)
-    found = lrcore.evaluate(loaded, asked, batch=batch, progress=progress)
-    show(as_json, found.to_dict())
+    found = lrcore.evaluate(loaded, asked, batch=batch, progress=progress).to_dict()
+    if tracker:
+        figures = {name: value for name, value in found.items() if name != "protocol"}
+        tracker.log(model, {"model": model, "protocol": found["protocol"]}, figures | {"parameters": loaded.size.parameters})
+    show(as_json, found)
 
 
 @app.command()
@@ -127,6 +135,7 @@ def sweep(
     calibration_sets: Annotated[str | None, typer.Option(show_default=False)] = None,
     cross: Annotated[str | None, typer.Option(help="Data sets: calibrate on each, measure on each.", show_default=False)] = None,
     speed: Annotated[bool, typer.Option("--speed", help="Measure speed in turns with the dense model.")] = False,
+    trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Try methods x policies x ratios x calibration sets. Go on where it stopped; write table.csv, table.json and report.html."""
@@ -134,6 +143,7 @@ def sweep(
 
     from . import sweep_page
 
+    tracker = lrcore.Tracker(trackio) if trackio else None
     asked = lrcore.Sweep.read(recipe)
     given = {"methods": methods, "policies": policies, "ratios": ratios, "calibration_sets": calibration_sets}
     lists = {name: _words(value) for name, value in given.items() if value is not None}
@@ -148,6 +158,8 @@ def sweep(
     base = asked.base
     rows = lrcore.run_sweep(lrcore.load(base.model, base.revision, base.dtype, base.device), asked, out, progress)
     files = sweep_page.write_tables(rows, asked.to_dict(), out)
+    if tracker:
+        tracker.log_sweep(rows, asked.to_dict())
     show(as_json, {"files": files}, "rows", rows if as_json else [sweep_page.plain(row) for row in rows])
 
 

@@ -1,0 +1,112 @@
+"""Figures in trackio's local store, written by the command line in a process that can reach no network."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+
+installed = pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+
+ALONE = """
+import socket, sys
+
+def refused(*_, **__):
+    raise AssertionError("the network was asked for")
+
+socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refused
+from lrcore.cli import main
+if main(sys.argv[2:]):
+    sys.exit(1)
+from trackio.sqlite_storage import SQLiteStorage as store
+import json
+project = sys.argv[1]
+found = [{"name": one["name"], "config": store.get_run_config(project, run_id=one["id"]), "logs": store.get_logs(project, run_id=one["id"])}
+         for one in store.get_run_records(project)]
+print("\\n@" + json.dumps(found, default=str))
+"""
+
+
+@pytest.fixture
+def tracked(tmp_path):
+    """Run a command alone and read back what a project holds: name, config and logs of each run."""
+    elsewhere = {"TRACKIO_DIR": str(tmp_path / "store"), "TRACKIO_SPACE_ID": "somebody/space", "TRACKIO_WEBHOOK_URL": "https://example.org",
+                 "HF_TOKEN": "hf_none", "PYTHONPATH": os.pathsep.join([str(Path(lrcore.__file__).parents[1]), *sys.path])}  # fmt: skip
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, "study", *map(str, words)],
+            env=os.environ | elsewhere,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout.rpartition("\n@")[2])
+
+    return run
+
+
+@installed
+def test_a_sweep_is_one_run_per_cell_and_never_twice(tracked, tiny_llama, story_file, tmp_path):
+    file, out = tmp_path / "sweep.yaml", tmp_path / "out"
+    base = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    file.write_text(json.dumps(base.to_dict() | {"evaluation": {"data": str(story_file), "samples": 2, "seq_len": 16}}))
+    words = ("sweep", file, "--out", out, "--methods", "a3,svd", "--ratios", "0.3", "--trackio", "study")
+    found = {one["name"]: one for one in tracked(*words)}
+    rows = json.loads((out / "table.json").read_text())["rows"]
+    assert list(found) == [f"dense on {story_file}", *(f"{name} uniform 30%, {story_file} on {story_file}" for name in ("a3", "svd"))]
+    for row, one in zip(rows, found.values(), strict=True):
+        assert [log["perplexity"] for log in one["logs"]] == [row["perplexity"]]
+        assert one["logs"][0]["parameters"] == row["parameters"]
+        assert one["config"]["protocol"] == row["protocol"]
+    assert {one["name"]: one for one in tracked(*words)} == found
+
+
+@installed
+def test_compressing_and_measuring_are_runs(tracked, tiny_llama, story_file, tmp_path):
+    asked = ("--data", story_file, "--samples", 4, "--seq-len", 32, "--trackio", "study")
+    (made,) = tracked("compress", tiny_llama, "--out", tmp_path / "small", "--ratio", 0.4, *asked)
+    assert made["config"]["ratio"] == 0.4
+    assert made["logs"][0]["parameters"] == lrcore.load(str(tmp_path / "small")).size.parameters
+    assert made["logs"][0]["seconds/compress"] > 0
+    measured = tracked("evaluate", tmp_path / "small", *asked)[-1]
+    expected = lrcore.evaluate(lrcore.load(str(tmp_path / "small")), str(story_file), samples=4, seq_len=32)
+    assert measured["logs"][0]["perplexity"] == pytest.approx(expected.perplexity)
+    assert measured["config"]["protocol"]["tokens"] == expected.protocol["tokens"]
+
+
+@installed
+def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+    kept = lrcore.Runs(tmp_path / "runs")
+    run = kept.write("first", recipe, lrcore.compress(lrcore.load(str(tiny_llama)), recipe))
+    kept.add_evaluation(run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 2.5, "kl": float("nan")})
+    (found,) = tracked("runs", "--folder", kept.folder, "track", "study", "first")
+    assert (found["name"], found["config"]["ratio"]) == ("first", 0.4)
+    assert found["logs"][0]["stories, strided/perplexity"] == 2.5
+    assert not any(name.endswith("/kl") for name in found["logs"][0])
+    kept.add_evaluation(run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 3.5})
+    assert [log["stories, strided/perplexity"] for log in tracked("runs", "--folder", kept.folder, "track", "study")[0]["logs"]] == [
+        2.5,
+        3.5,
+    ]
+
+
+@installed
+def test_names_that_trackio_refuses_are_told():
+    with pytest.raises(lrcore.InputError, match="no name for a project"):
+        lrcore.Tracker("registry-mine")
+
+
+def test_without_trackio_it_is_said_before_any_work(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trackio.sqlite_storage", None)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    assert main(["evaluate", "no such model", "--trackio", "study"]) == 2
+    assert "pip install trackio" in capsys.readouterr().err
