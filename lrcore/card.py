@@ -10,6 +10,7 @@ import yaml
 from .models.weights import MARK, read_json
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+TASKS = {"AutoModelForCausalLM": "text-generation", "AutoModelForImageTextToText": "image-text-to-text"}
 _LICENCE = ("license", "license_name", "license_link")
 
 
@@ -20,15 +21,17 @@ def model_card(
     parameters: int,
     results: Sequence[Mapping[str, Any]] = (),
     stock: bool = False,
+    loader: str = "AutoModelForCausalLM",
 ) -> str:
     """README.md of an export, with the hub's metadata. The licence is that of the base model's card, and absent where that names none.
 
     folder: where the model's files are. report: how it came to be, None for a dense one. results: evaluations as `Evaluation.to_dict`
-    gives them; those without a finite perplexity are left out of the metadata. stock: whether the export needs no code.
+    gives them; those without a finite perplexity are left out of the metadata. stock: whether the export needs no code. loader:
+    the class of transformers that loads it.
     """
     report = report or {}
     base = str(report.get("base", title))
-    head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["low-rank", "compressed"]}
+    head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": TASKS[loader], "tags": ["low-rank", "compressed"]}
     if _HUB_ID.fullmatch(base):
         head["base_model"] = base
     head |= licence(folder)
@@ -37,7 +40,7 @@ def model_card(
         head["model-index"] = [{"name": title, "results": entries}]
     meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
     opening = f"# {title}\n\n`{base}` with {parameters:,} parameters" + (" after low-rank compression." if report else ".")
-    parts = [opening, _usage(stock), _account(report.get("summary", {})), _measured(results), _making(report)]
+    parts = [opening, _usage(stock, loader), _account(report.get("summary", {})), _measured(results), _making(report)]
     return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -64,7 +67,7 @@ def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(stock: bool) -> str:
+def _usage(stock: bool, loader: str) -> str:
     trust = "" if stock else ", trust_remote_code=True"
     why = (
         "It needs no code beyond transformers."
@@ -72,8 +75,8 @@ def _usage(stock: bool) -> str:
         else "The modeling file in this folder subclasses the base architecture and exchanges the modules that config.json names."
     )
     return (
-        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why} "
+        "## Use\n\n```python\nfrom transformers import {loader}, AutoTokenizer\n\n"
+        f"model = {loader}.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why} "
         'LoRA (PEFT) reaches factored matrices by `target_modules="all-linear"`.'
     )
 

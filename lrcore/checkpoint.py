@@ -20,20 +20,32 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from .card import licence
 from .errors import InputError
 from .files import beside, exchange
-from .models.architectures import ARCHITECTURES
 from .models.install import install
 from .models.layers import structure
-from .models.load import LoadedModel, load_folder, locate, quiet, read_config, read_tokenizer, resolve_device, resolve_dtype, settle
+from .models.load import (
+    LoadedModel,
+    auto_class,
+    kernel_of,
+    load_folder,
+    locate,
+    quiet,
+    read_config,
+    read_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    settle,
+)
 from .models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
 
 FORMAT = 2
 SHARD = "5GB"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto") -> LoadedModel:
@@ -116,8 +128,7 @@ def _read_mark(folder: Path) -> dict[str, Any]:
 def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]) -> PreTrainedModel:
     """The modules without weights. Built on the CPU, not on "meta", because buffers that no file holds are computed on the way."""
     with quiet(), no_init_weights():
-        kernel = ARCHITECTURES[config.model_type].kernel
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kernel, trust_remote_code=False)
+        network = auto_class(config).from_config(config, dtype=dtype, attn_implementation=kernel_of(config), trust_remote_code=False)
         with torch.device("meta"):
             install(network, shapes)
     return network
@@ -145,8 +156,7 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
     }
     write_weights(state, folder, shard)
     network.config.save_pretrained(folder)
-    network.generation_config.save_pretrained(folder)
-    model.tokenizer.save_pretrained(folder)
+    write_companions(model, folder)
     write_json(folder / MARK, described)
     report = model.report or {}
     if report:
@@ -155,6 +165,15 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
         write_json(folder / "recipe.json", report["recipe"])
     if report.get("ranks"):
         _write_csv(folder / "ranks.csv", report["ranks"])
+
+
+def write_companions(model: LoadedModel, folder: Path) -> None:
+    """What stands beside config and weights and does not change: generation config, tokenizer, and how images are prepared."""
+    model.network.generation_config.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    for name in PROCESSORS:
+        if (model.folder / name).is_file():
+            shutil.copyfile(model.folder / name, folder / name)
 
 
 def write_weights(state: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .errors import InputError
 from .evaluate import _ROWS, Evaluation, Progress, batches, groups, summarise
+from .models.architectures import text_config
 from .models.load import LoadedModel
 from .protocols import Asked, make_passages
 
@@ -75,7 +76,8 @@ def compare(
 
 def check_tokens(dense: LoadedModel, small: LoadedModel, rows: list[tuple[Tensor, int]]) -> None:
     """Raise InputError unless both models read and predict the same tokens, in rows of these lengths."""
-    if dense.tokenizer.get_vocab() != small.tokenizer.get_vocab() or dense.network.config.vocab_size != small.network.config.vocab_size:
+    sizes = {text_config(model.network).vocab_size for model in (dense, small)}
+    if dense.tokenizer.get_vocab() != small.tokenizer.get_vocab() or len(sizes) > 1:
         raise InputError(f"'{dense.name}' and '{small.name}' have different vocabularies, so their tokens cannot be laid side by side.")
     small.check_length(max(len(tokens) for tokens, _ in rows) - 1)
 

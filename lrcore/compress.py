@@ -15,7 +15,7 @@ from .calibrate import Progress, calibrate, silent
 from .errors import InputError
 from .factorise import Factorisation, factorise, truncate_layer
 from .methods import find_method
-from .models.architectures import architecture_of
+from .models.architectures import architecture_of, text_config
 from .models.layers import clone, read_layer
 from .models.load import LoadedModel
 from .models.stream import LayerStream
@@ -146,7 +146,7 @@ def refits(recipe: Recipe, network: nn.Module) -> bool:
     """Whether a recipe refits: as it says, or as its method does by itself. Raises InputError where it says so and the family cannot."""
     possible = not architecture_of(network).norm_after
     if recipe.refit == "on" and not possible:
-        family = network.config.model_type
+        family = text_config(network).model_type
         raise InputError(f"A {family} model norms what a component gives before adding it, so no refit is linear there. Use refit 'off'.")
     return possible and (recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit))
 

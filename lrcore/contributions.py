@@ -9,7 +9,7 @@ from .compare import check_tokens
 from .errors import InputError
 from .evaluate import row_losses, summarise
 from .layer import Layer
-from .models.architectures import decoder_layers
+from .models.architectures import decoder_layers, text_config
 from .models.layers import clone, read_layer, write_layer
 from .models.load import LoadedModel
 from .protocols import Asked, make_passages
@@ -76,6 +76,6 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
 
 
 def _check_same(dense: LoadedModel, small: LoadedModel) -> None:
-    configs = [model.network.config for model in (dense, small)]
+    configs = [text_config(model.network) for model in (dense, small)]
     if len({(config.model_type, config.num_hidden_layers, config.hidden_size) for config in configs}) > 1:
         raise InputError(f"'{dense.name}' and '{small.name}' are not one model, dense and compressed: their layers have other shapes.")

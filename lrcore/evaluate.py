@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from .errors import InputError
 from .generate import Decoder
+from .models.architectures import text_config
 from .models.load import LoadedModel
 from .protocols import Asked, Passages, Row, make_passages
 
@@ -137,7 +138,7 @@ def window_losses(model: LoadedModel, tokens: Tensor, batch: int = 8, progress: 
 def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
     """Pieces of tokens [n, T] on the model's device: at most `batch` rows, fewer where their logits would not fit."""
     model.check_tokens(int(tokens.max()))
-    per_window = tokens.shape[1] * model.network.config.vocab_size * model.network.dtype.itemsize
+    per_window = tokens.shape[1] * text_config(model.network).vocab_size * model.network.dtype.itemsize
     for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
         yield part.to(model.device)
 

@@ -11,7 +11,7 @@ from typing import Any
 from .card import model_card
 from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
 from .errors import InputError
-from .models.load import LoadedModel
+from .models.load import LoadedModel, auto_class
 from .models.portable import modeling_source
 from .models.weights import MARK, read_json
 from .stock import write_stock
@@ -44,7 +44,8 @@ def export(
             write_checkpoint(model, draft, shard)
             _add_code(model, draft)
         named = title or (Path(folder).name if Path(model.name).expanduser().is_dir() else model.name)
-        card = model_card(named, model.folder, model.report, model.size.parameters, results, stock)
+        loader = auto_class(model.network.config).__name__
+        card = model_card(named, model.folder, model.report, model.size.parameters, results, stock, loader)
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     return write_folder(folder, overwrite, write)
@@ -55,7 +56,7 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
     (folder / f"{MODELING}.py").write_text(modeling_source(base), encoding="utf-8")
     config = read_json(folder / "config.json")
     lowrank = {"layers": read_json(folder / MARK)["structure"]}
-    auto_map = {"AutoModelForCausalLM": f"{MODELING}.{CLASS}"}
+    auto_map = {auto_class(model.network.config).__name__: f"{MODELING}.{CLASS}"}
     write_json(folder / "config.json", config | {"architectures": [CLASS], "auto_map": auto_map, "dtype": model.dtype, "lowrank": lowrank})
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
-from .checkpoint import SHARD, write_weights
+from .checkpoint import SHARD, write_companions, write_weights
 from .errors import InputError
 from .layer import Layer, Linear
-from .models.architectures import architecture_of, decoder_layers
+from .models.architectures import architecture_of, decoder_layers, text_config
 from .models.layers import read_layer
-from .models.load import LoadedModel, quiet
+from .models.load import LoadedModel, auto_class, quiet
 from .plan import RankPlan
 from .spectra import Slot
 
@@ -44,7 +44,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     The ranks suggested keep QK and OV whole and give all MLPs one width, the largest with no more parameters than the plan has; where
     the MLPs alone cannot save as much, the smallest.
     """
-    family, row = model.network.config.model_type, architecture_of(model.network)
+    family, row = text_config(model.network).model_type, architecture_of(model.network)
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
     reasons = _structural(family, row.width, row.experts)
     if not mlp:
@@ -87,13 +87,14 @@ def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
     state = {name: tensor.detach().cpu() for name, tensor in _stock_state(model.network, native).items()}
     write_weights(state, folder, shard)
     config.save_pretrained(folder)
-    model.network.generation_config.save_pretrained(folder)
-    model.tokenizer.save_pretrained(folder)
+    write_companions(model, folder)
 
 
 def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     """The config and an empty network (on the meta device) of the stock architecture that a compressed network is one of."""
-    row, family, config = architecture_of(network), network.config.model_type, copy.deepcopy(network.config)
+    row, config = architecture_of(network), copy.deepcopy(network.config)
+    text = config.get_text_config()
+    family = text.model_type
     layers = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
     reasons = _structural(family, row.width, row.experts)
     if any(not isinstance(p, Linear) for layer in layers for p in layer.matrices().values()):
@@ -104,12 +105,12 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     if len(widths) > 1:
         reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
     if not reasons:
-        setattr(config, row.width, widths.pop())
+        setattr(text, row.width, widths.pop())
         if family in BIASES and any(_biased(layer) for layer in layers):
-            setattr(config, BIASES[family], True)
+            setattr(text, BIASES[family], True)
         config.dtype = network.dtype
         with torch.device("meta"), quiet(), no_init_weights():
-            native = AutoModelForCausalLM.from_config(config, dtype=network.dtype, attn_implementation=row.kernel)
+            native = auto_class(config).from_config(config, dtype=network.dtype, attn_implementation=row.kernel)
         if any(_biased(layer) for layer in layers) and not _has_biases(native):
             reasons.append(f"biases that a {family} layer has no place for")
     if reasons:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lrcore.models.architectures import ARCHITECTURES, Architecture
+from lrcore.models.architectures import ARCHITECTURES, MULTIMODAL, Architecture
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
 HEAD = """# Model families
@@ -47,6 +47,10 @@ def page() -> str:
     return (
         HEAD
         + "".join(line(name, row) for name, row in ARCHITECTURES.items())
+        + "\n## Images and text\n\n"
+        + ", ".join(f"`{name}`" for name in MULTIMODAL)
+        + ": the language model inside, of a family above,\nis found and compressed; the rest is left "
+        + "as it is to the bit (`tests/test_multimodal.py`). Calibration and evaluation read text only.\n"
         + "\n## What is refused\n\nOne line says so, before anything is computed:\n\n"
         + "\n".join(refused)
         + f"\n- the sequential refit for {after}: they norm what a component gives before adding it, so no refit is linear there\n"

@@ -1,7 +1,7 @@
 """The model families, one row each: where a decoder layer keeps its projections, and what is applied between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -201,9 +201,19 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+# Models of images and text that hold a language model of a family above: its path in them. The rest of them is left as it is.
+MULTIMODAL = dict.fromkeys(("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "mistral3"), "model.language_model")
+
+
+def text_config(network: nn.Module) -> Any:
+    """The config of the language model: the network's own, or that of the language model inside a multimodal one."""
+    return network.config.get_text_config()
+
+
 def architecture_of(network: nn.Module) -> Architecture:
-    """The row of a loaded network."""
-    return ARCHITECTURES[network.config.model_type]
+    """The row of a loaded network; of the language model inside a multimodal one, with its path there."""
+    row, inside = ARCHITECTURES[text_config(network).model_type], MULTIMODAL.get(network.config.model_type)
+    return row if inside is None else replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
 
 
 def decoder_layers(network: nn.Module) -> nn.ModuleList:

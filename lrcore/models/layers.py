@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import MLP, Attention, Layer, LowRank, Projection
-from .architectures import Architecture, architecture_of, decoder_layers
+from .architectures import Architecture, architecture_of, decoder_layers, text_config
 from .install import attention_module, describe_module
 from .modules import SIZES, CompressedAttention, CompressedMLP
 from .native import gate_rows, head_sizes, linear_of, rows_of
@@ -40,9 +40,10 @@ def _module(layer: nn.Module, path: str) -> nn.Module | None:
 def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
     """Radians per place of every pair of a head in our layout, [head_size / 2], zero for those that do not turn.
 
-    From the network's own rotary module; None where it has none, or more than one table.
+    From the rotary module of the language model; None where it has none, or more than one table.
     """
-    found = next((module.inv_freq for module in network.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)), None)
+    language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
+    found = next((module.inv_freq for module in language.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)), None)
     return None if found is None else nn.functional.pad(found, (0, head_size // 2 - len(found)))
 
 
@@ -67,11 +68,11 @@ def read_layer(network: nn.Module, index: int) -> Layer:
         for name in ("gate", "up", "down")
         if name in own
     }
-    return Layer(index, value, MLP(**mlp, activation=getattr(network.config, row.activation, row.activation)))
+    return Layer(index, value, MLP(**mlp, activation=getattr(text_config(network), row.activation, row.activation)))
 
 
 def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]) -> Attention:
-    sizes, config = head_sizes(network, attention), network.config
+    sizes, config = head_sizes(network, attention), text_config(network)
     values = {"o": _read_projection(own["o"])}
     for name in "qkv":
         rows = rows_of(row, sizes, name)

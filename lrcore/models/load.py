@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from ..errors import InputError, unknown
-from .architectures import ARCHITECTURES
+from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .hub import DEMO_MODELS, locate
 from .layers import ModelSize, measure
 from .weights import check_finite, fingerprint, read_json, weight_files
@@ -54,7 +62,7 @@ class LoadedModel:
     @property
     def context(self) -> int | None:
         """The longest sequence, in tokens, that the model has positions for; None where the config sets no limit."""
-        named = (getattr(self.network.config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        named = (getattr(text_config(self.network), name, None) for name in ("max_position_embeddings", "max_seq_len"))
         return next((length for length in named if length is not None), None)
 
     def check_length(self, tokens: int) -> None:
@@ -95,15 +103,19 @@ def read_config(folder: Path) -> PretrainedConfig:
     if not path.is_file():
         raise InputError(f"'{folder}' is no model folder: it has no config.json. Give the folder that holds config.json and *.safetensors.")
     family = read_json(path).get("model_type")
-    if family not in ARCHITECTURES:
-        raise InputError(f"Model family '{family}' (model_type in '{path}') is not supported. Supported: {', '.join(ARCHITECTURES)}.")
+    if family not in ARCHITECTURES and family not in MULTIMODAL:
+        known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
+        raise InputError(f"Model family '{family}' (model_type in '{path}') is not supported. Supported: {known}.")
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise InputError(f"'{path}' is no valid {family} config: {_one_line(error)}") from error
-    for name, supported in ARCHITECTURES[family].requires.items():
-        found = reduce(lambda value, part: getattr(value, part, None), name.split("."), config)
+    text = config.get_text_config()
+    if text.model_type not in ARCHITECTURES:
+        raise InputError(f"'{path}': the language model inside this {family} is a {text.model_type}, which is not supported.")
+    for name, supported in ARCHITECTURES[text.model_type].requires.items():
+        found = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
         if found != supported and (found or supported):
             raise InputError(f"'{path}': a {family} model with {name} {found!r} is not supported, only with {supported!r}.")
     return config
@@ -122,10 +134,10 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def _read_network(folder: Path, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-    options["attn_implementation"] = ARCHITECTURES[config.model_type].kernel
+    options["attn_implementation"] = kernel_of(config)
     try:
         with quiet():
-            network, info = AutoModelForCausalLM.from_pretrained(
+            network, info = auto_class(config).from_pretrained(
                 folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except torch.OutOfMemoryError:
@@ -134,6 +146,16 @@ def _read_network(folder: Path, config: PretrainedConfig, dtype: torch.dtype | s
         raise InputError(f"The model in '{folder}' cannot be loaded: {_one_line(error)}") from error
     _refuse_gaps(folder, info)
     return network
+
+
+def kernel_of(config: PretrainedConfig) -> str:
+    """The attention of transformers that a model runs with."""
+    return ARCHITECTURES[config.get_text_config().model_type].kernel
+
+
+def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+    """What makes a network of a config."""
+    return AutoModelForImageTextToText if config.model_type in MULTIMODAL else AutoModelForCausalLM
 
 
 def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:

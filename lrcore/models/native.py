@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import Linear
-from .architectures import Architecture, architecture_of
+from .architectures import Architecture, architecture_of, text_config
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HeadSizes:
 
 def head_sizes(network: nn.Module, attention: nn.Module) -> HeadSizes:
     """Sizes by the config, and by the layer where layers differ in whether they have rotary."""
-    row, config = architecture_of(network), network.config
+    row, config = architecture_of(network), text_config(network)
     n_q = config.num_attention_heads
     n_kv = getattr(config, "num_key_value_heads", None) or n_q
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
