@@ -7,21 +7,35 @@ import gradio as gr
 
 import lrcore
 
-from .parts import QUIET
+from . import hand
+from .parts import LIVE
 from .session import Session
 
 
 def build(session: Session) -> None:
     """Each component writes what differs from the default into the form's `options` or `policy_options`."""
+    form, chosen = session.form, session.chosen
     place(session, "method", "options", lrcore.methods)
     place(session, "policy", "policy_options", lrcore.policies)
+    of_method = [form["options"], form["overrides"], form["component_ratios"], session.history, chosen]
+    form["method"].input(other_method, [form["method"], chosen], of_method, **LIVE)
+    form["policy"].input(other_policy, [form["policy"], chosen], [form["policy_options"], chosen], **LIVE)
+
+
+def other_method(name: str, chosen: list) -> Any:
+    """What belonged to the method before goes. A dropdown says `input` whenever it is left, so the choice may be the same."""
+    return gr.skip() if name == chosen[0] else ({}, {}, "", hand.EMPTY, [name, *chosen[1:]])
+
+
+def other_policy(name: str, chosen: list) -> Any:
+    return gr.skip() if name == chosen[1] else ({}, [chosen[0], name, chosen[2]])
 
 
 def place(session: Session, owner: str, field: str, table: Callable[[], list[dict[str, Any]]]) -> None:
     """The settings of the row that the form's `owner` names, kept in its `field`."""
     form = session.form
 
-    @gr.render([form[owner], form[field]], triggers=[session.opened, form[owner].change, session.loaded.change])
+    @gr.render([form[owner], form[field]], triggers=[session.opened, session.chosen.change])
     def draw(name: str, chosen: dict[str, Any]) -> None:
         rows = next((row["options"] for row in table() if row["name"] == name), [])
         if not rows:
@@ -29,7 +43,7 @@ def place(session: Session, owner: str, field: str, table: Callable[[], list[dic
         with gr.Row(elem_id=f"{owner}-options"):
             for row in rows:
                 part = component(row, chosen.get(row["name"], row["default"]))
-                part.input(keep(row), [part, form[field]], form[field], **QUIET)
+                part.input(keep(name, row), [part, form[owner], form[field]], form[field], **LIVE)
 
 
 def component(row: dict[str, Any], value: Any) -> gr.components.Component:
@@ -42,8 +56,10 @@ def component(row: dict[str, Any], value: Any) -> gr.components.Component:
     return gr.Number(minimum=row.get("low"), maximum=row.get("high"), precision=0 if isinstance(row["default"], int) else None, **common)
 
 
-def keep(row: dict[str, Any]) -> Any:
-    def write(value: Any, chosen: dict[str, Any]) -> dict[str, Any]:
+def keep(owner: str, row: dict[str, Any]) -> Any:
+    def write(value: Any, owner_now: str, chosen: dict[str, Any]) -> Any:
+        if owner_now != owner:  # a box of the choice before, on the page until the new ones are drawn
+            return gr.skip()
         others = {name: old for name, old in chosen.items() if name != row["name"]}
         return others if value is None or value == row["default"] else others | {row["name"]: value}
 

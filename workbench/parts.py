@@ -58,6 +58,16 @@ watch('value', () => {
 """
 
 
+def listen(events: list[Any], handler: Callable, inputs: Any, outputs: Any, **settings: Any) -> gr.events.Dependency:
+    """A listener that runs by itself, as gr.on(events, handler, ...) does not where an event has several.
+
+    Gradio's page runs the listeners of one event one after the other, and where one of them was asked for again meanwhile, it repeats the
+    whole event. A slow figure would then hold up what changes the form, and repeat it later over what was chosen since. Each handler
+    therefore follows an empty step of its own. It gets no event data.
+    """
+    return gr.on(events, None, None, None, **QUIET).then(handler, inputs, outputs, **settings)
+
+
 def plot(elem_id: str, height: int) -> gr.HTML:
     """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom of the point clicked."""
     return gr.HTML(

@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from . import hand, text, work
-from .form import PLANNED, Form
+from .form import PLANNED, START, Form
 from .jobs import Job, Jobs
 from .live import Live
 from .measure import Measure
@@ -46,16 +46,16 @@ class Session:
         self.selected = gr.State([*FIRST_SLOT])  # layer and component, marked in every plot
         self.history = gr.State(hand.EMPTY)  # of the ranks set by hand
         self.stamp = gr.State("")  # of the runs on disk
-        self.loaded = gr.State(0.0)  # when a recipe was last put into the form
+        self.chosen = gr.State([START.method, START.policy, 0.0])  # whose options the form holds, and when a recipe was put into it
 
     @property
     def filled(self) -> list[gr.components.Component]:
-        return [*self.form.all, self.loaded]
+        return [*self.form.all, self.history, self.chosen]
 
     def fill(self, recipe: lrcore.Recipe) -> list[Any]:
         """What to put into `filled` so that the form says this recipe and the tabs follow."""
         gr.Info(text.RECIPE_LOADED)
-        return [*self.form.values(recipe), time.time()]
+        return [*self.form.values(recipe), hand.EMPTY, [recipe.method, recipe.policy, time.time()]]
 
     # --- heavy objects; the getters compute what is missing, the peeks never do ---
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 # A dense model and its factors are the largest things in memory; a few of each serve several people without filling a laptop.
-ROOM = {"dense": 2, "calibration": 3, "analysis": 4, "factors": 24, "small": 6, "live": 1, "live dense": 16}
+ROOM = {"dense": 2, "calibration": 3, "analysis": 4, "factors": 24, "small": 6, "live": 1, "live dense": 16, "lines": 200}
 
 
 class Shelf:

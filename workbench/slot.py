@@ -7,7 +7,7 @@ import gradio as gr
 import lrcore
 
 from . import hand, markup, text
-from .parts import LIVE, QUIET, clicked, panel, spoken
+from .parts import LIVE, QUIET, clicked, listen, panel, spoken
 from .session import Session
 
 
@@ -61,8 +61,8 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
         return hand.step(steps, now, {name: rank for name, rank in now.items() if name != hand.slot_name(slot)})
 
     kept = [overrides, history]
-    gr.on([*redrawn, session.selected.change, history.change], show, [session.selected, history, *form.all],
-          [box, back, forth, release, clear, differs], **LIVE)  # fmt: skip
+    listen([*redrawn, session.selected.change, history.change], show, [session.selected, history, *form.all],
+           [box, back, forth, release, clear, differs], **LIVE)  # fmt: skip
     chart.edit(drag, [history, overrides], kept, **QUIET, trigger_mode="multiple")
     gr.on([box.submit, box.blur], type_in, [box, session.selected, history, overrides, *form.all], kept, **QUIET)
     back.click(hand.undo, [history, overrides], kept, **QUIET)

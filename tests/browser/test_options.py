@@ -1,8 +1,11 @@
 """The options of a method: boxes of their kind, and a plan and a recipe that follow."""
 
+import json
+
 import pytest
 
 from .test_curves import shown_ranks
+from .test_selection import click_bar, selected
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -22,6 +25,52 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     choose(workbench, "field-method", "a3")
     workbench.until(lambda: plotted(workbench, "ov"), 30, "a3 is not drawn again")
     assert workbench.recipe()["options"] == {}
+
+
+def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
+    """With every method surveyed the figures take a while; what was chosen meanwhile stays."""
+    workbench.allocation()
+    workbench.click("#survey")
+    workbench.page.wait_for_timeout(1500)
+    workbench.until_idle()
+    for _ in range(3):
+        choose(workbench, "field-method", "latentllm")
+        workbench.page.wait_for_selector("#option-junction", timeout=60_000)
+        choose(workbench, "option-junction", "symmetric")
+        workbench.until(lambda: workbench.recipe()["options"] == {"junction": "symmetric"}, 60, "the recipe does not hold the option")
+        workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
+        workbench.page.wait_for_timeout(3000)
+        assert workbench.recipe()["options"] == {"junction": "symmetric"}
+        choose(workbench, "field-method", "a3")
+        workbench.until(lambda: plotted(workbench, "ov"), 60, "a3 is not drawn")
+
+
+def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
+    """A dropdown says `input` whenever it is left."""
+    workbench.allocation()
+    choose(workbench, "field-method", "latentllm")
+    workbench.page.wait_for_selector("#option-junction", timeout=60_000)
+    choose(workbench, "option-junction", "symmetric")
+    workbench.until(lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"], 60, "the option is not taken")
+    workbench.until_idle()
+    click_bar(workbench, 2, "joint_qk")
+    selected(workbench, 2, "joint_qk")
+    workbench.locator("#bars .handle").press("ArrowUp")
+    kept = workbench.until(lambda: workbench.recipe()["overrides"], 15, "no rank is set by hand")
+    workbench.page.wait_for_timeout(3000)
+
+    asked = []
+    workbench.page.on("request", lambda request: "queue/join" in request.url and asked.append(json.loads(request.post_data)["fn_index"]))
+    for name in ("method", "policy"):
+        workbench.locator(f"#field-{name} input").focus()
+        workbench.page.keyboard.press("Tab")
+    workbench.page.wait_for_timeout(2000)
+    asked.clear()
+    workbench.page.wait_for_timeout(3000)
+    clock = workbench.evaluate("() => gradio_config.dependencies.filter(d => d.targets.some(t => t[1] === 'tick')).map(d => d.id)")
+    assert asked
+    assert {*asked} <= {*clock}
+    assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == ({"junction": "symmetric"}, kept)
 
 
 def choose(workbench, elem_id, name):

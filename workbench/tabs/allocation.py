@@ -12,8 +12,8 @@ import lrcore
 
 from .. import hand, markup, options, plots, selection, slot, text
 from ..live import Wish, affordable, key_of
-from ..parts import LIVE, QUIET, download, panel, plot, spoken
-from ..session import Session
+from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
+from ..session import Session, factor_key
 
 TITLE = "Allocation"
 START = lrcore.Recipe().policy
@@ -26,7 +26,7 @@ def build(session: Session) -> None:
     with gr.Row():
         for name in ("method", "policy", "budget"):
             form[name].render()
-    options.build(session)
+    of_choice = gr.Column()
     about = panel("method-about")
     with gr.Row():
         form["ratio"].render()
@@ -35,10 +35,10 @@ def build(session: Session) -> None:
             form["rule"].render()
     readout = panel("readout")
     chart = plot("bars", 430)
-    choices = [form[name].input for name in ("policy", "budget", "rule", "rounding", "multiple", "calibration", "method")]
+    choices = [form[name].input for name in ("budget", "rule", "rounding", "multiple", "calibration")]
     moved = [*choices, form["ratio"].release, form["temperature"].release]
     settings = [form[name].change for name in ("options", "policy_options", "overrides")]
-    changed = [session.factored.change, session.loaded.change, form["component_ratios"].submit, form["component_ratios"].blur, *settings]
+    changed = [session.chosen.change, session.factored.change, form["component_ratios"].submit, form["component_ratios"].blur, *settings]
     slot.build(session, chart, [*moved, *changed])
     with gr.Accordion(text.SURVEY, open=True):
         survey = plot("policy-curves", 220)
@@ -117,19 +117,17 @@ def build(session: Session) -> None:
         return download("ranks.csv", plan.table().to_csv(index=False))
 
     shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
-    gr.on([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
+    listen([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
-    gr.on([*moved, *changed], table, form.all, [frame, in_table], **QUIET)
-    gr.on([*moved, *changed, session.surveyed.change], draw_survey, form.all, [survey, caption], **LIVE)
+    listen([*moved, *changed], table, form.all, [frame, in_table], **LIVE)
+    listen([*moved, *changed, session.surveyed.change], draw_survey, form.all, [survey, caption], **LIVE)
     every.click(start_survey, form.all, None, **QUIET)
-    form["options"].change(need, form.all, None, **QUIET)
-    of_method = [form["options"], form["overrides"], form["component_ratios"], session.history]
-    form["method"].input(lambda: ({}, {}, "", hand.EMPTY), None, of_method, **QUIET).then(need, form.all, None, **QUIET)
-    form["policy"].input(dict, None, form["policy_options"], **QUIET).then(need, form.all, None, **QUIET)
+    listen([session.chosen.change, form["options"].change], need, form.all, None, **LIVE)
+    with of_choice:
+        options.build(session)
     by_hand = [form["overrides"], session.history]
     frame.input(edited, [frame, in_table, session.history, form["overrides"]], by_hand, **QUIET)
-    session.loaded.change(lambda: hand.EMPTY, None, session.history, **QUIET)
     selection.follow(session, chart.select, survey.select)
     selection.follow_rows(session, frame, "component")
     csv.click(give, form.all, session.downloads, **QUIET)
@@ -165,19 +163,26 @@ def surveyed(session: Session, recipe: lrcore.Recipe | None) -> tuple[str, str]:
     shares: dict[str, dict[str, list[float]]] = {}
     missing, refused = [], []
     for asked in [] if recipe is None else session.by_method(recipe):
-        factors = session.peek_factors(asked) or session.peek_factors(asked.with_(policy=START))
-        if factors is None:
-            missing.append(asked.method)
-            continue
-        lines = policy_lines(factors, asked)
+        lines = lines_here(session, asked)
         if lines:
             shares[asked.method] = lines
         else:
-            refused.append(asked.method)
+            (missing if lines is None else refused).append(asked.method)
     notes = [text.SURVEY_CONCLUDE] if shares else []
     notes += [text.SURVEY_MISSING.format(", ".join(missing))] if missing else []
     notes += [text.SURVEY_REFUSED.format(", ".join(refused))] if refused else []
     return plots.policy_curves(shares) if shares else "", markup.note(" ".join(notes))
+
+
+def lines_here(session: Session, recipe: lrcore.Recipe) -> dict[str, list[float]] | None:
+    """The policy lines of a recipe, kept for as long as they may be asked for again; None while its method is not factorised."""
+    for base in (recipe, recipe.with_(policy=START)):
+        factors = session.peek_factors(base)
+        if factors is not None:
+            key = (factor_key(base), recipe.to_json())
+            lines = session.shelf.peek("lines", key)
+            return session.shelf.put("lines", key, policy_lines(factors, recipe)) if lines is None else lines
+    return None
 
 
 def policy_lines(factors: Any, recipe: lrcore.Recipe) -> dict[str, list[float]]:

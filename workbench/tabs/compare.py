@@ -11,7 +11,7 @@ import lrcore
 from .. import markup, plots, text
 from ..form import differences
 from ..measure import Measure
-from ..parts import LIVE, QUIET, download, panel, plot, spoken
+from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
 from ..runs import Run
 from ..session import Session
 
@@ -69,9 +69,9 @@ def build(session: Session) -> None:
         settings = Measure.settings(True, *said[1:])
         session.jobs.submit("measure", f"Measure {len(runs)} run(s)", {"runs": [run.id for run in runs], "evaluation": settings})
 
-    gr.on([session.opened, session.stamp.change], choices, [chosen, protocol], [chosen, protocol], **QUIET)
-    gr.on([chosen.change, protocol.change, session.stamp.change], show, [chosen, protocol], [cards, table, equal], **QUIET)
-    gr.on([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], chart, **LIVE)
+    listen([session.opened, session.stamp.change], choices, [chosen, protocol], [chosen, protocol], **LIVE)
+    listen([chosen.change, protocol.change, session.stamp.change], show, [chosen, protocol], [cards, table, equal], **LIVE)
+    listen([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], chart, **LIVE)
     measure.click(start, [chosen, *session.measure.all], None, **QUIET)
 
 
@@ -115,7 +115,7 @@ def build_answers(session: Session, chosen: gr.Dropdown) -> None:
                 texts[i] += piece
                 yield texts
 
-    gr.on([chosen.change, session.opened], lay_out, [chosen, *session.form.all], columns, **QUIET)
+    listen([chosen.change, session.opened], lay_out, [chosen, *session.form.all], columns, **LIVE)
     inputs = [prompt, most, temperature, top_p, seed, chosen, *session.form.all]
     streaming = go.click(answer, inputs, columns, **QUIET, concurrency_limit=4)
     stop.click(None, None, None, cancels=[streaming], **QUIET)

@@ -8,7 +8,7 @@ import lrcore
 
 from .. import memory, text
 from ..measure import Measure
-from ..parts import LIVE, QUIET, spoken
+from ..parts import LIVE, QUIET, listen, spoken
 from ..session import Session
 from ..work import sweep_of
 
@@ -81,8 +81,8 @@ def build(session: Session) -> None:
 
     everything = [*form.all, *measure.all]
     # what the form says elsewhere is told when this tab opens: at every move of a slider it would only be in the slider's way
-    told = [session.opened, session.tab.select, session.factored.change, session.loaded.change, *(part.change for part in measure.all)]
-    gr.on(told, describe, everything, [words, command], **LIVE)
+    told = [session.opened, session.tab.select, session.factored.change, session.chosen.change, *(part.change for part in measure.all)]
+    listen(told, describe, everything, [words, command], **LIVE)
     start.click(submit, [name, *everything], name, **QUIET)
     sweep.click(submit_sweep, [methods, policies, ratios, sets, *everything], None, **QUIET)
 

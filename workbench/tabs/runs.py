@@ -8,7 +8,7 @@ import pandas as pd
 import lrcore
 
 from .. import export, markup, text
-from ..parts import QUIET, download, panel, spoken
+from ..parts import LIVE, QUIET, download, listen, panel, spoken
 from ..session import Session
 
 TITLE = "Runs & export"
@@ -129,9 +129,9 @@ def build(session: Session) -> None:
     give_ranks = spoken(lambda run_id: download("ranks.csv", session.runs.get(run_id).ranks_csv))
     give_report = spoken(lambda run_id: download("report.html", export.report_html(session.runs.get(run_id))))
     shown = [details, heading, name, tags, folder, fit, stock, even, exported, card]
-    gr.on([session.opened, session.stamp.change], table, None, [frame, empty], **QUIET)
+    listen([session.opened, session.stamp.change], table, None, [frame, empty], **LIVE)
     frame.select(choose, None, opened, **QUIET)
-    gr.on([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **QUIET)
+    listen([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **LIVE)
     session.opened(linked, None, [opened, session.tabs], **QUIET)
     use.click(into_form, opened, session.filled, **QUIET)
     for button, give in ((recipe, give_recipe), (ranks, give_ranks), (report, give_report)):

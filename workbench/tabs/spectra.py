@@ -9,7 +9,7 @@ import numpy as np
 import lrcore
 
 from .. import markup, plots, selection, text
-from ..parts import LIVE, QUIET, download, panel, plot, spoken
+from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
 from ..session import Session
 
 TITLE = "Spectra"
@@ -81,22 +81,22 @@ def build(session: Session) -> None:
         return download("spectra.csv", analysis.table(threshold).to_csv(index=False))
 
     below, drawn = [cell, head, scale, shown, *session.form.all], [values, energy, heading]
-    gr.on(
+    listen(
         [measure.input, threshold.input, kind.input, shown.change], draw_heat, [measure, threshold, kind, shown], [heat, help_line], **LIVE
     )
     picked = gr.State(None)  # the cell that a click here has drawn already
     heat.select(pick, [cell, scale, shown, *session.form.all], [cell, session.mark, picked, *drawn], **QUIET)
-    cell.change(draw_other, [picked, *below], [picked, *drawn], **LIVE)
+    listen([cell.change], draw_other, [picked, *below], [picked, *drawn], **LIVE)
     selection.follow_rows(session, frame, "name")
-    gr.on([cell.change, shown.change], heads, [cell, shown], head, **QUIET)
-    gr.on(
-        [head.input, scale.input, shown.change, session.tab.select, session.factored.change, session.loaded.change],
+    listen([cell.change, shown.change], heads, [cell, shown], head, **LIVE)
+    listen(
+        [head.input, scale.input, shown.change, session.tab.select, session.factored.change, session.chosen.change],
         draw_cell,
         below,
         drawn,
         **LIVE,
     )
-    gr.on([threshold.release, shown.change], table, [threshold, shown], frame, **QUIET)
+    listen([threshold.release, shown.change], table, [threshold, shown], frame, **LIVE)
     csv.click(give, [threshold, shown], session.downloads, **QUIET)
 
 
