@@ -21,6 +21,7 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
         release = gr.Button(text.RELEASE, size="sm", elem_id="release", interactive=False, scale=0, min_width=170)
         clear = gr.Button(text.CLEAR, size="sm", elem_id="clear-overrides", interactive=False, scale=0, min_width=120)
     differs = panel("hand-changes")
+    in_box = gr.State(None)  # the rank that the box shows: another one in it was typed
 
     @spoken
     def show(slot: list, steps: hand.History, *said: Any) -> tuple[Any, ...]:
@@ -31,14 +32,14 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
         try:
             plan = lrcore.allocate(factors, recipe) if factors is not None else None
         except lrcore.InputError:  # the readout says so
-            return gr.skip(), *buttons, gr.skip()
+            return gr.skip(), *buttons, gr.skip(), gr.skip()
         if plan is None or tuple(slot) not in plan.ranks:
             words = text.NO_CUT.format(name=slot[1]) if plan is not None else ""
-            return gr.Number(label=text.SLOT.format(*slot), value=None, info=words, interactive=False), *buttons, ""
+            return gr.Number(label=text.SLOT.format(*slot), value=None, info=words, interactive=False), *buttons, "", None
         alone = hand.alone(factors, recipe) if fixed else plan
         info = text.SLOT_INFO.format(plan.spectra[tuple(slot)].cost.full, alone.ranks[tuple(slot)])
         number = gr.Number(label=text.SLOT.format(*slot), value=plan.ranks[tuple(slot)], info=info, interactive=True)
-        return number, *buttons, markup.changes(hand.changes(plan, alone, fixed), plan, alone)
+        return number, *buttons, markup.changes(hand.changes(plan, alone, fixed), plan, alone), plan.ranks[tuple(slot)]
 
     @spoken
     def drag(event: gr.EventData, steps: hand.History, now: hand.Ranks) -> tuple[hand.Ranks, hand.History]:
@@ -49,12 +50,11 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
         return hand.step(steps, now, then, said["gesture"])
 
     @spoken
-    def type_in(rank: float | None, slot: list, steps: hand.History, now: hand.Ranks, *said: Any) -> tuple[Any, Any]:
-        plan, name = session.plan(form.try_recipe(said)), hand.slot_name(slot)
-        if rank is None or plan is None or plan.ranks.get(tuple(slot)) == int(rank):
+    def type_in(rank: float | None, shown: int | None, slot: list, steps: hand.History, now: hand.Ranks, *said: Any) -> tuple[Any, Any]:
+        if rank is None or shown is None or int(rank) == shown:
             return gr.skip(), gr.skip()
-        then = now | {name: int(rank)}
-        lrcore.allocate(session.peek_factors(form.recipe(said)), form.recipe(said).with_(overrides=then))  # refused before it is kept
+        then = now | {hand.slot_name(slot): int(rank)}
+        session.plan(form.recipe(said).with_(overrides=then))  # refused before it is kept
         return hand.step(steps, now, then)
 
     def let_go(slot: list, steps: hand.History, now: hand.Ranks) -> tuple[hand.Ranks, hand.History]:
@@ -62,9 +62,9 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
 
     kept = [overrides, history]
     listen([*redrawn, session.selected.change, history.change], show, [session.selected, history, *form.all],
-           [box, back, forth, release, clear, differs], **LIVE)  # fmt: skip
+           [box, back, forth, release, clear, differs, in_box], **LIVE)  # fmt: skip
     chart.edit(drag, [history, overrides], kept, **QUIET, trigger_mode="multiple")
-    gr.on([box.submit, box.blur], type_in, [box, session.selected, history, overrides, *form.all], kept, **QUIET)
+    gr.on([box.submit, box.blur], type_in, [box, in_box, session.selected, history, overrides, *form.all], kept, **QUIET)
     back.click(hand.undo, [history, overrides], kept, **QUIET)
     forth.click(hand.redo, [history, overrides], kept, **QUIET)
     release.click(let_go, [session.selected, history, overrides], kept, **QUIET)
