@@ -6,7 +6,7 @@ print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 """
 
 from .analyse import Analysis, analyse
-from .answers import answers, answers_csv, read_prompts
+from .answers import answers, answers_csv, in_turns, read_prompts
 from .bounds import bounds
 from .calibrate import Calibration, calibrate
 from .card import model_card
@@ -57,7 +57,7 @@ __all__ = [
     "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors", "ModelCost", "RankPlan",
     "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "Tracker", "allocate", "analyse", "answers", "answers_csv",
     "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
-    "finished", "generate", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods", "model_card",
-    "policies", "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit", "stream",
-    "token_losses",
+    "finished", "generate", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods",
+    "model_card", "policies", "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit",
+    "stream", "token_losses",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """A set of prompts and its table."""
 
 import csv
+import importlib
 import io
 import json
 
@@ -22,6 +23,23 @@ def test_every_prompt_by_every_model_as_generate_would(models):
     assert rows[1]["answer"] == lrcore.generate(models[1], "Once", **settings)
     assert [row["same_as_first"] for row in rows] == [True, rows[1]["answer"] == rows[0]["answer"], True] * 2
     assert list(csv.DictReader(io.StringIO(lrcore.answers_csv(rows))))[5]["prompt"] == "Tom, “and”\nBen"
+
+
+def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
+    clock = iter(range(10**6))
+    module = importlib.import_module("lrcore.answers")
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))  # every turn takes one second
+    lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
+    for found in lrcore.in_turns(models, "Once", **settings):
+        lengths.append([len(one.text) for one in found])
+    assert lengths[0] == [0, 0]
+    assert lengths[1][0] > 0 == lengths[1][1] < lengths[2][1]  # one after the other, a piece each
+    for model, one in zip(models, found, strict=True):
+        assert one.text == lrcore.generate(model, "Once", **settings)
+        pieces = len(list(lrcore.stream(model, "Once", **settings)))
+        assert one.seconds == pieces + 1  # the last turn finds the end
+        assert one.tokens == len(model.tokenizer(one.text, add_special_tokens=False).input_ids)
+        assert one.tokens_per_second == one.tokens / one.seconds
 
 
 def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):

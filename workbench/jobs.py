@@ -163,16 +163,17 @@ class Jobs:
 
     def _end(self, job: Job, state: str, error: str = "") -> None:
         where = f" at {job.stage} {job.done}/{job.total}" if state == "cancelled" and job.stage else ""
-        job.state, job.error, job.ended, job.part = state, error, time.time(), ""
+        job.error, job.ended, job.part = error, time.time(), ""
         job.say(f"{state}{where}{': ' + error if error else ''}")
-        self._write(job)
+        self._write(job, state)  # first on disk: a job that is seen to have ended may be forgotten, and then must not be written again
+        job.state = state
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: Job, state: str = "") -> None:
         if not job.kept:
             return
         whole = self.folder / f"{job.id}.json"
         partial = self.folder / f"{job.id}.{uuid.uuid4().hex[:8]}.tmp"  # of this write alone: a worker and a page may write one job at once
-        partial.write_text(json.dumps(job.record()), encoding="utf-8")
+        partial.write_text(json.dumps(job.record() | {"state": state or job.state}), encoding="utf-8")
         os.replace(partial, whole)  # a reader never sees half a record
 
     def _read(self) -> None:

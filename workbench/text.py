@@ -197,3 +197,7 @@ def short(number: float) -> str:
 
 def megabytes(number: float) -> str:
     return f"{number:.3g} MB" if number < 1000 else f"{number / 1000:.3g} GB"
+
+
+def speed(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} tokens/s"

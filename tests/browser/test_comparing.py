@@ -54,3 +54,22 @@ def test_a_sweep_is_compared(workbench):
     rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
     assert [row["prompt"] for row in rows[:3]] == ["Tom went to"] * 3
     assert {row["model"] for row in rows} >= {"dense"}
+
+
+def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
+    page = workbench.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    workbench.set_range("new-tokens", 24)
+    workbench.type_into("prompt", "Once upon a time")
+    workbench.click("#generate")
+    labels = [page.locator(f"#answer-{i} label > span").first for i in range(3)]
+    workbench.until(lambda: all("tokens/s" in label.inner_text() for label in labels), 60, "a column does not say its speed")
+    words = [label.inner_text() for label in labels]
+    assert words[0].startswith("dense · demo-llama · ")
+    assert {name.rpartition(" · ")[0] for name in words[1:]} == {"a3 30% uniform", "svd 30% uniform"}
+    assert all(float(word.rpartition(" · ")[2].removesuffix(" tokens/s").replace(",", "")) > 0 for word in words)
+    copy = page.locator("#answer-1 button[aria-label*=opy]").first
+    workbench.until(lambda: page.locator("#generate").is_enabled(), 30, "the answers do not end")
+    page.wait_for_timeout(1000)
+    copy.click()
+    assert page.evaluate("navigator.clipboard.readText()") == page.locator("#answer-1 textarea").input_value()

@@ -1,6 +1,5 @@
 """Runs beside each other and beside the dense model: figures, answers, surprise, recipes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
@@ -9,14 +8,15 @@ import pandas as pd
 import lrcore
 
 from .. import markup, plots, text
+from ..answers import build_answers, build_prompt_set
 from ..form import differences
 from ..measure import Measure
-from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
-from ..runs import Run
+from ..parts import LIVE, QUIET, listen, panel, plot, spoken
+from ..runs import MOST_RUNS, Run, picked
 from ..session import Session
+from ..surprise import build_surprise
 
 TITLE = "Compare"
-MOST_RUNS = 6
 AXES = {
     "size (MB)": "megabytes",
     "parameters": "parameters",
@@ -73,122 +73,6 @@ def build(session: Session) -> None:
     listen([chosen.change, protocol.change, session.stamp.change], show, [chosen, protocol], [cards, table, equal], **LIVE)
     listen([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], chart, **LIVE)
     measure.click(start, [chosen, *session.measure.all], None, **QUIET)
-
-
-def build_answers(session: Session, chosen: gr.Dropdown) -> None:
-    """One prompt, one column per model, written at the same time."""
-    gr.Markdown("### Answers")
-    prompt = gr.Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
-    with gr.Row(elem_classes="bottom"):
-        most = gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens")
-        temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature (0: likeliest)", elem_id="sampling-temperature")
-        top_p = gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p")
-        seed = gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110)
-        go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
-        stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
-    with gr.Row():
-        columns = [
-            gr.Textbox(label="dense", lines=9, interactive=False, elem_id=f"answer-{i}", visible=i == 0, min_width=220, buttons=["copy"])
-            for i in range(MOST_RUNS + 1)
-        ]
-
-    @spoken
-    def lay_out(ids: list[str], *said: Any) -> list[Any]:
-        titles = [f"dense · {dense_recipe(session, ids, said).model}", *(run.name for run in picked(session, ids))]
-        return [gr.Textbox(label=titles[i] if i < len(titles) else "", visible=i < len(titles), value="") for i in range(len(columns))]
-
-    @spoken
-    def answer(
-        prompt: str, most: int, temperature: float, top_p: float, seed: float | None, ids: list[str], *said: Any
-    ) -> Iterator[list[str]]:
-        dense, runs = dense_recipe(session, ids, said), picked(session, ids)
-        texts = [prompt] * (1 + len(runs)) + [""] * (MOST_RUNS - len(runs))
-        yield texts
-        models = [session.dense(dense), *(session.small(run) for run in runs)]
-        streams = {i: lrcore.stream(model, prompt, int(most), temperature, top_p, int(seed or 0)) for i, model in enumerate(models)}
-        while streams:  # a piece from each in turn: all columns grow together, and Stop takes effect after a single token
-            for i, pieces in list(streams.items()):
-                piece = next(pieces, None)
-                if piece is None:
-                    del streams[i]
-                    continue
-                texts[i] += piece
-                yield texts
-
-    listen([chosen.change, session.opened], lay_out, [chosen, *session.form.all], columns, **LIVE)
-    inputs = [prompt, most, temperature, top_p, seed, chosen, *session.form.all]
-    streaming = go.click(answer, inputs, columns, **QUIET, concurrency_limit=4)
-    stop.click(None, None, None, cancels=[streaming], **QUIET)
-
-
-def build_prompt_set(session: Session, chosen: gr.Dropdown) -> None:
-    with gr.Accordion("A set of prompts: the answers as a table", open=False):
-        prompts = gr.Textbox(text.PROMPT, label="Prompts", info="one per line", lines=4, elem_id="prompt-set")
-        with gr.Row(elem_classes="bottom"):
-            most = gr.Slider(8, 256, 48, step=8, label="New tokens", elem_id="set-tokens")
-            temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature", elem_id="set-temperature")
-            top_p = gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="set-top-p")
-            go = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
-            give = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
-        table = gr.Dataframe(
-            headers=["prompt", "model", "answer", "tokens/s", "as dense"], interactive=False, elem_id="set-table", wrap=True
-        )
-        kept = gr.State("")
-
-    @spoken
-    def answer_all(prompts: str, most: int, temperature: float, top_p: float, ids: list[str], *said: Any) -> tuple[pd.DataFrame, str]:
-        asked = [prompt for prompt in prompts.split("\n") if prompt.strip()]
-        if not asked:
-            raise lrcore.InputError("There are no prompts: write one per line.")
-        runs = picked(session, ids)
-        models = [session.dense(dense_recipe(session, ids, said)), *(session.small(run) for run in runs)]
-        rows = lrcore.answers(models, asked, int(most), temperature, top_p)
-        for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(asked), strict=True):
-            row["model"] = name
-        for i, run in enumerate(runs, start=1):
-            own = rows[i :: len(models)]
-            settings = {"max_new_tokens": int(most), "temperature": temperature, "top_p": top_p, "seed": 0}
-            session.runs.add_samples(run.id, [{"prompt": r["prompt"], "text": r["answer"], "settings": settings} for r in own])
-        shown = [[r["prompt"], r["model"], r["answer"], r["tokens_per_second"], "same" if r["same_as_first"] else ""] for r in rows]
-        return pd.DataFrame(shown, columns=["prompt", "model", "answer", "tokens/s", "as dense"]), lrcore.answers_csv(rows)
-
-    go.click(answer_all, [prompts, most, temperature, top_p, chosen, *session.form.all], [table, kept], api_visibility="private")
-    give.click(spoken(lambda csv: download("answers.csv", csv)), kept, session.downloads, **QUIET)
-
-
-def build_surprise(session: Session, chosen: gr.Dropdown) -> None:
-    with gr.Accordion("Surprise, token by token", open=False):
-        gr.Markdown(text.TOKENS_HELP)
-        passage = gr.Textbox(text.PASSAGE, label="Text", lines=3, elem_id="passage")
-        colour = gr.Button("Colour the tokens", elem_id="colour")
-        out = panel("coloured")
-
-    @spoken
-    def paint(passage: str, ids: list[str], *said: Any) -> str:
-        runs = picked(session, ids)
-        if not runs:
-            raise lrcore.InputError("No run is chosen: choose one above.")
-        dense = lrcore.token_losses(session.dense(dense_recipe(session, ids, said)), passage)
-        blocks = []
-        for run in runs:
-            small = lrcore.token_losses(session.small(run), passage)
-            tokens = [(token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)]
-            rise = sum(now - before for _, before, now in tokens[1:]) / max(len(tokens) - 1, 1)  # nothing predicts the first token
-            blocks.append(f"<h4>{markup.escape(run.name)}: {rise:+.3f} nats per token</h4>{markup.coloured(tokens)}")
-        return "".join(blocks)
-
-    colour.click(paint, [passage, chosen, *session.form.all], out, api_visibility="private")
-
-
-def picked(session: Session, ids: list[str] | None) -> list[Run]:
-    known = set(session.runs.ids())
-    return [session.runs.get(run_id) for run_id in ids or [] if run_id in known]
-
-
-def dense_recipe(session: Session, ids: list[str], said: Any) -> lrcore.Recipe:
-    """The dense model of the first chosen run; without a run, the form's."""
-    runs = picked(session, ids)
-    return runs[0].recipe if runs else session.form.recipe(said)
 
 
 def all_differences(runs: list[Run]) -> list[list[Any]]:
