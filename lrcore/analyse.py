@@ -1,6 +1,7 @@
 """Analysis: the spectra of every layer, by component and by matrix, of the weights alone and of what the data makes of them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -68,6 +69,13 @@ class Analysis:
 
     def table(self, threshold: float = 0.9) -> pd.DataFrame:
         """One row per layer, name and kind with its rank measures; energy_rank is the rank that holds `threshold` (0, 1] of the energy."""
+        table = self._measures.copy()
+        table.insert(5, "energy_rank", [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()])
+        return table
+
+    @cached_property
+    def _measures(self) -> pd.DataFrame:
+        """The table without the energy rank: what no threshold moves is measured once."""
         rows = []
         for (layer, name, kind), entry in self.spectra.items():
             values = pooled(entry)
@@ -78,7 +86,6 @@ class Analysis:
                     "kind": kind,
                     "full": len(values),
                     "effective_rank": effective_rank(values),
-                    "energy_rank": energy_rank(values, threshold),
                     "stable_rank": stable_rank(values),
                     "condition": condition_number(values),
                     "block_influence": self.block_influence[layer],

@@ -20,9 +20,10 @@ LAUNCH = {"theme": THEME, "css_paths": [ASSETS / "style.css"], "run_history": Fa
 CLOSE_ON_NARROW = "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
 
 
-def build_app() -> gr.Blocks:
+def build_app(session: Session | None = None) -> gr.Blocks:
+    """session: one whose shelf holds something already; a fresh one by default."""
     gr.set_static_paths([PLOTLY_JS.parent])
-    session = Session()
+    session = session or Session()
     with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         session.make_components()
         session.mark = selection.mark()

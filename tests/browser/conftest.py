@@ -30,10 +30,10 @@ FLAGS = [
 
 
 class Server:
-    """`app.py` on a free loopback port with folders of its own; `log` is what it printed."""
+    """`app.py`, or another script that serves the page, on a free loopback port with folders of its own; `log` is what it printed."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
-        self.folder, self.log_file = folder, folder / "server.log"
+    def __init__(self, folder: Path, cache: Path, script: str = "app.py") -> None:
+        self.folder, self.log_file, self.script = folder, folder / "server.log", script
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -49,7 +49,7 @@ class Server:
     def start(self) -> None:
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "app.py", "--port", str(self.port)], cwd=ROOT, env=self.env, stdout=log, stderr=log
+                [sys.executable, self.script, "--port", str(self.port)], cwd=ROOT, env=self.env, stdout=log, stderr=log
             )
         for _ in range(360):
             try:

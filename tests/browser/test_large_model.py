@@ -1,0 +1,44 @@
+"""The page on 80 layers, 8192 wide: a click brings one cell, thinned, and nothing of the other layers."""
+
+import pytest
+
+from .conftest import Server
+from .page import Workbench
+from .test_curves import click_cell
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def large(browser, tmp_path_factory, cache):
+    server = Server(tmp_path_factory.mktemp("large"), cache, "scripts/large_model.py")
+    page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.goto(server.url)
+    workbench = Workbench(page)
+    workbench.analysed()
+    yield workbench
+    page.context.close()
+    server.stop()
+
+
+def test_a_click_brings_one_cell(large):
+    large.page.wait_for_timeout(3000)  # until the page has all it opens with
+    received = []
+    wire = large.page.context.new_cdp_session(large.page)
+    wire.send("Network.enable")
+    wire.on("Network.dataReceived", lambda said: received.append(said["dataLength"]))
+    click_cell(large, 57, "mlp")
+    large.page.wait_for_selector("#cell-heading h3[data-layer='57'][data-name='mlp']", timeout=20_000)
+    large.page.wait_for_timeout(2000)
+    print(f"a click brings {sum(received):,} bytes")
+    assert 0 < sum(received) < 150_000
+    traces = large.plot("spectrum")["traces"]
+    assert [trace["name"] for trace in traces] == ["Activation-aware", "Raw weight"]
+    assert all(100 < len(trace["y"]) <= 500 for trace in traces)
+
+
+def test_the_bars_follow_the_slider(large):
+    large.allocation()
+    took = [large.slide("field-ratio", "bars", 0.2 + 0.01 * i) for i in range(1, 11)]
+    print(f"slider to bars: {sorted(took)[5]:.0f} ms")
+    assert len(large.plot("bars")["traces"][1]["y"]) == 80
