@@ -10,7 +10,7 @@ CHROMIUM := /usr/bin/chromium
 
 setup: $(READY)
 
-$(READY): requirements.txt requirements-dev.txt
+$(READY): requirements.txt requirements-mcp.txt requirements-dev.txt
 	@set -eu; \
 	for candidate in python3.11 python3.12 python3.13 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \

@@ -1,6 +1,7 @@
 """The page. It imports only the public words of lrcore."""
 
 import os
+from importlib.util import find_spec
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
 
@@ -14,7 +15,13 @@ from .session import Session
 from .tabs import TABS
 from .theme import THEME
 
-LAUNCH = {"theme": THEME, "css_paths": [ASSETS / "style.css"], "run_history": False, "footer_links": ["settings"]}
+LAUNCH = {
+    "mcp_server": find_spec("mcp") is not None,  # comes with gradio[mcp]
+    "theme": THEME,
+    "css_paths": [ASSETS / "style.css"],
+    "run_history": False,
+    "footer_links": ["settings"],
+}
 
 # An open sidebar covers a narrow page.
 CLOSE_ON_NARROW = "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open .toggle-button')?.click(); }"

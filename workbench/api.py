@@ -1,4 +1,7 @@
-"""The intended endpoints for scripts and agents. Long ones go through the same queue as the page and wait for their turn."""
+"""The intended endpoints for scripts, and as tools for agents where gradio[mcp] is installed.
+
+Long ones go through the same queue as the page and wait for their turn.
+"""
 
 import time
 from typing import Any
@@ -16,7 +19,8 @@ def build(session: Session) -> None:
         """Rank measures of every layer, component and matrix, raw and activation-aware.
 
         Args:
-            recipe: fields of a recipe as a mapping; those left out keep their defaults.
+            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories", "samples": 64, "method": "a3",
+                "policy": "uniform", "ratio": 0.2}; those left out keep their defaults.
             threshold: the share of the energy, between 0 and 1, that the energy rank holds.
         """
         asked = read(recipe)
@@ -27,7 +31,8 @@ def build(session: Session) -> None:
         """Ranks that a recipe gives, and what the model would weigh: {"summary": ..., "ranks": [...]}.
 
         Args:
-            recipe: fields of a recipe as a mapping; those left out keep their defaults.
+            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories", "samples": 64, "method": "a3",
+                "policy": "uniform", "ratio": 0.2}; those left out keep their defaults.
         """
         asked = read(recipe)
         finished(session.start_analysis(asked))
@@ -38,7 +43,8 @@ def build(session: Session) -> None:
         """Compress by a recipe, keep the run, and return its id.
 
         Args:
-            recipe: fields of a recipe as a mapping; those left out keep their defaults.
+            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories", "samples": 64, "method": "a3",
+                "policy": "uniform", "ratio": 0.2}; those left out keep their defaults.
             name: what the run is called on the page; made from the recipe where it is empty.
         """
         asked = read(recipe)
