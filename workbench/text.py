@@ -99,6 +99,7 @@ PROTOCOL_INFO = "windows: as set here; the others fix their own length, joins an
 SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
 NOTHING_QUEUED = "No jobs yet."
 NO_RUNS = "No runs yet. Press Start under Compress; a finished run appears here and stays after a restart."
+NO_SPEED = "No run measured on this text has its speed measured: choose runs above and press Measure their speed."
 CHOOSE_RUNS = "Choose up to six runs; the dense model is always the first column."
 PROMPT = "One morning, Tom went to the"
 TOKENS_HELP = "Red: the compressed model is more surprised by this token than the dense one; blue: less. Hover for the numbers (nats)."

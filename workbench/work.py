@@ -91,6 +91,21 @@ def export(session: "Session", job: Job) -> list[str]:
     return []
 
 
+def speed(session: "Session", job: Job) -> list[str]:
+    """Tokens per second of kept runs and of their dense model, taking turns, so that a busy machine slows all of them alike."""
+    runs = [session.runs.get(run_id) for run_id in job.spec["runs"]]
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.recipe.model, run.recipe.revision, run.recipe.dtype, run.recipe.device), []).append(run)
+    for own in groups.values():
+        models = [load(session, own[0].recipe, job), *(session.small(run) for run in own)]
+        dense, *found = (one.to_dict() for one in lrcore.measure_speed(models, progress=job.progress))
+        for run, one in zip(own, found, strict=True):
+            where = {"device": str(models[0].device), "dtype": models[0].dtype}
+            session.runs.add_result(run.id, "speed", where, {"dense": dense, "small": one})
+    return job.spec["runs"]
+
+
 def push(session: "Session", job: Job) -> list[str]:
     """Export a run and upload the folder."""
     export(session, job)
@@ -132,4 +147,13 @@ def evaluation(session: "Session", run: Run, settings: dict[str, Any], job: Job)
     return found["small"] | more | {"same_base": same_base, "settings": settings, "when": time.time()}
 
 
-WORK = {"analyse": analyse, "survey": survey, "compress": compress, "sweep": sweep, "measure": measure, "export": export, "push": push}
+WORK = {
+    "analyse": analyse,
+    "survey": survey,
+    "compress": compress,
+    "sweep": sweep,
+    "measure": measure,
+    "speed": speed,
+    "export": export,
+    "push": push,
+}

@@ -50,9 +50,9 @@ def test_a_sweep_is_compared(workbench):
     workbench.open("A set of prompts")
     workbench.type_into("prompt-set", "Tom went to\nOnce upon a time")
     workbench.click("#set-go")
-    workbench.until(lambda: "Once upon a time" in page.locator("#set-table").inner_text(), 60, "no answers come")
+    workbench.until(lambda: "Tom went to" in page.locator("#set-table").inner_text(), 60, "no answers come")  # rows far down are not drawn
     rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
-    assert [row["prompt"] for row in rows[:3]] == ["Tom went to"] * 3
+    assert [row["prompt"] for row in rows] == ["Tom went to"] * 3 + ["Once upon a time"] * 3
     assert {row["model"] for row in rows} >= {"dense"}
 
 
@@ -73,3 +73,15 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
     page.wait_for_timeout(1000)
     copy.click()
     assert page.evaluate("navigator.clipboard.readText()") == page.locator("#answer-1 textarea").input_value()
+
+
+def test_measured_speed_is_an_axis(workbench):
+    page = workbench.page
+    page.locator("#axis input").first.click()
+    page.get_by_role("option", name="decode time").first.dispatch_event("mousedown")
+    page.locator("#axis input").first.blur()
+    workbench.until(lambda: "Measure their speed" in page.locator("#scatter-lacks").inner_text(), 20, "what is lacking is not said")
+    workbench.click("#measure-speed")
+    workbench.until(lambda: page.locator("#cards").inner_text().count("decode speed") == 2, 60, "the cards show no speed")
+    workbench.until(lambda: len(workbench.plot("scatter")["traces"]) == 4, 20, "no front over time is drawn")  # dense, two methods, front
+    assert page.locator("#scatter-lacks").inner_text() == ""

@@ -54,3 +54,23 @@ def test_the_front_joins_what_no_other_run_beats():
     ]
     line = json.loads(plots.scatter(points, "size"))["data"][0]
     assert (line["x"], line["y"]) == ([1, 2, 4], [5, 3, 1])
+
+
+def test_time_is_an_axis_as_a_share_of_the_dense_models():
+    protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
+    measured = {"protocol": protocol, "perplexity": 2.0, "dense_perplexity": 1.5}
+    one, two = (run_of(name, lrcore.Recipe(), achieved=0.2, budget="params", parameters=8, dense_parameters=10) for name in "ab")
+    for run in (one, two):
+        run.evaluations.append(measured)
+    wanted = compare.key_of(one, measured)
+    speeds = {"b": {"dense": {"decode": 100.0, "prefill": 50.0}, "small": {"decode": 125.0, "prefill": 40.0}}}
+    found = [compare.points([one, two], wanted, axis, speeds) for axis in ("decode", "prefill", "parameters")]
+    assert [[(point["name"], point["x"]) for point in points] for points in found] == [
+        [("dense", 1.0), ("b", 0.8)], [("dense", 1.0), ("b", 1.25)], [("dense", 10), ("a", 8), ("b", 8)],
+    ]  # fmt: skip
+    assert compare.points([one], wanted, "decode", {}) == []
+    sizes = {"megabytes": 1.0, "dense_megabytes": 2.0, "kv_bytes_per_token": 8, "dense_kv_bytes_per_token": 8, "flops_per_token": 5.0,
+             "dense_flops_per_token": 9.0}  # fmt: skip
+    card = compare.run_card(run_of("b", lrcore.Recipe(), **sizes), None, speeds["b"])
+    assert "125 tokens/s" in card
+    assert "+25.0% vs dense (100 tokens/s)" in card

@@ -22,7 +22,10 @@ AXES = {
     "parameters": "parameters",
     "KV cache (bytes per token)": "kv_bytes_per_token",
     "FLOPs per token": "flops_per_token",
+    "decode time per token (dense: 1)": "decode",
+    "prefill time per token (dense: 1)": "prefill",
 }
+SPEEDS = ("prefill", "decode")
 
 
 def build(session: Session) -> None:
@@ -31,8 +34,10 @@ def build(session: Session) -> None:
     with gr.Row(elem_classes="bottom"):
         protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
-        measure = gr.Button("Measure these runs", elem_id="measure-runs", scale=0, min_width=220)
+        measure = gr.Button("Measure these runs", elem_id="measure-runs", scale=0, min_width=190)
+        time = gr.Button("Measure their speed", elem_id="measure-speed", scale=0, min_width=190)
     chart = plot("scatter", 360)
+    lacking = panel("scatter-lacks")
     build_answers(session, chosen)
     build_prompt_set(session, chosen)
     build_surprise(session, chosen)
@@ -55,24 +60,35 @@ def build(session: Session) -> None:
         rows = all_differences(runs) if len(runs) > 1 else []
         frame = pd.DataFrame(rows, columns=["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]) if rows else None
         words = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
-        return all_cards(runs, wanted), gr.Dataframe(frame, visible=bool(rows)), markup.note(words)
+        return all_cards(runs, wanted, speeds(session, runs)), gr.Dataframe(frame, visible=bool(rows)), markup.note(words)
 
     @spoken
-    def draw(wanted: str | None, axis: str) -> str:
-        return plots.scatter(points(session.runs.all(), wanted, AXES[axis]), axis)
+    def draw(wanted: str | None, axis: str) -> tuple[str, str]:
+        runs = session.runs.all()
+        found = points(runs, wanted, AXES[axis], speeds(session, runs) if AXES[axis] in SPEEDS else {})
+        return plots.scatter(found, axis), markup.note("" if found or not runs or AXES[axis] not in SPEEDS else text.NO_SPEED)
 
-    @spoken
-    def start(ids: list[str], *said: Any) -> None:
+    def asked(ids: list[str]) -> list[Run]:
         runs = picked(session, ids)
         if not runs:
             raise lrcore.InputError("No run is chosen. " + text.NO_RUNS)
-        settings = Measure.settings(True, *said[1:])
+        return runs
+
+    @spoken
+    def start(ids: list[str], *said: Any) -> None:
+        runs, settings = asked(ids), Measure.settings(True, *said[1:])
         session.jobs.submit("measure", f"Measure {len(runs)} run(s)", {"runs": [run.id for run in runs], "evaluation": settings})
+
+    @spoken
+    def start_speed(ids: list[str]) -> None:
+        runs = asked(ids)
+        session.jobs.submit("speed", f"Speed of {len(runs)} run(s)", {"runs": [run.id for run in runs]})
 
     listen([session.opened, session.stamp.change], choices, [chosen, protocol], [chosen, protocol], **LIVE)
     listen([chosen.change, protocol.change, session.stamp.change], show, [chosen, protocol], [cards, table, equal], **LIVE)
-    listen([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], chart, **LIVE)
+    listen([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], [chart, lacking], **LIVE)
     measure.click(start, [chosen, *session.measure.all], None, **QUIET)
+    time.click(start_speed, chosen, None, **QUIET)
 
 
 def all_differences(runs: list[Run]) -> list[list[Any]]:
@@ -96,7 +112,13 @@ def evaluation_of(run: Run, wanted: str | None) -> dict[str, Any] | None:
     return next((one for one in run.evaluations if key_of(run, one) == wanted), run.evaluations[-1] if run.evaluations else None)
 
 
-def all_cards(runs: list[Run], wanted: str | None) -> str:
+def speeds(session: Session, runs: list[Run]) -> dict[str, Any]:
+    """The latest speeds, {"dense", "small"}, of the runs that have any, by id."""
+    found = {run.id: session.runs.results(run.id, "speed") for run in runs}
+    return {run_id: own[-1] for run_id, own in found.items() if own}
+
+
+def all_cards(runs: list[Run], wanted: str | None, speeds: dict[str, Any]) -> str:
     """The dense model first, then each run with its deltas against it."""
     if not runs:
         return markup.note(text.NO_RUNS, "hint")
@@ -109,10 +131,14 @@ def all_cards(runs: list[Run], wanted: str | None) -> str:
         markup.cell("compute per token", f"{text.short(first['dense_flops_per_token'])}FLOPs"),
     ]
     cards = [markup.card(f"dense · {runs[0].recipe.model}", plain, text.protocol(one["protocol"]) if one else "")]
-    return "<div class='cards'>" + "".join([*cards, *(run_card(run, evaluation_of(run, wanted)) for run in runs)]) + "</div>"
+    return (
+        "<div class='cards'>"
+        + "".join([*cards, *(run_card(run, evaluation_of(run, wanted), speeds.get(run.id)) for run in runs)])
+        + "</div>"
+    )
 
 
-def run_card(run: Run, one: dict[str, Any] | None) -> str:
+def run_card(run: Run, one: dict[str, Any] | None, speed: dict[str, Any] | None = None) -> str:
     s = run.report["summary"]
     value, before = (one["perplexity"], one["dense_perplexity"]) if one else (None, None)
     kv, flops = "kv_bytes_per_token", "flops_per_token"
@@ -125,22 +151,27 @@ def run_card(run: Run, one: dict[str, Any] | None) -> str:
     ]
     if one and one.get("kl") is not None:
         cells.append(markup.cell("KL to dense", f"{one['kl']:.4f}", f"likeliest token the same at {one['top1']:.1%}"))
+    for name in SPEEDS if speed else ():
+        now, before = (speed[side][name] for side in ("small", "dense"))
+        cells.append(markup.cell(f"{name} speed", text.speed(now), f"{markup.less(now, before)} ({text.speed(before)})"))
     foot = text.protocol(one["protocol"]) if one else ""
     return markup.card(run.name, cells, foot + ("" if not one or one.get("same_base", True) else f". {text.OTHER_BASE}"))
 
 
-def points(runs: list[Run], wanted: str | None, axis: str) -> list[dict[str, Any]]:
-    """All runs measured under one protocol, and their dense model."""
+def points(runs: list[Run], wanted: str | None, axis: str, speeds: dict[str, Any]) -> list[dict[str, Any]]:
+    """All runs measured under one protocol, and their dense model. Times are shares of the dense model's, which took turns with the run."""
     found = []
     for run in runs:
         one = next((one for one in run.evaluations if key_of(run, one) == wanted and one["perplexity"]), None)
-        if one is None:
+        if one is None or (axis in SPEEDS and run.id not in speeds):
             continue
         s = run.report["summary"]
+        if axis in SPEEDS:
+            x, dense_x = speeds[run.id]["dense"][axis] / speeds[run.id]["small"][axis], 1.0
+        else:
+            x, dense_x = s[axis], s[f"dense_{axis}"]
         if not found and one["dense_perplexity"]:
-            found.append(
-                {"name": "dense", "method": "dense", "x": s[f"dense_{axis}"], "y": one["dense_perplexity"], "note": wanted, "id": ""}
-            )
+            found.append({"name": "dense", "method": "dense", "x": dense_x, "y": one["dense_perplexity"], "note": wanted, "id": ""})
         note = f"{run.recipe.policy}, {s['achieved']:.1%} {s['budget']} removed"
-        found.append({"name": run.name, "method": run.recipe.method, "x": s[axis], "y": one["perplexity"], "note": note, "id": run.id})
+        found.append({"name": run.name, "method": run.recipe.method, "x": x, "y": one["perplexity"], "note": note, "id": run.id})
     return found
