@@ -10,19 +10,21 @@ from .parts import LIVE, QUIET, clicked
 from .session import FIRST_SLOT as FIRST
 from .session import Session
 
-# The plots listen for lrw-selected and draw their own marks, so a selection needs no figure from the server.
-REMEMBER = """
+ADDRESS = """
 function address(changes) {
   const url = new URL(window.location);
-  for (const [name, value] of Object.entries(changes)) url.searchParams.set(name, value);
+  for (const [name, value] of Object.entries(changes)) value ? url.searchParams.set(name, value) : url.searchParams.delete(name);
   history.replaceState(history.state, '', url);
 }
+"""
+# The plots listen for lrw-selected and draw their own marks, so a selection needs no figure from the server.
+REMEMBER = """
 function spread() {
   const [layer, component, chosen] = JSON.parse(props.value || '[]');
   if (component === undefined) return;
   window.selectedSlot = {layer, component};
   window.dispatchEvent(new Event('lrw-selected'));
-  if (chosen) address({layer, component});
+  if (chosen) address({layer: String(layer), component});
 }
 watch('value', spread);
 spread();
@@ -43,7 +45,15 @@ function remember() {
 
 def mark() -> gr.HTML:
     """Unseen; its value, what `said` gives, tells the browser which slot to mark."""
-    return gr.HTML(said([*FIRST], False), html_template="<span></span>", js_on_load=REMEMBER, elem_id="selection", elem_classes="unseen")
+    return gr.HTML(
+        said([*FIRST], False), html_template="<span></span>", js_on_load=ADDRESS + REMEMBER, elem_id="selection", elem_classes="unseen"
+    )
+
+
+def run_in_address() -> gr.HTML:
+    """Unseen; its value, the id of a run or "", is kept in the address bar."""
+    script = ADDRESS + "watch('value', () => address({run: props.value}));"
+    return gr.HTML("", html_template="<span></span>", js_on_load=script, elem_id="run-address", elem_classes="unseen")
 
 
 def wire(session: Session) -> None:

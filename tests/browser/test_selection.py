@@ -106,3 +106,16 @@ def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
     assert other.locator("#tabs [role=tab][aria-selected=true]").inner_text() == "Allocation"
     selected(other, 4, "ov")
     other.until(lambda: other.evaluate(MARKED, "bars") == [[4, "y2", 0]], 10, "the bar is not marked")
+
+
+def test_the_address_holds_the_run_that_is_open(workbench, open_page):
+    workbench.start("to be linked", samples=2)
+    workbench.page.wait_for_selector(".job.done >> text=a3", timeout=120_000)
+    workbench.tab("Runs & export")
+    workbench.locator("#runs-table [role=gridcell]", has_text="to be linked").first.click()
+    workbench.until(lambda: "to be linked" in workbench.locator("#run-heading").inner_text(), 20, "the run does not open")
+    address = workbench.until(lambda: "run=" in workbench.page.url and workbench.page.url, 5, "the address does not follow")
+    other = open_page(address.split("/", 3)[3], ready=False)
+    other.page.wait_for_selector("#run-heading h3", timeout=60_000)
+    assert "to be linked" in other.locator("#run-heading").inner_text()
+    assert other.locator("#tabs [role=tab][aria-selected=true]").inner_text() == "Runs & export"

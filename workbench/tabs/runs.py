@@ -7,7 +7,7 @@ import pandas as pd
 
 import lrcore
 
-from .. import export, markup, text
+from .. import export, markup, selection, text
 from ..parts import LIVE, QUIET, download, listen, panel, spoken
 from ..session import Session
 
@@ -19,7 +19,7 @@ def build(session: Session) -> None:
     frame = gr.Dataframe(
         headers=list(COLUMNS), interactive=False, show_search="filter", elem_id="runs-table", max_height=360, visible=False
     )
-    opened = gr.State("")
+    opened, address = gr.State(""), selection.run_in_address()
     empty = panel("runs-empty")
     with gr.Column(visible=False, elem_id="run-details") as details:
         heading = panel("run-heading")
@@ -57,8 +57,9 @@ def build(session: Session) -> None:
             return gr.Dataframe(visible=False), markup.note(text.NO_RUNS, "hint")
         return gr.Dataframe(pd.DataFrame(rows, columns=list(COLUMNS)), visible=True), ""
 
-    def choose(event: gr.SelectData) -> str:
-        return str(event.row_value[COLUMNS.index("id")])
+    def choose(event: gr.SelectData) -> tuple[str, str]:
+        run_id = str(event.row_value[COLUMNS.index("id")])
+        return run_id, run_id
 
     @spoken
     def show(run_id: str, stamp: str) -> tuple[Any, ...]:
@@ -100,11 +101,12 @@ def build(session: Session) -> None:
             session.runs.untag(run_id, tag)
 
     @spoken
-    def forget(run_id: str) -> None:
+    def forget(run_id: str) -> Any:
         if not run_id:  # the reader said no
-            return
+            return gr.skip()
         session.runs.delete(run_id)
         session.shelf.drop("small", run_id)
+        return ""
 
     @spoken
     def fitting(run_id: str) -> list[Any]:
@@ -130,7 +132,7 @@ def build(session: Session) -> None:
     give_report = spoken(lambda run_id: download("report.html", export.report_html(session.runs.get(run_id))))
     shown = [details, heading, name, tags, folder, fit, stock, even, exported, card]
     listen([session.opened, session.stamp.change], table, None, [frame, empty], **LIVE)
-    frame.select(choose, None, opened, **QUIET)
+    frame.select(choose, None, [opened, address], **QUIET)
     listen([opened.change, session.stamp.change], show, [opened, session.stamp], shown, **LIVE)
     session.opened(linked, None, [opened, session.tabs], **QUIET)
     use.click(into_form, opened, session.filled, **QUIET)
@@ -138,7 +140,7 @@ def build(session: Session) -> None:
         button.click(give, opened, session.downloads, **QUIET)
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
     retag.click(set_tags, [opened, tags], None, **QUIET)
-    delete.click(forget, opened, None, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
+    delete.click(forget, opened, address, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
     even.click(fitting, opened, session.filled, **QUIET)
     leave.click(write, [opened, stock], None, **QUIET)
     push.click(send, [opened, stock, repo, private], None, **QUIET)
