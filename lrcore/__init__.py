@@ -29,6 +29,7 @@ from .plan import RankPlan
 from .policies import POLICIES
 from .probing import probe
 from .protocols import PROTOCOLS, Asked
+from .quantise import quantise
 from .recipe import BUDGETS, Recipe
 from .runs import Run, Runs
 from .runs import root as runs_root
@@ -58,6 +59,6 @@ __all__ = [
     "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "Tracker", "allocate", "analyse", "answers", "answers_csv",
     "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
     "finished", "generate", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods",
-    "model_card", "policies", "prepare", "probe", "push", "read_prompts", "run_sweep", "runs_root", "save", "score_choices", "stock_fit",
-    "stream", "token_losses",
+    "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep", "runs_root", "save", "score_choices",
+    "stock_fit", "stream", "token_losses",
 ]  # fmt: skip

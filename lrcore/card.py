@@ -39,7 +39,9 @@ def model_card(
     if entries:
         head["model-index"] = [{"name": title, "results": entries}]
     meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    opening = f"# {title}\n\n`{base}` with {parameters:,} parameters" + (" after low-rank compression." if report else ".")
+    opening = f"# {title}\n\n`{base}` with {parameters:,} parameters" + (" after low-rank compression." if "recipe" in report else ".")
+    if codes := report.get("quantised"):
+        opening += f" The matrices of its decoder layers are codes of {codes['bits']} bits in groups of {codes['group']} (HQQ)."
     parts = [opening, _usage(stock, loader), _account(report.get("summary", {})), _measured(results), _making(report)]
     return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 

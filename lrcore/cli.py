@@ -184,6 +184,28 @@ def generate(
 
 
 @app.command()
+def quantise(
+    model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="Demo model, folder, hub id, or a run of the page.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    bits: Annotated[int, typer.Option(help="Of a code: 8 or 4.")] = 8,
+    group: Annotated[int, typer.Option(help="Numbers that share a grid.")] = 64,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Store a model's matrices as codes. Half-quadratic (HQQ), without data; `evaluate`, `compare` and `export` take the folder."""
+    import lrcore
+    from lrcore.checkpoint import check_target
+    from lrcore.export import run_checkpoint
+
+    check_target(out)
+    loaded = lrcore.load(run_checkpoint(model), dtype=dtype, device=device)
+    made = lrcore.quantise(loaded, bits, group, progress=progress)
+    values = {"out": str(lrcore.save(made, out)), "quantised": made.report["quantised"]}
+    show(as_json, values | {"megabytes_before": loaded.size.megabytes, "megabytes": made.size.megabytes})
+
+
+@app.command()
 def export(
     model: Annotated[str, typer.Argument(metavar="DIR_OR_RUN", help="Folder that `compress` wrote, or a run of the page.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],

@@ -20,10 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from .calibrate import Progress, silent
-from .checkpoint import MARK
 from .models.architectures import decoder_layers
 from .models.layers import read_layer
 from .models.load import LoadedModel
+from .models.weights import fingerprint, weight_files
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,9 @@ def cache_bytes(cache: Any) -> int:
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:
-    """Of the safetensors files in the model's folder; None where the model is compressed and that folder is still the dense one's."""
-    folder = Path(model.folder)
-    if model.report is not None and not (folder / MARK).is_file():
-        return None
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Of the safetensors files in the model's folder; None where they hold another model, such as the one that this was made of."""
+    files = weight_files(model.folder)
+    return sum(file.stat().st_size for file in files) if fingerprint(model.folder, files) == model.fingerprint else None
 
 
 def measure_speed(

@@ -6,6 +6,7 @@ Codes count as the numbers they stand for, whatever their width; an index of a s
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -177,11 +178,19 @@ FORMS: dict[str, type[Form]] = {
 }
 
 
-def quantise(matrix: Matrix, bits: int, chunk: int) -> Matrix:
-    """The numbers of a matrix as codes of 1 to 8 bits, uniform between the least and the largest of each chunk (eq. 242).
+def extremes(chunks: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """low and step [n] of grids between the least and the largest of each chunk [n, size] (LatentLLM eq. 242)."""
+    low = chunks.amin(1)
+    return low, (chunks.amax(1) - low) / (2**bits - 1)
 
-    A form whose numbers are all left out stays as it is.
+
+def quantise(matrix: Matrix, bits: int, chunk: int, grid: Callable[[Tensor, int], tuple[Tensor, Tensor]] = extremes) -> Matrix:
+    """The numbers of a matrix as codes of 1 to 8 bits, each the nearest place of its chunk's even grid.
+
+    A form whose numbers are all left out, or that is made of codes or of sparse entries already, stays as it is.
     """
+    if isinstance(matrix, Quantised | Sparse):
+        return matrix
     dense_kind = isinstance(matrix, Tensor)
     parts = {"": matrix} if dense_kind else tensors_of(matrix)
     numbers, *orders = parts.values()
@@ -189,8 +198,7 @@ def quantise(matrix: Matrix, bits: int, chunk: int) -> Matrix:
         return matrix
     flat = numbers.flatten()
     padded = torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
-    low = padded.amin(1)
-    step = (padded.amax(1) - low) / (2**bits - 1)
+    low, step = grid(padded, bits)
     codes = ((padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None]).round().clamp(0, 2**bits - 1)
     codes = codes.to(torch.uint8).flatten()[: len(flat)]
     if bits <= 4:

@@ -4,13 +4,13 @@ Convention: row activations and `torch.nn.Linear` weights, `y = W x + b` with `W
 the query, key and value weights and along the columns of the output weight. Tensors only; nothing here knows a model.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .forms import Matrix, Sparse, count, dense, tensors_of
+from .forms import Form, Matrix, Sparse, count, dense, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,24 @@ class LowRank:
         return _kept(self)
 
 
-Projection = Linear | LowRank
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A projection `y = M x + bias` whose matrix [out, in] is kept in a stored form, such as codes; bias [out] or None."""
+
+    form: Form
+    bias: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense matrix, [out, in]."""
+        return dense(self.form)
+
+    @property
+    def parameters(self) -> int:
+        return _kept(self)
+
+
+Projection = Linear | LowRank | Stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +185,7 @@ def _kept(*projections: Projection) -> int:
     """How many numbers the projections keep together, what they share counted once."""
     kept = {}
     for p in projections:
-        for part in (p.weight, p.bias) if isinstance(p, Linear) else (p.down, p.up, p.bias, p.sparse):
+        for part in (getattr(p, field.name) for field in fields(p)):
             if part is not None:
                 first = part if isinstance(part, Tensor) else next(iter(tensors_of(part).values()))
                 kept[first.data_ptr(), first.shape] = count(part)

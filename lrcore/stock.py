@@ -98,7 +98,7 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     layers = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
     reasons = _structural(family, row.width, row.experts)
     if any(not isinstance(p, Linear) for layer in layers for p in layer.matrices().values()):
-        reasons.append("factored matrices")
+        reasons.append("factored or quantised matrices")
     if any((a.qk_size, a.v_size) != (a.head_size, a.head_size) for a in (layer.attention for layer in layers)):
         reasons.append("narrower attention heads")
     widths = {layer.mlp.down.weight.shape[1] for layer in layers if layer.mlp is not None}

@@ -76,7 +76,7 @@ def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module,
     values = {"o": _read_projection(own["o"])}
     for name in "qkv":
         rows = rows_of(row, sizes, name)
-        whole = isinstance(own[name], LowRankLinear) or (row.qkv == "apart" and torch.equal(rows, torch.arange(len(rows))))
+        whole = isinstance(own[name], LowRankLinear | StoredLinear) or (row.qkv == "apart" and torch.equal(rows, torch.arange(len(rows))))
         values[name] = _read_projection(own[name]) if whole else linear_of(own[name], rows)
     local = row.window is not None and attention.attention_type == "local"
     return Attention(
@@ -163,7 +163,7 @@ def structure(network: nn.Module) -> dict[str, Any]:
         projections = {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
         described[f"{row.layers}.{index}"] = {
             "modules": {path: entry for path, entry in modules.items() if entry is not None},
-            "projections": describe({p: m for p, m in projections.items() if isinstance(m, nn.Linear | LowRankLinear)}),
+            "projections": describe({p: m for p, m in projections.items() if isinstance(m, nn.Linear | LowRankLinear | StoredLinear)}),
         }
     return described
 

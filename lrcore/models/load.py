@@ -35,8 +35,8 @@ class LoadedModel:
     """A causal language model, ready to read and run.
 
     name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256 of config and weight files
-    (of what was read, whatever dtype it was read into). folder: where the files are. report: how a compressed model came to be
-    (at least "recipe" and "ranks"), None for a dense one.
+    (of what was read, whatever dtype it was read into). folder: where the files are. report: how it came to be
+    ("recipe" and "ranks" of a compressed model, "quantised" of one made of codes), None for a dense one.
     """
 
     name: str

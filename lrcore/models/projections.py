@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..forms import FORMS, Form, Matrix, count, kind_of, settings_of, tensors_of
-from ..layer import Linear, LowRank, Projection
+from ..layer import Linear, LowRank, Projection, Stored
 
 
 class StoredLinear(nn.Module):
@@ -94,8 +94,8 @@ def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]
     downs: dict[tuple, nn.Module] = {}
     modules = {}
     for name, value in values.items():
-        if isinstance(value, Linear):
-            modules[name] = _matrix_module(value.weight, value.bias)
+        if not isinstance(value, LowRank):
+            modules[name] = _matrix_module(value.form if isinstance(value, Stored) else value.weight, value.bias)
             continue
         parts = [value.down] if isinstance(value.down, Tensor) else tensors_of(value.down).values()
         same = tuple((part.data_ptr(), part.shape) for part in parts)
@@ -111,7 +111,8 @@ def read_projection(module: nn.Module) -> Projection:
     if isinstance(module, LowRankLinear):
         sparse = None if module.sparse is None else _read_matrix(module.sparse)
         return LowRank(_read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up), sparse)
-    return Linear(module.weight.detach(), _read_bias(module))
+    matrix, bias = _read_matrix(module), _read_bias(module)
+    return Linear(matrix, bias) if isinstance(matrix, Tensor) else Stored(matrix, bias)
 
 
 def _read_matrix(module: nn.Module) -> Matrix:
@@ -136,6 +137,8 @@ def describe(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
             owner = owners.setdefault(id(module.down), name)
             entry |= {"down_of": owner} if owner != name else _describe_form("down", module.down)
             entry |= _describe_form("up", module.up) | _describe_form("sparse", module.sparse)
+        else:
+            entry |= _describe_form("whole", module)
         described[name] = entry
     return described
 
@@ -154,7 +157,7 @@ def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict
     for name, entry in described.items():
         size_in, size_out, rank, bias = entry["in"], entry["out"], entry["rank"], entry["bias"]
         if rank is None:
-            modules[name] = nn.Linear(size_in, size_out, bias=bias, dtype=dtype)
+            modules[name] = _empty(entry.get("whole"), (size_out, size_in), bias, dtype)
             continue
         down = modules[entry["down_of"]].down if "down_of" in entry else _empty(entry.get("down"), (rank, size_in), False, dtype)
         sparse = _empty(entry["sparse"], (size_out, size_in), False, dtype) if "sparse" in entry else None
