@@ -35,6 +35,7 @@ from .runs import Run, Runs
 from .runs import root as runs_root
 from .stock import StockFit, stock_fit
 from .sweep import Sweep, cross_calibration, finished, run_sweep
+from .sweep_page import tables as sweep_tables
 from .tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 from .tracking import Tracker
 
@@ -60,5 +61,5 @@ __all__ = [
     "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
     "finished", "generate", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods",
     "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep", "runs_root", "save", "score_choices",
-    "stock_fit", "stream", "token_losses",
+    "stock_fit", "stream", "sweep_tables", "token_losses",
 ]  # fmt: skip

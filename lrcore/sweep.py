@@ -195,7 +195,7 @@ def _measure(model: LoadedModel, asked: Sweep, recipe: Recipe | None, source: _F
     cost = measure_cost(small, min(256, (model.context or 257) - 1))
     shared = {
         "achieved": summary.get("achieved", 0.0), "parameters": cost.parameters, "kv_bytes_per_token": cost.kv_bytes_per_token,
-        "flops_per_token": cost.flops_decode,
+        "flops_per_token": cost.flops_decode, "context": cost.context,
     }  # fmt: skip
     if asked.speed:
         dense, own = measure_speed([model, small], rounds=3, progress=progress)

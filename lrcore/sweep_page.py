@@ -19,15 +19,18 @@ Rows = Sequence[Mapping[str, Any]]
 
 def write_tables(rows: Rows, sweep: Mapping[str, Any], folder: str | Path) -> dict[str, str]:
     """table.csv, table.json and report.html in the folder; returns their paths. sweep: `Sweep.to_dict()`."""
-    folder = Path(folder)
-    made = {
-        "csv": (folder / "table.csv", to_csv(rows)),
-        "json": (folder / "table.json", json.dumps({"sweep": dict(sweep), "rows": [dict(row) for row in rows]}, indent=1)),
-        "html": (folder / "report.html", html(rows, sweep)),
-    }
-    for path, text in made.values():
+    written = {}
+    for name, text in tables(rows, sweep).items():
+        path = Path(folder) / name
         write_text(path, text)
-    return {name: str(path) for name, (path, _) in made.items()}
+        written[path.suffix[1:]] = str(path)
+    return written
+
+
+def tables(rows: Rows, sweep: Mapping[str, Any]) -> dict[str, str]:
+    """{file name: text} of table.csv, table.json and report.html."""
+    as_json = json.dumps({"sweep": dict(sweep), "rows": [dict(row) for row in rows]}, indent=1)
+    return {"table.csv": to_csv(rows), "table.json": as_json, "report.html": html(rows, sweep)}
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:

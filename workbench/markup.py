@@ -73,6 +73,8 @@ def job_row(job: Job, place: int) -> str:
     else:
         state = escape(f"done in {text.duration(job.seconds())}" if job.state == "done" else job.error or job.state)
         acts = "" if job.state == "done" else button("Start again", "again", job=job.id)
+        if job.kind == "sweep" and job.result and job.spec.get("evaluation"):
+            acts += "".join(button(words, "table", job=job.id, file=file) for words, file in text.SWEEP_TABLES.items())
         acts += button("Remove", "forget", job=job.id)
     lines = "\n".join(escape(line) for line in job.log[-200:])
     details = f"<details><summary>log</summary><pre>{lines}</pre></details>" if lines else ""

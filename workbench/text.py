@@ -94,6 +94,8 @@ SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 
 EVALUATION = "Measure perplexity"
+SWEEP_TABLES = {"CSV": "table.csv", "JSON": "table.json", "Report": "report.html"}
+CROSS = "a cross-calibration study: two texts or more, all pairs"
 SWEEP_EMPTY = "none: as in the form; several: each of them"
 PROTOCOL_INFO = "windows: as set here; the others fix their own length, joins and special tokens"
 SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compressed layers, so this takes longer."

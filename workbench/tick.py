@@ -4,8 +4,8 @@ from typing import Any
 
 import gradio as gr
 
-from . import guide, markup, text
-from .parts import LIVE, QUIET, clicked, spoken
+from . import guide, markup, sweeps, text
+from .parts import LIVE, QUIET, clicked, download, spoken
 from .session import Session, calibration_key, factor_key
 
 
@@ -30,13 +30,16 @@ def wire(session: Session) -> None:
         return [*sent, kept if kept != old else gr.skip()]
 
     @spoken
-    def act(event: gr.EventData) -> None:
+    def act(event: gr.EventData) -> Any:
         said = clicked(event)
+        if said["action"] == "table":
+            return download(said["file"], sweeps.tables(session.jobs.get(said["job"]), session.runs)[said["file"]])
         {"cancel": session.jobs.cancel, "again": session.jobs.again, "forget": session.jobs.forget}[said["action"]](said["job"])
+        return gr.skip()
 
     gr.Timer(1).tick(look, [seen, *session.form.all], [*watched, seen], **QUIET, concurrency_limit=None)
     for board in (session.strip, session.job_panel):
-        board.select(act, None, None, **QUIET).then(look, [seen, *session.form.all], [*watched, seen], **LIVE)
+        board.select(act, None, session.downloads, **QUIET).then(look, [seen, *session.form.all], [*watched, seen], **LIVE)
 
 
 def state(session: Session, said: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import lrcore
 from .export import target
 from .jobs import Job
 from .runs import Run
+from .sweeps import lacking, made, measurements, sweep_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -38,37 +39,29 @@ def compress(session: "Session", job: Job) -> list[str]:
 
 
 def sweep(session: "Session", job: Job) -> list[str]:
-    """Every method, policy, ratio and calibration set, as one job. Runs that are there already, from before a stop, are not made again."""
-    todo, settings = sweep_of(job.spec).cells(), job.spec.get("evaluation")
+    """Every method, policy, ratio and calibration set, as one job. What is there already, from before a stop, is not made again.
+
+    A run that cannot be made, such as a KV budget for a method that leaves the cache as it is, is left out and said in the log.
+    """
+    todo, asked, refused = sweep_of(job.spec).cells(), measurements(job.spec), None
     for i, recipe in enumerate(todo):
         job.part = f"run {i + 1} of {len(todo)}"
         job.say(f"{job.part}: {recipe.method}, {recipe.policy}, remove {recipe.ratio:.0%}, calibrated on {recipe.data}")
-        run = made(session.runs.all(), recipe, settings)
-        if run is None:
-            run = one_run(session, job, recipe, "", settings)
-        else:
+        run = made(session.runs.all(), recipe)
+        if run is not None:
             job.say(f"there already as {run.name} ({run.id})")
+        try:
+            run = run or one_run(session, job, recipe, "", None)
+        except lrcore.InputError as error:
+            refused = error
+            job.say(f"left out: {error}")
+            continue
+        for settings in lacking(run, asked):
+            session.runs.add_evaluation(run.id, evaluation(session, run, settings, job))
         job.result = [*job.result, run.id]
+    if refused and not job.result:
+        raise refused
     return job.result
-
-
-def sweep_of(spec: dict[str, Any]) -> lrcore.Sweep:
-    """The sweep of a job's spec; what it does not name is the recipe's own."""
-    return lrcore.Sweep(
-        lrcore.Recipe.from_dict(spec["recipe"]), spec["methods"], spec.get("policies", ()), spec["ratios"], spec.get("calibration_sets", ())
-    )
-
-
-def made(runs: list[Run], recipe: lrcore.Recipe, settings: dict[str, Any] | None) -> Run | None:
-    """A run by exactly this recipe, measured as asked for where something is to be measured."""
-    return next(
-        (
-            run
-            for run in runs
-            if run.recipe == recipe and (settings is None or any(one.get("settings") == settings for one in run.evaluations))
-        ),
-        None,
-    )
 
 
 def measure(session: "Session", job: Job) -> list[str]:

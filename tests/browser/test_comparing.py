@@ -2,6 +2,8 @@
 
 import csv
 import io
+import itertools
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,32 @@ def test_measured_speed_is_an_axis(workbench):
     workbench.until(lambda: page.locator("#cards").inner_text().count("decode speed") == 2, 60, "the cards show no speed")
     workbench.until(lambda: len(workbench.plot("scatter")["traces"]) == 4, 20, "no front over time is drawn")  # dense, two methods, front
     assert page.locator("#scatter-lacks").inner_text() == ""
+
+
+def table_of(page, title: str, file: str) -> str:
+    """A file of a finished sweep, as its button in the list of jobs gives it."""
+    with page.expect_download() as waiting:
+        page.locator(".job.done", has_text=title).locator(f"button[data-file='{file}']").first.click()
+    return Path(waiting.value.path()).read_text(encoding="utf-8")
+
+
+def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workbench):
+    page = workbench.page
+    workbench.tab("Compress")
+    workbench.open("Sweep")
+    workbench.type_into("sweep-sets", "stories")
+    page.locator("#sweep-cross input").check()
+    workbench.click("#start-sweep")
+    page.get_by_text("needs at least two data sets").wait_for(timeout=10_000)
+    workbench.type_into("sweep-sets", "stories, python-docs")
+    workbench.click("#start-sweep")
+    workbench.until(lambda: page.locator(".job.done", has_text="Sweep of 4 runs").count(), 180, "the study does not end")
+    rows = list(csv.DictReader(io.StringIO(table_of(page, "Sweep of 4 runs", "table.csv"))))
+    pairs = {(row["method"], row["calibrated_on"], row["measured_on"]) for row in rows if row["method"] != "dense"}
+    assert pairs == set(itertools.product(("a3", "svd"), ("stories", "python-docs"), ("stories", "python-docs")))
+    assert all(float(row["perplexity"]) > 1 for row in rows)
+    report = table_of(page, "Sweep of 4 runs", "report.html")
+    assert "Calibrated on (down), measured on (across)" in report
+    assert "http" not in report
+    log = page.locator(".job.done", has_text="Sweep of 4 runs").locator("pre").text_content()
+    assert log.count("there already") == 2  # the runs of the sweep before, calibrated on stories

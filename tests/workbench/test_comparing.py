@@ -3,8 +3,10 @@
 import json
 from types import SimpleNamespace
 
+import pytest
+
 import lrcore
-from workbench import plots, text, work
+from workbench import plots, sweeps, text, work
 from workbench.measure import Measure
 from workbench.tabs import compare
 
@@ -36,16 +38,54 @@ def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_
 
 
 def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
-    spec = {"recipe": lrcore.Recipe().to_dict(), "methods": ["a3", "svd"], "ratios": [0.1, 0.2], "evaluation": {"samples": 2}}
-    assert len(work.sweep_of(spec).cells()) == 4
+    spec = {"recipe": lrcore.Recipe().to_dict(), "methods": ["a3", "svd"], "ratios": [0.1, 0.2], "evaluation": {"data": "stories"}}
+    assert len(sweeps.sweep_of(spec).cells()) == 4
     spec |= {"policies": ["uniform", "softmax"], "calibration_sets": ["stories", "python-docs"]}
-    cells = work.sweep_of(spec).cells()
+    cells = sweeps.sweep_of(spec).cells()
     assert len(cells) == 16
     there = SimpleNamespace(recipe=cells[3], evaluations=[{"settings": {"samples": 2}}])
-    assert work.made([there], cells[3], {"samples": 2}) is there
-    assert work.made([there], cells[3], None) is there
-    assert work.made([there], cells[3], {"samples": 3}) is None
-    assert work.made([there], cells[4], None) is None
+    assert sweeps.made([there], cells[3]) is there
+    assert sweeps.made([there], cells[4]) is None
+    assert sweeps.lacking(there, [{"samples": 2}, {"samples": 3}]) == [{"samples": 3}]
+
+
+def test_a_cross_calibration_study_measures_every_run_on_every_text():
+    texts = ["stories", "python-docs"]
+    spec = {"recipe": lrcore.Recipe().to_dict(), "methods": ["a3"], "ratios": [0.2], "calibration_sets": texts, "cross": True,
+            "evaluation": {"data": "stories", "samples": 2}}  # fmt: skip
+    sweeps.check_cross(spec)
+    assert sweeps.measurements(spec) == [{"data": data, "samples": 2} for data in texts]
+    assert sweeps.measurements(spec | {"cross": False}) == [{"data": "stories", "samples": 2}]
+    with pytest.raises(lrcore.InputError, match="at least two"):
+        sweeps.check_cross(spec | {"calibration_sets": ["stories"]})
+    with pytest.raises(lrcore.InputError, match="measures every run"):
+        sweeps.check_cross(spec | {"evaluation": None})
+
+
+def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_file, tmp_path):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    settings = {"data": str(story_file), "samples": 2, "seq_len": 16}
+    spec = {"recipe": recipe.to_dict(), "methods": ["a3", "svd"], "ratios": [0.4], "evaluation": settings}
+    asked, model, kept = sweeps.sweep_of(spec), lrcore.load(str(tiny_llama)), lrcore.Runs(tmp_path / "runs")
+    session, job = SimpleNamespace(runs=kept, dense=lambda _: model), SimpleNamespace(progress=None, result=[], spec=spec)
+    for cell in asked.cells():
+        small = lrcore.compress(model, cell)
+        session.small = lambda _, small=small: small
+        run = kept.write("x", cell, small)
+        kept.add_evaluation(run.id, work.evaluation(session, run, settings, SimpleNamespace(progress=lambda *_: None)))
+        job.result.append(run.id)
+    expected = lrcore.run_sweep(model, asked, tmp_path / "sweep")
+    found = json.loads(sweeps.tables(job, kept)["table.json"])["rows"]
+    assert len(found) == len(expected) == 3
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("method", "policy", "ratio", "calibrated_on", "measured_on", "parameters", "kv_bytes_per_token", "achieved"):
+            assert ours[name] == theirs[name], name
+        assert ours["perplexity"] == pytest.approx(theirs["perplexity"], rel=1e-6)
+        assert (ours["context"], theirs["context"]) == (32, 127)  # where FLOPs are counted
+    kept.delete(job.result[0])
+    assert len(json.loads(sweeps.tables(job, kept)["table.json"])["rows"]) == 2
+    with pytest.raises(lrcore.InputError, match="no table"):
+        sweeps.tables(SimpleNamespace(result=[], spec=spec), kept)
 
 
 def test_the_front_joins_what_no_other_run_beats():

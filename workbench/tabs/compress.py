@@ -10,7 +10,7 @@ from .. import memory, text
 from ..measure import Measure
 from ..parts import LIVE, QUIET, listen, spoken
 from ..session import Session
-from ..work import sweep_of
+from ..sweeps import check_cross, sweep_of
 
 TITLE = "Compress"
 
@@ -39,6 +39,7 @@ def build(session: Session) -> None:
         with gr.Row(elem_classes="bottom"):
             ratios = gr.Textbox("0.1, 0.2, 0.3, 0.4", label="Remove", info="shares, separated by commas", elem_id="sweep-ratios")
             sets = gr.Textbox(label="Calibration texts", info=text.SWEEP_EMPTY, elem_id="sweep-sets")
+            cross = gr.Checkbox(False, label="Measure on every calibration text", info=text.CROSS, elem_id="sweep-cross")
             sweep = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)
     gr.Markdown("### Jobs")
     session.job_panel.render()
@@ -69,14 +70,16 @@ def build(session: Session) -> None:
         return ""
 
     @spoken
-    def submit_sweep(methods: list[str], policies: list[str], ratios: str, sets: str, *said: Any) -> None:
+    def submit_sweep(methods: list[str], policies: list[str], ratios: str, sets: str, cross: bool, *said: Any) -> None:
         recipe, settings = split(said)
         shares = parse_ratios(ratios, recipe)
         if not methods:
             raise lrcore.InputError("The sweep has no methods: choose at least one.")
         texts = [name.strip() for name in sets.split(",") if name.strip()]
         spec = {"recipe": recipe.to_dict(), "methods": methods, "policies": policies or [], "ratios": shares, "calibration_sets": texts,
-                "evaluation": settings}  # fmt: skip
+                "evaluation": settings, "cross": cross}  # fmt: skip
+        if cross:
+            check_cross(spec)
         session.jobs.submit("sweep", f"Sweep of {len(sweep_of(spec).cells())} runs on {recipe.model}", spec)
 
     everything = [*form.all, *measure.all]
@@ -84,7 +87,7 @@ def build(session: Session) -> None:
     told = [session.opened, session.tab.select, session.factored.change, session.chosen.change, *(part.change for part in measure.all)]
     listen(told, describe, everything, [words, command], **LIVE)
     start.click(submit, [name, *everything], name, **QUIET)
-    sweep.click(submit_sweep, [methods, policies, ratios, sets, *everything], None, **QUIET)
+    sweep.click(submit_sweep, [methods, policies, ratios, sets, cross, *everything], None, **QUIET)
 
 
 def parse_ratios(words: str, recipe: lrcore.Recipe) -> list[float]:
