@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import lrcore
 from workbench import markup, plots, runs, text
 from workbench.form import Form, differences
+from workbench.jobs import Job
 from workbench.shelf import ROOM, Shelf
 from workbench.tabs import TABS
 from workbench.tabs.compress import parse_ratios
@@ -121,9 +121,7 @@ def test_figures_are_plain_json_without_backgrounds():
 
 
 def test_what_people_type_is_escaped():
-    job = SimpleNamespace(
-        id="1", title="<b>x</b>", state="failed", error="<script>", log=["<i>"], stage="", done=0, total=0, seconds=lambda: 1.0, part=""
-    )
+    job = Job("compress", "<b>x</b>", {}, state="failed", error="<script>", log=["<i>"])
     html = markup.job_row(job, 0)
     assert "<script>" not in html
     assert "<i>" not in html
