@@ -26,12 +26,15 @@ def quantise(model: LoadedModel, bits: int = 8, group: int = 64, progress: Progr
 
     The model given is untouched. Biases, norms, embeddings, head and experts stay as they are; factors that are codes already, too. A
     matrix is laid out for the length of its product, so what falls is the room that weights take, in memory and on disk. Its report has
-    "quantised", and its account the bytes as they are. Raises InputError for bits other than 8 and 4, and for groups below 8.
+    "quantised", and its account the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below 8, and for a
+    model quantised before.
     """
     if bits not in BITS or group < 8:
         raise InputError(
             f"Codes of {bits} bits in groups of {group} were asked for. Use 8 or 4 bits, and groups of at least 8, such as 64."
         )
+    if (model.report or {}).get("quantised"):
+        raise InputError(f"'{model.name}' is quantised already: its matrices are codes. Quantise the model that it was made of.")
     network, progress, total = clone(model.network), progress or silent, len(decoder_layers(model.network))
     for index in range(total):
         progress("quantise", index, total)

@@ -125,3 +125,5 @@ def test_the_command_quantises_a_folder_and_evaluate_and_compare_read_it(tiny_ll
     assert made["bytes_on_disk"] < small["bytes_on_disk"]
     assert main(["quantise", str(tmp_path / "small"), str(tmp_path / "new"), "--bits", "5"]) == 2
     assert "Use 8 or 4 bits" in capsys.readouterr().err
+    assert main(["quantise", str(tmp_path / "made"), str(tmp_path / "new")]) == 2
+    assert "is quantised already" in capsys.readouterr().err

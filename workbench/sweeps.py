@@ -37,8 +37,8 @@ def check_cross(spec: dict[str, Any]) -> None:
 
 
 def made(runs: Sequence[Run], recipe: lrcore.Recipe) -> Run | None:
-    """A run by exactly this recipe."""
-    return next((run for run in runs if run.recipe == recipe), None)
+    """A run by exactly this recipe, not quantised on top of it."""
+    return next((run for run in runs if run.recipe == recipe and not run.report.get("quantised")), None)
 
 
 def lacking(run: Run, asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

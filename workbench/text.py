@@ -113,6 +113,10 @@ EXPORT_HELP = (
     "Writes a Hugging Face folder beside the checkpoint. `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads it "
     "where the workbench is not installed; a stock export is an architecture that transformers has, and needs no code."
 )
+QUANTISE_HELP = (
+    "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is measured as this one was and stands beside "
+    "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not time."
+)
 PUSH_HELP = (
     "Exports the run as chosen above and uploads that folder with the token of `hf auth login` or `HF_TOKEN`. "
     "Nothing is uploaded before you press Push."

@@ -73,6 +73,19 @@ def measure(session: "Session", job: Job) -> list[str]:
     return job.spec["runs"]
 
 
+def quantise(session: "Session", job: Job) -> list[str]:
+    """A run as codes of a few bits, kept as a run of its own and measured as the first one was."""
+    run, bits = session.runs.get(job.spec["run"]), job.spec["bits"]
+    small = lrcore.quantise(session.small(run), bits, progress=job.progress)
+    kept = session.runs.write(f"{run.name} · {bits} bit", run.recipe, small)
+    session.shelf.put("small", kept.id, small)
+    job.say(f"kept as {kept.name} ({kept.id})")
+    for one in run.evaluations:
+        if "settings" in one:
+            session.runs.add_evaluation(kept.id, evaluation(session, kept, one["settings"], job))
+    return [kept.id]
+
+
 def export(session: "Session", job: Job) -> list[str]:
     """Write a run as a Hugging Face folder, anew each time: its name and measurements may have changed."""
     run, stock = session.runs.get(job.spec["run"]), job.spec["stock"]
@@ -147,6 +160,7 @@ WORK = {
     "sweep": sweep,
     "measure": measure,
     "speed": speed,
+    "quantise": quantise,
     "export": export,
     "push": push,
 }

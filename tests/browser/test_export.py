@@ -35,3 +35,23 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
     assert (Path(folder) / "README.md").read_text().count("stock one") >= 1
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.model_type == "llama"
+
+
+def test_the_run_is_quantised_and_compared(workbench):
+    workbench.open("Quantise")
+    workbench.locator("#quantise-bits").get_by_text("4", exact=True).click()
+    workbench.click("#quantise")
+    workbench.page.locator("#runs-table [role=gridcell]", has_text="stock one · 4 bit").first.wait_for(timeout=90_000)
+    workbench.until_idle()
+    workbench.tab("Compare")
+    workbench.until(lambda: "stock one · 4 bit" in workbench.locator("#compare-runs").inner_text() or choose(workbench), 30, "no such run")
+    workbench.until(lambda: "stock one · 4 bit" in workbench.locator("#cards").inner_text(), 20, "no card")
+    assert "not measured" not in workbench.locator("#cards").inner_text()
+
+
+def choose(workbench) -> bool:
+    workbench.page.locator("#compare-runs input").first.click()
+    workbench.page.get_by_role("option", name="stock one · 4 bit").first.dispatch_event("mousedown")
+    workbench.page.locator("#compare-runs input").first.blur()
+    workbench.page.wait_for_timeout(500)
+    return False

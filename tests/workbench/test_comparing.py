@@ -43,7 +43,7 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     spec |= {"policies": ["uniform", "softmax"], "calibration_sets": ["stories", "python-docs"]}
     cells = sweeps.sweep_of(spec).cells()
     assert len(cells) == 16
-    there = SimpleNamespace(recipe=cells[3], evaluations=[{"settings": {"samples": 2}}])
+    there = SimpleNamespace(recipe=cells[3], evaluations=[{"settings": {"samples": 2}}], report={})
     assert sweeps.made([there], cells[3]) is there
     assert sweeps.made([there], cells[4]) is None
     assert sweeps.lacking(there, [{"samples": 2}, {"samples": 3}]) == [{"samples": 3}]

@@ -6,9 +6,10 @@ import pytest
 from elsewhere import elsewhere
 
 import lrcore
-from workbench import text
+from workbench import sweeps, text
 from workbench.jobs import ENDED
 from workbench.session import Session
+from workbench.tabs import compare
 
 LOAD = """
 import sys, torch
@@ -57,6 +58,31 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(session, tin
     assert text.stock(even.report["stock"]) == text.STOCK_YES
     assert done(session, session.jobs.submit("export", "x", {"run": even.id, "stock": True})).state == "done"
     elsewhere(LOAD, str(run.folder.absolute() / "export"), str(even.folder.absolute() / "export-stock"), cwd=tmp_path)
+
+
+def test_a_quantised_run_stands_beside_the_one_it_was_made_of(session, tiny_llama, story_file):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3")
+    measured = {"data": str(story_file), "samples": 2, "seq_len": 32}
+    (first,) = done(session, session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured})).result
+    job = done(session, session.jobs.submit("quantise", "x", {"run": first, "bits": 4}))
+    assert job.state == "done", job.error
+    run, made = session.runs.get(first), session.runs.get(job.result[0])
+    assert made.name.endswith("4 bit")
+    files = [sum(file.stat().st_size for file in one.checkpoint.glob("*.safetensors")) for one in (run, made)]
+    assert files[1] < 0.5 * files[0]
+    assert made.report["summary"]["megabytes"] <= files[1] / 1e6 < 1.2 * made.report["summary"]["megabytes"]
+    assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
+    assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
+    cards = compare.all_cards([run, made], None, {})
+    assert all(f"{one.evaluations[0]['perplexity']:.4f}" in cards for one in (run, made))
+    fields = [row[0] for row in compare.all_differences([run, made])]
+    assert {"megabytes", "bits"} <= set(fields)
+    assert not {"parameters", "method", "ratio"} & set(fields)
+    assert len(compare.points([run, made], compare.key_of(run, run.evaluations[0]), "megabytes", {})) == 3
+    assert sweeps.made([made], recipe) is None  # a sweep still makes the run itself
+    assert sweeps.made([made, run], recipe) is run
+    again = done(session, session.jobs.submit("quantise", "x", {"run": made.id, "bits": 8}))
+    assert "is quantised already" in again.error
 
 
 def test_nothing_is_pushed_unless_asked_and_then_the_export_is(session, tiny_llama, story_file, monkeypatch):

@@ -35,6 +35,11 @@ def build(session: Session) -> None:
             retag = gr.Button("Set tags", size="sm", scale=0, min_width=110, elem_id="run-retag")
             delete = gr.Button("Delete", size="sm", scale=0, min_width=110, variant="stop", elem_id="run-delete")
         folder = gr.Textbox(label="Checkpoint folder", interactive=False, buttons=["copy"], elem_id="run-folder")
+        with gr.Accordion("Quantise", open=False):
+            gr.Markdown(text.QUANTISE_HELP)
+            with gr.Row(elem_classes="bottom"):
+                bits = gr.Radio([8, 4], value=8, label="Bits", elem_id="quantise-bits")
+                quantise = gr.Button("Quantise", size="sm", scale=0, min_width=110, elem_id="quantise")
         with gr.Accordion("Model card", open=True):
             card = gr.Markdown(elem_id="model-card")
         with gr.Accordion("Export", open=True):
@@ -114,6 +119,11 @@ def build(session: Session) -> None:
         return session.fill(run.recipe.with_(overrides=run.report["stock"]["ranks"]))
 
     @spoken
+    def to_codes(run_id: str, bits: int) -> None:
+        title = f"Quantise {session.runs.get(run_id).name} to {bits} bit"
+        session.jobs.submit("quantise", title, {"run": run_id, "bits": bits}, once=True)
+
+    @spoken
     def write(run_id: str, stock: bool) -> None:
         run = session.runs.get(run_id)
         session.jobs.submit("export", f"Export {run.name}", {"run": run_id, "stock": bool(stock)}, once=True)
@@ -141,6 +151,7 @@ def build(session: Session) -> None:
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
     retag.click(set_tags, [opened, tags], None, **QUIET)
     delete.click(forget, opened, address, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
+    quantise.click(to_codes, [opened, bits], None, **QUIET)
     even.click(fitting, opened, session.filled, **QUIET)
     leave.click(write, [opened, stock], None, **QUIET)
     push.click(send, [opened, stock, repo, private], None, **QUIET)
