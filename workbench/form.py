@@ -1,5 +1,6 @@
 """The form: one component per recipe field, made once and placed by the sidebar and the tabs. A browser's whole state is its values."""
 
+from abc import ABCMeta
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,11 @@ TEMPERATURES = (0.005, 2.0)
 
 def names(rows: Any) -> list[str]:
     return [row["name"] for row in rows]
+
+
+# A slider whose range follows the model. A value sent while the range was changing is no error: the recipe checks it anyway. It is a class
+# because Gradio makes the component anew when the range changes, and ABCMeta makes it because Gradio's metaclass would write a .pyi file.
+MovingRange = ABCMeta.__new__(type(gr.Slider), "MovingRange", (gr.Slider,), {"is_template": True, "preprocess": lambda self, value: value})
 
 
 class Form:
@@ -50,7 +56,7 @@ class Form:
             "policy": choice("policy", names(lrcore.policies())),
             "ratio": box(gr.Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),
             "budget": choice("budget", [(budget(name), name) for name in lrcore.BUDGETS]),
-            "temperature": box(gr.Slider, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
+            "temperature": box(MovingRange, "temperature", value=0.1, minimum=TEMPERATURES[0], maximum=TEMPERATURES[1], step=0.005),
             "rounding": choice("rounding", ("down", "nearest")),
             "multiple": whole("multiple"),
             "component_ratios": box(gr.Textbox, "component_ratios", placeholder="qk=0.3, mlp=0.1"),
@@ -59,9 +65,6 @@ class Form:
             "overrides": gr.State({}),
             "rule": box(gr.Checkbox, "rule", value=True),
         }
-
-        # The slider's range follows the model. A value sent while the range was changing is no error: the recipe checks it anyway.
-        self.parts["temperature"].preprocess = lambda value: value
 
     def __getitem__(self, name: str) -> gr.components.Component:
         return self.parts[name]

@@ -148,3 +148,11 @@ def test_every_tab_has_a_row():
 
     files = {path.stem for path in Path(workbench.tabs.__file__).parent.glob("*.py")} - {"__init__"}
     assert files == {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
+
+
+def test_a_temperature_out_of_the_new_range_is_no_error():
+    """Gradio makes the slider anew, from its class and its arguments, whenever its range is changed."""
+    slider = Form()["temperature"]
+    narrower = type(slider)(**slider.constructor_args | {"maximum": 0.05})
+    assert narrower.preprocess(0.1) == 0.1
+    assert narrower.get_block_name() == "slider"
