@@ -140,6 +140,9 @@ function draw() {
     if (layout[name].title) layout[name].title = {...layout[name].title, font: {size: 12, ...layout[name].title.font}};
   }
   for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])]) (cut.line || cut.font).color = style('--select');
+  // on a narrow page a long legend takes several lines: they come on top of the height that the axes need
+  const named = figure.data.filter(trace => trace.name && trace.showlegend !== false).length;
+  if (layout.height && window.innerWidth < 600 && named > 4) layout.height += 20 * Math.ceil(named / 2);
   if (layout.height) host.style.height = layout.height + 'px';
   Plotly.react(host, figure.data, {...layout, shapes: [...(layout.shapes || []), ...marks()]}, CONFIG).then(() => {
     host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
@@ -147,6 +150,8 @@ function draw() {
     place();
     if (host.wired) return;
     host.wired = true;
+    // Where a page has a <base>, plotly names clips and gradients by the address at the first drawing, and loses them when that changes.
+    if (host._context._baseUrl) { host._context._baseUrl = ''; Plotly.redraw(host); }
     host.on('plotly_click', e => { const p = e.points[0]; trigger('select', {x: p.x, y: p.y, z: p.z, custom: p.customdata}); });
     host.on('plotly_relayout', place);
     window.addEventListener('lrw-selected', () => {

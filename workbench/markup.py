@@ -17,6 +17,12 @@ def note(words: str, kind: str = "plain") -> str:
     return f"<div class='note {kind}'>{escape(words)}</div>" if words else ""
 
 
+def about(name: str, line: str, more: str = "") -> str:
+    """One line about what is chosen; the rest opens on a click."""
+    rest = f"<details><summary>{escape(text.MORE)}</summary><p>{escape(more)}</p></details>" if more else ""
+    return f"<div class='note about'><b>{escape(name)}</b><span>{escape(line)}</span>{rest}</div>"
+
+
 def button(label: str, action: str, **data: str) -> str:
     extra = " ".join(f"data-{name}='{escape(value, quote=True)}'" for name, value in data.items())
     return f"<button type='button' class='act {action}' data-action='{action}' {extra}>{escape(label)}</button>"

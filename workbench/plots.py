@@ -265,4 +265,10 @@ def scatter(points: Sequence[Mapping[str, Any]], axis: str) -> str:
                            "symbol": "star" if dense else SYMBOLS[(i - 1) % len(SYMBOLS)]},
             }
         )  # fmt: skip
-    return figure(data, 360, "scatter" + axis, xaxis={"title": {"text": axis}}, yaxis={"title": {"text": "perplexity (lower is better)"}})
+    return figure(
+        data,
+        360,
+        "scatter" + axis,
+        xaxis={"title": {"text": axis}},
+        yaxis={"title": {"text": "perplexity (lower is better)", "standoff": 14}},
+    )

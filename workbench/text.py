@@ -52,7 +52,7 @@ STALE = "Not analysed with these settings yet: the curves show the ones before."
 NO_FACTORS = (
     "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; they are kept for every later slider move."
 )
-ALL_HEADS = "All heads"
+ALL_HEADS, MORE = "All heads", "how it is done here"
 
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add every method"

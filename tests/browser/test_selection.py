@@ -32,6 +32,9 @@ def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
     click_cell(workbench, 3, "ov")
     workbench.page.wait_for_selector("#cell-heading h3[data-layer='3'][data-name='ov']")
     workbench.until(lambda: workbench.evaluate(MARKED, "heatmap") == [[3, "y", 0.5]], 5, "the cell is not marked")
+    heatmap = workbench.locator("#heatmap").inner_html()
+    assert "cbfill" in heatmap
+    assert "url(&quot;http" not in heatmap  # the address has changed: a colour bar filled by the old one would be blank
     workbench.allocation()
     selected(workbench, 3, "ov")
     workbench.until(lambda: workbench.evaluate(MARKED, "bars") == [[3, "y2", 0]], 5, "the bar is not marked")

@@ -220,9 +220,9 @@ def temperature_slider(plan: Any, rule: bool) -> Any:
 
 
 def method_words(recipe: lrcore.Recipe) -> str:
-    words = [f"{row['name']} ({row['paper']}). {row['notes']}" for row in lrcore.methods() if row["name"] == recipe.method]
-    words += [f"{row['name']}: {row['summary']}" for row in lrcore.policies() if row["name"] == recipe.policy]
-    return "".join(markup.note(one) for one in words)
+    method = next(row for row in lrcore.methods() if row["name"] == recipe.method)
+    policy = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+    return markup.about(method["name"], method["paper"], method["notes"]) + markup.about(policy["name"], policy["summary"])
 
 
 def rank_rows(plan: Any, fixed: Any) -> pd.DataFrame:

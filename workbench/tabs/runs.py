@@ -85,7 +85,7 @@ def build(session: Session) -> None:
             gr.Checkbox(interactive=True) if possible else gr.Checkbox(value=False, interactive=False),
             gr.Button(visible=bool(found and found["ranks"] and not found["qualifies"])),
             written,
-            export.model_card(run),
+            export.model_card(run).split("\n---\n", 1)[-1],  # the front matter is for the hub
         )
 
     def linked(request: gr.Request) -> tuple[Any, Any]:
