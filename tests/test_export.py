@@ -209,7 +209,7 @@ def test_what_is_no_stock_model_says_why(dense, story_file, tmp_path) -> None:
     small = compressed(dense("llama"), story_file)
     with pytest.raises(lrcore.InputError, match="narrower attention heads"):
         lrcore.export(small, tmp_path / "out", stock=True)
-    with pytest.raises(lrcore.InputError, match="factored matrices"):
+    with pytest.raises(lrcore.InputError, match="factored or quantised matrices"):
         lrcore.export(compressed(dense("llama"), story_file, "svd"), tmp_path / "out", stock=True)
     with pytest.raises(lrcore.InputError, match="follows from the hidden size"):
         lrcore.export(compressed(dense("bloom"), story_file), tmp_path / "out", stock=True)
