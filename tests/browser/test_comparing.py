@@ -50,6 +50,7 @@ def test_a_sweep_is_compared(workbench):
     workbench.until(lambda: page.locator("#coloured .tokens span[style*=rgba]").count() > 20, 30, "no token is coloured")
 
     workbench.open("A set of prompts")
+    page.wait_for_timeout(1000)  # what is typed while the box is being built is lost
     workbench.type_into("prompt-set", "Tom went to\nOnce upon a time")
     workbench.click("#set-go")
     workbench.until(lambda: "Tom went to" in page.locator("#set-table").inner_text(), 60, "no answers come")  # rows far down are not drawn
@@ -116,3 +117,22 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
     assert "http" not in report
     log = page.locator(".job.done", has_text="Sweep of 4 runs").locator("pre").text_content()
     assert log.count("there already") == 2  # the runs of the sweep before, calibrated on stories
+
+
+def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
+    sweep, run = tmp_path / "sweep.html", tmp_path / "run.html"
+    sweep.write_text(table_of(workbench.page, "Sweep of 4 runs", "report.html"), encoding="utf-8")
+    workbench.tab("Runs & export")
+    workbench.page.locator("#runs-table [role=gridcell]", has_text="svd 30% uniform").first.click()
+    workbench.page.locator("#run-report").wait_for(state="visible", timeout=20_000)
+    run.write_text(workbench.download("run-report"), encoding="utf-8")
+    context, asked = workbench.page.context.browser.new_context(offline=True), []
+    context.on("request", lambda request: asked.append(request.url))
+    page = context.new_page()
+    for path in (sweep, run):
+        page.goto(path.as_uri())
+        assert page.locator("table").count() > 1
+    assert asked == [sweep.as_uri(), run.as_uri()]
+    page.goto(sweep.as_uri())
+    assert page.locator("svg circle").count() > 10
+    context.close()
