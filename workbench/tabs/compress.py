@@ -60,7 +60,7 @@ def build(session: Session) -> None:
         summary = plan.summary()
         room = memory.words(memory.needed(model, recipe, summary, settings), memory.free(str(model.device)))
         fit = text.stock(lrcore.stock_fit(model, plan).to_dict())
-        return f"{text.paragraph(recipe, summary, settings)} {room} {fit}", recipe.command()
+        return f"{text.paragraph(recipe, summary, settings)}\n\n{room}\n\n{fit}", recipe.command()
 
     @spoken
     def submit(name: str, *said: Any) -> str:

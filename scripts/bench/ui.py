@@ -1,0 +1,133 @@
+"""What a person at the page waits for, measured in a real Chromium: needs playwright and a Chromium (CHROMIUM names it)."""
+
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .page import ROOT, machine, note, table, write_section
+
+MOVES, LOADS, STARTS = 20, 3, 3
+MODELS = {"demo-llama, 6 layers of 256": "app.py", "made-up spectra, 80 layers of 8192": "scripts/large_model.py"}
+HEAT, BARS = "#heatmap .js-plotly-plot", "#bars .js-plotly-plot"
+
+# Sets a slider as a drag does and answers with the milliseconds until the plot is drawn again.
+SLIDE = """([slider, plot, value]) => new Promise((done, failed) => {
+  setTimeout(() => failed(`${plot} is not drawn again at ${value}`), 20000);
+  const input = document.querySelector(slider + ' input[type=range]'), host = document.querySelector(plot), began = performance.now();
+  const drawn = () => { host.removeListener('plotly_afterplot', drawn); done(performance.now() - began); };
+  host.on('plotly_afterplot', drawn);
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
+  input.dispatchEvent(new Event('input', {bubbles: true}));
+})"""
+# Presses Start and answers with the milliseconds until the strip shows a running job with its steps.
+START = """() => new Promise((done, failed) => {
+  setTimeout(() => failed('no progress is shown'), 60000);
+  const began = performance.now(), strip = document.querySelector('#strip');
+  const look = () => { if (document.querySelector('#strip .running .steps[data-total]:not([data-total="0"])')) {
+    watch.disconnect(); done(performance.now() - began); } };
+  const watch = new MutationObserver(look);
+  watch.observe(strip, {subtree: true, childList: true, attributes: true});
+  document.querySelector('#start').click();
+})"""
+
+
+def ui(_: list[str]) -> None:
+    """First picture, slider to redrawn figures, Start to first progress; on a demo model and on 80 layers."""
+    from playwright.sync_api import sync_playwright
+
+    rows = []
+    with sync_playwright() as play:
+        path = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        for title, script in MODELS.items():
+            with served(script) as url:
+                rows.append([title, *measured(browser, url, script == "app.py")])
+                note(f"page {rows[-1]}")
+        browser.close()
+    header = ["model", "heatmap on the page, s", "budget slider to bars, ms: median (p95)", "threshold to heatmap, ms: median (p95)",
+              "Start to first progress, ms"]  # fmt: skip
+    words = f"{machine()}; load average {os.getloadavg()[0]:.1f} at the end. Medians of {LOADS} loads, {MOVES} moves and {STARTS} starts."
+    write_section("page", f"{words}\n\n{table(header, rows)}")
+
+
+def measured(browser, url: str, compresses: bool) -> list[str]:
+    opened(browser, url).close()  # what the server makes once
+    pages, loads = [], []
+    for _ in range(LOADS):
+        begin = time.perf_counter()
+        pages.append(opened(browser, url))
+        loads.append(time.perf_counter() - begin)
+    page = pages.pop()
+    for other in pages:
+        other.close()
+    page.wait_for_timeout(2000)
+    page.locator("#measure input").first.click()
+    page.get_by_role("option", name="Energy rank").click()
+    page.wait_for_timeout(1000)
+    heat = [page.evaluate(SLIDE, ["#threshold", HEAT, str(0.6 + 0.009 * i)]) for i in range(MOVES)]
+    page.get_by_role("tab", name="Allocation", exact=True).click()
+    page.wait_for_selector(BARS)
+    page.wait_for_timeout(2000)
+    bars = [page.evaluate(SLIDE, ["#field-ratio", BARS, str(0.1 + 0.01 * i)]) for i in range(1, MOVES + 1)]
+    started = f"{statistics.median(starts(page)):.0f}" if compresses else "–"
+    page.close()
+    return [f"{statistics.median(loads):.2f}", spread(bars), spread(heat), started]
+
+
+def opened(browser, url: str):
+    """A page of a fresh profile once its heatmap is drawn."""
+    page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.goto(url)
+    page.wait_for_selector(f"{HEAT} .main-svg", timeout=300_000)
+    return page
+
+
+def starts(page) -> list[float]:
+    page.get_by_role("tab", name="Compress", exact=True).click()
+    page.wait_for_selector("#start", state="visible")
+    page.wait_for_timeout(2000)
+    took = []
+    for _ in range(STARTS):
+        took.append(page.evaluate(START))
+        page.wait_for_selector("#strip .strip:not(.running)", timeout=300_000)
+        page.wait_for_timeout(1500)
+    return took
+
+
+def spread(times: list[float]) -> str:
+    return f"{statistics.median(times):.0f} ({sorted(times)[int(0.95 * len(times))]:.0f})"
+
+
+@contextmanager
+def served(script: str) -> Iterator[str]:
+    """The page of a script on a free port, with folders of its own."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        env = os.environ | {"LRCORE_RUNS": f"{folder}/runs", "LRCORE_CACHE": f"{folder}/cache"}
+        process = subprocess.Popen([sys.executable, script, "--port", str(port)], cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+        try:
+            yield answered(f"http://127.0.0.1:{port}")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+
+
+def answered(url: str) -> str:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(url, timeout=2).close()
+            return url
+        except OSError:
+            time.sleep(0.5)
+    raise SystemExit(f"{url} does not answer")
