@@ -21,7 +21,7 @@ HEAT, BARS = "#heatmap .js-plotly-plot", "#bars .js-plotly-plot"
 
 # Sets a slider as a drag does and answers with the milliseconds until the plot is drawn again.
 SLIDE = """([slider, plot, value]) => new Promise((done, failed) => {
-  setTimeout(() => failed(`${plot} is not drawn again at ${value}`), 20000);
+  setTimeout(() => failed(`${plot} is not drawn again at ${value}`), 60000);
   const input = document.querySelector(slider + ' input[type=range]'), host = document.querySelector(plot), began = performance.now();
   const drawn = () => { host.removeListener('plotly_afterplot', drawn); done(performance.now() - began); };
   host.on('plotly_afterplot', drawn);
@@ -72,6 +72,7 @@ def measured(browser, url: str, compresses: bool) -> list[str]:
     page.wait_for_timeout(2000)
     page.locator("#measure input").first.click()
     page.get_by_role("option", name="Energy rank").click()
+    page.wait_for_function(f"() => document.querySelector('{HEAT}').data[0].hovertemplate.includes('Energy rank')", timeout=60_000)
     page.wait_for_timeout(1000)
     heat = [page.evaluate(SLIDE, ["#threshold", HEAT, str(0.6 + 0.009 * i)]) for i in range(MOVES)]
     page.get_by_role("tab", name="Allocation", exact=True).click()
