@@ -12,7 +12,7 @@ from torch import Tensor
 from .calibrate import Calibration, Progress, silent
 from .errors import InputError, unknown
 from .layer import MLP, Layer, heads, output_heads
-from .linalg import eigh_descending, roots, symmetric, whitened_svd
+from .linalg import column_squares, eigh_descending, roots, symmetric, whitened_svd
 from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
 from .methods.grams import head_gram, output_gram
@@ -138,7 +138,7 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
 
 def _neurons(squares: Tensor, mlp: MLP) -> Tensor:
     """Norm of each neuron's share of the output, `sqrt(squares_j) |column_j|`, descending. [1, d_f]"""
-    return (squares * (mlp.down.weight.double() ** 2).sum(0)).sqrt().sort(descending=True).values.unsqueeze(0)
+    return (squares * column_squares(mlp.down.weight)).sqrt().sort(descending=True).values.unsqueeze(0)
 
 
 def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:

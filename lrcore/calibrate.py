@@ -2,17 +2,15 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from . import data
-from .files import draft_of
+from .files import cache_folder, draft_of
 from .methods import METHODS
 from .models.architectures import decoder_layers
 from .models.layers import clone
@@ -20,6 +18,7 @@ from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .recipe import Recipe
 from .statistics import PARTS, Moments, Need
+from .tensor_files import write_tensors
 
 Progress = Callable[[str, int, int], None]
 FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
@@ -32,11 +31,6 @@ def silent(stage: str, done: int, total: int) -> None:
 def all_needs() -> frozenset[Need]:
     """What the methods together read, and the influences for the policies: collected once, used by every method and ratio."""
     return frozenset((part, "influence") for part in PARTS).union(*(method.needs for method in METHODS.values()))
-
-
-def cache_folder() -> Path:
-    """Where calibrations are kept: $LRCORE_CACHE, else ~/.cache/lrcore."""
-    return Path(os.environ.get("LRCORE_CACHE") or Path.home() / ".cache" / "lrcore")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +90,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
             moments = stream.run(layer, needs if layer in missing else ())
             if moments is not None:
                 write_moments(moments, _layer_file(folder, layer))
+            del moments  # before the next layer's are made
     progress("calibrate", layers, layers)
     return calibration
 
@@ -106,9 +101,9 @@ def _layer_file(folder: Path, layer: int) -> Path:
 
 def write_moments(moments: Moments, path: Path) -> None:
     """Write the file whole, or not at all."""
-    tensors = {f"{tap}.{statistic}": value.contiguous().cpu() for (tap, statistic), value in moments.values.items()}
+    tensors = {f"{tap}.{statistic}": value for (tap, statistic), value in moments.values.items()}
     with draft_of(path) as draft:
-        save_file(tensors, draft, metadata={"tokens": str(moments.tokens)})
+        write_tensors(draft, tensors, {"tokens": str(moments.tokens)})
 
 
 def read_moments(path: Path, device: str = "cpu") -> Moments:

@@ -18,45 +18,49 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from .card import licence
 from .errors import InputError
-from .files import beside, exchange
+from .files import WAITING, beside, cache_folder, exchange
 from .models.install import install
-from .models.layers import structure
+from .models.layers import structure, untied
 from .models.load import (
     LoadedModel,
-    auto_class,
-    kernel_of,
+    checked,
+    empty_network,
     load_folder,
     locate,
-    quiet,
     read_config,
     read_tokenizer,
     resolve_device,
     resolve_dtype,
     settle,
 )
+from .models.offload import free_at_once
+from .models.waiting import wait_on_disk
 from .models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
+from .tensor_files import Stored, as_dtype, stored_tensors, write_tensors
 
 FORMAT = 2
 SHARD = "5GB"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
-def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto") -> LoadedModel:
+def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto", offload: bool = False) -> LoadedModel:
     """A model by demo name, folder or hub id; a folder written by `save` comes back as the compressed model it was.
 
-    dtype None: float32 for a dense model, as saved for a checkpoint. Raises InputError in one line for whatever is wrong.
+    dtype None: float32 for a dense model, as saved for a checkpoint. offload: decoder layers wait on disk and are read one at a time, so
+    that a model larger than memory can be calibrated, compressed and saved; all results are the same to the bit.
+    Raises InputError in one line for whatever is wrong.
     """
     folder = locate(name, revision)
     if (folder / MARK).is_file():
-        return load_checkpoint(folder, dtype or "auto", device, name)
-    return load_folder(folder, name, dtype or "float32", device)
+        return load_checkpoint(folder, dtype or "auto", device, name, offload)
+    return load_folder(folder, name, dtype or "float32", device, offload)
 
 
 def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Path:
@@ -95,23 +99,34 @@ def check_target(folder: str | Path, overwrite: bool = False) -> None:
         raise InputError(f"'{folder}' cannot be written: no permission in '{nearest}'. Choose another folder.")
 
 
-def load_checkpoint(folder: str | Path, dtype: str = "auto", device: str = "auto", name: str | None = None) -> LoadedModel:
+def load_checkpoint(
+    folder: str | Path, dtype: str = "auto", device: str = "auto", name: str | None = None, offload: bool = False
+) -> LoadedModel:
     """A compressed model from a folder written by `save`. With dtype "auto" its logits are bit-identical to the saved model's."""
     folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
     described = _read_mark(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
     stored = resolve_dtype(described["dtype"])
-    state = _state(files, described["tied"], None if wanted in ("auto", stored) else wanted)
+    into, tied = None if wanted in ("auto", stored) else wanted, described["tied"]
+    if offload:
+        free_at_once()
     try:
         network = _empty_network(config, stored, described["structure"])
-        network.load_state_dict(state, strict=True, assign=True)
+        if offload:
+            waiting = _wait(network, files, tied, into, target)
+        else:
+            network.load_state_dict(_state(files, tied, into), strict=True, assign=True)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever shapes that are not ours lead to
         detail = (str(error).splitlines() or [""])[-1].strip()
         raise InputError(f"The weights in '{folder}' do not fit its {MARK} ({detail}). Files of two checkpoints were mixed.") from error
-    network.tie_weights()
-    check_finite(network, folder, network.dtype)
+    if offload:
+        checked(network, waiting, folder)
+    else:
+        network.tie_weights()
+        check_finite(network.state_dict().items(), folder, network.dtype)
+        settle(network, target)
     report = read_json(folder / "report.json") if (folder / "report.json").is_file() else None
-    return LoadedModel(name or str(folder), settle(network, target), tokenizer, fingerprint(folder, files), folder, report)
+    return LoadedModel(name or str(folder), network, tokenizer, fingerprint(folder, files), folder, report)
 
 
 def _read_mark(folder: Path) -> dict[str, Any]:
@@ -126,12 +141,25 @@ def _read_mark(folder: Path) -> dict[str, Any]:
 
 
 def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]) -> PreTrainedModel:
-    """The modules without weights. Built on the CPU, not on "meta", because buffers that no file holds are computed on the way."""
-    with quiet(), no_init_weights():
-        network = auto_class(config).from_config(config, dtype=dtype, attn_implementation=kernel_of(config), trust_remote_code=False)
-        with torch.device("meta"):
-            install(network, shapes)
+    """The modules without weights."""
+    network = empty_network(config, dtype)
+    with torch.device("meta"), no_init_weights():
+        install(network, shapes)
     return network
+
+
+def _wait(
+    network: PreTrainedModel, files: list[Path], tied: dict[str, str], dtype: torch.dtype | None, device: torch.device
+) -> dict[str, Stored]:
+    """Leave the layers of an empty network on disk, and say where. Raises ValueError where the files hold other tensors than it has."""
+    stored = {name: place for file in files for name, place in stored_tensors(file).items()}
+    stored = as_dtype(stored, dtype) if dtype else stored
+    stored |= {name: stored[first] for name, first in tied.items()}
+    gaps = wait_on_disk(network, stored, device, cache_folder() / WAITING)
+    for names in gaps.values():
+        if names:
+            raise ValueError(f"{len(names)} tensors are missing or of another shape, first {names[0]}")
+    return stored
 
 
 def _state(files: list[Path], tied: dict[str, str], dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -144,7 +172,7 @@ def _state(files: list[Path], tied: dict[str, str], dtype: torch.dtype | None) -
 def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
     """The files of a checkpoint, in a folder that is there. Weights beyond `shard` are split over several files with an index."""
     network = model.network
-    state, tied = _untie(network.state_dict())
+    state, tied = untied(network)
     described = {
         "format": FORMAT,
         "base": (model.report or {}).get("base", model.name),
@@ -176,32 +204,14 @@ def write_companions(model: LoadedModel, folder: Path) -> None:
             shutil.copyfile(model.folder / name, folder / name)
 
 
-def write_weights(state: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:
-    """Tensors by name as safetensors: one file, or shards of at most `shard` with an index."""
-    split = split_torch_state_dict_into_shards(state, max_shard_size=shard, filename_pattern="model{suffix}.safetensors")
+def write_weights(state: dict[str, Tensor | Stored], folder: Path, shard: str = SHARD) -> None:
+    """Tensors by name as safetensors: one file, or shards of at most `shard` with an index. Those on disk are read one at a time."""
+    shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard, filename_pattern="model{suffix}.safetensors")
     for file, names in split.filename_to_tensors.items():
-        save_file({name: state[name] for name in names}, folder / file, metadata={"format": "pt"})
+        write_tensors(folder / file, {name: state[name] for name in names}, {"format": "pt"})
     if split.is_sharded:
         write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
-
-
-def _untie(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by name, each stored once, and for every further name the first one of the same tensor."""
-    first: dict[tuple[Any, ...], str] = {}
-    unique, tied = {}, {}
-    for name, tensor in state.items():
-        same = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
-        if same == name:
-            unique[name] = _own(tensor.detach().cpu())
-        else:
-            tied[name] = same
-    return unique, tied
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The tensor alone in its memory: a file format without views would otherwise refuse it."""
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-    return tensor if whole and tensor.is_contiguous() else tensor.contiguous().clone()
 
 
 def write_json(path: Path, values: Any) -> None:

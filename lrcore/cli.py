@@ -36,7 +36,7 @@ from .cli_recipe import (
 )
 from .console import print_json, print_table, progress, say, show
 from .errors import Cancelled, InputError
-from .measuring import AsJson, Device, Dtype, ModelOrFolder, Revision, ToTrackio
+from .measuring import AsJson, Device, Dtype, ModelOrFolder, Offload, Revision, ToTrackio
 from .recipe import Recipe
 
 app = typer.Typer(
@@ -68,8 +68,8 @@ def methods(as_json: AsJson = False) -> None:
 @app.command()
 def calibrate(
     ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
-    device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
-    seed: Seed = None, as_json: AsJson = False,
+    device: Device = None, offload: Offload = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None,
+    sampling: Sampling = None, seed: Seed = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Collect what all methods read. It is kept on disk, where the commands below find it."""
     import lrcore
@@ -83,8 +83,9 @@ def calibrate(
 @app.command()
 def spectra(
     ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
-    device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
-    seed: Seed = None, threshold: Annotated[float, typer.Option(help="Share of the energy that energy_rank holds.")] = 0.9,
+    device: Device = None, offload: Offload = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None,
+    sampling: Sampling = None, seed: Seed = None,
+    threshold: Annotated[float, typer.Option(help="Share of the energy that energy_rank holds.")] = 0.9,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure the ranks in every layer. By component and by matrix, of the weights alone and as the data sees them."""
@@ -103,9 +104,9 @@ def spectra(
 @app.command()
 def allocate(
     ctx: typer.Context, model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None,
-    device: Device = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
-    seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None, ratio: Ratio = None,
-    budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
+    device: Device = None, offload: Offload = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None,
+    sampling: Sampling = None, seed: Seed = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
+    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
     policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
     bounds: Bounds = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -126,10 +127,10 @@ def allocate(
 def compress(
     ctx: typer.Context, out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the compressed model to.")],
     model: Model = None, recipe: RecipeFile = None, revision: Revision = None, dtype: Dtype = None, device: Device = None,
-    data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None, seed: Seed = None,
-    calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None, temperature: Temperature = None,
-    ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None, option: OptionFlag = None,
-    policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
+    offload: Offload = None, data: Data = None, samples: Samples = None, seq_len: SeqLen = None, sampling: Sampling = None,
+    seed: Seed = None, calibration: Calibration = None, refit: Refit = None, method: Method = None, policy: Policy = None,
+    temperature: Temperature = None, ratio: Ratio = None, budget: Budget = None, rounding: Rounding = None, multiple: Multiple = None,
+    option: OptionFlag = None, policy_option: PolicyFlag = None, component_ratio: RatioFlag = None, override: Override = None,
     bounds: Bounds = False, trackio: ToTrackio = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
@@ -235,7 +236,7 @@ def export(
 def _load(asked: Recipe) -> Any:
     import lrcore
 
-    return lrcore.load(asked.model, asked.revision, asked.dtype, asked.device)
+    return lrcore.load(asked.model, asked.revision, asked.dtype, asked.device, asked.offload)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,18 +1,20 @@
 """Factorisation: every layer decomposed once with one method, for all ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from .calibrate import Calibration, Progress, silent
+from .files import WAITING, cache_folder
 from .methods import Factors, find_method, spectrum, truncate
 from .models.architectures import decoder_layers
 from .models.layers import measure, read_layer, write_layer
 from .models.load import LoadedModel
 from .plan import Shape
 from .spectra import Slot, Spectrum
+from .tensor_files import OnDisk
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,7 @@ class Factorisation:
     """
 
     method: str
-    layers: list[Factors]
+    layers: Sequence[Factors]
     spectra: dict[Slot, Spectrum]
     calibration: Calibration
     shape: Shape
@@ -42,16 +44,21 @@ def factorise(
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Factorisation:
-    """Decompose every layer with one method: the expensive, rank-free half. Raises InputError for an unknown method or option."""
+    """Decompose every layer with one method: the expensive, rank-free half. Factors of an offloaded model wait on disk.
+
+    Raises InputError for an unknown method or option.
+    """
     progress, row = progress or silent, find_method(method)
     chosen = row.choose(options or {})
     total = len(decoder_layers(model.network))
-    layers = []
+    layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
+    spectra = {}
     for index in range(total):
         progress("factorise", index, total)
-        layers.append(row.factor(read_layer(model.network, index), calibration.moments(index), **chosen))
+        factors = row.factor(read_layer(model.network, index), calibration.moments(index), **chosen)
+        spectra |= {(index, name): spectrum(index, name, factor) for name, factor in factors.items()}
+        layers.append(factors)
     progress("factorise", total, total)
-    spectra = {(i, name): spectrum(i, name, factor) for i, factors in enumerate(layers) for name, factor in factors.items()}
     return Factorisation(method, layers, spectra, calibration, shape_of(model), options=chosen)
 
 

@@ -1,10 +1,18 @@
 """Files and folders that are there whole or not at all: written under another name beside, then renamed."""
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+WAITING = "waiting"  # the folder in the cache for tensors that a process keeps on disk as long as it lives
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept, and what waits on disk: $LRCORE_CACHE, else ~/.cache/lrcore."""
+    return Path(os.environ.get("LRCORE_CACHE") or Path.home() / ".cache" / "lrcore")
 
 
 @contextmanager

@@ -18,6 +18,11 @@ def symmetric(m: Tensor) -> Tensor:
     return (m + m.mT) / 2
 
 
+def column_squares(m: Tensor) -> Tensor:
+    """Squared norms of the columns, float64; rows are taken in blocks, so that no second matrix is made. [m, n] -> [n]."""
+    return torch.stack([(rows.double() ** 2).sum(0) for rows in m.split(256)]).sum(0)
+
+
 def eigh_descending(m: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (clamped at 0) and vectors of a PSD matrix, largest first. [..., n, n] -> [..., n], [..., n, n]."""
     values, vectors = torch.linalg.eigh(symmetric(m))

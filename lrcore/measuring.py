@@ -16,6 +16,7 @@ ModelOrFolder = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help="Demo
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64, or auto (as stored).")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Offload = Annotated[bool | None, typer.Option("--offload", help="Leave the layers on disk, one in memory at a time.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TestData = Annotated[str, typer.Option(help="Text to score: built-in name, file, or name:config:split.")]
 Windows = Annotated[int | None, typer.Option("--samples", help="Number of windows (or documents). Default: all.", show_default=False)]
@@ -35,6 +36,7 @@ def evaluate(
     model: ModelOrFolder, data: TestData = "stories", samples: Windows = None, seq_len: WindowLength = None,
     sampling: WindowSampling = "first", seed: WindowSeed = 0, batch: Batch = 8, protocol: ProtocolName = "windows",
     stride: Stride = None, trackio: ToTrackio = None, revision: Revision = None, dtype: Dtype = None, device: Device = "auto",
+    offload: Offload = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure perplexity by a named protocol. On the test split; by default non-overlapping full windows, mean token loss, exp."""
@@ -42,7 +44,7 @@ def evaluate(
 
     asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
     tracker = lrcore.Tracker(trackio) if trackio else None
-    loaded = lrcore.load(model, revision, dtype, device)
+    loaded = lrcore.load(model, revision, dtype, device, bool(offload))
     found = lrcore.evaluate(loaded, asked, batch=batch, progress=progress).to_dict()
     if tracker:
         figures = {name: value for name, value in found.items() if name != "protocol"}
@@ -156,7 +158,7 @@ def sweep(
             asked, **{name: getattr(lrcore.cross_calibration(asked.base, sets), name) for name in ("calibration_sets", "evaluations")}
         )
     base = asked.base
-    rows = lrcore.run_sweep(lrcore.load(base.model, base.revision, base.dtype, base.device), asked, out, progress)
+    rows = lrcore.run_sweep(lrcore.load(base.model, base.revision, base.dtype, base.device, base.offload), asked, out, progress)
     files = sweep_page.write_tables(rows, asked.to_dict(), out)
     if tracker:
         tracker.log_sweep(rows, asked.to_dict())

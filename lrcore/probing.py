@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .calibrate import Progress, cache_folder, silent
+from .calibrate import Progress, silent
 from .factorise import Factorisation
-from .files import write_text
+from .files import cache_folder, write_text
 from .models.architectures import decoder_layers
 from .models.layers import clone, read_layer, write_layer
 from .models.load import LoadedModel

@@ -28,7 +28,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 class Recipe:
     """What to do, whole. Frozen; every field is checked when it is made; an unknown field is an error with a suggestion.
 
-    model: demo model's name, folder, or hub id. data: built-in name, file, or hub data set `name:config:split`.
+    model: demo model's name, folder, or hub id. offload: decoder layers stay on disk and are read one at a time, for a model larger than
+    memory; results are the same. data: built-in name, file, or hub data set `name:config:split`.
     samples windows of seq_len tokens, drawn by sampling with seed. calibration: "independent" (every layer sees the dense
     model) or "sequential" (each layer sees the compressed ones before it).
     refit: "on" or "off": whether output and down projections are solved again on what the compressed layers before them give, towards
@@ -46,6 +47,7 @@ class Recipe:
     revision: str | None = None
     dtype: str = "float32"
     device: str = "auto"
+    offload: bool = False
     data: str = "stories"
     samples: int = 64
     seq_len: int = 256
@@ -82,6 +84,8 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        if not isinstance(self.offload, bool):
+            raise InputError(f"offload must be true or false, got {self.offload!r}.")
         if self.temperature is not None and not (isinstance(self.temperature, (int, float)) and self.temperature > 0):
             raise InputError(f"temperature must be a positive number, got {self.temperature!r}. Small is uneven, large is even.")
         for name, share in self.component_ratios.items():
@@ -138,7 +142,8 @@ class Recipe:
             value = getattr(self, f.name)
             if f.name == "model" or f.name in MAPPINGS or value is None or (f.name not in shown and value == getattr(default, f.name)):
                 continue
-            parts.append(f"--{f.name.replace('_', '-')} {shlex.quote(str(value))}")
+            flag = f"--{f.name.replace('_', '-')}"
+            parts.append(flag if value is True else f"{flag} {shlex.quote(str(value))}")
         for name, flag in MAPPINGS.items():
             parts += [f"{flag} {shlex.quote(f'{key}={value}')}" for key, value in getattr(self, name).items()]
         return " ".join([*parts, f"--out {shlex.quote(out)}"])

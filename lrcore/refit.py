@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from .forms import IdentityRows, Quantised, dense, quantise
 from .layer import Linear, LowRank, Projection
 from .linalg import cholesky
+from .models.architectures import decoder_layers
 from .models.layers import read_layer, write_layer
+from .models.offload import present
 from .models.stream import LayerStream
 
 # The diagonal's share that pulls towards the closed form: with none of it a small calibration set is learned by heart.
@@ -60,6 +62,11 @@ def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: Layer
 
     dense and small stand before the layer; `network` is the one that `small` runs.
     """
+    with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
+        _refit(network, index, dense, small)
+
+
+def _refit(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
     batches = range(len(small.hidden))
     fit, has_down = Regression(), False
     for number in batches:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from .calibrate import Progress, cache_folder, silent
+from .calibrate import Progress, silent
 from .factorise import Factorisation, truncate_layer
-from .files import write_text
+from .files import cache_folder, write_text
 from .models.layers import clone
 from .models.load import LoadedModel
 from .models.stream import LayerStream
@@ -100,7 +100,9 @@ def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torc
 
 def search_key(recipe: Recipe) -> str:
     """What the shares depend on besides the factors, as one word; equal for recipes that differ in nothing that moves a rank."""
-    free = ("calibration", "refit", "temperature", "policy", "policy_options", "model", "revision", "device", "options", "method")
+    free = (
+        "calibration", "refit", "temperature", "policy", "policy_options", "model", "revision", "device", "offload", "options", "method",
+    )  # fmt: skip
     said = {name: value for name, value in recipe.to_dict().items() if name not in free}
     return json.dumps(said, sort_keys=True)
 

@@ -28,12 +28,9 @@ BLOCK_INFLUENCE: Need = ("block", "influence")
 PARTS = ("block", "attention", "mlp")  # what an influence is measured of
 
 
-def _second(x: Tensor) -> Tensor:
-    return x.mT @ x
-
+BLOCK = 256  # rows of activations, or of a second moment, that are worked on at once: each block is made float64
 
 STATISTICS = {
-    "second": _second,
     "mean": lambda x: x.sum(0, dtype=torch.float64),
     "abs": lambda x: x.abs().sum(0, dtype=torch.float64),
     "square": lambda x: (x * x).sum(0, dtype=torch.float64),
@@ -90,6 +87,28 @@ class EvenSample:
         return torch.cat(self._kept)
 
 
+class SecondSum:
+    """Sum of x x^T over the rows of a stream, [n, n] float64. It is symmetric: blocks of rows are formed from their diagonal on."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        """The next rows [..., n] of the stream."""
+        first, n = self._sum is None, x.shape[-1]
+        if first:
+            self._sum = torch.empty(n, n, dtype=torch.float64, device=x.device)
+        for start in range(0, n, BLOCK):
+            rows, product = self._sum[start : start + BLOCK, start:], x[:, start : start + BLOCK].mT @ x[:, start:]
+            rows.copy_(product) if first else rows.add_(product)
+
+    def total(self) -> Tensor:
+        """The whole matrix; nothing is to be added after that."""
+        for end in range(BLOCK, len(self._sum), BLOCK):
+            self._sum[end:, end - BLOCK : end] = self._sum[end - BLOCK : end, end:].mT
+        return self._sum
+
+
 class Accumulator:
     """Adds up what `needs` asks for, batch by batch, in float64 on the device of the activations."""
 
@@ -97,6 +116,7 @@ class Accumulator:
         self.needs = frozenset(needs)
         self.taps = frozenset(tap for tap, _ in self.needs)
         self._sums: dict[Need, Tensor] = {}
+        self._seconds: dict[Need, SecondSum] = {}
         self._samples = {need: EvenSample() for need in self.needs if need[1] == "sample"}
         self._tokens = 0
 
@@ -106,8 +126,11 @@ class Accumulator:
         for need in self.needs:
             if need[0] == tap and need in self._samples:
                 self._samples[need].add(x)
+            elif need == (tap, "second"):
+                self._seconds.setdefault(need, SecondSum()).add(x)
             elif need[0] == tap:
-                self._add(need, STATISTICS[need[1]](x))
+                for rows in x.split(BLOCK):
+                    self._add(need, STATISTICS[need[1]](rows))
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch [..., d] of the layer's input and output, and count its tokens. middle: the stream between attention and MLP."""
@@ -121,5 +144,9 @@ class Accumulator:
         self._sums[need] = self._sums[need] + value if need in self._sums else value
 
     def moments(self) -> Moments:
+        """The averages of all that was added, asked for once: the sums of the second moments become them in place."""
         means = {need: total / self._tokens for need, total in self._sums.items()}
+        for (tap, statistic), second in self._seconds.items():
+            means[tap, statistic] = second.total().div_(self._tokens)
+            means.setdefault((tap, "square"), means[tap, statistic].diagonal().clone())  # read alone where only that is of use
         return Moments(means | {need: sample.rows for need, sample in self._samples.items() if sample.seen}, self._tokens)

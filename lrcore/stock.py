@@ -4,7 +4,7 @@ import copy
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from .layer import Layer, Linear
 from .models.architectures import architecture_of, decoder_layers, text_config
 from .models.layers import read_layer
 from .models.load import LoadedModel, auto_class, quiet
+from .models.offload import stored_of
 from .plan import RankPlan
 from .spectra import Slot
 
@@ -95,36 +96,50 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     row, config = architecture_of(network), copy.deepcopy(network.config)
     text = config.get_text_config()
     family = text.model_type
-    layers = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
+    layers = [_facts(read_layer(network, index)) for index in range(len(decoder_layers(network)))]
     reasons = _structural(family, row.width, row.experts)
-    if any(not isinstance(p, Linear) for layer in layers for p in layer.matrices().values()):
+    if any(layer.factored for layer in layers):
         reasons.append("factored or quantised matrices")
-    if any((a.qk_size, a.v_size) != (a.head_size, a.head_size) for a in (layer.attention for layer in layers)):
+    if any(layer.narrowed for layer in layers):
         reasons.append("narrower attention heads")
-    widths = {layer.mlp.down.weight.shape[1] for layer in layers if layer.mlp is not None}
+    widths = {layer.width for layer in layers if layer.width is not None}
     if len(widths) > 1:
         reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
     if not reasons:
         setattr(text, row.width, widths.pop())
-        if family in BIASES and any(_biased(layer) for layer in layers):
+        if family in BIASES and any(layer.biased for layer in layers):
             setattr(text, BIASES[family], True)
         config.dtype = network.dtype
         with torch.device("meta"), quiet(), no_init_weights():
             native = auto_class(config).from_config(config, dtype=network.dtype, attn_implementation=row.kernel)
-        if any(_biased(layer) for layer in layers) and not _has_biases(native):
+        if any(layer.biased for layer in layers) and not _has_biases(native):
             reasons.append(f"biases that a {family} layer has no place for")
     if reasons:
         raise InputError(f"This model is no stock {family}: {'; '.join(reasons)}. Export it with its code, or choose even MLP ranks only.")
     return config, native
 
 
-def _biased(layer: Layer) -> bool:
-    return layer.mlp.down.bias is not None
+class _Facts(NamedTuple):
+    """What decides whether a layer is a stock one. width: of its MLP, None without a dense one. biased: of its down projection."""
+
+    factored: bool
+    narrowed: bool
+    width: int | None
+    biased: bool
+
+
+def _facts(layer: Layer) -> _Facts:
+    a, down = layer.attention, None if layer.mlp is None else layer.mlp.down
+    factored = any(not isinstance(p, Linear) for p in layer.matrices().values())
+    narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
+    width = down.weight.shape[1] if isinstance(down, Linear) else None
+    return _Facts(factored, narrowed, width, down is not None and down.bias is not None)
 
 
 def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str, Tensor]:
     """The weights under the names and in the shapes of the stock network; tied ones once; biases that are new are zero."""
-    row, have, state = architecture_of(network), network.state_dict(), {}
+    row, state = architecture_of(network), {}
+    have = network.state_dict() | {name: stored.map() for name, stored in stored_of(network).items()}
     tied = native.all_tied_weights_keys
     for name, wanted in native.state_dict().items():
         if name in tied:

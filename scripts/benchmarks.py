@@ -5,6 +5,7 @@
     python scripts/benchmarks.py solve       seconds from moments to a compressed model, for the same tables
     python scripts/benchmarks.py energy      why the order of the methods is what it is: the share of the output energy each one keeps
     python scripts/benchmarks.py speed       a slider move against the decomposition behind it, and the first spectra
+    python scripts/benchmarks.py memory      peak memory of compressing a model of 1.1 billion parameters with its layers on disk
     python scripts/benchmarks.py gram        Gram space against the papers' d x d formulas
     python scripts/benchmarks.py page        what a person at the page waits for: first picture, slider to figure, Start to progress
     python scripts/benchmarks.py all
@@ -21,6 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.energy import energy  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
+from bench.memory import memory  # noqa: E402 (after the path)
 from bench.quality import quality, solve  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
@@ -29,14 +31,15 @@ from bench.variants import variants  # noqa: E402 (after the path)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["quality", "variants", "solve", "energy", "speed", "gram", "page", "all"])
+    parser.add_argument("what", choices=["quality", "variants", "solve", "energy", "speed", "memory", "gram", "page", "all"])
     parser.add_argument("models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named")
     parser.add_argument("--methods", nargs="+", default=[], help="for quality: only these; the record keeps the others")
     parser.add_argument("--policies", nargs="+", default=[], help="for quality: only these; the record keeps the others")
     said = parser.parse_args()
     if said.what in ("quality", "all"):
         quality(said.models, said.methods, said.policies)
-    for name, run in {"variants": variants, "solve": solve, "energy": energy, "speed": speed, "gram": gram, "page": ui}.items():
+    jobs = {"variants": variants, "solve": solve, "energy": energy, "speed": speed, "memory": memory, "gram": gram, "page": ui}
+    for name, run in jobs.items():
         if said.what in (name, "all"):
             run(said.models)
 

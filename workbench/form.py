@@ -11,7 +11,7 @@ import lrcore
 from .text import FIELDS, budget
 
 START = lrcore.Recipe()
-SOURCES = ("model", "revision", "dtype", "device", "data", "samples", "seq_len", "sampling", "seed")
+SOURCES = ("model", "revision", "dtype", "device", "offload", "data", "samples", "seq_len", "sampling", "seed")
 PLANNED = ("ratio", "budget", "rounding", "multiple", "component_ratios", "overrides")  # what a search for a plan depends on
 DEVICES = ("auto", "cpu", "cuda", "mps")
 TEMPERATURES = (0.005, 2.0)
@@ -45,6 +45,7 @@ class Form:
             "revision": box(gr.Textbox, "revision", placeholder="main"),
             "dtype": choice("dtype", ("float32", "bfloat16", "float16", "float64", "auto")),
             "device": choice("device", DEVICES, free=True),
+            "offload": box(gr.Checkbox, "offload", value=START.offload),
             "data": choice("data", lrcore.DATASETS, free=True),
             "samples": whole("samples"),
             "seq_len": whole("seq_len"),

@@ -139,7 +139,7 @@ class Live:
                 raise lrcore.Cancelled(stage)
 
         recipe = wish.recipe
-        where = (recipe.model, recipe.revision, recipe.dtype, recipe.device)
+        where = (recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
         dense = self.shelf.get("live", where, lambda: lrcore.load(*where))
         sample = {"data": recipe.data, "samples": WINDOWS, "seq_len": LENGTH, "batch": 2}
         before = self.shelf.get("live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, **sample))

@@ -60,7 +60,7 @@ class Session:
     # --- heavy objects; the getters compute what is missing, the peeks never do ---
 
     def dense(self, recipe: lrcore.Recipe) -> Any:
-        return self.shelf.get("dense", model_key(recipe), lambda: lrcore.load(recipe.model, recipe.revision, recipe.dtype, recipe.device))
+        return self.shelf.get("dense", model_key(recipe), lambda: lrcore.load(*model_key(recipe)))
 
     def calibration(self, recipe: lrcore.Recipe, progress=None) -> Any:
         plain = recipe.with_(calibration="independent")
@@ -136,7 +136,7 @@ class Session:
 
 
 def model_key(recipe: lrcore.Recipe) -> Key:
-    return (recipe.model, recipe.revision, recipe.dtype, recipe.device)
+    return (recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
 
 
 def calibration_key(recipe: lrcore.Recipe) -> Key:

@@ -16,7 +16,7 @@ def build(session: Session) -> None:
     gr.Markdown(f"## {text.NAME}\n{text.INTRO}", elem_id="brand")
     form["model"].render()
     with gr.Accordion(text.SOURCE, open=False):
-        for name in ("revision", "dtype", "device"):
+        for name in ("revision", "dtype", "device", "offload"):
             form[name].render()
     with gr.Accordion(text.CALIBRATION, open=False):
         form["data"].render()

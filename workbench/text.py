@@ -8,6 +8,7 @@ FIELDS = {
     "revision": ("Revision", ""),
     "dtype": ("Number type", ""),
     "device": ("Device", ""),
+    "offload": ("Layers on disk", "one at a time in memory: slower, for models larger than memory"),
     "data": ("Text", "built-in name, file, or hub data set name:config:split"),
     "samples": ("Windows", ""),
     "seq_len": ("Tokens per window", ""),

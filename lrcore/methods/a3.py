@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..layer import Attention, Layer, Projection, heads, output_heads
-from ..linalg import eigh_descending, roots
+from ..linalg import column_squares, eigh_descending, roots
 from ..options import Option
 from ..statistics import Moments
 from .factors import (
@@ -171,6 +171,6 @@ def ov_overall(a: Attention, moments: Moments) -> SummedValues:
 
 def mlp_cur(layer: Layer, moments: Moments) -> NeuronOrder:
     """MLP: keep the neurons with the largest `E[z_j^2] |w_j|^2`, unscaled. The loss curve leaves out cross terms, as the paper does."""
-    down = layer.mlp.down.weight.double()
-    scores, order = (moments.square("mlp_hidden") * (down**2).sum(0)).sort(descending=True, stable=True)
+    scores = moments.square("mlp_hidden") * column_squares(layer.mlp.down.weight)
+    scores, order = scores.sort(descending=True, stable=True)
     return NeuronOrder(scores.sqrt(), mlp_cost(layer.mlp), None, order)

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import MLP, Attention, Layer, LowRank, Projection
+from ..tensor_files import Stored
 from .architectures import Architecture, architecture_of, decoder_layers, text_config
 from .install import attention_module, describe_module
 from .modules import SIZES, CompressedAttention, CompressedMLP
 from .native import gate_rows, head_sizes, linear_of, rows_of
+from .offload import present, stored_of
 from .projections import LowRankLinear, StoredLinear, describe, projection_modules, read_projection
 
 
@@ -49,7 +51,13 @@ def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
 
 def read_layer(network: nn.Module, index: int) -> Layer:
     """The values of decoder layer `index`, native or compressed. Tensors are shared with the network wherever they lie together there."""
-    row, module = architecture_of(network), decoder_layers(network)[index]
+    module = decoder_layers(network)[index]
+    with present(module):
+        return _read(network, index, module)
+
+
+def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
+    row = architecture_of(network)
     paths = projection_paths(row, module)
     own = {name: module.get_submodule(path) for name, path in paths.items()}
     attention = module.get_submodule(row.attention)
@@ -101,7 +109,13 @@ def _read_projection(module: nn.Module) -> Projection:
 
 def write_layer(network: nn.Module, layer: Layer) -> None:
     """Install the values of a layer. What is unchanged stays bit for bit; fused matrices stay fused unless one of their parts changed."""
-    row, module = architecture_of(network), decoder_layers(network)[layer.index]
+    module = decoder_layers(network)[layer.index]
+    with present(module):
+        _write(network, layer, module)
+
+
+def _write(network: nn.Module, layer: Layer, module: nn.Module) -> None:
+    row = architecture_of(network)
     now, values = read_layer(network, layer.index), layer.matrices()
     changed = {name for name, projection in values.items() if not _same(projection, now.matrices()[name])}
     native = module.get_submodule(row.attention)
@@ -155,6 +169,21 @@ def clone(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, memo=shared)
 
 
+def untied(network: nn.Module) -> tuple[dict[str, Tensor | Stored], dict[str, str]]:
+    """The tensors by name, each once and on disk where it waits there, and for every further name the first one of the same tensor."""
+    state = network.state_dict() | stored_of(network)
+    first: dict[Any, str] = {}
+    unique, tied = {}, {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if isinstance(tensor, Tensor) else tensor
+        same = first.setdefault(key, name)
+        if same == name:
+            unique[name] = tensor
+        else:
+            tied[name] = same
+    return unique, tied
+
+
 def structure(network: nn.Module) -> dict[str, Any]:
     """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no tensors."""
     row, described = architecture_of(network), {}
@@ -192,9 +221,10 @@ class ModelSize:
 
 def measure(network: nn.Module) -> ModelSize:
     """The size of a network as it stands, compressed or not."""
-    layers = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
-    kv = sum(layer.attention.kv_values for layer in layers)
+    kv = decoder_linear = 0
+    for index in range(len(decoder_layers(network))):
+        layer = read_layer(network, index)
+        kv, decoder_linear = kv + layer.attention.kv_values, decoder_linear + layer.parameters
     parameters = sum(p.numel() for p in network.parameters())
     parameters += sum(module.uncounted for module in network.modules() if isinstance(module, StoredLinear))
-    stored = sum({(t.data_ptr(), t.shape): t.nbytes for t in network.state_dict().values()}.values())
-    return ModelSize(parameters, sum(layer.parameters for layer in layers), kv, network.dtype.itemsize, stored)
+    return ModelSize(parameters, decoder_linear, kv, network.dtype.itemsize, sum(each.nbytes for each in untied(network)[0].values()))

@@ -1,7 +1,7 @@
 """A name becomes a model in memory: safetensors only, no remote code, and one clear line for whatever is wrong with it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -17,12 +17,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from ..errors import InputError, unknown
+from ..files import WAITING, cache_folder
+from ..tensor_files import Stored, as_dtype, stored_tensors
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .hub import DEMO_MODELS, locate
 from .layers import ModelSize, measure
+from .offload import free_at_once, stored_of
+from .waiting import wait_on_disk
 from .weights import check_finite, fingerprint, read_json, weight_files
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "load_folder", "load_model", "locate"]
@@ -50,6 +55,11 @@ class LoadedModel:
     def size(self) -> ModelSize:
         """Parameters and cached values, counted from the modules as they stand."""
         return measure(self.network)
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the decoder layers wait on disk."""
+        return bool(stored_of(self.network))
 
     @property
     def dtype(self) -> str:
@@ -86,15 +96,19 @@ def load_model(name: str, revision: str | None = None, dtype: str = "float32", d
     return load_folder(locate(name, revision), name, dtype, device)
 
 
-def load_folder(folder: Path, name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
-    """`load_model` once the files are here."""
+def load_folder(folder: Path, name: str, dtype: str = "float32", device: str = "auto", offload: bool = False) -> LoadedModel:
+    """`load_model` once the files are here. offload: leave the decoder layers on disk, to be read one at a time."""
     target = resolve_device(device)
     config = read_config(folder)
     files = weight_files(folder)
     tokenizer = read_tokenizer(folder)
-    network = _read_network(folder, config, resolve_dtype(dtype))
-    check_finite(network, folder, network.dtype)
-    return LoadedModel(name, settle(network, target), tokenizer, fingerprint(folder, files), folder)
+    if offload:
+        network = _offloaded_network(folder, config, files, resolve_dtype(dtype), target)
+    else:
+        network = _read_network(folder, config, resolve_dtype(dtype))
+        check_finite(network.state_dict().items(), folder, network.dtype)
+        settle(network, target)
+    return LoadedModel(name, network, tokenizer, fingerprint(folder, files), folder)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -156,6 +170,33 @@ def kernel_of(config: PretrainedConfig) -> str:
 def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
     """What makes a network of a config."""
     return AutoModelForImageTextToText if config.model_type in MULTIMODAL else AutoModelForCausalLM
+
+
+def _offloaded_network(
+    folder: Path, config: PretrainedConfig, files: list[Path], dtype: torch.dtype | str, device: torch.device
+) -> PreTrainedModel:
+    if config.model_type in MULTIMODAL or ARCHITECTURES[config.model_type].experts:
+        raise InputError(f"'{folder}': weights of a {config.model_type} model are joined or renamed on loading. Load it without offload.")
+    free_at_once()
+    stored = {name: place for file in files for name, place in stored_tensors(file).items()}
+    if dtype == "auto":
+        dtype = config.dtype or next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
+    network, stored = empty_network(config, dtype), as_dtype(stored, dtype)
+    _refuse_gaps(folder, wait_on_disk(network, stored, device, cache_folder() / WAITING))
+    return checked(network, stored, folder)
+
+
+def checked(network: PreTrainedModel, stored: Mapping[str, Stored], folder: Path) -> PreTrainedModel:
+    """An offloaded network whose numbers have all been looked at once, one tensor at a time; frozen and in eval mode."""
+    check_finite(((name, place.map()) for name, place in stored.items()), folder, network.dtype)
+    return network.eval().requires_grad_(False)
+
+
+def empty_network(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The modules without weights. Built on the CPU, not on "meta", because buffers that no file holds are computed on the way; memory
+    that nobody writes to is only promised."""
+    with quiet(), no_init_weights():
+        return auto_class(config).from_config(config, dtype=dtype, attn_implementation=kernel_of(config), trust_remote_code=False)
 
 
 def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:

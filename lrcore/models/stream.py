@@ -16,6 +16,7 @@ from .architectures import Architecture, architecture_of, decoder_layers
 from .layers import projection_paths
 from .modules import CompressedAttention, whole_head
 from .native import head_sizes, rows_of, take
+from .offload import present
 
 
 class _Stop(Exception):
@@ -95,6 +96,7 @@ class LayerStream:
         layer = decoder_layers(self.network)[index]
         accumulator, added = Accumulator(needs), {}
         with ExitStack() as stack:
+            stack.enter_context(present(layer))
             self._tap(layer, index, accumulator, stack)
             if accumulator.taps & {"attention", "mlp"}:
                 path = projection_paths(architecture_of(self.network), layer)["o"]

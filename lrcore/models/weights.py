@@ -2,18 +2,20 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor
 
 from ..errors import InputError
 
 MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
+PART = 2**22  # numbers that are looked at together
 _hashes: dict[tuple[str, int, int], str] = {}
 
 
@@ -90,10 +92,10 @@ def _hash(file: Path) -> str:
     return _hashes[key]
 
 
-def check_finite(network: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+def check_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
     """Raise InputError naming the first weight that holds NaN or infinity."""
-    for name, tensor in network.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
+    for name, tensor in tensors:
+        count = sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART)) if tensor.is_floating_point() else 0
+        if count:
             hint = "Try dtype float32." if dtype == torch.float16 else "The training diverged or the file is damaged: take another."
             raise InputError(f"The weights in '{folder}' hold NaN or infinity: {count:,} of {tensor.numel():,} values in '{name}'. {hint}")

@@ -1,0 +1,128 @@
+"""The memory that compressing a model from disk takes: a random-weight Llama of 1.1 billion parameters, in a process of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
+
+from lrcore.data import load_texts
+from lrcore.models.load import locate, quiet
+
+from .page import ROOT, machine, note, table, write_section
+
+SHAPE = {
+    "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632,
+    "vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+METHOD, RATIO, SAMPLES, LENGTH, TEXTS = "a3", 0.3, 8, 128, 200
+START = "import sys, pandas, torch, transformers, transformers.models.llama.modeling_llama; sys.stdin.read()"
+
+
+def memory(_models: list[str]) -> None:
+    """Compress the model by the command line and follow the process; the table goes to the page."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("LRCORE_CACHE")) as place:
+        folder = Path(place)
+        parameters = write_model(folder / "model")
+        note(f"{parameters:,} parameters on disk")
+        idle = follow([sys.executable, "-c", START], folder, until_quiet=True)
+        command = [sys.executable, "-m", "lrcore", "compress", str(folder / "model"), "--offload", "--dtype", "auto", "--device", "cpu"]
+        write_text(folder / "text.jsonl")
+        command += [
+            "--data",
+            str(folder / "text.jsonl"),
+            "--method",
+            METHOD,
+            "--ratio",
+            str(RATIO),
+            "--samples",
+            str(SAMPLES),
+            "--seq-len",
+            str(LENGTH),
+        ]
+        began = time.perf_counter()
+        peak = follow([*command, "--out", str(folder / "out"), "--json"], folder)
+        seconds = time.perf_counter() - began
+        left = json.loads((folder / "out" / "report.json").read_text())["summary"]["parameters"]
+    write_section("memory", page(parameters, left, idle, peak, seconds))
+
+
+def write_model(folder: Path) -> int:
+    """A folder with random bfloat16 weights of the usual spread and a demo model's tokenizer. Returns the number of parameters."""
+    with quiet(), no_init_weights():
+        network = LlamaForCausalLM._from_config(LlamaConfig(**SHAPE), dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.02, generator=generator) if parameter.dim() > 1 else parameter.fill_(1)
+        network.save_pretrained(folder, max_shard_size="500MB")
+    for file in locate("demo-llama").glob("token*"):
+        shutil.copy(file, folder)
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def write_text(file: Path) -> None:
+    """A few texts to calibrate on: the whole data set takes memory of its own."""
+    texts = load_texts("stories", "calibration").documents[:TEXTS]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[str, int]:
+    """Run a process and return its peaks in bytes: VmHWM, all that was resident at once (by the kernel), and RssAnon, that part of it which
+    is no page of a file (asked for every 10 ms). until_quiet: it waits for a line once it has imported what it imports."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "LRCORE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    peaks = {"VmHWM": 0, "RssAnon": 0}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    if until_quiet:
+        threading.Timer(30, process.stdin.close).start()
+    while process.poll() is None:
+        try:
+            lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        for name, value in (line.split(":") for line in lines):
+            if name in peaks:
+                peaks[name] = max(peaks[name], 1024 * int(value.split()[0]))
+        time.sleep(0.01)
+    if process.wait() and not until_quiet:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return peaks
+
+
+def page(parameters: int, left: int, idle: dict[str, int], peak: dict[str, int], seconds: float) -> str:
+    size, activations = 2 * parameters, 2 * SAMPLES * LENGTH * SHAPE["hidden_size"]
+    limit = 0.4 * size + activations
+    rows = [
+        ["size at 16 bits per number", megabytes(size), ""],
+        ["hidden states of the calibration windows", megabytes(activations), ""],
+        ["limit: 40 % of the size, and the hidden states", megabytes(limit), share(limit, size)],
+        ["**peak of the process** (VmHWM)", f"**{megabytes(peak['VmHWM'])}**", f"**{share(peak['VmHWM'], size)}**"],
+        ["of it not pages of files (RssAnon, its own peak)", megabytes(peak["RssAnon"]), share(peak["RssAnon"], size)],
+        ["Python with torch, transformers and pandas imported and nothing done", megabytes(idle["VmHWM"]), share(idle["VmHWM"], size)],
+        ["peak above that", megabytes(peak["VmHWM"] - idle["VmHWM"]), share(peak["VmHWM"] - idle["VmHWM"], size)],
+    ]
+    verdict = "under the limit" if peak["VmHWM"] < limit else "**over the limit**"
+    shape = "{num_hidden_layers} layers, hidden {hidden_size}, intermediate {intermediate_size}, {num_attention_heads} query and "
+    shape += "{num_key_value_heads} kv heads, vocabulary {vocab_size}"
+    said = (
+        f"`lrcore compress MODEL --offload --dtype auto --method {METHOD} --ratio {RATIO} --samples {SAMPLES} --seq-len {LENGTH}` "
+        f"of a Llama of {parameters:,} random bfloat16 parameters (the shape of TinyLlama: {shape.format(**SHAPE)}), from shards on disk "
+        f"to a folder of {left:,} parameters: {verdict}, in {seconds / 60:.0f} minutes ({machine()})."
+    )
+    return said + "\n\n" + table(["what", "MB", "of the size"], rows)
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:,.0f}"
+
+
+def share(count: float, whole: float) -> str:
+    return f"{count / whole:.1%}"
