@@ -88,25 +88,30 @@ class EvenSample:
 
 
 class SecondSum:
-    """Sum of x x^T over the rows of a stream, [n, n] float64. It is symmetric: blocks of rows are formed from their diagonal on."""
+    """Sum of x x^T over the rows of a stream, [n, n] float64. It is symmetric: blocks of rows are kept from their diagonal on."""
 
     def __init__(self) -> None:
-        self._sum: Tensor | None = None
+        self._blocks: list[Tensor] = []  # the i-th is [BLOCK, n - i BLOCK]
 
     def add(self, x: Tensor) -> None:
         """The next rows [..., n] of the stream."""
-        first, n = self._sum is None, x.shape[-1]
-        if first:
-            self._sum = torch.empty(n, n, dtype=torch.float64, device=x.device)
-        for start in range(0, n, BLOCK):
-            rows, product = self._sum[start : start + BLOCK, start:], x[:, start : start + BLOCK].mT @ x[:, start:]
-            rows.copy_(product) if first else rows.add_(product)
+        for i, start in enumerate(range(0, x.shape[-1], BLOCK)):
+            product = x[:, start : start + BLOCK].mT @ x[:, start:]
+            if i == len(self._blocks):
+                self._blocks.append(product.double())
+            else:
+                self._blocks[i].add_(product)
 
     def total(self) -> Tensor:
-        """The whole matrix; nothing is to be added after that."""
-        for end in range(BLOCK, len(self._sum), BLOCK):
-            self._sum[end:, end - BLOCK : end] = self._sum[end - BLOCK : end, end:].mT
-        return self._sum
+        """The whole matrix; nothing is to be added after that: each block goes as its place is filled."""
+        n = self._blocks[0].shape[-1]
+        whole = self._blocks[0].new_empty(n, n)
+        self._blocks.reverse()
+        for start in range(0, n, BLOCK):
+            rows = self._blocks.pop()
+            whole[start : start + BLOCK, start:] = rows
+            whole[start + BLOCK :, start : start + BLOCK] = rows[:, BLOCK:].mT
+        return whole
 
 
 class Accumulator:

@@ -1,5 +1,6 @@
 """What the models answer: one prompt in columns that grow together, and a set of prompts as a table."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from . import text
 from .parts import LIVE, QUIET, download, listen, spoken
 from .runs import MOST_RUNS, dense_recipe, picked
 from .session import Session
+
+FRAME = 0.05  # seconds between two states of answers that grow
 
 
 def build_answers(session: Session, chosen: gr.Dropdown) -> None:
@@ -47,15 +50,18 @@ def build_answers(session: Session, chosen: gr.Dropdown) -> None:
         yield [gr.update(value=prompt, label=name) for name in names] + rest[len(names) :]
         models = [session.dense(dense_recipe(session, ids, said)), *(session.small(run) for run in picked(session, ids))]
         settings = {"max_new_tokens": int(most), "temperature": temperature, "top_p": top_p, "seed": int(seed or 0)}
-        lengths = [0] * len(names)
-        for found in lrcore.in_turns(models, prompt, **settings):  # a piece at a time: Stop takes effect after a single token
-            grown = [gr.skip()] * len(columns)
-            for i, one in enumerate(found):
-                if len(one.text) > lengths[i]:
-                    lengths[i] = len(one.text)
-                    grown[i] = gr.update(value=prompt + one.text, label=f"{names[i]} · {text.speed(one.tokens_per_second)}")
-            if any(lengths):
-                yield grown
+
+        def frame(found: list[Any]) -> list[Any]:
+            speeds = [f" · {text.speed(one.tokens_per_second)}" if one.text else "" for one in found]
+            own = [gr.update(value=prompt + one.text, label=names[i] + speeds[i]) for i, one in enumerate(found)]
+            return own + rest[len(own) :]
+
+        shown, found = time.monotonic(), []
+        for found in lrcore.in_turns(models, prompt, **settings):
+            if time.monotonic() - shown >= FRAME:  # a page that is sent more than it can draw falls behind, and Stop with it
+                yield frame(found)
+                shown = time.monotonic()
+        yield frame(found)
 
     listen([chosen.change, session.opened], lay_out, [chosen, *session.form.all], columns, **LIVE)
     inputs = [prompt, most, temperature, top_p, seed, chosen, *session.form.all]
