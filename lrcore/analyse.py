@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,6 +21,10 @@ from .models.layers import read_layer
 from .models.load import LoadedModel
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
 from .statistics import Moments
+from .tables import frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = Literal["raw", "aware"]
 
@@ -67,14 +70,14 @@ class Analysis:
             raise unknown("component, matrix or kind", f"{name}/{kind}", {f"{n}/{k}" for _, n, k in self.spectra})
         return self.spectra[layer, name, kind]
 
-    def table(self, threshold: float = 0.9) -> pd.DataFrame:
+    def table(self, threshold: float = 0.9) -> "pd.DataFrame":
         """One row per layer, name and kind with its rank measures; energy_rank is the rank that holds `threshold` (0, 1] of the energy."""
         table = self._measures.copy()
         table.insert(5, "energy_rank", [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()])
         return table
 
     @cached_property
-    def _measures(self) -> pd.DataFrame:
+    def _measures(self) -> "pd.DataFrame":
         """The table without the energy rank: what no threshold moves is measured once."""
         rows = []
         for (layer, name, kind), entry in self.spectra.items():
@@ -91,7 +94,7 @@ class Analysis:
                     "block_influence": self.block_influence[layer],
                 }
             )
-        return pd.DataFrame(rows)
+        return frame(rows)
 
 
 def analyse(model: LoadedModel, calibration: Calibration, progress: Progress | None = None) -> Analysis:

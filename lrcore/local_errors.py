@@ -8,9 +8,8 @@ their own units). Scores are those that enter the softmax, over the positions th
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -23,6 +22,10 @@ from .models.layers import clone, projection_paths
 from .models.load import LoadedModel
 from .models.stream import LayerStream
 from .protocols import Asked, make_passages
+from .tables import frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COMPONENTS = ("scores", "ov", "attention", "mlp", "residual")
 _SLOT = {"scores": "qk", "ov": "ov", "mlp": "mlp"}  # whose spectrum predicts the error
@@ -40,9 +43,9 @@ class LocalErrors:
     predicted: list[dict[str, float]]
     protocol: dict[str, Any]
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """One row per layer and component: layer, component, error, predicted (None where the method's spectra say nothing of it)."""
-        return pd.DataFrame(
+        return frame(
             [
                 {"layer": layer, "component": name, "error": own[name], "predicted": self.predicted[layer].get(_SLOT.get(name))}
                 for layer, own in enumerate(self.errors)

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from .spectra import Slot, Spectrum
+from .tables import frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class RankPlan:
         rise = sum(float(s.nats[s.cost.ranks().index(self.ranks[slot])]) for slot, s in self.spectra.items())
         return math.exp(min(self.base_nll + rise, 700.0))
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """One row per slot. keep is the share of the dense parameters, energy the share of the loss avoided; KV bytes are per token."""
         rows = []
         for slot, rank in self.ranks.items():
@@ -70,7 +73,7 @@ class RankPlan:
                     "energy": s.energy(rank),
                 }
             )
-        return pd.DataFrame(rows)
+        return frame(rows)
 
     def kept_by_layer(self) -> list[float]:
         """Share of its parameters that each layer keeps, in layer order; of its cached numbers where the budget counts those."""

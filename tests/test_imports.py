@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = {
     "errors": 0, "files": 0, "linalg": 0, "forms": 0, "hqq": 0, "layer": 0, "recipe": 0, "options": 0, "statistics": 0,
-    "tensor_files": 0,
+    "tensor_files": 0, "tables": 0,
     "spectra": 1, "models": 1, "console": 1,
     "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
     "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "probing": 3, "refit": 3, "compress": 3, "searching": 3, "bounds": 3,
