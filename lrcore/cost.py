@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from .calibrate import Progress, silent
+from .errors import InputError
 from .models.architectures import decoder_layers
 from .models.layers import read_layer
 from .models.load import LoadedModel
@@ -120,8 +121,11 @@ def cache_bytes(cache: Any) -> int:
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:
-    """Of the safetensors files in the model's folder; None where they hold another model, such as the one that this was made of."""
-    files = weight_files(model.folder)
+    """Of the safetensors files in the model's folder; None where they are gone or hold another model, the one it was made of."""
+    try:
+        files = weight_files(model.folder)
+    except InputError:
+        return None
     return sum(file.stat().st_size for file in files) if fingerprint(model.folder, files) == model.fingerprint else None
 
 
