@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,7 +39,8 @@ def ask(address, what):
             await session.initialize()
             return await what(session)
 
-    return asyncio.run(talk())
+    with ThreadPoolExecutor(1) as pool:  # a loop of its own: the browser tests leave one running in the main thread
+        return pool.submit(lambda: asyncio.run(talk())).result()
 
 
 def test_the_five_tools_are_listed_with_their_types_and_words(address):
