@@ -64,12 +64,14 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     workbench.set_range("new-tokens", 24)
     workbench.type_into("prompt", "Once upon a time")
-    workbench.click("#generate")
     labels = [page.locator(f"#answer-{i} label > span").first for i in range(3)]
+    runs = {"a3 30% uniform", "svd 30% uniform"}
+    workbench.until(lambda: {label.inner_text() for label in labels[1:]} == runs, 10, "the columns are not laid out")
+    workbench.click("#generate")
     workbench.until(lambda: all("tokens/s" in label.inner_text() for label in labels), 60, "a column does not say its speed")
     words = [label.inner_text() for label in labels]
     assert words[0].startswith("dense · demo-llama · ")
-    assert {name.rpartition(" · ")[0] for name in words[1:]} == {"a3 30% uniform", "svd 30% uniform"}
+    assert {name.rpartition(" · ")[0] for name in words[1:]} == runs
     assert all(float(word.rpartition(" · ")[2].removesuffix(" tokens/s").replace(",", "")) > 0 for word in words)
     copy = page.locator("#answer-1 button[aria-label*=opy]").first
     workbench.until(lambda: page.locator("#generate").is_enabled(), 30, "the answers do not end")
