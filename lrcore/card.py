@@ -77,7 +77,7 @@ def _usage(stock: bool, loader: str) -> str:
         else "The modeling file in this folder subclasses the base architecture and exchanges the modules that config.json names."
     )
     return (
-        "## Use\n\n```python\nfrom transformers import {loader}, AutoTokenizer\n\n"
+        f"## Use\n\n```python\nfrom transformers import {loader}, AutoTokenizer\n\n"
         f"model = {loader}.from_pretrained(folder{trust})\ntokenizer = AutoTokenizer.from_pretrained(folder)\n```\n\n{why} "
         'LoRA (PEFT) reaches factored matrices by `target_modules="all-linear"`.'
     )

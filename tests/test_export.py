@@ -143,6 +143,7 @@ def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_p
     lrcore.save(small, tmp_path / "kept")
     lrcore.export(lrcore.load(str(tmp_path / "kept")), tmp_path / "out", [result])
     _, meta, text = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
+    assert "from transformers import AutoModelForCausalLM, AutoTokenizer" in text
     fields = yaml.safe_load(meta)
     assert (fields["license"], fields["license_name"], fields["library_name"]) == ("other", "tiny-licence", "transformers")
     metric = fields["model-index"][0]["results"][0]["metrics"][0]
