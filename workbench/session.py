@@ -8,15 +8,15 @@ import gradio as gr
 import lrcore
 
 from . import hand, text, work
-from .form import PLANNED, START, Form
+from .form import START, Form
 from .jobs import Job, Jobs
+from .keys import calibration_key, factor_key, measures, model_key
 from .live import Live
 from .measure import Measure
 from .parts import downloader, late_cells, panel
 from .runs import Run, Runs, root
 from .shelf import Shelf
 
-Key = tuple
 FIRST_SLOT = (0, next(row["components"][0] for row in lrcore.methods() if row["name"] == lrcore.Recipe().method))
 
 
@@ -133,23 +133,3 @@ class Session:
         """Queue the factors of every method for these settings."""
         spec = {"recipe": recipe.with_(overrides={}).to_dict()}
         return self.jobs.submit("survey", f"Every method on {recipe.model}", spec, kept=False, once=True)
-
-
-def model_key(recipe: lrcore.Recipe) -> Key:
-    return (recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
-
-
-def calibration_key(recipe: lrcore.Recipe) -> Key:
-    return (*model_key(recipe), recipe.data, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed)
-
-
-def factor_key(recipe: lrcore.Recipe) -> Key:
-    return (*calibration_key(recipe), recipe.method, *sorted(recipe.options.items()), *measures(recipe))
-
-
-def measures(recipe: lrcore.Recipe) -> Key:
-    """What the recipe's policy measures on the model: nothing, probes that serve every budget, or a search at its own."""
-    row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
-    if row["searched"]:
-        return ("searched", *(str(getattr(recipe, name)) for name in PLANNED))
-    return ("probed",) if row["probed"] else ()

@@ -5,8 +5,9 @@ from typing import Any
 import gradio as gr
 
 from . import guide, markup, sweeps, text
+from .keys import calibration_key, factor_key
 from .parts import LIVE, QUIET, clicked, download, spoken
-from .session import Session, calibration_key, factor_key
+from .session import Session
 
 
 def wire(session: Session) -> None:

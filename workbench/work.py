@@ -7,6 +7,7 @@ import lrcore
 
 from .export import target
 from .jobs import Job
+from .keys import model_key
 from .runs import Run
 from .sweeps import lacking, made, measurements, sweep_of
 
@@ -102,7 +103,7 @@ def speed(session: "Session", job: Job) -> list[str]:
     runs = [session.runs.get(run_id) for run_id in job.spec["runs"]]
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.recipe.model, run.recipe.revision, run.recipe.dtype, run.recipe.device), []).append(run)
+        groups.setdefault(model_key(run.recipe), []).append(run)
     for own in groups.values():
         models = [load(session, own[0].recipe, job), *(session.small(run) for run in own)]
         dense, *found = (one.to_dict() for one in lrcore.measure_speed(models, progress=job.progress))

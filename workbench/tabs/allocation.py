@@ -11,9 +11,10 @@ import pandas as pd
 import lrcore
 
 from .. import hand, markup, options, plots, selection, slot, text
+from ..keys import factor_key
 from ..live import Wish, affordable, key_of
 from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
-from ..session import Session, factor_key
+from ..session import Session
 
 TITLE = "Allocation"
 START = lrcore.Recipe().policy
