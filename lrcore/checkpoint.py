@@ -43,7 +43,7 @@ from .models.load import (
 from .models.offload import free_at_once
 from .models.waiting import wait_on_disk
 from .models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
-from .tensor_files import Stored, as_dtype, stored_tensors, write_tensors
+from .tensor_files import Stored, as_dtype, stored_in, write_tensors
 
 FORMAT = 2
 SHARD = "5GB"
@@ -152,7 +152,7 @@ def _wait(
     network: PreTrainedModel, files: list[Path], tied: dict[str, str], dtype: torch.dtype | None, device: torch.device
 ) -> dict[str, Stored]:
     """Leave the layers of an empty network on disk, and say where. Raises ValueError where the files hold other tensors than it has."""
-    stored = {name: place for file in files for name, place in stored_tensors(file).items()}
+    stored = stored_in(files)
     stored = as_dtype(stored, dtype) if dtype else stored
     stored |= {name: stored[first] for name, first in tied.items()}
     gaps = wait_on_disk(network, stored, device, cache_folder() / WAITING)

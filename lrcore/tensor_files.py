@@ -3,7 +3,7 @@
 import json
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ def stored_tensors(file: Path, owner: Temporary | None = None) -> dict[str, Stor
     with safe_open(file, "pt") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
         return {name: Stored(file, name, tuple(s.get_shape()), DTYPES[s.get_dtype()], owner) for name, s in slices.items()}
+
+
+def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
+    """What several safetensors files hold together, by name."""
+    return {name: place for file in files for name, place in stored_tensors(file).items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | Stored], metadata: Mapping[str, str]) -> None:

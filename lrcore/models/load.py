@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from ..errors import InputError, unknown
 from ..files import WAITING, cache_folder
-from ..tensor_files import Stored, as_dtype, stored_tensors
+from ..tensor_files import Stored, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .hub import DEMO_MODELS, locate
 from .layers import ModelSize, measure
@@ -178,7 +178,7 @@ def _offloaded_network(
     if config.model_type in MULTIMODAL or ARCHITECTURES[config.model_type].experts:
         raise InputError(f"'{folder}': weights of a {config.model_type} model are joined or renamed on loading. Load it without offload.")
     free_at_once()
-    stored = {name: place for file in files for name, place in stored_tensors(file).items()}
+    stored = stored_in(files)
     if dtype == "auto":
         dtype = config.dtype or next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
     network, stored = empty_network(config, dtype), as_dtype(stored, dtype)
