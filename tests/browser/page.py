@@ -22,6 +22,9 @@ SLIDE = """([field, plot, value]) => new Promise(done => {
   input.dispatchEvent(new Event('input', {bubbles: true}));
 })"""
 
+# A field that appeared within this frame still sets its first value, over anything typed into it faster than a hand could.
+FRAMES = "() => new Promise(done => { let left = 6; const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })"
+
 
 class Workbench:
     def __init__(self, page: Page) -> None:
@@ -67,6 +70,8 @@ class Workbench:
 
     def type_into(self, elem_id: str, value: str) -> None:
         box = self.page.locator(f"#{elem_id} input:not([type=range]), #{elem_id} textarea").first
+        box.wait_for()
+        self.evaluate(FRAMES)
         box.fill(value)
         box.press("Tab")
 
