@@ -15,7 +15,8 @@ from ..layer import Layer
 from ..linalg import EPS, symmetric, whitened_svd
 from ..options import Option
 from ..statistics import Moments
-from .factors import Factors, JointLatent, LatentMatrix, joint_latent_cost, latent_cost
+from .factors import Factors
+from .latents import JointLatent, LatentMatrix, joint_latent_cost, latent_cost
 
 NEEDS = frozenset({("attn_in", "second")})
 OPTIONS = (

@@ -1,0 +1,56 @@
+"""Keys and values as latents that the cache holds in place of the states: what a rank costs there, and the kinds of factor."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..layer import Layer, LowRank
+from ..spectra import Cost
+from .factors import FactoredMatrix, matrix_cost
+
+
+def latent_cost(layer: Layer, name: str) -> Cost:
+    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token, which every later token raises again."""
+    matrix, a = matrix_cost(layer, name), layer.attention
+    return replace(matrix, kv_per_rank=1, kv_fixed=0, kv_dense=a.n_kv * a.head_size, per_cached=a.n_kv * a.head_size)
+
+
+def joint_latent_cost(layer: Layer) -> Cost:
+    """A rank of the latent that keys and values share: a row of `down`, a column of both `up`, one cached number."""
+    k, v = latent_cost(layer, "k"), latent_cost(layer, "v")
+    d_out, d_in = k.kv_dense + v.kv_dense, layer.attention.k.weight.shape[1]
+    fixed = k.fixed + v.fixed
+    return Cost(min(d_out, d_in), d_out + d_in, k.dense + v.dense, fixed, kv_per_rank=1, kv_dense=d_out, per_cached=d_out)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentMatrix(FactoredMatrix):
+    """K or V as a product whose inner state `down x` is what the cache holds. Keys and values of all layers are weighed alike."""
+
+    unit: ClassVar[str] = "kv"
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        small = super().truncate(layer, rank)
+        return small if rank >= self.cost.full else replace(small, attention=replace(small.attention, latent=True))
+
+
+@dataclass(frozen=True, eq=False)
+class JointLatent:
+    """K and V from one latent that the cache holds once. up [rows of k and of v, k]; down [k, d]; biases as they were."""
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    up: Tensor
+    down: Tensor
+    unit: ClassVar[str] = "kv"
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        dtype, rows = a.k.weight.dtype, len(a.k.weight)
+        down, up = self.down[:rank].to(dtype), self.up[:, :rank].to(dtype)
+        k, v = LowRank(down, up[:rows], a.k.bias), LowRank(down, up[rows:], a.v.bias)
+        return replace(layer, attention=replace(a, k=k, v=v, latent=True))
