@@ -1,14 +1,58 @@
 """A process that cannot see this project: what a stranger has who was given an exported folder."""
 
+import json
 import os
 import subprocess
 import sys
+
+import torch
+
+TOKENS = torch.arange(3, 43).view(2, 20)
+
+# Loads, runs, generates with and without cache, saves again and loads that; a folder that fails leaves its traceback instead of logits.
+LOAD = """
+import importlib.util, json, sys, traceback
+import torch
+from transformers import AutoModelForCausalLM
+assert importlib.util.find_spec("lrcore") is None
+torch.set_num_threads(2)  # as the tests
+tokens = torch.arange(3, 43).view(2, 20)
+
+def load(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert not model.training and not any(p.is_meta for p in model.parameters())
+    kept = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2)
+    free = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2, use_cache=False)
+    assert torch.equal(kept, free)
+    model.save_pretrained(folder + "-again")
+    again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
+    state = again.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    with torch.inference_mode():
+        logits = model(tokens).logits
+        assert torch.allclose(again(tokens).logits, logits, atol=1e-5)
+    return logits
+
+found = []
+for folder in json.loads(sys.argv[1]):
+    try:
+        found.append(load(folder))
+    except Exception:
+        found.append(traceback.format_exc())
+torch.save(found, sys.argv[2])
+"""
 
 
 def elsewhere(script, *arguments, cwd):
     """Run a script where neither the working directory nor the path leads to this project."""
     own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf"), "TRANSFORMERS_VERBOSITY": "error"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
-    done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def loaded_elsewhere(folders, cwd):
+    """What every folder gives there for TOKENS: its logits, or the traceback of what went wrong."""
+    elsewhere(LOAD, json.dumps([str(folder) for folder in folders]), str(cwd / "logits.pt"), cwd=cwd)
+    return torch.load(cwd / "logits.pt")

@@ -1,5 +1,6 @@
 """Every family in the table: read, written back, compressed, cached and padded without a change that was not asked for."""
 
+import json
 import subprocess
 import sys
 from functools import cache
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CONFIGS, tiny
+from tiny_models import CONFIGS, family_folder, tiny
 from transformers import AutoConfig, DynamicCache
 
 import lrcore
@@ -21,7 +22,7 @@ from lrcore.models.load import read_config
 from lrcore.models.modules import SIZES, whole_head
 from lrcore.models.stream import LayerStream, rotate_states, starting_at
 
-SOLVED = ("svd", "svd_llm", "a3", "modegpt", "latentllm", "care", "fused")
+SOLVED = tuple(METHODS)
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]
 
@@ -149,7 +150,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
 
 @pytest.mark.parametrize("method", SOLVED)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compressed_with_and_without_cache_and_padded_or_alone_are_the_same(family, method) -> None:
+def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
     network, _ = dense(family)
     small = compressed(family, method)
     assert measure(small).decoder_linear < measure(network).decoder_linear
@@ -158,6 +159,12 @@ def test_compressed_with_and_without_cache_and_padded_or_alone_are_the_same(fami
     assert not torch.equal(whole, logits(network))
     assert torch.isfinite(whole).all()
     assert close(by_pieces(small), whole)
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compressed_in_a_left_padded_batch_or_alone_is_the_same(family, method) -> None:
+    small = compressed(family, method)
     mask, positions = left_padding()
     together = logits(small, padded_tokens(), attention_mask=mask, **positions_of(small, positions))
     assert close(together[:1, 6:], logits(small, TOKENS[:1, :18]))
@@ -202,6 +209,12 @@ def test_the_page_in_docs_is_that_of_the_table() -> None:
     assert subprocess.run([sys.executable, str(root / "scripts" / "architectures.py"), "--check"], check=False).returncode == 0
 
 
+def test_the_outcomes_in_docs_are_of_every_family_and_method_and_all_passed() -> None:
+    record = json.loads((Path(__file__).resolve().parents[1] / "docs" / "architectures.json").read_text(encoding="utf-8"))
+    expected = {"a": [1, 1]} | {letter: [len(METHODS)] * 2 for letter in "bcde"}
+    assert record == dict.fromkeys(ARCHITECTURES, expected)
+
+
 def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -> None:
     config = AutoConfig.for_model("phi", **CONFIGS["phi"], qk_layernorm=True)
     config.save_pretrained(tmp_path)
@@ -215,10 +228,7 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral"])
 def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
     """The whole way by the public words, with the tokenizer of another model."""
-    tiny(family).save_pretrained(tmp_path / "dense")
-    for file in tiny_llama.glob("*token*"):
-        (tmp_path / "dense" / file.name).write_bytes(file.read_bytes())
-    model = lrcore.load(str(tmp_path / "dense"))
+    model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
     recipe = lrcore.Recipe(model=str(tmp_path / "dense"), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="fused")
     small = lrcore.compress(model, recipe)
     assert small.report["summary"]["achieved"] == pytest.approx(0.2, abs=0.05)

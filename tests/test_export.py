@@ -5,42 +5,13 @@ import json
 import pytest
 import torch
 import yaml
-from elsewhere import elsewhere
+from elsewhere import TOKENS, elsewhere, loaded_elsewhere
 from safetensors.torch import load_file
-from tiny_models import tiny
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
 from lrcore.models.portable import modeling_source
-
-TOKENS = torch.arange(3, 43).view(2, 20)
-METHODS = ("svd_llm", "modegpt", "fused")
-
-# In a process without this project: load, run, generate with cache, save again, load that.
-ELSEWHERE = """
-import importlib.util, json, sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-assert importlib.util.find_spec("lrcore") is None
-torch.set_num_threads(2)  # as the tests
-logits = {}
-for folder in json.loads(sys.argv[1]):
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    tokens = torch.arange(3, 43).view(2, 20)
-    with torch.inference_mode():
-        logits[folder] = model(tokens).logits
-    assert not model.training and not any(p.is_meta for p in model.parameters())
-    kept = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2)
-    free = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2, use_cache=False)
-    assert torch.equal(kept, free), folder
-    model.save_pretrained(folder + "-again")
-    again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
-    state = again.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items()), folder
-    with torch.inference_mode():
-        assert torch.allclose(again(tokens).logits, logits[folder], atol=1e-5), folder
-torch.save(list(logits.values()), sys.argv[2])
-"""
 
 
 def logits(model):
@@ -53,11 +24,7 @@ def dense(tiny_llama, tmp_path_factory):
     """A folder with a dense tiny model of a family, with the tokenizer of the tiny Llama."""
 
     def make(family):
-        folder = tmp_path_factory.mktemp(family)
-        tiny(family).save_pretrained(folder)
-        for file in tiny_llama.glob("*token*"):
-            (folder / file.name).write_bytes(file.read_bytes())
-        return folder
+        return family_folder(family, tiny_llama, tmp_path_factory.mktemp(family))
 
     return make
 
@@ -67,29 +34,6 @@ def compressed(folder, data, method="fused", **changes):
         model=str(folder), data=str(data), samples=4, seq_len=32, ratio=changes.pop("ratio", 0.2), method=method, **changes
     )
     return lrcore.compress(lrcore.load(str(folder)), recipe)
-
-
-OTHERS = [family for family in ARCHITECTURES if family not in ("llama", "gpt2", "bloom")]
-
-
-@pytest.mark.parametrize(
-    "families", [[f for f in ARCHITECTURES if f not in OTHERS], pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["odd", "others"]
-)
-def test_families_load_elsewhere_bit_for_bit(families, dense, story_file, tmp_path) -> None:
-    """One kind of method per family in turn; families and methods are crossed in test_architectures.py."""
-    models = {}
-    for number, family in enumerate(families):
-        small = compressed(dense(family), story_file, METHODS[number % len(METHODS)])
-        models[family] = small
-        lrcore.export(small, tmp_path / family)
-    (tmp_path / "away").mkdir()
-    moved = [str((tmp_path / family).rename(tmp_path / "away" / family)) for family in models]
-    elsewhere(ELSEWHERE, json.dumps(moved), str(tmp_path / "logits.pt"), cwd=tmp_path)
-    for (family, small), found in zip(models.items(), torch.load(tmp_path / "logits.pt"), strict=True):
-        if ARCHITECTURES[family].experts:  # the last bit of their grouped products depends on where a weight lies in memory
-            assert torch.allclose(found, logits(small), atol=1e-5), family
-        else:
-            assert torch.equal(found, logits(small)), family
 
 
 PIPELINE = """
@@ -108,14 +52,6 @@ assert fast.generation_config.max_new_tokens == 7
 """
 
 
-@pytest.mark.parametrize("method", [name for name in ("care", "latentllm") if name in lrcore.METHODS])
-def test_latent_caches_and_shared_factors_load_elsewhere(method, dense, story_file, tmp_path) -> None:
-    small = compressed(dense("llama"), story_file, method)
-    lrcore.export(small, tmp_path / "out")
-    elsewhere(ELSEWHERE, json.dumps([str(tmp_path / "out")]), str(tmp_path / "logits.pt"), cwd=tmp_path)
-    assert torch.equal(torch.load(tmp_path / "logits.pt")[0], logits(small))
-
-
 def test_pipeline_dtype_eager_attention_template_and_generation_config_work(dense, story_file, tmp_path) -> None:
     small = compressed(dense("llama"), story_file)
     small.tokenizer.chat_template = "{{ messages[0].content }}"
@@ -131,8 +67,7 @@ def test_an_export_is_a_checkpoint_and_may_be_sharded(dense, story_file, tmp_pat
     assert len(set(index["weight_map"].values())) > 1
     assert not (tmp_path / "out" / "model.safetensors").exists()
     assert torch.equal(logits(lrcore.load(str(tmp_path / "out"))), logits(small))
-    elsewhere(ELSEWHERE, json.dumps([str(tmp_path / "out")]), str(tmp_path / "logits.pt"), cwd=tmp_path)
-    assert torch.equal(torch.load(tmp_path / "logits.pt")[0], logits(small))
+    assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(small))
 
 
 def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_path) -> None:
@@ -238,7 +173,6 @@ def test_the_command_exports_a_folder_or_a_run_with_its_measurements(dense, stor
 def test_the_reference_model_keeps_its_logits(reference, tmp_path) -> None:
     model = lrcore.load(str(reference / "models/stories260K"))
     lrcore.export(model, tmp_path / "out")
-    elsewhere(ELSEWHERE, json.dumps([str(tmp_path / "out")]), str(tmp_path / "logits.pt"), cwd=tmp_path)
-    assert torch.equal(torch.load(tmp_path / "logits.pt")[0], logits(model))
+    assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(model))
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert stored.keys() <= model.network.state_dict().keys()

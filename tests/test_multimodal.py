@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elsewhere import elsewhere
+from tiny_models import copy_tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText, CLIPVisionConfig, LlamaConfig, Qwen2Config, SiglipVisionConfig
 
 import lrcore
@@ -53,8 +54,7 @@ def folder(tiny_llama, tmp_path_factory):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         network.save_pretrained(path)
         (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
-        for file in tiny_llama.glob("*token*"):
-            (path / file.name).write_bytes(file.read_bytes())
+        copy_tokenizer(tiny_llama, path)
         return path
 
     return make

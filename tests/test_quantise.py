@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from elsewhere import elsewhere
-from tiny_models import tiny
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.cost import bytes_on_disk
@@ -75,10 +75,7 @@ def test_a_latent_that_keys_and_values_share_stays_one(tiny_llama, story_file):
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_every_family_is_quantised_and_read_back(family, tiny_llama, tmp_path):
-    tiny(family).save_pretrained(tmp_path / "dense")
-    for file in tiny_llama.glob("*token*"):
-        (tmp_path / "dense" / file.name).write_bytes(file.read_bytes())
-    model = lrcore.load(str(tmp_path / "dense"))
+    model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
     made = lrcore.quantise(model, 8, group=16)
     scale = float(logits(model).std())
     assert float((logits(made) - logits(model)).abs().mean()) < 0.05 * scale

@@ -1,5 +1,7 @@
 """A tiny random-weight network of every family in the table, made on the spot, with what sets the family apart."""
 
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -56,3 +58,15 @@ def tiny(family: str) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise * 0.2 if parameter.dim() > 1 else parameter + noise * 0.1)
     return network.eval().requires_grad_(False)
+
+
+def family_folder(family: str, tokenizer_of: Path, folder: Path) -> Path:
+    """The tiny model of a family as a folder, with the tokenizer of another."""
+    tiny(family).save_pretrained(folder)
+    copy_tokenizer(tokenizer_of, folder)
+    return folder
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for file in source.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
