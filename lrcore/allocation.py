@@ -1,29 +1,13 @@
 """Rank allocation: a policy's targets become whole ranks that fit the budget. Milliseconds: a slider calls it at every move."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
-from .budget import Budget, Influence, Spectra, take_steps
+from .budget import Budget, Influence, Spectra, rank_for, take_steps
 from .errors import InputError, unknown
 from .policies import find_policy
-from .spectra import Cost, Slot
-
-
-def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
-    """The largest rank whose price stays within the share `target` of the dense price, or the nearest to it in columns."""
-    if target >= 1 - 1e-12:
-        return cost.full
-    aim = target * budget.price(cost, cost.full) + 1e-6  # whole numbers, and a target is a share of them to rounding
-    ranks = range(cost.step, budget.cap(cost) + 1, cost.step)
-    below = bisect_right(ranks, aim, key=lambda rank: budget.price(cost, rank))
-    rank = ranks[max(below - 1, 0)] if ranks else cost.full
-    above = budget.next_rank(cost, rank)
-    if nearest and below and above == rank + cost.step:
-        low, high = budget.price(cost, rank), budget.price(cost, above)
-        return above if 2 * aim >= low + high else rank
-    return rank
+from .spectra import Slot
 
 
 def round_to_ranks(spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False) -> dict[Slot, int]:

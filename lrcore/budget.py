@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
 Spectra = Mapping[Slot, Spectrum]
-Influence = Mapping[str, Sequence[float]]  # "block", "attention" and "mlp": one number per layer, see lrcore/statistics.py
+# "block", "attention" and "mlp": one number per layer, see lrcore/statistics.py; "outliers": by layer and threshold, see lrcore/outliers.py
+Influence = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,21 @@ def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, 
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
         raise InputError(f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most {most:.3f}. {remedy}")
     return Budget(kind, limit, dense)
+
+
+def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
+    """The largest rank whose price stays within the share `target` of the dense price, or the nearest to it in columns."""
+    if target >= 1 - 1e-12:
+        return cost.full
+    aim = target * budget.price(cost, cost.full) + 1e-6  # whole numbers, and a target is a share of them to rounding
+    ranks = range(cost.step, budget.cap(cost) + 1, cost.step)
+    below = bisect_right(ranks, aim, key=lambda rank: budget.price(cost, rank))
+    rank = ranks[max(below - 1, 0)] if ranks else cost.full
+    above = budget.next_rank(cost, rank)
+    if nearest and below and above == rank + cost.step:
+        low, high = budget.price(cost, rank), budget.price(cost, above)
+        return above if 2 * aim >= low + high else rank
+    return rank
 
 
 def take_steps(

@@ -66,7 +66,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     row = find_policy(recipe.policy)
     if row.searched and factors.searched and factors.searched != search_key(recipe):
         raise InputError(f"Policy '{row.name}' was searched for another budget than this one; search again (lrcore.prepare does).")
-    spectra, influence, shape = factors.spectra, factors.calibration.influence, factors.shape
+    spectra, influence, shape = factors.spectra, factors.influence, factors.shape
     fixed, offered = _fixed_ranks(recipe, spectra), {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()}
     kind = find_method(recipe.method).budget(recipe.budget)
     budget = make_budget(kind, recipe.ratio, offered, shape.decoder_linear, shape.parameters)

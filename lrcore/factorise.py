@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from .budget import Influence
 from .calibrate import Calibration, Progress, silent
 from .files import WAITING, cache_folder
 from .methods import Factors, find_method, spectrum, truncate
 from .models.architectures import decoder_layers
 from .models.layers import measure, read_layer, write_layer
 from .models.load import LoadedModel
+from .outliers import outlier_ratios
 from .plan import Shape
 from .spectra import Slot, Spectrum
 from .tensor_files import OnDisk
@@ -25,6 +27,7 @@ class Factorisation:
 
     base_nll: mean token loss of the dense model on the probing windows, None unless the slots were probed.
     searched: the mark of the budget whose shares stand on the spectra, "" where none was searched.
+    outliers: of every layer, see `outliers.outlier_ratios`.
     """
 
     method: str
@@ -34,7 +37,13 @@ class Factorisation:
     shape: Shape
     base_nll: float | None = None
     searched: str = ""
+    outliers: Sequence[tuple[float, ...]] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def influence(self) -> Influence:
+        """What policies read of every layer besides its spectra."""
+        return self.calibration.influence | {"outliers": self.outliers}
 
 
 def factorise(
@@ -52,14 +61,16 @@ def factorise(
     chosen = row.choose(options or {})
     total = len(decoder_layers(model.network))
     layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
-    spectra = {}
+    spectra, outliers = {}, []
     for index in range(total):
         progress("factorise", index, total)
-        factors = row.factor(read_layer(model.network, index), calibration.moments(index), **chosen)
+        layer, moments = read_layer(model.network, index), calibration.moments(index)
+        factors = row.factor(layer, moments, **chosen)
         spectra |= {(index, name): spectrum(index, name, factor) for name, factor in factors.items()}
+        outliers.append(outlier_ratios(layer, moments))
         layers.append(factors)
     progress("factorise", total, total)
-    return Factorisation(method, layers, spectra, calibration, shape_of(model), options=chosen)
+    return Factorisation(method, layers, spectra, calibration, shape_of(model), outliers=outliers, options=chosen)
 
 
 def truncate_layer(network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]) -> None:

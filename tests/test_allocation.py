@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrcore.allocation import plan_ranks, rank_for
-from lrcore.budget import Budget, make_budget
+from lrcore.allocation import plan_ranks
+from lrcore.budget import Budget, make_budget, rank_for
 from lrcore.errors import InputError
 from lrcore.policies import POLICIES, find_policy
 from lrcore.policies.softmax import softmax_sparsity, suggested_temperature
@@ -18,6 +18,7 @@ from lrcore.spectra import Cost, Spectrum
 
 INFLUENCE = [0.6, 0.2, 0.1, 0.15, 0.3, 0.5]
 INFLUENCES = {"block": INFLUENCE, "attention": [0.5 * s for s in INFLUENCE], "mlp": INFLUENCE[::-1]}
+INFLUENCES["outliers"] = [[0.4 * s / m for m in range(1, 21)] for s in INFLUENCE]
 
 
 def model_like(factored: bool = False, layers: int = 6) -> dict:

@@ -16,6 +16,10 @@ from lrcore.statistics import PARTS
 WIDTH = 6  # n_kv d_h
 COST = Cost(WIDTH, 8 + WIDTH, 8 * WIDTH, kv_per_rank=1, kv_dense=WIDTH, per_cached=WIDTH)
 
+INFLUENCES = {part: [0.1, 0.3, 0.2, 0.4] for part in PARTS} | {
+    "outliers": [[0.1 / m * (1 + i % 3) for m in range(1, 21)] for i in range(4)]
+}
+
 
 def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
     """Spectra as `care` makes them, values uneven between layers and larger for V."""
@@ -101,7 +105,7 @@ def test_every_policy_gives_ranks_in_multiples_or_full(policy: str, multiple: in
     spectra = {slot: s.in_multiples(multiple) for slot, s in keys_and_values(4, cost=cost).items()}
     dense = sum(s.cost.dense for s in spectra.values())
     budget = make_budget(kind, 0.4, spectra, dense, dense)
-    ranks = plan_ranks(policy, spectra, budget, 0.1, {part: [0.1, 0.3, 0.2, 0.4] for part in PARTS})
+    ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCES)
     assert all(rank % multiple == 0 or rank == 18 for rank in ranks.values())
     spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items())
     assert spent <= budget.limit < spent + multiple * budget.price(cost, 1)

@@ -16,10 +16,13 @@ from .energy import energy
 from .greedy import greedy
 from .marginal import marginal
 from .mix import mix
+from .owl import SPREAD, THRESHOLD, owl
 from .probed import probed
+from .sensitivity import sensitivity
 from .softmax import CAP, softmax, suggest
 from .softmax_dual import softmax_dual
 from .softmax_dual import suggest as suggest_dual
+from .svd_llm_v2 import LEVEL, svd_llm_v2
 from .uniform import uniform
 from .waterfill import waterfill
 
@@ -51,6 +54,13 @@ class Policy:
 
 
 CAPPED = (Option("cap", CAP, "largest share that one layer may lose; the excess is shared by the others", low=0.05, high=1.0),)
+OUTLIERS = (
+    Option("threshold", THRESHOLD, "M: an outlier is this many times the mean of its layer", low=1, high=20),
+    Option("spread", SPREAD, "lambda: a layer's share differs from the asked one by this at most", low=0.0, high=0.5),
+)
+LOSSES = (
+    Option("level", LEVEL, "logarithm that the smallest loss of a type counts as: small is uneven, large is even", low=0.1, high=100.0),
+)
 
 
 POLICIES = {
@@ -70,6 +80,16 @@ POLICIES = {
         Policy("energy", "Every slot keeps the same share of its energy.", energy),
         Policy("marginal", "The last rank of every slot is worth the same relative loss per parameter.", marginal),
         Policy("mix", "Shares of the layers by a small search on the calibration loss at this very budget (A3-mix).", mix, searched=True),
+        Policy("owl", "Layers with many outliers among their weighed weights keep more (OWL).", owl, options=OUTLIERS),
+        Policy(
+            "svd_llm_v2",
+            "Per type of matrix, layers lose in proportion to 1 / log of their loss at the uniform share (SVD-LLM v2).",
+            svd_llm_v2,
+            options=(*LOSSES, *CAPPED),
+        ),
+        Policy(
+            "sensitivity", "One threshold on the measured rise of the loss by each slot alone (ASVD's search).", sensitivity, probed=True
+        ),
         Policy("probed", "Least predicted rise of the token loss, from a few measured probes per slot (ours).", probed, probed=True),
     )
 }

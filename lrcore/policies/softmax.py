@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..budget import Budget, Influence, Spectra
 from ..spectra import Slot
@@ -38,17 +39,22 @@ def suggest(spectra: Spectra, budget: Budget, influence: Influence) -> float:
 def softmax_sparsity(
     scores: Sequence[float], mean: float, temperature: float, cap: float = CAP, prices: Sequence[float] | None = None
 ) -> list[float]:
-    """Sparsities in [0, cap] proportional to exp(-score / temperature) with the given mean (in [0, 1)), weighted by prices (None: equally).
+    """Sparsities in [0, cap] proportional to exp(-score / temperature) with the given mean, see `in_proportion`."""
+    return in_proportion(torch.softmax(-torch.tensor(scores, dtype=torch.float64) / temperature, 0), mean, cap, prices)
+
+
+def in_proportion(weights: Sequence[float] | Tensor, mean: float, cap: float = CAP, prices: Sequence[float] | None = None) -> list[float]:
+    """Sparsities in [0, cap] proportional to weights (>= 0) with the given mean (in [0, 1)), weighted by prices (None: equally).
 
     Entries over the cap are clipped and their excess is shared by the others, in proportion, until none is over it: the mean is exact to
     rounding. A cap below the mean, which no sparsities could keep, counts as the mean.
     """
-    cap, count = max(cap, mean), len(scores)
+    cap, count = max(cap, mean), len(weights)
     price = torch.ones(count, dtype=torch.float64) if prices is None else torch.tensor(prices, dtype=torch.float64)
-    weights = torch.softmax(-torch.tensor(scores, dtype=torch.float64) / temperature, 0)
+    weights = torch.as_tensor(weights, dtype=torch.float64)
     free = torch.ones(count, dtype=torch.bool)
     phi = torch.zeros(count, dtype=torch.float64)
-    for _ in scores:
+    for _ in range(count):
         left = mean * price.sum() - cap * price[~free].sum()
         share = weights[free]
         if float(share.sum()) == 0:  # a tiny temperature can underflow every remaining weight: then what is left is shared evenly

@@ -1,0 +1,175 @@
+"""The allocations of OWL, ASVD and SVD-LLM v2 against their definitions, worked out slowly."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.allocation import plan_ranks
+from lrcore.budget import make_budget
+from lrcore.methods.svd_llm import TAPS
+from lrcore.models.layers import read_layer
+from lrcore.policies import find_policy
+from lrcore.spectra import Cost, Spectrum
+
+LAYERS = 5
+RATIOS = [0.05, 0.1, 0.3, 0.5, 0.9]
+OUTLIERS = [[0.2 * d**m for m in range(1, 21)] for d in (0.5, 0.1, 0.3, 0.35, 0.9)]
+
+
+def uneven(seed: int = 0) -> dict:
+    """Two types of slot, the second dearer in later layers; losses from 1e-3 to 1e3."""
+    g, spectra = torch.Generator().manual_seed(seed), {}
+    for layer in range(LAYERS):
+        for name, cost in (("q", Cost(24, 40, 24 * 40)), ("up", Cost(16, 30 + layer, 16 * (30 + layer)))):
+            values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values * 10 ** (layer - 2)
+            nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).cumsum(0).flip(0)
+            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=(nats - nats[-1]) * (1 + layer))
+    return spectra
+
+
+def asked(spectra: dict, ratio: float):
+    whole = sum(s.cost.dense for s in spectra.values())
+    return make_budget("params", ratio, spectra, whole, whole)
+
+
+def targets(policy: str, ratio: float, spectra: dict | None = None, **options) -> tuple[dict, dict, float]:
+    """The shares of a policy, the slots' prices, and the mean share weighted by them."""
+    spectra = spectra or uneven()
+    row, budget = find_policy(policy), asked(spectra, ratio)
+    shares = row.targets(spectra, budget, 1.0, {"outliers": OUTLIERS}, **row.choose(options))
+    prices = {slot: s.cost.dense for slot, s in spectra.items()}
+    return shares, prices, sum(shares[slot] * prices[slot] for slot in shares) / sum(prices.values())
+
+
+@pytest.mark.parametrize("threshold", [1, 3, 5, 20])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_owl_is_linear_in_the_outliers_keeps_the_mean_and_stays_in_its_band(ratio: float, threshold: int) -> None:
+    shares, prices, mean = targets("owl", ratio, threshold=threshold, spread=0.2)
+    keep = asked(uneven(), ratio).keep
+    band = min(0.2, keep, 1 - keep)
+    assert mean == pytest.approx(keep, abs=1e-12)
+    assert max(abs(share - keep) for share in shares.values()) == pytest.approx(band, abs=1e-12)
+    found = [row[threshold - 1] for row in OUTLIERS]
+    centre = sum(found[slot[0]] * price for slot, price in prices.items()) / sum(prices.values())
+    slope = band / max(abs(d - centre) for d in found)
+    for (layer, _), share in shares.items():
+        assert share == pytest.approx(keep + slope * (found[layer] - centre), abs=1e-12)
+
+
+def test_owl_is_uniform_without_a_spread_or_differences_and_needs_its_ratios() -> None:
+    assert set(targets("owl", 0.3, spread=0.0)[0].values()) == {asked(uneven(), 0.3).keep}
+    spectra = uneven()
+    same = find_policy("owl").targets(spectra, asked(spectra, 0.3), 1.0, {"outliers": [OUTLIERS[0]] * LAYERS})
+    assert set(same.values()) == {asked(spectra, 0.3).keep}
+    with pytest.raises(lrcore.InputError, match="factorise again"):
+        plan_ranks("owl", spectra, asked(spectra, 0.3), 1.0, {"outliers": ()})
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
+def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, name: str) -> None:
+    model = lrcore.load(str(request.getfixturevalue(name)))
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, policy="owl", ratio=0.3)
+    factors = lrcore.prepare(model, recipe)
+    for index, found in enumerate(factors.outliers):
+        layer, moments = read_layer(model.network, index), factors.calibration.moments(index)
+        entries = torch.cat(
+            [(p.weight.double().abs() * moments.second(TAPS[n]).diagonal().sqrt()).flatten() for n, p in layer.matrices().items()]
+        )
+        for m in range(1, 21):
+            assert found[m - 1] == pytest.approx(float((entries > m * entries.mean()).double().mean()), abs=1.5 / len(entries))
+    plan = lrcore.allocate(factors, recipe)
+    kept = plan.kept_by_layer()
+    assert kept.index(max(kept)) == max(range(len(kept)), key=lambda layer: factors.outliers[layer][4])
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(ratio: float, seed: int) -> None:
+    """Against trying every rise that there is as the threshold, one by one, and every rank of every slot."""
+    spectra = uneven(seed)
+    budget = asked(spectra, ratio)
+
+    def ranks_at(threshold: float) -> dict:
+        return {slot: next(r for i, r in enumerate(s.cost.ranks()) if float(s.nats[i]) <= threshold) for slot, s in spectra.items()}
+
+    def price(ranks: dict) -> int:
+        return sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items())
+
+    best = min(float(rise) for s in spectra.values() for rise in s.nats if price(ranks_at(float(rise))) <= budget.limit)
+    least, found = ranks_at(best), plan_ranks("sensitivity", spectra, budget, 1.0, {})
+    assert all(found[slot] >= least[slot] for slot in spectra)
+    raised = [slot for slot in spectra if found[slot] > least[slot]]
+    assert price(found) <= budget.limit
+    step = max(s.cost.per_rank for s in spectra.values())
+    assert price(found) - price(least) <= step * len(raised)  # no more than the last step of the threshold was given back
+
+
+@pytest.mark.parametrize("policy", ["owl", "sensitivity"])
+def test_removing_more_raises_no_share(policy: str) -> None:
+    shares = [targets(policy, ratio)[0] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)]
+    for more, less in pairwise(shares):
+        assert all(less[slot] <= more[slot] + 1e-12 for slot in more)
+
+
+def test_sensitivity_needs_probes() -> None:
+    spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
+    with pytest.raises(lrcore.InputError, match="probed slots"):
+        plan_ranks("sensitivity", spectra, asked(spectra, 0.3), 1.0, {})
+
+
+@pytest.mark.parametrize("level", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("ratio", [0.1, 0.2])
+def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(ratio: float, level: float) -> None:
+    spectra = uneven()
+    shares, prices, _ = targets("svd_llm_v2", ratio, level=level, cap=1.0)
+    keep = asked(spectra, ratio).keep
+    for name in ("q", "up"):
+        pool = {slot: s for slot, s in spectra.items() if slot[1] == name}
+        losses = {}
+        for slot, s in pool.items():
+            rank = max(r for r in s.cost.ranks() if s.cost.parameters(r) <= keep * s.cost.dense)
+            losses[slot] = math.sqrt(float((s.values[rank:] ** 2).sum()))
+        weights = {slot: 1 / (level + math.log(loss / min(losses.values()))) for slot, loss in losses.items()}
+        scale = (1 - keep) * sum(prices[slot] for slot in pool) / sum(weights[slot] * prices[slot] for slot in pool)
+        for slot in pool:
+            assert 1 - shares[slot] == pytest.approx(scale * weights[slot], abs=1e-12)
+        by_loss = [shares[slot] for slot in sorted(pool, key=losses.__getitem__)]
+        assert by_loss == sorted(by_loss)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("cap", [0.6, 0.95])
+def test_svd_llm_v2_keeps_the_share_of_every_type_under_its_cap(ratio: float, cap: float) -> None:
+    shares, prices, _ = targets("svd_llm_v2", ratio, level=0.1, cap=cap)
+    keep = asked(uneven(), ratio).keep
+    for name in ("q", "up"):
+        own = {slot: price for slot, price in prices.items() if slot[1] == name}
+        assert sum(shares[slot] * price for slot, price in own.items()) / sum(own.values()) == pytest.approx(keep, abs=1e-12)
+        assert min(shares[slot] for slot in own) >= min(1 - cap, keep) - 1e-12
+
+
+def test_svd_llm_v2_bears_slots_without_loss_and_a_large_level_is_even() -> None:
+    spectra = uneven()
+    spectra[0, "q"] = Spectrum((0, "q"), torch.zeros(24, dtype=torch.float64), spectra[0, "q"].cost)
+    shares = targets("svd_llm_v2", 0.3, spectra)[0]
+    assert min(shares, key=shares.__getitem__) == (0, "q")
+    nothing = {slot: Spectrum(slot, torch.zeros_like(s.values), s.cost) for slot, s in spectra.items()}
+    keep = asked(spectra, 0.3).keep
+    assert all(share == pytest.approx(keep) for share in targets("svd_llm_v2", 0.3, nothing)[0].values())
+    even = targets("svd_llm_v2", 0.3, level=100.0)[0]
+    assert all(abs(share - keep) < 0.03 for share in even.values())
+
+
+@pytest.mark.parametrize("policy", ["owl", "sensitivity", "svd_llm_v2"])
+@pytest.mark.parametrize("method", [row["name"] for row in lrcore.methods()])
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
+def test_every_method_compresses_under_them(request, story_file, name: str, method: str, policy: str) -> None:
+    model = lrcore.load(str(request.getfixturevalue(name)))
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method=method, policy=policy, ratio=0.3, refit="off")
+    small = lrcore.compress(model, recipe)
+    assert small.report["summary"]["achieved"] >= 0.3
+    with torch.inference_mode():
+        assert torch.isfinite(small.network(torch.arange(3, 35).unsqueeze(0)).logits).all()
