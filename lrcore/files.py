@@ -1,11 +1,18 @@
 """Files and folders that are there whole or not at all: written under another name beside, then renamed."""
 
+import atexit
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed process leaves there stays
+    fcntl = None
 
 WAITING = "waiting"  # the folder in the cache for tensors that a process keeps on disk as long as it lives
 
@@ -55,3 +62,41 @@ def exchange(draft: Path, folder: Path) -> None:
 def beside(path: Path) -> Path:
     """A name of its own in the same folder, and so on the same file system: a rename is all it takes. It begins with a dot."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+@cache
+def folder_of_this_process(parent: Path) -> Path:
+    """A new folder in `parent` that goes when this process ends; those that killed processes left there go now.
+
+    A lock on the file beside it, which the system lets go of however a process ends, says that its process lives.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for file in parent.glob("*.lock") if fcntl else ():
+        with file.open() as other:
+            if _lock(other):
+                shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+                file.unlink(missing_ok=True)
+    own = parent / uuid.uuid4().hex
+    mark = own.with_suffix(".lock")
+    held = mark.open("w")
+    _lock(held)
+    own.mkdir()
+
+    def leave() -> None:
+        shutil.rmtree(own, ignore_errors=True)
+        mark.unlink(missing_ok=True)
+        held.close()
+
+    atexit.register(leave)
+    return own
+
+
+def _lock(file) -> bool:
+    """Lock an open file for as long as it is open; False where another process holds it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -12,6 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from .files import folder_of_this_process
+
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -20,11 +22,11 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 class Temporary:
-    """A file that goes when nobody holds this any more, at the latest when the process ends."""
+    """A file that goes when nobody holds this any more, at the latest when the process ends; after a kill, when another needs `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{uuid.uuid4().hex}.safetensors"
+        self.path = folder_of_this_process(folder) / f"{uuid.uuid4().hex}.safetensors"
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
 

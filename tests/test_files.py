@@ -1,8 +1,12 @@
 """Files that are there whole or not at all."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from lrcore.files import draft_of, exchange, write_text
+from lrcore.files import draft_of, exchange, folder_of_this_process, write_text
 
 
 def test_a_file_appears_whole_and_nothing_is_left_beside_it(tmp_path):
@@ -45,3 +49,35 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
         (path / path.name).touch()
     exchange(draft, folder)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "draft"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from lrcore.files import folder_of_this_process
+(folder_of_this_process(Path(sys.argv[1])) / "x").write_text("x")
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_theirs(tmp_path):
+    def start():
+        process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "there\n"
+        return process
+
+    killed = start()
+    (left,) = tmp_path.glob("*/x")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert left.exists()
+    living = start()
+    assert not left.exists()
+    own = folder_of_this_process(tmp_path)
+    assert folder_of_this_process(tmp_path) == own
+    assert own.is_dir()
+    assert len(list(tmp_path.glob("*/x"))) == 1
+    living.communicate("", timeout=20)
+    assert list(tmp_path.glob("*/x")) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [own.name, f"{own.name}.lock"]
