@@ -22,6 +22,7 @@ from .evaluate import Evaluation, evaluate, token_losses
 from .export import export, push
 from .factorise import Factorisation, factorise
 from .generate import generate, stream
+from .healing import Healing, heal
 from .local_errors import LocalErrors, local_errors
 from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
@@ -56,10 +57,10 @@ def policies() -> list[dict]:
 
 __all__ = [
     "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration", "Cancelled",
-    "Comparison", "Contributions", "Evaluation", "Factorisation", "InputError", "LoadedModel", "LocalErrors", "ModelCost", "RankPlan",
-    "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "Tracker", "allocate", "analyse", "answers", "answers_csv",
-    "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export", "factorise",
-    "finished", "generate", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed", "measured", "methods",
-    "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep", "runs_root", "save", "score_choices",
-    "stock_fit", "stream", "sweep_tables", "token_losses",
+    "Comparison", "Contributions", "Evaluation", "Factorisation", "Healing", "InputError", "LoadedModel", "LocalErrors", "ModelCost",
+    "RankPlan", "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "Tracker", "allocate", "analyse", "answers",
+    "answers_csv", "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export",
+    "factorise", "finished", "generate", "heal", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed",
+    "measured", "methods", "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep", "runs_root",
+    "save", "score_choices", "stock_fit", "stream", "sweep_tables", "token_losses",
 ]  # fmt: skip

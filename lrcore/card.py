@@ -110,6 +110,9 @@ def _making(report: Mapping[str, Any]) -> str:
         text += f"\n\n### Ranks\n\n| layer | component | rank | of |\n|---|---|---|---|\n{lines}"
     if report.get("calibration"):
         text += "\n\n### Calibration\n\n" + _pairs(report["calibration"])
+    if healing := report.get("healing"):
+        kept = {name: value for name, value in healing.items() if not isinstance(value, dict | list) and value is not None}
+        text += "\n\n### Healing\n\nTrained against the dense model.\n\n" + _pairs(kept)
     return text
 
 

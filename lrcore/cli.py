@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_runs, measuring
+from . import cli_heal, cli_runs, measuring
 from .cli_recipe import (
     Bounds,
     Budget,
@@ -48,6 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(measuring.app)
+app.add_typer(cli_heal.app)
 app.add_typer(cli_runs.app, name="runs")
 
 

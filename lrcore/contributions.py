@@ -69,7 +69,8 @@ def mixed(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -> Loa
 def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
     attention, other = dense.attention, small.attention
     if "qk" in parts:
-        attention = replace(attention, q=other.q, k=other.k, qk_size=other.qk_size, rotary_pairs=other.rotary_pairs)
+        sizes = {name: getattr(other, name) for name in ("qk_size", "rotary_pairs", "latent", "channel")}
+        attention = replace(attention, q=other.q, k=other.k, **sizes)
     if "ov" in parts:
         attention = replace(attention, v=other.v, o=other.o, v_size=other.v_size)
     return replace(dense, attention=attention, mlp=small.mlp if "mlp" in parts else dense.mlp)

@@ -8,6 +8,7 @@ from torch import nn
 
 from .budget import Influence
 from .calibrate import Calibration, Progress, silent
+from .errors import InputError
 from .files import WAITING, cache_folder
 from .methods import Factors, find_method, spectrum, truncate
 from .models.architectures import decoder_layers
@@ -55,7 +56,7 @@ def factorise(
 ) -> Factorisation:
     """Decompose every layer with one method: the expensive, rank-free half. Factors of an offloaded model wait on disk.
 
-    Raises InputError for an unknown method or option.
+    Raises InputError for an unknown method or option, and for a model with a rotary channel.
     """
     progress, row = progress or silent, find_method(method)
     chosen = row.choose(options or {})
@@ -65,6 +66,10 @@ def factorise(
     for index in range(total):
         progress("factorise", index, total)
         layer, moments = read_layer(model.network, index), calibration.moments(index)
+        if layer.attention.channel is not None:
+            raise InputError(
+                f"'{model.name}' has a rotary channel, which was trained for the latents it has. Compress its dense model, then heal."
+            )
         factors = row.factor(layer, moments, **chosen)
         spectra |= {(index, name): spectrum(index, name, factor) for name, factor in factors.items()}
         outliers.append(outlier_ratios(layer, moments))

@@ -74,6 +74,26 @@ Projection = Linear | LowRank | Stored
 
 
 @dataclass(frozen=True, eq=False)
+class RotaryChannel:
+    """A decoupled rotary channel beside the heads (CARE, section 3.5). q [n_q * size, d]; k [size, r], which reads the cached latent of k.
+
+    The scores gain `scale (R_t q x)^T (R_s k (k_down x'))`; all heads share the key.
+    """
+
+    q: Tensor
+    k: Tensor
+
+    @property
+    def size(self) -> int:
+        """Numbers per head, d_r."""
+        return self.k.shape[0]
+
+    @property
+    def parameters(self) -> int:
+        return self.q.numel() + self.k.numel()
+
+
+@dataclass(frozen=True, eq=False)
 class Attention:
     """Self-attention of one layer.
 
@@ -88,6 +108,7 @@ class Attention:
     latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state; one latent where they share it.
     summed: every query head has values of its own and one output projection serves the sum of the head outputs; v is then
     [n_q * v_size, d] and o [d, v_size].
+    channel: only where k is a cached latent and positions are rotary.
     """
 
     q: Projection
@@ -108,6 +129,7 @@ class Attention:
     frequencies: Tensor | None = None
     latent: bool = False
     summed: bool = False
+    channel: RotaryChannel | None = None
 
     @property
     def group(self) -> int:
@@ -169,8 +191,9 @@ class Layer:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of all projections, what they share counted once."""
-        return _kept(*self.matrices().values())
+        """Weights and biases of all projections, what they share counted once, and of the rotary channel."""
+        channel = self.attention.channel
+        return _kept(*self.matrices().values()) + (0 if channel is None else channel.parameters)
 
 
 def _one_latent(a: Projection, b: Projection) -> bool:

@@ -11,6 +11,8 @@ import lrcore
 from lrcore.cli import main
 from lrcore.console import ProgressLine, print_json
 
+COMMANDS = ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "export")
+
 
 @pytest.fixture
 def calibration(story_file):
@@ -101,7 +103,7 @@ def test_help_names_every_command(capsys):
     for arguments in ([], ["--help"]):
         assert main(arguments) == 0
         shown = capsys.readouterr().out
-        assert all(f"\n  {word} " in shown for word in ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "generate"))
+        assert all(f"\n  {word} " in shown for word in COMMANDS)
     assert main(["compress", "--help"]) == 0
     assert "--seq-len" in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ def attention_module(network: nn.Module, place: str, sizes: Mapping[str, Any], i
     """An attention without projections for layer `index`, at `place` in the network. Norms of queries and keys of the module it
     replaces go on serving."""
     latent = sizes.get("latent", False)
-    module = LatentAttention(sizes, index, _rotary_of(network, place)) if latent else CompressedAttention(sizes, index)
+    module = LatentAttention(sizes, index, _rotary_of(network, place), network.dtype) if latent else CompressedAttention(sizes, index)
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module

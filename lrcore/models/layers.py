@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ..layer import MLP, Attention, Layer, LowRank, Projection
+from ..layer import MLP, Attention, Layer, LowRank, Projection, RotaryChannel
 from ..tensor_files import Stored
 from .architectures import Architecture, architecture_of, decoder_layers, text_config
 from .install import attention_module, describe_module
@@ -65,7 +65,8 @@ def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
         values = {name: _read_projection(own[name]) for name in "qkvo"}
         turning = rotary_frequencies(network, attention.head_size) if attention.position == "rotary" else None
         sizes = {name: getattr(attention, name) for name in SIZES}
-        value = Attention(**values, **sizes, rotary_pairs=attention.rotary_pairs, frequencies=turning)
+        more = {"frequencies": turning, "channel": _read_channel(attention)}
+        value = Attention(**values, **sizes, rotary_pairs=attention.rotary_pairs, **more)
     else:
         value = _read_attention(network, row, attention, own)
     if "up" not in own:
@@ -103,6 +104,11 @@ def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module,
     )
 
 
+def _read_channel(attention: nn.Module) -> RotaryChannel | None:
+    modules = [getattr(attention, name, None) for name in ("q_channel", "k_channel")]
+    return None if None in modules else RotaryChannel(*(module.weight.detach() for module in modules))
+
+
 def _read_projection(module: nn.Module) -> Projection:
     return linear_of(module) if isinstance(module, Conv1D) else read_projection(module)
 
@@ -137,7 +143,7 @@ def _write(network: nn.Module, layer: Layer, module: nn.Module) -> None:
 
 def _reshaped(now: Attention, then: Attention) -> bool:
     sizes = ((a.qk_size, a.v_size, a.latent, a.summed) for a in (now, then))
-    return len(set(sizes)) > 1 or not _equal(now.rotary_pairs, then.rotary_pairs)
+    return len(set(sizes)) > 1 or not (_equal(now.rotary_pairs, then.rotary_pairs) and _equal(now.channel, then.channel))
 
 
 def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
@@ -146,6 +152,14 @@ def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.
         return False
     sizes = head_sizes(network, attention)
     return row.qkv != "apart" or 0 < sizes.rotary < sizes.head_size
+
+
+def changed_projections(network: nn.Module, other: nn.Module, index: int) -> dict[str, nn.Module]:
+    """The projections of decoder layer `index` that hold other numbers than in `other`, a network of the same family and sizes, by name."""
+    mine, theirs = (read_layer(each, index).matrices() for each in (network, other))
+    layer = decoder_layers(network)[index]
+    paths = projection_paths(architecture_of(network), layer)
+    return {name: layer.get_submodule(paths[name]) for name in mine if name not in theirs or not _same(mine[name], theirs[name])}
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -41,7 +41,7 @@ class LoadedModel:
 
     name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256 of config and weight files
     (of what was read, whatever dtype it was read into). folder: where the files are. report: how it came to be
-    ("recipe" and "ranks" of a compressed model, "quantised" of one made of codes), None for a dense one.
+    ("recipe" and "ranks" of a compressed model, "healing" of one trained after, "quantised" of one made of codes), None for a dense one.
     """
 
     name: str

@@ -65,7 +65,7 @@ class CompressedAttention(nn.Module):
         cos, sin = (self._angles(table) for table in whole_head(*position_embeddings, self.head_size))
         if cos.shape[1] not in (1, count):
             cos, sin = (table.repeat_interleave(self.group, dim=1) for table in (cos, sin))
-        return states * cos + _rotate_half(states) * sin
+        return rotated(states, cos, sin)
 
     def _angles(self, table: Tensor) -> Tensor:
         """cos or sin [b, t, head_size] -> [b, n_kv or 1, t, qk_size], the columns of the kept pairs."""
@@ -129,9 +129,10 @@ def whole_head(cos: Tensor, sin: Tensor, head_size: int) -> tuple[Tensor, Tensor
     return tuple(torch.cat((t[..., :half], pad, t[..., half:], pad), dim=-1) for t, pad in ((cos, one), (sin, zero)))
 
 
-def _rotate_half(x: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """States [..., size] with their pairs (j, j + size / 2) turned; cos and sin broadcast against them."""
+    half = states.shape[-1] // 2
+    return states * cos + torch.cat((-states[..., half:], states[..., :half]), dim=-1) * sin
 
 
 def _add(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -80,6 +80,11 @@ def _matrix_module(matrix: Matrix, bias: Tensor | None = None) -> nn.Module:
     """A module holding the tensors of a matrix, frozen, without copying them."""
     if not isinstance(matrix, Tensor):
         return StoredLinear(matrix, bias)
+    return linear_module(matrix, bias)
+
+
+def linear_module(matrix: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear module holding the tensors of a plain matrix, frozen, without copying them."""
     out_features, in_features = matrix.shape
     with torch.device("meta"):
         module = nn.Linear(in_features, out_features, bias=bias is not None)
