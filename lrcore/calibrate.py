@@ -43,15 +43,22 @@ class Calibration:
     protocol: dict
     device: str = "cpu"
     tokens: object = field(default=None, repr=False)  # the windows [n, t], for methods and policies that run the model again
+    gradients: Path | None = None  # the folder of what lrcore/gradients.py has collected besides, where it was asked for
 
     def moments(self, layer: int) -> Moments:
         """The moments of one layer, read from disk onto the model's device."""
-        return read_moments(_layer_file(self.folder, layer), self.device)
+        return self.joined(read_moments(layer_file(self.folder, layer), self.device), layer)
+
+    def joined(self, moments: Moments, layer: int) -> Moments:
+        """These moments of a layer, and the statistics of the dense model's gradients where they were collected."""
+        if self.gradients is None:
+            return moments
+        return Moments({**moments.values, **read_moments(layer_file(self.gradients, layer), self.device).values}, moments.tokens)
 
     @cached_property
     def influence(self) -> dict[str, list[float]]:
         """Influence of every layer ("block"), of its attention and of its MLP, [L] each, every entry in [0, 2]."""
-        files = [_layer_file(self.folder, layer) for layer in range(self.layers)]
+        files = [layer_file(self.folder, layer) for layer in range(self.layers)]
         return {part: [_read_one(file, (part, "influence")) for file in files] for part in PARTS}
 
     @property
@@ -82,20 +89,20 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     layers = len(decoder_layers(model.network))
     protocol = windows.protocol | {"windows": len(windows.tokens), "tokens": windows.tokens.numel(), "dtype": str(model.network.dtype)}
     calibration = Calibration(folder, key, layers, protocol, str(model.network.device), windows.tokens)
-    missing = [layer for layer in range(layers) if not _layer_file(folder, layer).is_file()]
+    missing = [layer for layer in range(layers) if not layer_file(folder, layer).is_file()]
     if missing:
         stream = LayerStream(clone(model.network), windows.tokens)
         for layer in range(missing[-1] + 1):
             progress("calibrate", layer, layers)
             moments = stream.run(layer, needs if layer in missing else ())
             if moments is not None:
-                write_moments(moments, _layer_file(folder, layer))
+                write_moments(moments, layer_file(folder, layer))
             del moments  # before the next layer's are made
     progress("calibrate", layers, layers)
     return calibration
 
 
-def _layer_file(folder: Path, layer: int) -> Path:
+def layer_file(folder: Path, layer: int) -> Path:
     return folder / f"layer-{layer:04d}.safetensors"
 
 

@@ -161,7 +161,8 @@ def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: Ran
         progress("compress", index, total)
         own = factors.layers[index]
         if sequential and row.needs:
-            own = row.factor(read_layer(network, index), small.run(index, row.needs, advance=False), **factors.options)
+            moments = factors.calibration.joined(small.run(index, row.needs, advance=False), index)
+            own = row.factor(read_layer(network, index), moments, **factors.options)
         truncate_layer(network, index, own, plan.ranks)
         if refit:
             refit_layer(network, index, dense, small)

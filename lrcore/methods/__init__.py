@@ -24,6 +24,7 @@ class Method:
 
     refit: whether layers make up for what those before them lost unless the recipe says otherwise (see lrcore/refit.py).
     options: what `factor` takes besides layer and moments, as keywords with the same defaults.
+    gradients: the (option, value) pairs under which `factor` also reads statistics of gradients, see lrcore/gradients.py.
     lacks: those of CASES that `factor` refuses with InputError; a test holds every row to what it says.
     """
 
@@ -35,6 +36,7 @@ class Method:
     shrinks_kv: bool
     notes: str
     options: tuple[Option, ...] = ()
+    gradients: tuple[tuple[str, str], ...] = ()
     refit: bool = False
     lacks: frozenset[str] = frozenset()
 
@@ -45,6 +47,10 @@ class Method:
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option's value. Raises InputError for an unknown name or a value out of range."""
         return read_options(f"method {self.name}", self.options, given)
+
+    def reads_gradients(self, chosen: Mapping[str, Any]) -> bool:
+        """Whether `factor` reads statistics of gradients with these options, every one of which has a value."""
+        return any(chosen[option] == value for option, value in self.gradients)
 
     def describe(self) -> dict:
         """The row as plain values, for `methods --json` and the page."""
@@ -64,7 +70,10 @@ METHODS: dict[str, Method] = {
             svd.NEEDS,
             svd.factor,
             False,
-            "Every matrix on its own, blind to the data. Biases stay as they are.",
+            "Every matrix on its own, blind to the data. Biases stay as they are. weights=fisher is FWSVD: inputs weighed by the squared "
+            "gradients of the loss, from one backward pass per calibration window (64 at most).",
+            options=svd.OPTIONS,
+            gradients=(("weights", "fisher"),),
         ),
         Method(
             "svd_llm",
@@ -88,6 +97,7 @@ METHODS: dict[str, Method] = {
             "rotary scores a pair by the sum over the heads that share its key; pairs are (j, j + d_h / 2), as checkpoints store them; "
             "OV has one rule with and without rotary; ov=overall with GQA gives each query head values of its own.",
             options=a3.OPTIONS,
+            gradients=(("mlp", "taylor"),),
         ),
         Method(
             "modegpt",

@@ -11,7 +11,7 @@ for the rotary pairs; OV from the layer's input (A3-x_kv) or over all heads at o
 import torch
 from torch import Tensor
 
-from ..layer import Attention, Layer, Projection, heads, output_heads
+from ..layer import MLP, Attention, Layer, Projection, heads, output_heads
 from ..linalg import column_squares, eigh_descending, roots
 from ..options import Option
 from ..statistics import Moments
@@ -36,13 +36,17 @@ OPTIONS = (
     Option("seed", 0, "of scores=random", low=0),
     Option("ov", "heads", "moments of each head's output; of the layer's input; or all heads at once, with a larger KV cache",
            ("heads", "inputs", "overall")),
+    Option("mlp", "a3", "what neurons are kept by; taylor: weight times gradient, in one backward pass per window",
+           ("a3", "abs", "wanda", "taylor")),
 )  # fmt: skip
 NEEDS = frozenset(
     {("attn_in", "second"), ("attn_in", "mean"), ("attn_out", "second"), ("mlp_hidden", "second")},
 )
 
 
-def factor(layer: Layer, moments: Moments, qk: str = "both", scores: str = "a3", seed: int = 0, ov: str = "heads") -> Factors:
+def factor(
+    layer: Layer, moments: Moments, qk: str = "both", scores: str = "a3", seed: int = 0, ov: str = "heads", mlp: str = "a3"
+) -> Factors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks. The options are those of OPTIONS."""
     a = layer.attention
 
@@ -51,7 +55,7 @@ def factor(layer: Layer, moments: Moments, qk: str = "both", scores: str = "a3",
             return qk_pairs(a, moments, qk, scores, seed + layer.index)
         return qk_svd(a, moments, qk) if a.group == 1 else qk_joint(a, moments, qk)
 
-    solve = {"qk": solve_qk, "ov": lambda: _values(a, moments, ov), "mlp": lambda: mlp_cur(layer, moments)}
+    solve = {"qk": solve_qk, "ov": lambda: _values(a, moments, ov), "mlp": lambda: mlp_cur(layer, moments, mlp)}
     return {name: solve[name]() for name in layer.components}
 
 
@@ -169,8 +173,27 @@ def ov_overall(a: Attention, moments: Moments) -> SummedValues:
     return SummedValues(squares.sqrt(), summed_ov_cost(a), None, v)
 
 
-def mlp_cur(layer: Layer, moments: Moments) -> NeuronOrder:
-    """MLP: keep the neurons with the largest `E[z_j^2] |w_j|^2`, unscaled. The loss curve leaves out cross terms, as the paper does."""
-    scores = moments.square("mlp_hidden") * column_squares(layer.mlp.down.weight)
-    scores, order = scores.sort(descending=True, stable=True)
-    return NeuronOrder(scores.sqrt(), mlp_cost(layer.mlp), None, order)
+def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
+    """MLP: keep the neurons with the largest `E[z_j^2] |w_j|^2`, unscaled. The loss curve leaves out cross terms, as the paper does.
+
+    Other rankings, the baselines of the papers' tables; the curve is then the same losses in their order: see `neuron_scores`.
+    """
+    losses = moments.square("mlp_hidden") * column_squares(layer.mlp.down.weight)
+    ranking = losses if mlp == "a3" else neuron_scores(layer.mlp, moments, mlp)
+    order = ranking.sort(descending=True, stable=True).indices
+    return NeuronOrder(losses[order].sqrt(), mlp_cost(layer.mlp), None, order)
+
+
+def neuron_scores(m: MLP, moments: Moments, kind: str) -> Tensor:
+    """What a neuron counts by a baseline, [d_f] float64: its rows in gate and up and its column in down are one group of weights.
+
+    "abs": the sum of their magnitudes. "wanda": `E[z_j^2]^{1/2} sum_i |w_ij|` in down (Sun et al. 2024, by neuron). "taylor": the sum over
+    the matrices of `|sum w g|`, g the gradient of the loss (LLM-Pruner, Ma et al. 2023: first order, by vector; biases left out).
+    """
+    down = m.down.weight.abs().sum(0, dtype=torch.float64)
+    if kind == "wanda":
+        return moments.square("mlp_hidden").sqrt() * down
+    rows = {name: p for name, p in {"up": m.up, "gate": m.gate}.items() if p is not None}
+    if kind == "abs":
+        return down + sum(p.weight.abs().sum(1, dtype=torch.float64) for p in rows.values())
+    return sum(moments.values[name, "taylor"].abs() for name in ("down", *rows))

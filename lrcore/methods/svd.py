@@ -1,16 +1,32 @@
-"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young), blind to the data."""
+"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young), blind to the data.
+
+Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighed by the empirical Fisher information of its
+weights. The paper's layer is `X W` with W [in, out] and its rows are inputs; in `W x` they are the columns.
+"""
 
 from ..layer import Layer
 from ..linalg import balanced, whitened_svd
+from ..options import Option
 from ..statistics import Moments
 from .factors import FactoredMatrix, Factors, matrix_cost
 
+OPTIONS = (
+    Option("weights", "equal", "what the error of every input counts: equal; fisher: its squared gradients (FWSVD)", ("equal", "fisher")),
+)
 NEEDS = frozenset()
 
 
-def factor(layer: Layer, moments: Moments) -> Factors:
-    """`U S V^T = svd(W)` of every matrix; `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`."""
-    return {name: factored(layer, name, *whitened_svd(projection.weight, None)) for name, projection in layer.matrices().items()}
+def factor(layer: Layer, moments: Moments, weights: str = "equal") -> Factors:
+    """`U S V^T = svd(W)` of every matrix; `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`.
+
+    weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared gradient; `W^ = U_r S_r V_r^T D^{-1}`, which
+    is `U_r U_r^T W` and needs no inverse, minimises `|(W - W^) D|_F`.
+    """
+    solved = {}
+    for name, projection in layer.matrices().items():
+        metric = None if weights == "equal" else moments.values[name, "fisher"].diag()
+        solved[name] = factored(layer, name, *whitened_svd(projection.weight, metric))
+    return solved
 
 
 def factored(layer: Layer, name: str, up, values, down) -> FactoredMatrix:

@@ -17,8 +17,11 @@ VARIANTS = {
         {"qk": "q_only", "scores": "wanda"},
         {"qk": "k_only", "scores": "abs"},
         {"qk": "weights", "ov": "inputs"},
-        {"scores": "random", "seed": 3, "ov": "overall"},
+        {"scores": "random", "seed": 3, "ov": "overall", "mlp": "abs"},
+        {"mlp": "wanda"},
+        {"mlp": "taylor"},
     ],
+    "svd": [{"weights": "fisher"}],
     "care": [{"whitening": "root", "shrinkage": 0.0}, {"whitening": "identity"}, {"joint": True}],
     "latentllm": [
         {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
@@ -45,8 +48,10 @@ EVERY = [
 
 def solve(variant: tuple[str, dict], kind: tuple):
     (method, options), case = variant, toy(*kind)
-    needed = Moments({need: case.moments.values[need] for need in METHODS[method].needs}, case.moments.tokens)
-    return case, METHODS[method].factor(case.layer, needed, **METHODS[method].choose(options))
+    row = METHODS[method]
+    chosen = row.choose(options)
+    needs = row.needs | {need for need in case.moments.values if need[1] in ("fisher", "taylor") and row.reads_gradients(chosen)}
+    return case, row.factor(case.layer, Moments({need: case.moments.values[need] for need in needs}, case.moments.tokens), **chosen)
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
