@@ -1,0 +1,36 @@
+"""What the tests of LatentLLM share: kinds of toy layer, scores by brute force, and the printed algorithm on `d x d` matrices."""
+
+import torch
+from toy_layer import apply
+
+from lrcore.layer import heads
+
+NAMES = ["q", "k", "v", "o", "gate", "up", "down"]
+MHA, GQA = (3, 3, "none", False, True), (4, 2, "none", False, True)
+PLAIN = [(3, 3, "none", True, False), (3, 3, "none", False, False)]
+
+
+def states(layer, x, name: str, index: int):
+    a = layer.attention
+    count = a.n_q if name == "q" else a.n_kv
+    return apply(getattr(a, name), x).unflatten(-1, (count, -1))[:, index]
+
+
+def scores(layer, x, i: int):
+    """q_i . k over all pairs of tokens, before any rotation."""
+    return states(layer, x, "q", i) @ states(layer, x, "k", i // layer.attention.group).T
+
+
+def literal_algorithm_1(a, root, left_rank: int, right_rank: int, rounds: int = 8):
+    """Algorithm 1 line by line on `d x d` matrices. Returns A_q, A_k and the list of losses."""
+    g = [root @ wq.T @ heads(a.k.weight, a.n_kv)[i // a.group] @ root for i, wq in enumerate(heads(a.q.weight, a.n_q))]
+
+    def top(m, rank):
+        return torch.linalg.eigh(m)[1].flip(1)[:, :rank].T
+
+    aq, losses = top(sum(m @ m.T for m in g), left_rank), []
+    for _ in range(rounds):
+        ak = top(sum(m.T @ aq.T @ aq @ m for m in g), right_rank)
+        aq = top(sum(m @ ak.T @ ak @ m.T for m in g), left_rank)
+        losses.append(float(sum(((m - aq.T @ aq @ m @ ak.T @ ak) ** 2).sum() for m in g)))
+    return aq, ak, losses

@@ -1,0 +1,89 @@
+"""LatentLLM on layers with something degenerate in them: the answer is that of the pseudo-inverse."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from latentllm_reference import GQA, MHA, NAMES, literal_algorithm_1, scores
+from toy_layer import apply, moments_of, toy
+
+from lrcore.layer import Linear
+from lrcore.linalg import roots
+from lrcore.methods import latentllm
+from lrcore.methods.latentllm import joint
+from lrcore.methods.svd_llm import TAPS
+from lrcore.statistics import Moments
+
+
+def spoiled(kind: tuple, how: str):
+    """A toy layer with something degenerate in it, and moments to match."""
+    case = toy(*kind, tokens=10) if how == "few tokens" else toy(*kind)
+    layer, x, a, z = case.layer, case.x, case.a, case.z
+
+    def changed(name, edit):
+        old = layer.matrices()[name]
+        weight = old.weight.clone()
+        edit(weight)
+        return layer.with_matrices(**{name: Linear(weight, old.bias)})
+
+    if how == "dead neuron":
+        z = z.clone()
+        z[:, 3] = 0
+    if how == "zero head":
+        layer = changed("k", lambda w: w[:8].zero_())
+        layer = replace(layer, attention=replace(layer.attention, v=changed("v", lambda w: w[:8].zero_()).attention.v))
+    if how == "duplicated row":
+        layer = changed("up", lambda w: w[5].copy_(w[4]))
+        layer = replace(layer, attention=replace(layer.attention, q=changed("q", lambda w: w[5].copy_(w[4])).attention.q))
+    if how == "constant activation":
+        x = x.clone()
+        x[:, 2] = 1.5
+    return replace(case, layer=layer, moments=moments_of(layer, x, a, z), x=x, a=a, z=z)
+
+
+@pytest.mark.parametrize("how", ["few tokens", "dead neuron", "zero head", "duplicated row", "constant activation"])
+@pytest.mark.parametrize("options", [{}, {"attention": "local", "junction": "symmetric"}, {"attention": "split_head", "vo": "joint"}])
+@pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", False, True)])
+def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind):
+    case = spoiled(kind, how)
+    factors = latentllm.factor(case.layer, case.moments, **options)
+    inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
+    for name, factor in factors.items():
+        assert torch.isfinite(factor.values).all()
+        for rank in {1, factor.cost.full // 2, factor.cost.full - 1} - {0}:
+            small = factor.truncate(case.layer, rank)
+            for projection in small.matrices().values():
+                assert torch.isfinite(projection.weight).all()
+                assert projection.bias is None or torch.isfinite(projection.bias).all()
+            if name not in NAMES or (name in "qkv" and "split_head" in options.values()):
+                continue
+            x, old = inputs[TAPS[name]], case.layer.matrices()[name]
+            centred = x - x.mean(0) if old.bias is not None else x
+            best = float((torch.linalg.svdvals(centred @ old.weight.T)[rank:] ** 2).sum())
+            gap = apply(old, x) - apply(small.matrices()[name], x)
+            assert abs(float((gap**2).sum()) - best) < 1e-6 * float((apply(old, x) ** 2).sum())
+
+
+@pytest.mark.parametrize("how", ["few tokens", "zero head", "duplicated row", "constant activation"])
+@pytest.mark.parametrize("kind", [MHA, GQA])
+def test_degenerate_heads_keep_to_algorithm_1(how, kind):
+    """The printed algorithm takes no inverse before its last line, so it is its own pseudo-inverse answer."""
+    case = spoiled(kind, how)
+    a = case.layer.attention
+    factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
+    total = sum(float((scores(case.layer, case.x, i) ** 2).mean()) for i in range(a.n_q))
+    for rank in (2, 7, 9):
+        ranks = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        _, _, losses = literal_algorithm_1(a, roots(case.moments.second("attn_in"))[0], *ranks)
+        small = factor.truncate(case.layer, rank)
+        error = sum(float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean()) for i in range(a.n_q))
+        assert abs(error - losses[-1]) < 1e-6 * total
+
+
+def test_nothing_seen_at_all_is_no_accident():
+    case = toy(*GQA)
+    zero = Moments({need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens)
+    small = case.layer
+    for factor in latentllm.factor(case.layer, zero, vo="joint").values():
+        small = factor.truncate(small, 3)
+    assert all(torch.isfinite(p.weight).all() for p in small.matrices().values())

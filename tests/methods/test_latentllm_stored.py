@@ -1,0 +1,63 @@
+"""LatentLLM: a sparse term beside B A, and factors as codes (appendix I)."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from latentllm_reference import GQA, PLAIN
+from toy_layer import D, apply, toy
+
+from lrcore.linalg import roots
+from lrcore.methods import latentllm
+from lrcore.methods.latentllm import sparse
+from lrcore.methods.svd_llm import TAPS
+
+
+@pytest.mark.parametrize("name", ["v", "up", "down"])
+@pytest.mark.parametrize("metric", [True, False])
+def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
+    """eq. 231-237: the loss of every round against the one before it, and against no sparse term at all."""
+    case = toy(*GQA)
+    weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name]) if metric else None
+    root = torch.eye(weight.shape[1], dtype=weight.dtype) if second is None else roots(second)[0]
+    losses = []
+    for rounds in range(7):
+        up, _, down, rest = sparse.alternate(weight, second, 5, 40, rounds)
+        assert int((rest != 0).sum()) <= 40
+        losses.append(float((((weight - up @ down - rest) @ root) ** 2).sum()))
+    alone = float((torch.linalg.svdvals(weight @ root)[5:] ** 2).sum())
+    assert losses[0] == pytest.approx(alone)
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(losses))
+    assert losses[-1] < 0.95 * alone
+
+
+def test_a_sparse_term_that_is_there_is_found():
+    g = torch.Generator().manual_seed(5)
+    low = torch.randn(60, 3, generator=g, dtype=torch.float64) @ torch.randn(3, 50, generator=g, dtype=torch.float64)
+    places = torch.randperm(3000, generator=g)[:20]
+    planted = torch.zeros(3000, dtype=torch.float64).index_fill(0, places, 3.0).view(60, 50)
+    up, _, down, rest = sparse.alternate(low + planted, None, 3, 20, rounds=60)
+    assert torch.equal(rest != 0, planted != 0)
+    assert torch.allclose(up @ down + rest, low + planted, atol=1e-3)
+
+
+def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():
+    case = toy(*PLAIN[0])
+    small = latentllm.factor(case.layer, case.moments, sparse=0.1)["up"].truncate(case.layer, 5).mlp.up
+    entries = round(0.1 * 40 * D)
+    assert small.sparse.values.numel() == small.sparse.index.numel() == entries
+    assert small.parameters == 5 * (40 + D) - 25 + 2 * entries + 40
+    assert abs(float((apply(case.layer.mlp.up, case.x) - apply(small, case.x)).mean())) < 1e-9  # eq. 45 with D
+
+
+def test_codes_leave_everything_but_the_numbers_alone():
+    case = toy(*GQA)
+    plain, coded = (latentllm.factor(case.layer, case.moments, bits=bits, chunk=16) for bits in (0, 8))
+    for name, factor in plain.items():
+        assert torch.equal(factor.values, coded[name].values)
+        assert factor.cost.ranks() == coded[name].cost.ranks()
+        a, b = factor.truncate(case.layer, 6), coded[name].truncate(case.layer, 6)
+        assert a.parameters == b.parameters
+        for matrix in a.matrices():
+            x, y = a.matrices()[matrix].weight, b.matrices()[matrix].weight
+            assert float((x - y).norm() / x.norm()) < 0.02
