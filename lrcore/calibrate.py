@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from safetensors import safe_open
+from torch import Tensor
 
 from . import data
 from .files import cache_folder, draft_of
@@ -43,11 +44,13 @@ class Calibration:
     protocol: dict
     device: str = "cpu"
     tokens: object = field(default=None, repr=False)  # the windows [n, t], for methods and policies that run the model again
+    extra: Path | None = None  # the folder of what `also` has collected besides
     gradients: Path | None = None  # the folder of what lrcore/gradients.py has collected besides, where it was asked for
 
     def moments(self, layer: int) -> Moments:
         """The moments of one layer, read from disk onto the model's device."""
-        return self.joined(read_moments(layer_file(self.folder, layer), self.device), layer)
+        own, *more = (read_moments(layer_file(folder, layer), self.device) for folder in (self.folder, self.extra) if folder)
+        return self.joined(Moments({**own.values, **more[0].values}, own.tokens) if more else own, layer)
 
     def joined(self, moments: Moments, layer: int) -> Moments:
         """These moments of a layer, and the statistics of the dense model's gradients where they were collected."""
@@ -89,9 +92,26 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     layers = len(decoder_layers(model.network))
     protocol = windows.protocol | {"windows": len(windows.tokens), "tokens": windows.tokens.numel(), "dtype": str(model.network.dtype)}
     calibration = Calibration(folder, key, layers, protocol, str(model.network.device), windows.tokens)
+    _collect(model, windows.tokens, needs, folder, progress)
+    return calibration
+
+
+def also(model: LoadedModel, calibration: Calibration, needs: frozenset[Need], progress: Progress | None = None) -> Calibration:
+    """The calibration with further statistics of its own windows, for the few choices that read them; itself where there are none."""
+    if not needs:
+        return calibration
+    key = hashlib.sha256(json.dumps([calibration.key, sorted(needs)]).encode()).hexdigest()[:24]
+    folder = cache_folder() / "moments" / key
+    _collect(model, calibration.tokens, needs, folder, progress or silent)
+    return replace(calibration, extra=folder)
+
+
+def _collect(model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress) -> None:
+    """Pass the windows [n, t] through the model and write the moments of every layer that is not in the folder yet."""
+    layers = len(decoder_layers(model.network))
     missing = [layer for layer in range(layers) if not layer_file(folder, layer).is_file()]
     if missing:
-        stream = LayerStream(clone(model.network), windows.tokens)
+        stream = LayerStream(clone(model.network), tokens)
         for layer in range(missing[-1] + 1):
             progress("calibrate", layer, layers)
             moments = stream.run(layer, needs if layer in missing else ())
@@ -99,7 +119,6 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
                 write_moments(moments, layer_file(folder, layer))
             del moments  # before the next layer's are made
     progress("calibrate", layers, layers)
-    return calibration
 
 
 def layer_file(folder: Path, layer: int) -> Path:

@@ -154,14 +154,15 @@ def refits(recipe: Recipe, network: nn.Module) -> bool:
 def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: RankPlan, refit: bool, progress: Progress) -> nn.Module:
     """A clone with every layer compressed, one after the other; the calibration windows pass through it where the recipe needs them."""
     network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
+    needs = row.reads(factors.options)
     sequential, tokens = recipe.calibration == "sequential", factors.calibration.tokens
     small = LayerStream(network, tokens) if sequential or refit else None
     dense = LayerStream(clone(model.network), tokens) if refit else None
     for index in range(total):
         progress("compress", index, total)
         own = factors.layers[index]
-        if sequential and row.needs:
-            moments = factors.calibration.joined(small.run(index, row.needs, advance=False), index)
+        if sequential and needs:
+            moments = factors.calibration.joined(small.run(index, needs, advance=False), index)
             own = row.factor(read_layer(network, index), moments, **factors.options)
         truncate_layer(network, index, own, plan.ranks)
         if refit:

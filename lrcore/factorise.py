@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from .budget import Influence
-from .calibrate import Calibration, Progress, silent
+from .calibrate import Calibration, Progress, also, silent
 from .errors import InputError
 from .files import WAITING, cache_folder
 from .gradients import with_gradients
@@ -64,11 +64,12 @@ def factorise(
     if row.reads_gradients(chosen):
         calibration = with_gradients(model, calibration, progress)
     total = len(decoder_layers(model.network))
+    seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
     layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
     spectra, outliers = {}, []
     for index in range(total):
         progress("factorise", index, total)
-        layer, moments = read_layer(model.network, index), calibration.moments(index)
+        layer, moments = read_layer(model.network, index), seen.moments(index)
         if layer.attention.channel is not None:
             raise InputError(
                 f"'{model.name}' has a rotary channel, which was trained for the latents it has. Compress its dense model, then heal."

@@ -4,6 +4,8 @@ Second moments are positive semi-definite in exact arithmetic; rounding, few tok
 zero. `EPS` draws the line below which a direction counts as never seen: it is then projected out, as a pseudo-inverse would.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -135,3 +137,33 @@ def elimination_order(weight: Tensor, gram: Tensor, strength: float = 1e-8) -> T
         alive[gone] = False
         removed.append(gone)
     return torch.cat(removed).flip(0)
+
+
+def conjugate_gradients(
+    operator: Callable[[Tensor], Tensor],
+    target: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    steps: int,
+    tolerance: float,
+) -> Tensor:
+    """X with `operator(X) = target` for a symmetric positive semi-definite operator on tensors of target's shape, from X = 0.
+
+    Every step lowers `<X, operator(X)> / 2 - <X, target>`, so that X may be taken after any of them: at most `steps`, or once the squared
+    residual in the metric of `precondition` (symmetric, positive definite) is below tolerance times the first.
+    """
+    found, residual = torch.zeros_like(target), target
+    towards = direction = precondition(residual)
+    size = first = float((residual * towards).sum())
+    for _ in range(steps):
+        if not size > tolerance * first:
+            break
+        turned = operator(direction)
+        curvature = float((direction * turned).sum())
+        if curvature <= 0:
+            break
+        found = found + size / curvature * direction
+        residual = residual - size / curvature * turned
+        towards = precondition(residual)
+        size, before = float((residual * towards).sum()), size
+        direction = towards + size / before * direction
+    return found

@@ -3,6 +3,7 @@
 Taps, all per token:
   attn_in     input of the query, key and value projections [d]
   attn_out    input of the output projection: the head outputs side by side [n_q * d_h]
+  attended    what each query head makes of the value states of all heads, side by side [n_q * n_kv * d_h]; for few choices of options
   mlp_in      input of the up (and gate) projection [d]
   mlp_hidden  input of the down projection [d_f]
   q_rotated, k_rotated   head states as they enter the score, after rotary where there is one [n * d_h]

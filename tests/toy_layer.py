@@ -24,13 +24,17 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Toy:
-    """layer, its moments, and the samples they were taken from: x [N, d], heads a [N, n_q * d_h], z [N, d_f]."""
+    """layer, its moments, and the samples they were taken from: x [N, d], heads a [N, n_q * d_h], z [N, d_f].
+
+    mixtures [n_q, N, N]: how every query head attends.
+    """
 
     layer: Layer
     moments: Moments
     x: Tensor
     a: Tensor
     z: Tensor
+    mixtures: Tensor
 
 
 def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
@@ -65,7 +69,8 @@ def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
     a = torch.cat([mixtures[i] @ values[:, i // (n_q // n_kv)] for i in range(n_q)], 1)
     up = apply(mlp.up, x)
     z = torch.nn.functional.silu(apply(mlp.gate, x)) * up if mlp.gate is not None else torch.relu(up)
-    return Toy(layer, moments_of(layer, x, a, z), x, a, z)
+    attended = (mixtures @ values.flatten(1)).transpose(0, 1).flatten(1)
+    return Toy(layer, moments_of(layer, x, a, z, attended), x, a, z, mixtures)
 
 
 def apply(linear: Linear, x: Tensor) -> Tensor:
@@ -74,9 +79,9 @@ def apply(linear: Linear, x: Tensor) -> Tensor:
     return y if linear.bias is None else y + linear.bias
 
 
-def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor) -> Moments:
+def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor, attended: Tensor | None = None) -> Moments:
     """Every statistic that a method may ask for, from plain samples."""
-    taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z}
+    taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z} | ({} if attended is None else {"attended": attended})
     attention = layer.attention
     for name in ("q", "k"):
         states = apply(getattr(attention, name), x)

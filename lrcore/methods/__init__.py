@@ -1,7 +1,7 @@
 """The methods, one row each. A method is a pure function from one layer and its moments to factors that serve every rank."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import unknown
@@ -25,6 +25,7 @@ class Method:
     refit: whether layers make up for what those before them lost unless the recipe says otherwise (see lrcore/refit.py).
     options: what `factor` takes besides layer and moments, as keywords with the same defaults.
     gradients: the (option, value) pairs under which `factor` also reads statistics of gradients, see lrcore/gradients.py.
+    extra_needs: what else a choice (option, value) reads; collected only where somebody chose it.
     lacks: those of CASES that `factor` refuses with InputError; a test holds every row to what it says.
     """
 
@@ -39,6 +40,11 @@ class Method:
     gradients: tuple[tuple[str, str], ...] = ()
     refit: bool = False
     lacks: frozenset[str] = frozenset()
+    extra_needs: Mapping[tuple[str, Any], frozenset[Need]] = field(default_factory=dict)
+
+    def reads(self, options: Mapping[str, Any]) -> frozenset[Need]:
+        """What `factor` reads with these options: its needs, and what single choices ask for besides."""
+        return self.needs.union(*(needs for (name, value), needs in self.extra_needs.items() if options.get(name) == value))
 
     def budget(self, asked: str) -> str:
         """What a ratio counts: as asked; for "auto" what this method shrinks: "params", or "kv" where it only factors keys and values."""
@@ -123,9 +129,11 @@ METHODS: dict[str, Method] = {
             "and down of a ReLU MLP together, in some seconds per layer. A block identity saves r^2 numbers, and "
             "d_h^2 per key head without rotary; the KV cache stays as it is. Means go into the biases there are; without one the moments "
             "are not centred, or option bias=add gives one. With attention=joint_qkv both block identities lie in the A that q, k and v "
-            "share, and vo is not read; with split_head the ranks are per head, and o is factored whole. sparse adds a sparse "
-            "term to matrices on their own (and takes the MLP apart); bits stores factors as codes, which a ratio does not count.",
+            "share, and vo is not read. vo=attention measures what heads attend to, up to 4096 numbers per token. With split_head the "
+            "ranks are per head, and o is factored whole. sparse adds a sparse term to matrices on their own (and takes the MLP apart); "
+            "bits stores factors as codes, which a ratio does not count.",
             latentllm.OPTIONS,
+            extra_needs=latentllm.EXTRA_NEEDS,
         ),
         Method(
             "care",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..statistics import Accumulator, Moments, Need
 from .architectures import Architecture, architecture_of, decoder_layers
+from .attended import attended_values
 from .layers import projection_paths
 from .modules import CompressedAttention, whole_head
 from .native import head_sizes, rows_of, take
@@ -97,6 +98,9 @@ class LayerStream:
         accumulator, added = Accumulator(needs), {}
         with ExitStack() as stack:
             stack.enter_context(present(layer))
+            if "attended" in accumulator.taps:  # before the taps: its runs of the layer are not to be seen by them
+                for hidden in self._hidden:
+                    accumulator.observe("attended", attended_values(self.network, layer, hidden, *self._calls[len(hidden)][index]))
             self._tap(layer, index, accumulator, stack)
             if accumulator.taps & {"attention", "mlp"}:
                 path = projection_paths(architecture_of(self.network), layer)["o"]

@@ -13,7 +13,7 @@ CHANGES = {
     "a3": "qk=q_only qk=k_only qk=weights scores=abs scores=wanda scores=random ov=inputs ov=overall mlp=abs mlp=wanda mlp=taylor",
     "latentllm": "preconditioner=covariance preconditioner=diag_hessian preconditioner=diag_l1 preconditioner=diag_l2 "
     "preconditioner=identity junction=left_identity junction=symmetric bias=add bias=keep attention=local attention=split_head "
-    "attention=joint_qkv vo=joint window=0 sparse=0.1 bits=8 bits=4",
+    "attention=joint_qkv vo=joint vo=attention window=0 sparse=0.1 bits=8 bits=4",
     "care": "whitening=root whitening=identity joint=on",
 }
 

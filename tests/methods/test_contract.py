@@ -27,6 +27,8 @@ VARIANTS = {
         {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
         {"junction": "symmetric", "vo": "joint", "window": 0, "preconditioner": "covariance"},
         {"vo": "joint", "bias": "add", "preconditioner": "diag_l1"},
+        {"vo": "attention"},
+        {"vo": "attention", "bias": "keep", "junction": "left", "attention": "split_head"},
         {"attention": "local", "mlp": "local", "junction": "left", "preconditioner": "diag_l2", "bias": "add"},
         {"attention": "split_head", "preconditioner": "identity"},
         {"attention": "split_head", "junction": "left_identity"},
@@ -50,7 +52,7 @@ def solve(variant: tuple[str, dict], kind: tuple):
     (method, options), case = variant, toy(*kind)
     row = METHODS[method]
     chosen = row.choose(options)
-    needs = row.needs | {need for need in case.moments.values if need[1] in ("fisher", "taylor") and row.reads_gradients(chosen)}
+    needs = row.reads(chosen) | {need for need in case.moments.values if need[1] in ("fisher", "taylor") and row.reads_gradients(chosen)}
     return case, row.factor(case.layer, Moments({need: case.moments.values[need] for need in needs}, case.moments.tokens), **chosen)
 
 

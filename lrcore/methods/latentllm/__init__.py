@@ -1,7 +1,8 @@
 """LatentLLM: Attention-Aware Joint Tensor Compression. Every projection becomes `B A`; the shapes of heads and of the KV cache stay.
 
 * Preconditioners and junctions: `junction.py`. One matrix, one head, or q, k and v over one shared A: `local.py`.
-* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`. Joint UD of a ReLU MLP: `mlp.py`.
+* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`. Joint VO by the output of the attention: `attended.py`,
+  `joint_attended.py`; it alone reads moments that the common calibration leaves out. Joint UD of a ReLU MLP: `mlp.py`.
 * A sparse term beside B A, for matrices on their own: `sparse.py`. Factors as codes of a few bits: `quantised.py`.
 
 Means: where a projection has a bias, its metric is the covariance and `b^ = b + (W - B A) mu` (appendix B.2). Where it has none, the
@@ -18,6 +19,7 @@ from ...statistics import Moments
 from ..factors import Factor, Factors
 from ..svd_llm import TAPS
 from .joint import joint_qk, joint_vo
+from .joint_attended import attended_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
 from .local import split_heads, stacked
 from .mlp import joint_ud
@@ -25,6 +27,7 @@ from .quantised import quantised
 from .sparse import plus_sparse
 
 NEEDS = frozenset((tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs")) | {("mlp_in", "sample")}
+EXTRA_NEEDS = {("vo", "attention"): frozenset({("attended", "second"), ("attended", "mean")})}
 
 ATTENTION = ("joint_qk", "local", "split_head", "joint_qkv")
 OPTIONS = (
@@ -34,7 +37,12 @@ OPTIONS = (
     Option("junction", "right_identity", "where the scale goes, or which factor leaves an identity block out", choices=JUNCTIONS),
     Option("bias", "update", "means go into the biases there are, into added ones too, or into none", choices=("update", "add", "keep")),
     Option("attention", "joint_qk", "what is factored together", choices=ATTENTION),
-    Option("vo", "split", "v and o alone, or together for all heads (not with joint_qkv)", choices=("split", "joint")),
+    Option(
+        "vo",
+        "split",
+        "v and o alone, or together for all heads: joint by the layer's input, attention by what the heads attend to (not with joint_qkv)",
+        choices=("split", "joint", "attention"),
+    ),
     Option("mlp", "local", "up and down each on its own, or together where the MLP is a plain ReLU one", choices=("local", "joint")),
     Option("window", 5, "rotary offsets that joint_qk sums over; 0 leaves the rotation out", low=0, high=64),
     Option("sparse", 0.0, "share of a matrix's entries kept in a sparse term, where it is factored on its own", low=0.0, high=0.4),
@@ -84,12 +92,14 @@ def factor(
         factors |= {name: split_heads(layer, name, n, *metric((name,)), junction) for name, n in (("q", a.n_q), ("k", a.n_kv))}
     else:
         factors |= {name: alone(name) for name in "qk"}
-    if vo == "joint" and attention != "joint_qkv":
+    if vo != "split" and attention != "joint_qkv":
         # the mean of the layer's input meets v; whether it can be made up for is up to the bias of o
         centred = bias == "add" or (bias == "update" and a.o.bias is not None)
         second = moments.centred("attn_in") if centred else moments.second("attn_in")
         found = squared_metric(preconditioner, second, moments.values["attn_in", "abs"], exponent, damping)
-        factors["joint_vo"] = joint_vo(a, found, moments.mean("attn_in") if centred else None, junction)
+        mean = moments.mean("attn_in") if centred else None
+        together = (a, found, mean, junction)
+        factors["joint_vo"] = joint_vo(*together) if vo == "joint" else attended_vo(*together, moments)
     elif attention == "joint_qkv":
         factors["o"] = alone("o")
     else:

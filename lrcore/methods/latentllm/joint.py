@@ -36,10 +36,13 @@ class JointHeads:
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        left_rank, right_rank = side_ranks(rank, self.pair.left.full, self.pair.right.full)
-        left_basis, right_basis = alternate(self.pair, left_rank, right_rank)
-        left, right = self.pair.left.factors(left_basis), self.pair.right.factors(right_basis)
+        left, right = self._solved(rank)
         return (self._truncate_qk if self.kind == "qk" else self._truncate_vo)(layer, left, right)
+
+    def _solved(self, rank: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """B by head and A of both sides after the rounds."""
+        left_basis, right_basis = alternate(self.pair, *side_ranks(rank, self.pair.left.full, self.pair.right.full))
+        return self.pair.left.factors(left_basis), self.pair.right.factors(right_basis)
 
     def _truncate_qk(self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Layer:
         a, dtype = layer.attention, layer.attention.q.weight.dtype
@@ -56,20 +59,27 @@ class JointHeads:
         return layer.with_matrices(q=self._stored((maps @ left[0], left[1]), q_bias, dtype), k=k)
 
     def _truncate_vo(self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Layer:
+        a = layer.attention
+        if self.mean is None:
+            return self._store_vo(layer, left, right, a.v.bias, a.o.bias)
+        # eq. 193 with no bias in v: attention weights sum to one, so the bias of o takes all of it
+        values = a.v.weight.double() @ self.mean + (0 if a.v.bias is None else a.v.bias.double())
+        kept = right[0] @ (right[1] @ self.mean)  # [n_kv, s]
+        out = a.o.weight.double() @ values.unflatten(0, (a.n_kv, -1)).repeat_interleave(a.group, 0).flatten()
+        lost = out - left[1].mT @ (left[0].flatten(0, 1).mT @ kept.repeat_interleave(a.group, 0).flatten())
+        return self._store_vo(layer, left, right, None, moved_bias(a.o, lost))
+
+    def _store_vo(
+        self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], v_bias: Tensor | None, o_bias: Tensor | None
+    ) -> Layer:
+        """The layer with `W_o,i = (up_i down)^T` of left (up, down) and `W_v = up down` of right, under the junctions."""
         a, dtype = layer.attention, layer.attention.o.weight.dtype
-        o_bias, v_bias = a.o.bias, a.v.bias
-        if self.mean is not None:  # eq. 193 with no bias in v: attention weights sum to one, so the bias of o takes all of it
-            v_bias = None
-            values = a.v.weight.double() @ self.mean + (0 if a.v.bias is None else a.v.bias.double())
-            kept = right[0] @ (right[1] @ self.mean)  # [n_kv, s]
-            out = a.o.weight.double() @ values.unflatten(0, (a.n_kv, -1)).repeat_interleave(a.group, 0).flatten()
-            o_bias = moved_bias(a.o, out - left[1].mT @ (left[0].flatten(0, 1).mT @ kept.repeat_interleave(a.group, 0).flatten()))
         if self.per_head:
             v, maps = self._per_head(right, None, dtype)  # v has no bias here
             left = (maps.mT.repeat_interleave(a.group, 0) @ left[0], left[1])
         else:
             v = self._stored(right, v_bias, dtype)
-        o = self._stored((left[1].mT.unsqueeze(0), left[0].flatten(0, 1).mT), o_bias, dtype)  # W_o,i = (up_i down)^T
+        o = self._stored((left[1].mT.unsqueeze(0), left[0].flatten(0, 1).mT), o_bias, dtype)
         return layer.with_matrices(v=v, o=o)
 
     def _input_bias(self, old: Projection, up: Tensor, down: Tensor) -> Tensor | None:

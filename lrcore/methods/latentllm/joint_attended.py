@@ -1,0 +1,72 @@
+"""Joint VO by the error of the attention's output (LatentLLM eq. 198-223): the problem from a layer's moments, and the slot."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...layer import Attention, Layer
+from ...linalg import eigh_descending
+from ...statistics import Moments
+from ..factors import moved_bias
+from .attended import Attended, Solution, alternate
+from .joint import JointHeads, joint_vo
+
+FLOOR = 1e-9  # of the eigenvalues, as a share of their mean
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedHeads(JointHeads):
+    """V and O as in `JointHeads`, whose solution (eq. 184-188) the rounds start from: never worse than it in the output of the attention.
+
+    values: those of that solution. means [n_q, k]: of what the heads attend to, where means go into the bias of o; else None.
+    """
+
+    problem: Attended
+    means: Tensor | None
+
+    def start(self, layer: Layer, rank: int) -> Solution:
+        """The solution of joint VO at a rank."""
+        left, right = self._solved(rank)
+        down = right[1] @ torch.linalg.pinv(layer.attention.v.weight.double())  # it lies in the row space of W_v
+        return Solution((left[0].flatten(0, 1) @ left[1]).mT, left[1].mT, right[0], down)
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        found = alternate(self.problem, self.start(layer, rank))
+        left = (found.out.mT @ found.basis).unflatten(0, (a.n_q, -1)), found.basis.mT
+        right = found.up, found.down @ a.v.weight.double()
+        if self.means is None:
+            return self._store_vo(layer, left, right, a.v.bias, a.o.bias)
+        bias = 0 if a.v.bias is None else a.v.bias.double()
+        dense, small = (
+            (self.problem.by_head(maps) @ means.unsqueeze(-1)).flatten()
+            for maps, means in ((self.problem.dense(), self.means), (found.maps, self.means - bias))
+        )
+        return self._store_vo(layer, left, right, None, moved_bias(a.o, a.o.weight.double() @ dense - found.out @ small))
+
+
+def attended_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, moments: Moments) -> AttendedHeads:
+    """Joint VO with the loss of eq. 206, after `joint_vo` with the same arguments. Reads second and mean of the tap `attended`."""
+    start = joint_vo(a, metric, mean, junction)
+    means = moments.mean("attended").unflatten(0, (a.n_q, -1))
+    return AttendedHeads(**vars(start), problem=attended_problem(a, moments, mean is not None), means=None if mean is None else means)
+
+
+def attended_problem(a: Attention, moments: Moments, centred: bool) -> Attended:
+    """The moments of the attended value states, as the solver takes them: centred, or without the bias that v keeps.
+
+    Rounding of the products leaves negative eigenvalues, along which the loss would fall without end: they are lifted just above zero.
+    """
+    mean = moments.mean("attended")
+    shift = torch.zeros_like(mean[: a.n_kv * a.v_size])
+    if not centred and a.v.bias is not None:
+        shift = a.v.bias.to(shift)
+    gone = mean if centred else shift.repeat(a.n_q)
+    left = torch.cat((mean - gone, mean.new_ones(1)))  # of (c, 1)
+    values, vectors = eigh_descending(moments.centred("attended"))
+    second = torch.outer(left, left)
+    second[:-1, :-1] += (vectors * (values + FLOOR * values.mean())) @ vectors.mT
+    return Attended(a.o.weight.double(), second, shift.unflatten(0, (a.n_kv, -1)))

@@ -1,0 +1,149 @@
+"""LatentLLM: joint VO on what the heads attend to (eq. 198-223), against the tokens and against the Kronecker system written out."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from latentllm_reference import GQA, MHA
+from toy_layer import apply, relative, toy
+
+from lrcore.layer import heads, output_heads
+from lrcore.linalg import roots
+from lrcore.methods import latentllm
+from lrcore.methods.latentllm import attended
+
+KINDS = [MHA, GQA, (3, 3, "none", True, False), (4, 2, "rotary", True, True)]
+
+
+def output(case, layer) -> torch.Tensor:
+    """The attention's output on the tokens, every head attending as it did. [N, d]"""
+    a = layer.attention
+    values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
+    return apply(a.o, torch.cat([case.mixtures[i] @ values[:, i // a.group] for i in range(a.n_q)], 1))
+
+
+def error(case, small) -> float:
+    return float(((output(case, case.layer) - output(case, small)) ** 2).sum(1).mean())
+
+
+def problem_and_start(kind: tuple, rank: int, **options):
+    case = toy(*kind)
+    factor = latentllm.factor(case.layer, case.moments, vo="attention", **options)["joint_vo"]
+    return case, factor, factor.problem, factor.start(case.layer, rank)
+
+
+def turns(problem, found, rounds: int = 4):
+    """The start, and what every turn makes of it."""
+    yield found
+    for _ in range(rounds):
+        for turn in (attended.fit_out, attended.fit_up, attended.fit_down):
+            found = turn(problem, found)
+            yield found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", ["update", "add", "keep"])
+@pytest.mark.parametrize("rank", [4, 13])
+def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(kind, bias, rank):
+    """eq. 206 by brute force over tokens, biases in it (eq. 193 with the means that the heads attend to)."""
+    case, factor, problem, start = problem_and_start(kind, rank, bias=bias)
+    found = attended.alternate(problem, start)
+    ours = error(case, factor.truncate(case.layer, rank))
+    assert relative(ours, attended.lost(problem, found)) < 1e-6
+    joint = latentllm.factor(case.layer, case.moments, vo="joint", bias=bias)["joint_vo"].truncate(case.layer, rank)
+    assert ours < 0.99 * error(case, joint)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [2, 7, 15, 20])
+def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
+    _, _, problem, start = problem_and_start(kind, rank)
+    losses = [attended.lost(problem, found) for found in turns(problem, start)]
+    scale = attended.lost(problem, replace(start, out=start.out * 0))
+    assert all(later <= earlier + 1e-11 * scale for earlier, later in pairwise(losses))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", ["update", "keep"])
+def test_alpha_solves_the_kronecker_system(kind, bias):
+    """eq. 222, its (r_v k)^2 numbers written out."""
+    _, _, problem, start = problem_and_start(kind, 3, bias=bias)
+    found = attended.fit_out(problem, start)
+    k, n_q = problem.width, problem.width * problem.group // problem.shift.shape[1]
+    moment, n = problem.second, n_q * k
+    h = (output_heads(found.out, n_q) @ problem.by_head(found.up)).unbind(0)  # H_i, B_o included: [d, r]
+    system = sum(
+        torch.kron(h[i].mT @ h[j], moment[i * k : (i + 1) * k, j * k : (j + 1) * k]) for i in range(n_q) for j in range(n_q)
+    )  # on alpha laid out row by row
+    wanted = problem.weight @ problem.rows(problem.dense()) - found.out @ problem.by_head(problem.shift).reshape(-1, 1) * moment[-1]
+    right = sum(h[i].mT @ wanted[:, :n][:, i * k : (i + 1) * k] for i in range(n_q))
+    alpha = torch.linalg.lstsq(system, right.reshape(-1, 1), driver="gelsd").solution.view_as(found.down)
+    best = attended.lost(problem, replace(found, down=alpha))
+    assert attended.lost(problem, attended.fit_down(problem, found, steps=500)) == pytest.approx(best, rel=1e-7)
+    assert attended.lost(problem, attended.fit_down(problem, found)) < 1.01 * best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [3, 11])
+def test_up_is_the_least_squares_solution(kind, rank):
+    """eq. 216 for all heads at once, by the quadratic form of the loss itself."""
+    _, _, problem, start = problem_and_start(kind, rank)
+    found = attended.fit_out(problem, start)
+    flat = found.up.flatten().clone().requires_grad_()
+
+    def loss(up: torch.Tensor) -> torch.Tensor:
+        states = problem.rows(up.view_as(found.up) @ found.down), up.view_as(found.up) @ found.down
+        cross = found.out * (problem.weight @ problem.gram(states[0], problem.dense()).mT)
+        return (found.out @ problem.gram(*states) * found.out).sum() - 2 * cross.sum()
+
+    gradient = torch.autograd.functional.jacobian(loss, flat)
+    curvature = torch.autograd.functional.hessian(loss, flat)
+    step = torch.linalg.lstsq(curvature, -gradient.unsqueeze(1), driver="gelsd").solution
+    best = attended.lost(problem, replace(found, up=found.up + step.view_as(found.up)))
+    assert attended.lost(problem, attended.fit_up(problem, found, steps=500)) == pytest.approx(best, rel=1e-7)
+
+
+@pytest.mark.parametrize("kind", [MHA, GQA])
+def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_paper(kind):
+    """eq. 219-220 give A_o for a B_o that the paper takes from `W_o C_o^{1/2}` alone; both are found together here."""
+    case, _, problem, start = problem_and_start(kind, 7)
+    a, rank = case.layer.attention, start.basis.shape[1]
+    values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
+    small = torch.einsum("nk,gsk->ngs", values.flatten(1), start.maps)
+    wanted, given = (torch.cat([case.mixtures[i] @ v[:, i // a.group] for i in range(a.n_q)], 1) for v in (values, small))
+    wanted = wanted @ a.o.weight.T
+
+    def best(basis: torch.Tensor | None) -> float:
+        fit = given @ torch.linalg.lstsq(given, wanted, driver="gelsd").solution
+        basis = torch.linalg.svd(fit, full_matrices=False)[2][:rank].T if basis is None else basis
+        return float(((wanted - fit @ basis @ basis.T) ** 2).sum(1).mean())
+
+    ours = attended.lost(problem, attended.fit_out(problem, start))
+    assert relative(ours, best(None)) < 1e-6
+    root = roots(case.moments.second("attn_out"))[0]
+    assert ours < best(torch.linalg.svd(a.o.weight @ root)[0][:, :rank])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("junction", ["left", "left_identity", "right_identity"])
+def test_junctions_change_nothing_and_cost_what_those_of_joint_vo_cost(kind, junction):
+    case = toy(*kind)
+    plain, stored = (latentllm.factor(case.layer, case.moments, vo="attention", junction=j)["joint_vo"] for j in ("symmetric", junction))
+    joint = latentllm.factor(case.layer, case.moments, vo="joint", junction=junction)["joint_vo"].truncate(case.layer, 9)
+    small = stored.truncate(case.layer, 9)
+    assert torch.allclose(output(case, small), output(case, plain.truncate(case.layer, 9)), atol=1e-8)
+    assert small.parameters == joint.parameters
+
+
+def test_moments_predicted_from_the_head_outputs_would_make_values_seem_free():
+    """Why x' is measured: under eq. 205 a head sees its own row space of W_v alone, and any r_v >= d_h seems to lose nothing."""
+    case, _, _, start = problem_and_start(MHA, 13)
+    a = case.layer.attention
+    seen = [start.down @ a.v.weight @ torch.linalg.pinv(w) for w in heads(a.v.weight, a.n_kv)]  # A_v W_v,i^+ [r_v, d_h]
+    up = torch.stack([torch.linalg.pinv(m) for m in seen])
+    assert torch.allclose(up @ torch.stack(seen), torch.eye(a.v_size, dtype=up.dtype).expand(a.n_kv, -1, -1), atol=1e-9)  # T_i = I
+    weight = (up @ start.down @ a.v.weight).flatten(0, 1)
+    small = case.layer.with_matrices(v=replace(a.v, weight=weight))
+    joint = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"].truncate(case.layer, 13)
+    assert error(case, small) > 2 * error(case, joint)
