@@ -143,7 +143,8 @@ METHODS: dict[str, Method] = {
             care.factor,
             True,
             "Keys and values of all heads become one low-rank latent each, and the cache holds the latents alone; queries, output and MLP "
-            "stay. Its ratios are shares of the cache. Policy uniform is CARE-U, waterfill CARE-E.",
+            "stay. Its ratios are shares of the cache. Policy uniform is CARE-U, waterfill CARE-E. "
+            "group gives every few heads a latent of their own (Palu).",
             care.OPTIONS,
         ),
         Method(

@@ -6,17 +6,22 @@ of a kv head over its group; that scales every singular value by the same root o
 
 With `U S V^T = svd(W C)` the paper's `W^ = U_r S_r V_r^T C^{-1}` equals the projection `U_r U_r^T W`: C is never inverted, and U comes from
 a matrix of n_kv d_h rows, never from a `d x d` decomposition. Ranks: CARE-U is the policy `uniform`, CARE-E `waterfill`, with budget `kv`.
+With group=4, whitening=root and shrinkage=0 it is Palu's grouped-head decomposition: a latent for every four kv heads, raised by a
+block-diagonal `W^b`. Fewer multiplications to raise a cached number, and a larger error at the same cache.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..layer import Layer
+from ..errors import InputError
+from ..layer import Layer, heads
 from ..linalg import EPS, symmetric, whitened_svd
 from ..options import Option
 from ..statistics import Moments
-from .factors import Factors
-from .latents import JointLatent, LatentMatrix, joint_latent_cost, latent_cost
+from .factors import Factors, pooled
+from .latents import GroupedLatent, JointLatent, LatentMatrix, grouped_latent_cost, joint_latent_cost, latent_cost
 
 NEEDS = frozenset({("attn_in", "second")})
 OPTIONS = (
@@ -29,22 +34,49 @@ OPTIONS = (
     ),
     Option("shrinkage", 0.01, "alpha of C = (1 - alpha) S + alpha mean(diag S) I, S the second moment of the input.", low=0, high=1),
     Option("joint", False, "One latent for keys and values together, from the SVD of both weights stacked, as in MHA2MLA."),
+    Option("group", 0, "Kv heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, and whitening=root.", low=0),
 )
 
 
-def factor(layer: Layer, moments: Moments, whitening: str = "covariance", shrinkage: float = 0.01, joint: bool = False) -> Factors:
+def factor(
+    layer: Layer, moments: Moments, whitening: str = "covariance", shrinkage: float = 0.01, joint: bool = False, group: int = 0
+) -> Factors:
     """Solve K and V of one layer for all ranks. values are the singular values of `W C` (of `W C^{1/2}`, of `W`).
 
     joint: the slot is "kv" alone, W is K above V, and both are raised from the latent that the cache holds once.
+    group: heads that share a latent (Palu's grouped-head decomposition); every group is solved on its own, and all get one rank.
+    Raises InputError where the kv heads make no whole groups of that size, or with joint.
     """
     a = layer.attention
     c = None if whitening == "identity" else shrunk(moments.second("attn_in"), shrinkage)
     solve = covariance_svd if whitening == "covariance" else whitened_svd
+    groups = count_groups(a.n_kv, group, joint)
     if joint:
         up, values, down = split(*solve(torch.cat((a.k.weight, a.v.weight)), c))
         return {"kv": JointLatent(values, joint_latent_cost(layer), None, up, down)}
+    if groups > 1:
+        return {name: grouped(layer, name, groups, lambda weight: split(*solve(weight, c))) for name in ("k", "v")}
     solved = {name: split(*solve(getattr(a, name).weight, c)) for name in ("k", "v")}
     return {name: LatentMatrix(values, latent_cost(layer, name), None, name, up, down) for name, (up, values, down) in solved.items()}
+
+
+def count_groups(n_kv: int, group: int, joint: bool) -> int:
+    """Groups of heads in a matrix; 1 where all share a latent."""
+    if group == 0 or group >= n_kv:
+        return 1
+    if joint:
+        raise InputError("Option joint gives all heads one latent; it does not go with groups of heads. Choose group=0 or joint=off.")
+    if n_kv % group:
+        sizes = ", ".join(str(size) for size in range(1, n_kv) if n_kv % size == 0)
+        raise InputError(f"{n_kv} kv heads make no whole groups of {group}; sizes that do: {sizes}, or 0 for all heads together.")
+    return n_kv // group
+
+
+def grouped(layer: Layer, name: str, groups: int, solve: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> GroupedLatent:
+    """Palu's grouped-head decomposition (Chang et al., ICLR 2025): `svd(W_g C)` of the stacked heads of every group."""
+    parts = [solve(weight) for weight in heads(layer.matrices()[name].weight, groups)]
+    up, values, down = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+    return GroupedLatent(pooled(values), grouped_latent_cost(layer, name, groups), values, name, up, down)
 
 
 def shrunk(second: Tensor, alpha: float) -> Tensor:

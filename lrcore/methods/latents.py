@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..forms import BlockDiagonal
 from ..layer import Layer, LowRank
 from ..spectra import Cost
 from .factors import FactoredMatrix, matrix_cost
@@ -14,6 +15,13 @@ def latent_cost(layer: Layer, name: str) -> Cost:
     """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token, which every later token raises again."""
     matrix, a = matrix_cost(layer, name), layer.attention
     return replace(matrix, kv_per_rank=1, kv_fixed=0, kv_dense=a.n_kv * a.head_size, per_cached=a.n_kv * a.head_size)
+
+
+def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
+    """A rank is a row of `down`, a column of the block of its group in `up`, and one cached number; the groups grow together."""
+    whole = latent_cost(layer, name)
+    rows, d_in = whole.kv_dense // groups, layer.matrices()[name].weight.shape[1]
+    return replace(whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups, per_cached=rows)
 
 
 def joint_latent_cost(layer: Layer) -> Cost:
@@ -33,6 +41,32 @@ class LatentMatrix(FactoredMatrix):
     def truncate(self, layer: Layer, rank: int) -> Layer:
         small = super().truncate(layer, rank)
         return small if rank >= self.cost.full else replace(small, attention=replace(small.attention, latent=True))
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedLatent:
+    """K or V with a latent for every group of heads (Palu). up [groups, rows of a group, k]; down [groups, k, d]; bias as it was.
+
+    A rank counts the numbers of all groups together, which have equally many, so it is a multiple of their number. heads: the values of
+    every group.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    name: str
+    up: Tensor
+    down: Tensor
+    unit: ClassVar[str] = "kv"
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        old, each = layer.matrices()[self.name], rank // self.cost.step
+        dtype = old.weight.dtype
+        up = BlockDiagonal(self.up[..., :each].to(dtype).contiguous())
+        small = layer.with_matrices(**{self.name: LowRank(self.down[:, :each].flatten(0, 1).to(dtype), up, old.bias)})
+        return replace(small, attention=replace(small.attention, latent=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ CHANGES = {
     "latentllm": "preconditioner=covariance preconditioner=diag_hessian preconditioner=diag_l1 preconditioner=diag_l2 "
     "preconditioner=identity junction=left_identity junction=symmetric bias=add bias=keep attention=local attention=split_head "
     "attention=joint_qkv vo=joint vo=attention window=0 sparse=0.1 bits=8 bits=4",
-    "care": "whitening=root whitening=identity joint=on",
+    "care": "whitening=root whitening=identity joint=on group=1 group=2",
 }
 
 

@@ -22,7 +22,12 @@ VARIANTS = {
         {"mlp": "taylor"},
     ],
     "svd": [{"weights": "fisher"}],
-    "care": [{"whitening": "root", "shrinkage": 0.0}, {"whitening": "identity"}, {"joint": True}],
+    "care": [
+        {"whitening": "root", "shrinkage": 0.0},
+        {"whitening": "identity"},
+        {"joint": True},
+        {"group": 1, "whitening": "root", "shrinkage": 0.0},
+    ],
     "latentllm": [
         {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
         {"junction": "symmetric", "vo": "joint", "window": 0, "preconditioner": "covariance"},
