@@ -78,6 +78,7 @@ class Live:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self._known: OrderedDict[str, Figure] = OrderedDict()
+        self._found = 0
         self._wishes: OrderedDict[Hashable, Wish] = OrderedDict()
         self._newest: OrderedDict[Hashable, str] = OrderedDict()
         self._changed = threading.Condition()
@@ -95,7 +96,24 @@ class Live:
                 self._wishes[wish.browser] = wish
             self._changed.notify()
 
-    def peek(self, key: str) -> Figure | None:
+    def forget(self, browser: Hashable) -> None:
+        """A browser wishes for nothing any more."""
+        with self._changed:
+            self._newest.pop(browser, None)
+            self._wishes.pop(browser, None)
+
+    def wait(self, wish: Wish, stop: threading.Event) -> None:
+        """Until the figure of a wish is known, or somebody stops."""
+        self.ask(wish)
+        while self.peek(wish.key) is None and not stop.wait(0.05):
+            pass
+        self.forget(wish.browser)
+
+    def count(self) -> int:
+        """How many figures were found so far: another number, and there may be one more to show."""
+        return self._found
+
+    def peek(self, key: str | None) -> Figure | None:
         with self._changed:
             return self._known.get(key)
 
@@ -118,6 +136,7 @@ class Live:
                 figure = Figure(error=f"{type(error).__name__}. The server's log has the details.")
             with self._changed:
                 self._known[wish.key] = figure
+                self._found += 1
                 while len(self._known) > KEPT:
                     self._known.popitem(last=False)
                 for browser in [browser for browser, other in self._wishes.items() if other.key == wish.key]:

@@ -11,6 +11,7 @@ from .jobs import ENDED, Job, Jobs
 from .live import Figure
 
 MOST_CHANGES = 12
+TELLING = 0.005  # of a perplexity: less is within what another sample would change
 
 
 def note(words: str, kind: str = "plain") -> str:
@@ -129,6 +130,45 @@ def actual(plan: str, figure: Figure | None) -> str:
         f"<div class='cell actual' data-plan='{plan}' data-known='{figure is not None}' role='status'>"
         f"<span>actual perplexity</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
     )
+
+
+def even_key(plan: str) -> str:
+    return f"{plan}-even"
+
+
+def against_even(plan: str, figure: Figure | None, even: Figure | None) -> str:
+    """The cell that holds the ranks on show against even ones of the same method and budget, both measured on the same windows."""
+    known = figure is not None and even is not None
+    kind, value, below = "", text.MEASURING, text.AGAINST_EVEN
+    if known and (figure.perplexity is None or even.perplexity is None):
+        value, below = text.NOT_MEASURED, (figure.error or even.error or text.NOT_FINITE)
+    elif known:
+        change = figure.perplexity / even.perplexity - 1
+        value = f"{even.perplexity:.4f}"
+        kind = "hurts" if change > TELLING else "helps" if change < -TELLING else ""
+        below = {"hurts": text.HURTS, "helps": text.HELPS, "": text.NO_MATTER}[kind].format(abs(change))
+    return (
+        f"<div class='cell against {kind}' data-plan='{even_key(plan)}' data-known='{known}' role='status'>"
+        f"<span>with even ranks instead</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
+    )
+
+
+def ranking(found: Sequence[tuple[float, str, str, bool]]) -> str:
+    """Measured (perplexity, method, policy, whether on show) at one budget, given lowest first; nothing for fewer than two."""
+    if len(found) < 2:
+        return ""
+    best = found[0]
+    now = next((one for one in found if one[3]), None)
+    words = text.RANKED.format(best[1], best[2])
+    if now is not None and now[0] / best[0] - 1 > TELLING:
+        words += text.RANKED_HURTS.format(now[1], now[2], now[0] / best[0] - 1)
+    rows = "".join(
+        f"<tr class='{'shown' if shown else ''}'><td>{escape(method)}</td><td>{escape(policy)}</td><td>{value:.4f}</td>"
+        f"<td>{'lowest' if value == best[0] else f'+{value / best[0] - 1:.1%}'}</td></tr>"
+        for value, method, policy, shown in [*found[:MOST_CHANGES], *(one for one in found[MOST_CHANGES:] if one[3])]
+    )
+    head = "<tr><th>method</th><th>policy</th><th>perplexity</th><th>above the lowest</th></tr>"
+    return f"{note(words)}<table class='changes'>{head}{rows}</table>"
 
 
 def changes(found: Sequence[Change], plan: Any, alone: Any) -> str:

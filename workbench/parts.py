@@ -50,8 +50,8 @@ function place() {
 }
 watch('value', () => {
   if (!props.value) return;
-  const [plan, html] = JSON.parse(props.value), panel = document.querySelector('#readout');
-  known[plan] = html;
+  const panel = document.querySelector('#readout');
+  Object.assign(known, JSON.parse(props.value));
   place();
   if (panel && panel !== seen) { seen = panel; new MutationObserver(place).observe(panel, {childList: true, subtree: true}); }
 });
@@ -90,7 +90,7 @@ def downloader() -> gr.HTML:
 
 
 def late_cells() -> gr.HTML:
-    """Unseen; writing the JSON of [plan, html] into it exchanges the cells on the page that name this plan in data-plan."""
+    """Unseen; writing the JSON of {plan: html} into it exchanges the cells on the page that name these plans in data-plan."""
     return gr.HTML("", html_template="<span></span>", js_on_load=LATE, elem_id="late-cells", elem_classes="unseen")
 
 

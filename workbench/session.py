@@ -42,6 +42,7 @@ class Session:
         self.shown = gr.State(None)  # key of the analysis on show
         self.factored = gr.State(None)  # key of the factors behind the sliders
         self.surveyed = gr.State([])  # the methods whose factors are here
+        self.figures = gr.State(0)  # how many live figures are known
         self.planned = gr.State("")  # key of the ranks on show and of what their live figure depends on
         self.selected = gr.State([*FIRST_SLOT])  # layer and component, marked in every plot
         self.history = gr.State(hand.EMPTY)  # of the ranks set by hand

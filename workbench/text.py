@@ -56,7 +56,7 @@ NO_FACTORS = (
 ALL_HEADS, MORE = "All heads", "how it is done here"
 
 SURVEY = "Every policy, layer by layer"
-SURVEY_EVERY = "Add every method"
+SURVEY_EVERY = "Add and measure every method"
 SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they meet, the choice hardly matters."
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."
@@ -76,6 +76,12 @@ EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a 
 }
 ENERGY_OF = "of the calibration text, by each slot's own loss; mean over slots"
 PREDICTED_ON = "on calibration text, from probes of single slots; optimistic at high ratios"
+AGAINST_EVEN = "the same method and budget, every layer the same share"
+HURTS = "these ranks hurt on this model: {:.1%} above even ones"
+HELPS = "these ranks help on this model: {:.1%} below even ones"
+NO_MATTER = "these ranks make no difference that this sample shows ({:.1%})"
+RANKED = "Of what was measured at this budget, on the same small held-out sample, {} with {} is lowest."
+RANKED_HURTS = " {} with {}, on show, is {:.1%} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
 TOO_LARGE = "this model is too large to measure at every move: press Start under Compress"

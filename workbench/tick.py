@@ -19,6 +19,7 @@ def wire(session: Session) -> None:
         session.shown,
         session.factored,
         session.surveyed,
+        session.figures,
         session.stamp,
         session.guide,
     ]
@@ -55,6 +56,7 @@ def state(session: Session, said: Any) -> list[Any]:
         list(calibration_key(recipe)) if analysed else None,
         list(factor_key(recipe)) if factored else None,
         session.methods_here(recipe) if recipe else None,
+        session.live.count(),
         session.runs.stamp(),
         guide.done(session, analysed, factored),
     ]

@@ -9,6 +9,7 @@ from .export import target
 from .jobs import Job
 from .keys import model_key
 from .runs import Run
+from .survey import wishes
 from .sweeps import lacking, made, measurements, sweep_of
 
 if TYPE_CHECKING:
@@ -24,12 +25,20 @@ def analyse(session: "Session", job: Job) -> list[str]:
 
 
 def survey(session: "Session", job: Job) -> list[str]:
-    """The factors of every method, probed where the policy asks for it, so that their allocations can be laid side by side."""
+    """The factors of every method, probed where the policy asks for it, so that their allocations can be laid side by side.
+
+    Where the model is small enough, each is also measured at the recipe's budget, by its policy and with even ranks.
+    """
     recipe = lrcore.Recipe.from_dict(job.spec["recipe"])
     load(session, recipe, job)
     for one in session.by_method(recipe):
         job.part = one.method
         session.factors(one, job.progress)
+    job.part, todo = "", wishes(session, recipe, job.id)
+    for i, wish in enumerate(todo):
+        job.progress("measure", i, len(todo))
+        session.live.wait(wish, job.cancelled)
+    job.progress("measure", len(todo), len(todo))
     return []
 
 

@@ -75,6 +75,11 @@ class Workbench:
         box.fill(value)
         box.press("Tab")
 
+    def choose(self, elem_id: str, name: str) -> None:
+        """An entry of a list that takes one."""
+        self.locator(f"#{elem_id} input").click()
+        self.page.get_by_role("option", name=name, exact=True).click()
+
     def value(self, elem_id: str) -> str:
         return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
 

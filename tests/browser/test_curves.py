@@ -140,6 +140,34 @@ def test_every_policy_of_every_method_is_drawn(workbench):
     assert max(lines["a3 · uniform"]) - min(lines["a3 · uniform"]) < 0.03 < max(lines["a3 · softmax"]) - min(lines["a3 · softmax"])
 
 
+def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_hurts_is_called_so(workbench):
+    """On demo-llama the dual scores starve single layers (docs/benchmarks.md)."""
+    workbench.allocation()
+    workbench.set_range("field-ratio", 0.3)
+    workbench.choose("field-policy", "softmax_dual")
+    cell = workbench.locator("#readout .against")
+    workbench.until(lambda: cell.count() and cell.get_attribute("data-known") == "True", 60, "even ranks are not measured")
+    assert "hurts" in cell.get_attribute("class")
+    shown, even = (float(workbench.locator(f"#readout .{name} b").inner_text()) for name in ("actual", "against"))
+    assert f"{shown / even - 1:.1%} above even ones" in cell.inner_text()
+    workbench.click("#survey")
+    methods = {row["name"] for row in lrcore.methods()} - {"care"}  # its ratio is one of the cache
+
+    def ranked():
+        rows = [row.inner_text().split("\t") for row in workbench.locator("#ranking tbody tr").all()]
+        found = [(method, policy, float(value)) for method, policy, value, _ in rows[1:]]
+        all_here = {method for method, _, _ in found} == methods and {("a3", "softmax_dual"), ("a3", "uniform")} <= {f[:2] for f in found}
+        return found if all_here else None
+
+    found = workbench.until(ranked, 180, "not every method is measured")
+    assert [value for _, _, value in found] == sorted(value for _, _, value in found)
+    assert {f[:2]: f[2] for f in found}["a3", "softmax_dual"] == shown
+    assert {f[:2]: f[2] for f in found}["a3", "uniform"] == even
+    workbench.until(lambda: "a3 with softmax_dual, on show, is" in workbench.locator("#ranking").inner_text(), 10, "the worst is not named")
+    workbench.choose("field-policy", "uniform")
+    workbench.until(lambda: cell.count() == 0, 10, "even ranks are held against themselves")
+
+
 def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
     workbench.allocation()
     slider = workbench.locator("#field-ratio input[type=range]").bounding_box()

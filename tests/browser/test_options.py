@@ -12,17 +12,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.allocation()
-    choose(workbench, "field-method", "latentllm")
+    workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction", timeout=30_000)
     workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
     workbench.until_idle()
     saving = shown_ranks(workbench)
-    choose(workbench, "option-junction", "symmetric")
+    workbench.choose("option-junction", "symmetric")
     workbench.until(lambda: workbench.recipe()["options"] == {"junction": "symmetric"}, 10, "the recipe does not hold the option")
     workbench.until(lambda: plotted(workbench, "joint_qk") and shown_ranks(workbench) != saving, 60, "the plan does not follow")
     plain = shown_ranks(workbench)
     assert all(plain[slot] <= saving[slot] for slot in saving)  # without its identity block a rank costs more
-    choose(workbench, "field-method", "a3")
+    workbench.choose("field-method", "a3")
     workbench.until(lambda: plotted(workbench, "ov"), 30, "a3 is not drawn again")
     assert workbench.recipe()["options"] == {}
 
@@ -34,23 +34,23 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
     workbench.page.wait_for_timeout(1500)
     workbench.until_idle()
     for _ in range(3):
-        choose(workbench, "field-method", "latentllm")
+        workbench.choose("field-method", "latentllm")
         workbench.page.wait_for_selector("#option-junction", timeout=60_000)
-        choose(workbench, "option-junction", "symmetric")
+        workbench.choose("option-junction", "symmetric")
         workbench.until(lambda: workbench.recipe()["options"] == {"junction": "symmetric"}, 60, "the recipe does not hold the option")
         workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
         workbench.page.wait_for_timeout(3000)
         assert workbench.recipe()["options"] == {"junction": "symmetric"}
-        choose(workbench, "field-method", "a3")
+        workbench.choose("field-method", "a3")
         workbench.until(lambda: plotted(workbench, "ov"), 60, "a3 is not drawn")
 
 
 def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     """A dropdown says `input` whenever it is left."""
     workbench.allocation()
-    choose(workbench, "field-method", "latentllm")
+    workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction", timeout=60_000)
-    choose(workbench, "option-junction", "symmetric")
+    workbench.choose("option-junction", "symmetric")
     workbench.until(lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"], 60, "the option is not taken")
     workbench.until_idle()
     click_bar(workbench, 2, "joint_qk")
@@ -71,11 +71,6 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     assert asked
     assert {*asked} <= {*clock}
     assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == ({"junction": "symmetric"}, kept)
-
-
-def choose(workbench, elem_id, name):
-    workbench.locator(f"#{elem_id} input").click()
-    workbench.page.get_by_role("option", name=name, exact=True).click()
 
 
 def plotted(workbench, name):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
@@ -10,14 +11,12 @@ import pandas as pd
 
 import lrcore
 
-from .. import hand, markup, options, plots, selection, slot, text
-from ..keys import factor_key
+from .. import hand, markup, options, plots, selection, slot, survey, text
 from ..live import Wish, affordable, key_of
 from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
 from ..session import Session
 
 TITLE = "Allocation"
-START = lrcore.Recipe().policy
 COLUMNS = ("layer", "component", "rank", "full", "keep", "parameters", "kv_bytes", "energy", "by hand")
 EDITABLE = "rank"
 
@@ -42,10 +41,11 @@ def build(session: Session) -> None:
     changed = [session.chosen.change, session.factored.change, form["component_ratios"].submit, form["component_ratios"].blur, *settings]
     slot.build(session, chart, [*moved, *changed])
     with gr.Accordion(text.SURVEY, open=True):
-        survey = plot("policy-curves", 220)
+        curves = plot("policy-curves", 220)
         with gr.Row():
             caption = panel("policy-caption")
             every = gr.Button(text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200)
+        ranked = panel("ranking")
     with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
         with gr.Row():
             form["calibration"].render()
@@ -74,18 +74,29 @@ def build(session: Session) -> None:
         """Touching the temperature means not to follow the rule of thumb any longer."""
         return (*drawn(session, browser, form.recipe([*said[:-1], False]), False), False)
 
-    async def measured(browser: gr.Request) -> Any:
-        """The live figure of what this browser shows, once it is known. It follows the slider: only the last position is waited for."""
+    async def measured(browser: gr.Request) -> AsyncIterator[str]:
+        """The live figures of what this browser shows, as they become known: of the last position of a slider, not of those before."""
+        sent = None
         while (key := session.live.newest(browser.session_hash)) is not None:
-            figure = session.live.peek(key)
-            if figure is not None:
-                return json.dumps([key, markup.actual(key, figure)])
+            even = session.live.newest(with_even_ranks(browser))
+            figure, other = session.live.peek(key), session.live.peek(even)
+            cells = {} if figure is None else {key: markup.actual(key, figure)}
+            if figure is not None and other is not None:
+                cells |= {markup.even_key(key): markup.against_even(key, figure, other)}
+            if cells and cells != sent:
+                yield json.dumps(cells)
+                sent = cells
+            if figure is not None and (even is None or other is not None):
+                return
             await asyncio.sleep(0.05)
-        return gr.skip()
 
     @spoken
     def draw_survey(*said: Any) -> tuple[str, str]:
-        return surveyed(session, form.try_recipe(said))
+        return survey.surveyed(session, form.try_recipe(said))
+
+    @spoken
+    def rank(*said: Any) -> str:
+        return survey.ranking(session, form.try_recipe(said))
 
     @spoken
     def start_survey(*said: Any) -> None:
@@ -122,14 +133,15 @@ def build(session: Session) -> None:
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
     listen([*moved, *changed], table, form.all, [frame, in_table], **LIVE)
-    listen([*moved, *changed, session.surveyed.change], draw_survey, form.all, [survey, caption], **LIVE)
+    listen([*moved, *changed, session.surveyed.change], draw_survey, form.all, [curves, caption], **LIVE)
+    listen([*moved, *changed, session.figures.change], rank, form.all, ranked, **LIVE)
     every.click(start_survey, form.all, None, **QUIET)
     listen([session.chosen.change, form["options"].change], need, form.all, None, **LIVE)
     with of_choice:
         options.build(session)
     by_hand = [form["overrides"], session.history]
     frame.input(edited, [frame, in_table, session.history, form["overrides"]], by_hand, **QUIET)
-    selection.follow(session, chart.select, survey.select)
+    selection.follow(session, chart.select, curves.select)
     selection.follow_rows(session, frame, "component")
     csv.click(give, form.all, session.downloads, **QUIET)
 
@@ -143,11 +155,14 @@ def drawn(session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bo
         return "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), warm, about, "", keep
     try:
         plan = lrcore.allocate(factors, recipe)
-        even = lrcore.allocate(factors, recipe.with_(policy=START, policy_options={}, overrides={}))
+        alike = recipe.with_(policy=survey.EVEN, policy_options={}, overrides={})
+        even = lrcore.allocate(factors, alike)
     except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
         return keep, markup.note(str(error), "error"), warm, about, keep, keep
     key = key_of(factors, recipe, plan)
-    readout = markup.readout(plan.summary(), actual(session, Wish(key, browser.session_hash, factors, recipe, plan)))
+    live = actual(session, Wish(key, browser.session_hash, factors, recipe, plan))
+    live += against_even(session, key, Wish(key_of(factors, alike, even), with_even_ranks(browser), factors, alike, even))
+    readout = markup.readout(plan.summary(), live)
     return bars(plan, even, recipe.overrides), readout, warm, about, key, temperature_slider(plan, rule)
 
 
@@ -159,43 +174,18 @@ def actual(session: Session, wish: Wish) -> str:
     return markup.actual(wish.key, session.live.peek(wish.key))
 
 
-def surveyed(session: Session, recipe: lrcore.Recipe | None) -> tuple[str, str]:
-    """The share of every layer that each policy keeps, for each method whose factors are here, and what is not shown."""
-    shares: dict[str, dict[str, list[float]]] = {}
-    missing, refused = [], []
-    for asked in [] if recipe is None else session.by_method(recipe):
-        lines = lines_here(session, asked)
-        if lines:
-            shares[asked.method] = lines
-        else:
-            (missing if lines is None else refused).append(asked.method)
-    notes = [text.SURVEY_CONCLUDE] if shares else []
-    notes += [text.SURVEY_MISSING.format(", ".join(missing))] if missing else []
-    notes += [text.SURVEY_REFUSED.format(", ".join(refused))] if refused else []
-    return plots.policy_curves(shares) if shares else "", markup.note(" ".join(notes))
+def with_even_ranks(browser: gr.Request) -> tuple[str, str]:
+    """The name under which a browser wishes for the figure that the one on show is held against."""
+    return browser.session_hash, survey.EVEN
 
 
-def lines_here(session: Session, recipe: lrcore.Recipe) -> dict[str, list[float]] | None:
-    """The policy lines of a recipe, kept for as long as they may be asked for again; None while its method is not factorised."""
-    for base in (recipe, recipe.with_(policy=START)):
-        factors = session.peek_factors(base)
-        if factors is not None:
-            key = (factor_key(base), recipe.to_json())
-            lines = session.shelf.peek("lines", key)
-            return session.shelf.put("lines", key, policy_lines(factors, recipe)) if lines is None else lines
-    return None
-
-
-def policy_lines(factors: Any, recipe: lrcore.Recipe) -> dict[str, list[float]]:
-    """Kept share by layer under every policy that these factors serve; empty where the budget cannot be met."""
-    lines = {}
-    for row in lrcore.policies():
-        try:
-            own = recipe.policy_options if row["name"] == recipe.policy else {}
-            lines[row["name"]] = lrcore.allocate(factors, recipe.with_(policy=row["name"], policy_options=own)).kept_by_layer()
-        except lrcore.InputError:  # not probed yet, or more than this method can remove
-            continue
-    return lines
+def against_even(session: Session, key: str, wish: Wish) -> str:
+    """The cell that says whether the ranks on show help or hurt against even ones; none where they are even."""
+    if wish.key == key or not affordable(wish.factors, wish.recipe):
+        session.live.forget(wish.browser)
+        return ""
+    session.live.ask(wish)
+    return markup.against_even(key, session.live.peek(key), session.live.peek(wish.key))
 
 
 def bars(plan: Any, even: Any, by_hand: Any) -> str:
