@@ -6,12 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 from latentllm_reference import GQA, MHA
+from test_latentllm_degenerate import spoiled
 from toy_layer import apply, relative, toy
 
 from lrcore.layer import heads, output_heads
 from lrcore.linalg import roots
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import attended
+from lrcore.statistics import Moments
 
 KINDS = [MHA, GQA, (3, 3, "none", True, False), (4, 2, "rotary", True, True)]
 
@@ -147,3 +149,35 @@ def test_moments_predicted_from_the_head_outputs_would_make_values_seem_free():
     small = case.layer.with_matrices(v=replace(a.v, weight=weight))
     joint = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"].truncate(case.layer, 13)
     assert error(case, small) > 2 * error(case, joint)
+
+
+def solved(case, moments: Moments, vo: str, rank: int):
+    return latentllm.factor(case.layer, moments, vo=vo)["joint_vo"].truncate(case.layer, rank)
+
+
+@pytest.mark.parametrize("how", ["few tokens", "zero head", "constant activation"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [1, 7, 23])
+def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
+    case = spoiled(kind, how)
+    ours, joint = (
+        latentllm.factor(case.layer, case.moments, vo=vo)["joint_vo"].truncate(case.layer, rank) for vo in ("attention", "joint")
+    )
+    total = float((output(case, case.layer) ** 2).sum(1).mean())
+    assert error(case, ours) <= error(case, joint) + 1e-6 * total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_rounded_below_zero_do_no_harm(kind):
+    """Products in the model's dtype leave negative eigenvalues; the loss has no floor along them."""
+    case = toy(*kind, tokens=60)
+    noise = torch.randn(case.moments.second("attended").shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = 1e-5 * (noise + noise.mT)
+    assert torch.linalg.eigvalsh(case.moments.centred("attended") + noise)[0] < -1e-5
+    rough = Moments({**case.moments.values, ("attended", "second"): case.moments.second("attended") + noise}, case.moments.tokens)
+    for rank in (4, 13, 22):
+        exact, found = (
+            latentllm.factor(case.layer, m, vo="attention")["joint_vo"].truncate(case.layer, rank) for m in (case.moments, rough)
+        )
+        total = float((output(case, case.layer) ** 2).sum(1).mean())
+        assert error(case, found) < error(case, exact) + 1e-3 * total

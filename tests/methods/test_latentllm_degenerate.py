@@ -38,7 +38,8 @@ def spoiled(kind: tuple, how: str):
     if how == "constant activation":
         x = x.clone()
         x[:, 2] = 1.5
-    return replace(case, layer=layer, moments=moments_of(layer, x, a, z), x=x, a=a, z=z)
+    attended = (case.mixtures @ apply(layer.attention.v, x)).transpose(0, 1).flatten(1)
+    return replace(case, layer=layer, moments=moments_of(layer, x, a, z, attended), x=x, a=a, z=z)
 
 
 @pytest.mark.parametrize("how", ["few tokens", "dead neuron", "zero head", "duplicated row", "constant activation"])
@@ -80,10 +81,11 @@ def test_degenerate_heads_keep_to_algorithm_1(how, kind):
         assert abs(error - losses[-1]) < 1e-6 * total
 
 
-def test_nothing_seen_at_all_is_no_accident():
+@pytest.mark.parametrize("vo", ["joint", "attention"])
+def test_nothing_seen_at_all_is_no_accident(vo):
     case = toy(*GQA)
     zero = Moments({need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens)
     small = case.layer
-    for factor in latentllm.factor(case.layer, zero, vo="joint").values():
+    for factor in latentllm.factor(case.layer, zero, vo=vo).values():
         small = factor.truncate(small, 3)
     assert all(torch.isfinite(p.weight).all() for p in small.matrices().values())
