@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .architectures import architecture_of
-from .layers import projection_paths
+from .modules import CompressedAttention
 from .native import head_sizes, rows_of
 
 WIDEST = 4096  # numbers per token: their second moment takes 134 MB per layer
@@ -23,10 +23,15 @@ def attended_values(network: nn.Module, layer: nn.Module, hidden: Tensor, args: 
     """Value states of every kv head as every query head attends to them, biases in them: [b, t, n_q * n_kv * d_h].
 
     layer: a dense decoder layer; args, kwargs: what it is called with besides hidden [b, t, d]. One run of its attention for each kv head:
-    in the j-th, every query head reads the values of the j-th kv head after its own. Raises InputError for a layer too wide.
+    in the j-th, every query head reads the values of the j-th kv head after its own. Raises InputError for one too wide, or narrowed.
     """
     row = architecture_of(network)
-    paths, sizes = projection_paths(row, layer), head_sizes(network, layer.get_submodule(row.attention))
+    attention = layer.get_submodule(row.attention)
+    if isinstance(attention, CompressedAttention):
+        raise InputError(
+            "What heads attend to is collected from the model's own attention; this one's is narrower. Start from the dense model."
+        )
+    paths, sizes = row.paths(), head_sizes(network, attention)
     n_q, n_kv, size = sizes.n_q, sizes.n_kv, sizes.head_size
     if n_q * n_kv * size > WIDEST:
         raise InputError(
