@@ -37,7 +37,8 @@ class Healing:
     """How to heal. Checked when it is made.
 
     data: text to train on, None for the recipe's. samples windows of seq_len tokens, drawn at random with seed; every step takes batch of
-    them, all once before any twice. lr: the highest learning rate (AdamW). beta >= 0: weight of the divergence; temperature > 0: tau.
+    them, all once before any twice. lr: the highest learning rate of AdamW; latents take ten times as much as whole matrices and identity
+    blocks do. beta >= 0: weight of the divergence; temperature > 0: tau.
     rotary_channel: d_r, an even number, 0 for none. train: "latents", "factors" (what compression changed), "all" parameters, or "auto".
     test: text whose first test_samples windows are scored before and after; None for the test split of `data`. A file that is trained on
     is no test, and nothing is measured with test_samples 0.
@@ -48,7 +49,7 @@ class Healing:
     seq_len: int = 256
     steps: int = 200
     batch: int = 8
-    lr: float = 1e-3
+    lr: float = 3e-4
     beta: float = 1.0
     temperature: float = 2.0
     rotary_channel: int = 0

@@ -2,6 +2,7 @@
 
     python scripts/benchmarks.py quality     perplexity of every method and policy at 10-50 % on the demo models (and stories260K)
     python scripts/benchmarks.py variants    the papers' variants of a method, one option away from its default
+    python scripts/benchmarks.py healing     perplexity before and after training the factors against the dense model
     python scripts/benchmarks.py solve       seconds from moments to a compressed model, for the same tables
     python scripts/benchmarks.py energy      why the order of the methods is what it is: the share of the output energy each one keeps
     python scripts/benchmarks.py speed       a slider move against the decomposition behind it, and the first spectra
@@ -22,24 +23,28 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.energy import energy  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
+from bench.healing import healing  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
 from bench.quality import quality, solve  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 
+JOBS = {
+    "variants": variants, "healing": healing, "solve": solve, "energy": energy, "speed": speed, "memory": memory, "gram": gram, "page": ui,
+}  # fmt: skip
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["quality", "variants", "solve", "energy", "speed", "memory", "gram", "page", "all"])
+    parser.add_argument("what", choices=["quality", *JOBS, "all"])
     parser.add_argument("models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named")
     parser.add_argument("--methods", nargs="+", default=[], help="for quality: only these; the record keeps the others")
     parser.add_argument("--policies", nargs="+", default=[], help="for quality: only these; the record keeps the others")
     said = parser.parse_args()
     if said.what in ("quality", "all"):
         quality(said.models, said.methods, said.policies)
-    jobs = {"variants": variants, "solve": solve, "energy": energy, "speed": speed, "memory": memory, "gram": gram, "page": ui}
-    for name, run in jobs.items():
+    for name, run in JOBS.items():
         if said.what in (name, "all"):
             run(said.models)
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 from elsewhere import elsewhere
 from test_distillation import by_hand
+from tiny_models import tiny
 
 import lrcore
 from lrcore.cli import main
 from lrcore.healing import find_teacher
+from lrcore.models.architectures import ARCHITECTURES
 from lrcore.models.layers import read_layer
 
 TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
@@ -45,6 +47,19 @@ def small_of(story_file):
 @pytest.fixture
 def care(small_of, tiny_llama):
     return small_of(tiny_llama, "care")
+
+
+@pytest.fixture
+def dense_of(tiny_llama, tmp_path):
+    """A folder with a dense tiny model of a family, with the tokenizer of the tiny Llama."""
+
+    def make(family):
+        tiny(family).save_pretrained(tmp_path / family)
+        for file in tiny_llama.glob("*token*"):
+            (tmp_path / family / file.name).write_bytes(file.read_bytes())
+        return tmp_path / family
+
+    return make
 
 
 def changed(before, after):
@@ -274,3 +289,17 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
     assert "healing.last_loss" in capsys.readouterr().out
     assert main(["heal", str(tmp_path / "small"), "--out", str(tmp_path / "other"), "--train", "some"]) == 2
     assert capsys.readouterr().err.startswith("error: Unknown choice of what to train 'some'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:
+    """One kind of method per family in turn; a loss that falls needs gradients all the way."""
+    method = ("care", "fused", "svd_llm")[list(ARCHITECTURES).index(family) % 3]
+    small = small_of(dense_of(family), method)
+    rotary = method == "care" and read_layer(small.network, 0).attention.position == "rotary"
+    healed = lrcore.heal(small, **QUICK | {"steps": 12, "batch": 8}, rotary_channel=2 if rotary else 0)
+    told = healed.report["healing"]
+    assert told["last_loss"] < told["first_loss"]
+    back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
+    assert torch.equal(logits(back), logits(healed))
