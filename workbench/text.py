@@ -124,6 +124,10 @@ QUANTISE_HELP = (
     "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is measured as this one was and stands beside "
     "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not time."
 )
+HEAL_HELP = (
+    "Trains what compression changed (of `care` the latents) on the run's calibration text, by cross-entropy and the distance to the dense "
+    "model's answers, and keeps the result as a run of its own, measured as this one was. Stopped, it goes on where it was."
+)
 PUSH_HELP = (
     "Exports the run as chosen above and uploads that folder with the token of `hf auth login` or `HF_TOKEN`. "
     "Nothing is uploaded before you press Push."
@@ -167,6 +171,18 @@ def stock(fit: dict | None) -> str:
         return STOCK_YES
     width = next((rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None)
     return STOCK_NO.format("; ".join(fit["reasons"])) + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
+
+
+def healed(report: dict) -> str:
+    """What a healing was and did; nothing where there was none."""
+    told = report.get("healing")
+    if not told:
+        return ""
+    words = f"Healed in {told['steps']} steps on {told['data']}, {told['tokens']:,} tokens, in {duration(told['seconds'])}"
+    if told["perplexity_before"] and told["perplexity_after"]:
+        words += f"; perplexity on {protocol(told['test_protocol'])}: {told['perplexity_before']:.4f} before, "
+        words += f"{told['perplexity_after']:.4f} after"
+    return f"{words}."
 
 
 def budget(name: str) -> str:

@@ -86,14 +86,31 @@ def measure(session: "Session", job: Job) -> list[str]:
 def quantise(session: "Session", job: Job) -> list[str]:
     """A run as codes of a few bits, kept as a run of its own and measured as the first one was."""
     run, bits = session.runs.get(job.spec["run"]), job.spec["bits"]
-    small = lrcore.quantise(session.small(run), bits, progress=job.progress)
-    kept = session.runs.write(f"{run.name} · {bits} bit", run.recipe, small)
+    return [derived(session, job, run, f"{run.name} · {bits} bit", lrcore.quantise(session.small(run), bits, progress=job.progress))]
+
+
+def heal(session: "Session", job: Job) -> list[str]:
+    """A run trained for some steps against its dense model, kept as a run of its own and measured as the first one was.
+
+    Stopped and started again, it goes on from the state that the training keeps in the run's folder.
+    """
+    run = session.runs.get(job.spec["run"])
+    teacher, state = load(session, run.recipe, job), run.folder / "healing.safetensors"
+    small = lrcore.heal(session.small(run), lrcore.Healing(**job.spec["healing"]), teacher=teacher, state=state, progress=job.progress)
+    kept = derived(session, job, run, f"{run.name} · healed", small)
+    state.unlink(missing_ok=True)
+    return [kept]
+
+
+def derived(session: "Session", job: Job, run: Run, name: str, small: Any) -> str:
+    """Keep what was made of a run as a run, and measure it by every protocol of the first one. Returns its id."""
+    kept = session.runs.write(name, run.recipe, small)
     session.shelf.put("small", kept.id, small)
     job.say(f"kept as {kept.name} ({kept.id})")
     for one in run.evaluations:
         if "settings" in one:
             session.runs.add_evaluation(kept.id, evaluation(session, kept, one["settings"], job))
-    return [kept.id]
+    return kept.id
 
 
 def export(session: "Session", job: Job) -> list[str]:
@@ -171,6 +188,7 @@ WORK = {
     "measure": measure,
     "speed": speed,
     "quantise": quantise,
+    "heal": heal,
     "export": export,
     "push": push,
 }

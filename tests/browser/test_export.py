@@ -55,3 +55,21 @@ def choose(workbench) -> bool:
     workbench.page.locator("#compare-runs input").first.blur()
     workbench.page.wait_for_timeout(500)
     return False
+
+
+def test_the_run_is_healed_and_says_what_that_did(workbench):
+    workbench.tab("Runs & export")
+    workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven").first.click()
+    workbench.until(lambda: workbench.value("run-rename-name") == "uneven", 20, "the run is not opened")
+    workbench.open("Heal")
+    workbench.type_into("heal-channel", "8")
+    workbench.type_into("heal-steps", "2")
+    workbench.click("#heal")
+    workbench.until(lambda: "latent" in workbench.strip()["words"], 60, "a channel without latents is not refused")
+    workbench.type_into("heal-channel", "0")
+    workbench.click("#heal")
+    row = workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven · healed").first
+    row.wait_for(timeout=180_000)
+    workbench.until_idle()
+    row.click()
+    workbench.until(lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(), 20, "nothing of the healing")

@@ -101,3 +101,29 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(session, tiny_lla
 def test_what_is_said_of_stock_architectures():
     assert text.stock(None) == text.STOCK_UNKNOWN
     assert text.stock({"qualifies": False, "reasons": ["a", "b"], "ranks": None}) == text.STOCK_NO.format("a; b")
+
+
+def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(session, tiny_llama, story_file):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method="a3")
+    measured = {"data": str(story_file), "samples": 2, "seq_len": 32}
+    (first,) = done(session, session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured})).result
+    spec = {"run": first, "healing": {"steps": 60, "seq_len": 32, "samples": 8, "batch": 2, "lr": 1e-3}}
+    job = session.jobs.submit("heal", "x", spec)
+    run, end = session.runs.get(first), time.monotonic() + 60
+    while not (run.folder / "healing.safetensors").exists() and job.state not in ENDED:
+        assert time.monotonic() < end, job
+        time.sleep(0.005)
+    session.jobs.cancel(job.id)
+    done(session, job)
+    again = done(session, session.jobs.again(job.id)) if job.state == "cancelled" else job
+    assert again.state == "done", again.error
+    made = session.runs.get(again.result[0])
+    assert made.name == f"{run.name} · healed"
+    assert not (run.folder / "healing.safetensors").exists()
+    told = made.report["healing"]
+    assert told["last_loss"] < told["first_loss"]
+    assert len(told["cross_entropy"]) == 60
+    assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
+    assert text.healed(made.report).startswith("Healed in 60 steps on ")
+    assert text.healed(run.report) == ""
+    assert {"healing: steps", "healing: lr"} <= {row[0] for row in compare.all_differences([run, made])}

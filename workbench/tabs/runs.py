@@ -40,7 +40,15 @@ def build(session: Session) -> None:
             with gr.Row(elem_classes="bottom"):
                 bits = gr.Radio([8, 4], value=8, label="Bits", elem_id="quantise-bits")
                 quantise = gr.Button("Quantise", size="sm", scale=0, min_width=110, elem_id="quantise")
-        with gr.Accordion("Model card", open=True):
+        with gr.Accordion("Heal", open=False):
+            gr.Markdown(text.HEAL_HELP)
+            with gr.Row(elem_classes="bottom"):
+                steps = gr.Number(200, label="Steps", info="of 8 windows of 256 tokens", precision=0, minimum=1, elem_id="heal-steps")
+                rate = gr.Number(1e-3, label="Learning rate", minimum=0, elem_id="heal-rate")
+                beta = gr.Number(1.0, label="Weight of the dense model's answers", minimum=0, elem_id="heal-beta")
+                channel = gr.Number(0, label="Rotary channel", info="care alone; 0: none", precision=0, minimum=0, elem_id="heal-channel")
+                mend = gr.Button("Heal", size="sm", scale=0, min_width=110, elem_id="heal")
+        with gr.Accordion("Model card", open=False):
             card = gr.Markdown(elem_id="model-card")
         with gr.Accordion("Export", open=True):
             gr.Markdown(text.EXPORT_HELP)
@@ -71,7 +79,7 @@ def build(session: Session) -> None:
         if run_id not in session.runs.ids():
             return gr.Column(visible=False), *[""] * 5, gr.Checkbox(False), gr.Button(visible=False), "", ""
         run = session.runs.get(run_id)
-        title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"])
+        title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"]) + markup.note(text.healed(run.report))
         found = run.report.get("stock")
         possible = found is None or found["qualifies"]
         written = "\n".join(one["folder"] for one in session.runs.results(run_id, "export"))
@@ -124,6 +132,12 @@ def build(session: Session) -> None:
         session.jobs.submit("quantise", title, {"run": run_id, "bits": bits}, once=True)
 
     @spoken
+    def to_health(run_id: str, steps: float, rate: float, beta: float, channel: float) -> None:
+        asked = {"steps": int(steps or 0), "lr": rate or 0.0, "beta": beta or 0.0, "rotary_channel": int(channel or 0)}
+        lrcore.Healing(**asked)  # what is wrong with it is said at once
+        session.jobs.submit("heal", f"Heal {session.runs.get(run_id).name}", {"run": run_id, "healing": asked}, once=True)
+
+    @spoken
     def write(run_id: str, stock: bool) -> None:
         run = session.runs.get(run_id)
         session.jobs.submit("export", f"Export {run.name}", {"run": run_id, "stock": bool(stock)}, once=True)
@@ -152,6 +166,7 @@ def build(session: Session) -> None:
     retag.click(set_tags, [opened, tags], None, **QUIET)
     delete.click(forget, opened, address, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET)
     quantise.click(to_codes, [opened, bits], None, **QUIET)
+    mend.click(to_health, [opened, steps, rate, beta, channel], None, **QUIET)
     even.click(fitting, opened, session.filled, **QUIET)
     leave.click(write, [opened, stock], None, **QUIET)
     push.click(send, [opened, stock, repo, private], None, **QUIET)
