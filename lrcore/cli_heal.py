@@ -45,7 +45,7 @@ def heal(
     made = lrcore.heal(loaded, asked, teacher=teacher, state=state, progress=progress)
     folder = lrcore.save(made, out)
     state.unlink(missing_ok=True)
-    told = dict(made.report["healing"])
-    curves = {name: told.pop(name) for name in ("cross_entropy", "divergence")}
-    values = {"out": str(folder), "healing": told, "parameters": made.size.parameters, "kv_bytes_per_token": made.size.kv_bytes}
-    show(as_json, values | ({"curves": curves} if as_json else {}))
+    told = made.report["healing"]
+    if not as_json:  # a person reads neither curves nor protocols
+        told = {name: value for name, value in told.items() if not isinstance(value, list | dict)}
+    show(as_json, {"out": str(folder), "healing": told, "parameters": made.size.parameters, "kv_bytes_per_token": made.size.kv_bytes})

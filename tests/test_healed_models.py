@@ -164,14 +164,16 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
     said = capsys.readouterr()
     told = json.loads(said.out)
     assert told["healing"]["steps"] == 4
-    assert len(told["curves"]["cross_entropy"]) == 4
+    assert len(told["healing"]["cross_entropy"]) == 4
     assert said.err == "heal (4)\n"
     healed = lrcore.load(told["out"])
     expected = lrcore.heal(care, str(story_file), **QUICK, rotary_channel=2, seed=3)
     assert torch.equal(logits(healed), logits(expected))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["healed", "small"]  # nothing is left of the state
     assert main(words) == 0
-    assert "healing.last_loss" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "healing.last_loss" in shown
+    assert "protocol" not in shown
     assert main(["heal", str(tmp_path / "small"), "--out", str(tmp_path / "other"), "--train", "some"]) == 2
     assert capsys.readouterr().err.startswith("error: Unknown choice of what to train 'some'")
 
