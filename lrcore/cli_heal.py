@@ -46,6 +46,6 @@ def heal(
     folder = lrcore.save(made, out)
     state.unlink(missing_ok=True)
     told = made.report["healing"]
-    if not as_json:  # a person reads neither curves nor protocols
-        told = {name: value for name, value in told.items() if not isinstance(value, list | dict)}
+    if not as_json:  # a person reads neither curves nor protocols, nor what was not asked for
+        told = {name: value for name, value in told.items() if not isinstance(value, list | dict | None)}
     show(as_json, {"out": str(folder), "healing": told, "parameters": made.size.parameters, "kv_bytes_per_token": made.size.kv_bytes})
