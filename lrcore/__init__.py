@@ -34,6 +34,7 @@ from .quantise import quantise
 from .recipe import BUDGETS, Recipe
 from .runs import Run, Runs
 from .runs import root as runs_root
+from .shorten import shorten
 from .stock import StockFit, stock_fit
 from .sweep import Sweep, cross_calibration, finished, run_sweep
 from .sweep_page import tables as sweep_tables
@@ -62,5 +63,5 @@ __all__ = [
     "answers_csv", "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export",
     "factorise", "finished", "generate", "heal", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed",
     "measured", "methods", "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep", "runs_root",
-    "save", "score_choices", "stock_fit", "stream", "sweep_tables", "token_losses",
+    "save", "score_choices", "shorten", "stock_fit", "stream", "sweep_tables", "token_losses",
 ]  # fmt: skip

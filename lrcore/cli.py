@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_heal, cli_runs, measuring
+from . import cli_depth, cli_heal, cli_runs, measuring
 from .cli_recipe import (
     Bounds,
     Budget,
@@ -49,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(measuring.app)
 app.add_typer(cli_heal.app)
+app.add_typer(cli_depth.app)
 app.add_typer(cli_runs.app, name="runs")
 
 

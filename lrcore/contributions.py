@@ -40,7 +40,7 @@ def contributions(
     progress, total = progress or silent, len(PARTS) + 1
     passages = make_passages(dense, Asked(data, samples, seq_len, protocol=protocol))
     check_tokens(dense, small, passages.rows)
-    _check_same(dense, small)
+    check_same(dense, small)
     measured = []
     for done, parts in enumerate(((), *PARTS)):
         progress("contributions", done, total)
@@ -76,7 +76,8 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
     return replace(dense, attention=attention, mlp=small.mlp if "mlp" in parts else dense.mlp)
 
 
-def _check_same(dense: LoadedModel, small: LoadedModel) -> None:
+def check_same(dense: LoadedModel, small: LoadedModel) -> None:
+    """Raise InputError where the two are not one model, dense and compressed, layer for layer."""
     configs = [text_config(model.network) for model in (dense, small)]
     if len({(config.model_type, config.num_hidden_layers, config.hidden_size) for config in configs}) > 1:
-        raise InputError(f"'{dense.name}' and '{small.name}' are not one model, dense and compressed: their layers have other shapes.")
+        raise InputError(f"'{dense.name}' and '{small.name}' are not one model, dense and compressed: their layers are others.")

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .calibrate import Progress, silent
 from .compare import check_tokens
-from .contributions import mixed
+from .contributions import check_same, mixed
 from .models.architectures import Architecture, architecture_of, decoder_layers
 from .models.layers import clone, projection_paths
 from .models.load import LoadedModel
@@ -61,11 +61,12 @@ def local_errors(
 ) -> LocalErrors:
     """Errors of every layer of `small` against `dense` on the first `samples` windows of the test split of `data`.
 
-    Raises InputError where the data set cannot be read or the models do not read the same tokens.
+    Raises InputError where the data set cannot be read, or the models do not read the same tokens or differ in their layers.
     """
     progress = progress or silent
     passages = make_passages(dense, Asked(data, samples, seq_len))
     check_tokens(dense, small, passages.rows)
+    check_same(dense, small)
     tokens = torch.stack([row for row, _ in passages.rows])
     networks = [clone(model.network) for model in (dense, small, mixed(dense, small, ("ov",)))]
     exact, drifting = (LayerStream(network, tokens) for network in networks[:2])

@@ -11,7 +11,7 @@ import lrcore
 from lrcore.cli import main
 from lrcore.console import ProgressLine, print_json
 
-COMMANDS = ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "export")
+COMMANDS = ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "shorten", "export")
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ LEVELS = {
     "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
     "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "gradients": 3, "outliers": 3,
     "probing": 3, "refit": 3, "compress": 3, "searching": 3, "bounds": 3,
-    "evaluate": 3, "generate": 3, "checkpoint": 3, "card": 3, "export": 3, "stock": 3, "quantise": 3, "healing": 3,
+    "evaluate": 3, "generate": 3, "checkpoint": 3, "card": 3, "export": 3, "stock": 3, "quantise": 3, "healing": 3, "shorten": 3,
     "protocols": 3, "compare": 3, "local_errors": 3, "contributions": 3, "side_by_side": 3,
     "cost": 3, "tasks": 3, "runs": 3, "database": 3, "differences": 3, "answers": 3, "tracking": 3, "sweep": 3, "sweep_page": 3,
     "report": 3,
-    "__init__": 4, "measuring": 4, "cli_recipe": 4, "cli_runs": 4, "cli_heal": 4, "cli": 4, "__main__": 4,
+    "__init__": 4, "measuring": 4, "cli_recipe": 4, "cli_runs": 4, "cli_heal": 4, "cli_depth": 4, "cli": 4, "__main__": 4,
 }  # fmt: skip
 TENSORS_ONLY = ("linalg", "forms", "hqq", "layer", "spectra", "budget", "policies", "allocation", "methods")
 MODULES = sorted((ROOT / "lrcore").rglob("*.py"))

@@ -77,7 +77,7 @@ class LayerStream:
             if len(caught) == len(layers):
                 raise _Stop
 
-        with _layers_replaced(self.network, [_Skip(row, note) for _ in layers]), suppress(_Stop):
+        with exchanged(self.network, [_Skip(row, note) for _ in layers]), suppress(_Stop):
             self.network(input_ids=tokens, use_cache=False)
         self._calls.setdefault(len(tokens), [(args, kwargs) for _, args, kwargs in caught])
         return caught[0][0]
@@ -192,14 +192,19 @@ def starting_at(network: nn.Module, index: int, hidden: Tensor) -> Iterator[None
 
     handle = layers[index].register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        with _layers_replaced(network, [*(_Skip(row) for _ in range(index)), *layers[index:]]):
+        with exchanged(network, [*(_Skip(row) for _ in range(index)), *layers[index:]]):
             yield
     finally:
         handle.remove()
 
 
+def passing_on(network: nn.Module) -> nn.Module:
+    """What stands in for a decoder layer and leaves the hidden states as they are."""
+    return _Skip(architecture_of(network))
+
+
 @contextmanager
-def _layers_replaced(network: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
+def exchanged(network: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
     """The network with other layers, as many as its own: masks and angles depend on a layer's place."""
     parent, _, name = architecture_of(network).layers.rpartition(".")
     holder, layers = network.get_submodule(parent), decoder_layers(network)
