@@ -232,6 +232,12 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return figure(data, 100 + 100 * count, f"policies{count}", xaxis=xaxis, meta={"mark": "layer"}, **axes)
 
 
+def better(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The best of those that are as small as this one and have a lower perplexity, or smaller and have no higher one."""
+    found = [p for p in points if p["x"] <= one["x"] and p["y"] <= one["y"] and (p["x"], p["y"]) != (one["x"], one["y"])]
+    return min(found, key=lambda p: p["y"], default=None)
+
+
 def front(points: Sequence[Mapping[str, Any]]) -> dict:
     """The line through the points that no other beats: none is as small with a smaller perplexity."""
     best: list[Mapping[str, Any]] = []

@@ -41,10 +41,13 @@ MEASURES = {
 }
 KINDS = {"Activation-aware": "aware", "Raw weight": "raw"}
 SPECTRA_HELP = {
-    "effective_rank": "exp of the entropy of the singular values: how many directions share the work (Roy and Vetterli 2007).",
-    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum of squares).",
-    "stable_rank": "sum of squares over the largest square: low where a single direction dominates.",
-    "condition": "largest over smallest singular value.",
+    "effective_rank": "exp of the entropy of the singular values: how many directions share the work (Roy and Vetterli 2007). "
+    "Dark cells need few and bear a low rank; bright ones lose with every rank.",
+    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum of squares). "
+    "Dark cells can be cut there almost for nothing; bright ones cannot.",
+    "stable_rank": "sum of squares over the largest square: low, and dark, where a single direction dominates. It ignores the tail that a "
+    "small rank would lose.",
+    "condition": "largest over smallest singular value: bright cells have directions that hardly matter; dark ones use all of theirs.",
 }
 CLICK_A_CELL = "Click a cell to see its singular values."
 NOT_ANALYSED = "Nothing is analysed for these settings yet. Press Analyse in the sidebar."
@@ -55,6 +58,8 @@ NO_FACTORS = (
 )
 ALL_HEADS, MORE = "All heads", "how it is done here"
 
+EVEN_BARS = "Even ranks: every bar ends where its grey ghost does."
+BARS = "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%}); grey is what even ranks would keep."
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"
 SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they meet, the choice hardly matters."
@@ -109,6 +114,10 @@ SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compress
 NOTHING_QUEUED = "No jobs yet."
 NO_RUNS = "No runs yet. Press Start under Compress; a finished run appears here and stays after a restart."
 NO_SPEED = "No run measured on this text has its speed measured: choose runs above and press Measure their speed."
+FEW_POINTS = "Left is smaller, down is better. Runs appear here as they are measured on this text."
+FRONT = "No measured run is both smaller and better than {}."
+BEATEN = " {} is beaten in both by {}."
+BEATEN_MORE = " {} more are beaten."
 CHOOSE_RUNS = "Choose up to six runs; the dense model is always the first column."
 PROMPT = "One morning, Tom went to the"
 TOKENS_HELP = "Red: the compressed model is more surprised by this token than the dense one; blue: less. Hover for the numbers (nats)."

@@ -96,6 +96,18 @@ def test_the_front_joins_what_no_other_run_beats():
     assert (line["x"], line["y"]) == ([1, 2, 4], [5, 3, 1])
 
 
+def test_runs_that_another_beats_are_named_with_the_one_that_does():
+    def point(name, x, y):
+        return {"name": name, "method": "a", "x": x, "y": y, "note": "", "id": "" if name == "dense" else name}
+
+    dense = point("dense", 5, 1)
+    assert compare.conclusion([dense, point("a", 2, 3)]) == text.FEW_POINTS
+    said = compare.conclusion([dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)])
+    assert said == "No measured run is both smaller and better than a or d. b is beaten in both by a. c is beaten in both by a."
+    many = compare.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
+    assert many.endswith("3 is beaten in both by a. 3 more are beaten.")
+
+
 def test_time_is_an_axis_as_a_share_of_the_dense_models():
     protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
     measured = {"protocol": protocol, "perplexity": 2.0, "dense_perplexity": 1.5}

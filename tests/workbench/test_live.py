@@ -1,12 +1,15 @@
 """The live figure: of the newest wish, one at a time, equal to what compressing and measuring gives."""
 
+import threading
 import time
 
 import pytest
 
 import lrcore
-from workbench.live import LENGTH, WINDOWS, Live, Wish, affordable, key_of
+from workbench import markup, text
+from workbench.live import LENGTH, WINDOWS, Figure, Live, Wish, affordable, key_of
 from workbench.shelf import Shelf
+from workbench.tabs import allocation
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,47 @@ def test_the_newest_wish_wins_and_is_what_the_core_measures(factors):
     found = lrcore.evaluate(lrcore.compress(model, wishes[-1].recipe, factors), "stories", samples=WINDOWS, seq_len=LENGTH, batch=2)
     assert figure.perplexity == found.perplexity
     assert figure.protocol["tokens"] == WINDOWS * LENGTH
+
+
+def test_who_waits_is_told_and_wishes_for_nothing_afterwards(factors):
+    live, one = Live(Shelf()), wish(factors, small(ratio=0.3))
+    live.wait(one, threading.Event())
+    assert live.peek(one.key).perplexity > 1
+    assert (live.newest("one"), live.count()) == (None, 1)
+    stop = threading.Event()
+    stop.set()
+    live.wait(wish(factors, small(ratio=0.4)), stop)
+    assert live.newest("one") is None
+
+
+def test_ranks_on_show_are_held_against_even_ones():
+    def said(perplexity, even):
+        return markup.against_even("p", *(None if value is None else Figure(value, 1.5, {}) for value in (perplexity, even)))
+
+    assert text.MEASURING in said(2.0, None)
+    assert "data-known='False'" in said(None, 2.0)
+    assert "15.0% above even ones" in said(2.3, 2.0)
+    assert "hurts" in said(2.3, 2.0)
+    assert "helps" in said(1.7, 2.0)
+    assert "15.0% below even ones" in said(1.7, 2.0)
+    assert "no difference" in said(2.004, 2.0)
+    assert "a loss is not finite" in markup.against_even("p", Figure(None, 1.5, {}), Figure(2.0, 1.5, {}))
+
+
+def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
+    found = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 14) for i in range(16))
+    said = markup.ranking(found)
+    assert "a3 with p0 is lowest" in said
+    assert "a3 with p14, on show, is 9.3% above it" in said
+    assert said.count("<tr class") == markup.MOST_CHANGES + 1
+    assert markup.ranking(found[:1]) == ""
+
+
+def test_the_bars_say_where_most_and_least_is_kept(factors):
+    even = lrcore.allocate(factors, small(ratio=0.3))
+    assert allocation.conclusion(even, even) == text.EVEN_BARS
+    plan = lrcore.allocate(factors, small(ratio=0.3, overrides={"2.qk": 2, "4.mlp": 688}))
+    assert "layer 4 · mlp (100% of its rank), least of layer 2 · qk (6%)" in allocation.conclusion(plan, even)
 
 
 def test_each_browser_has_its_own_wish(factors):

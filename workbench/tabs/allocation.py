@@ -35,6 +35,7 @@ def build(session: Session) -> None:
             form["rule"].render()
     readout = panel("readout")
     chart = plot("bars", 430)
+    told = panel("bars-caption")
     choices = [form[name].input for name in ("budget", "rule", "rounding", "multiple", "calibration")]
     moved = [*choices, form["ratio"].release, form["temperature"].release]
     settings = [form[name].change for name in ("options", "policy_options", "overrides")]
@@ -128,7 +129,7 @@ def build(session: Session) -> None:
             raise lrcore.InputError(text.NO_FACTORS)
         return download("ranks.csv", plan.table().to_csv(index=False))
 
-    shown = [chart, readout, heat, about, session.planned, form["temperature"], form["rule"]]
+    shown = [chart, told, readout, heat, about, session.planned, form["temperature"], form["rule"]]
     listen([*choices, form["ratio"].input, *changed], draw, form.all, shown, **LIVE)
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
@@ -147,23 +148,31 @@ def build(session: Session) -> None:
 
 
 def drawn(session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...]:
-    """Bars, readout, whether a temperature counts, the method's words, a mark that changes with the ranks, the temperature slider."""
+    """Bars and what they say, readout, whether a temperature counts, the method's words, a mark of the ranks, the temperature slider."""
     about, keep = method_words(recipe), gr.skip()
     warm = gr.Column(visible=any(row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy))
     factors = session.peek_factors(recipe)
     if factors is None:
-        return "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), warm, about, "", keep
+        return "", "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), warm, about, "", keep
     try:
         plan = lrcore.allocate(factors, recipe)
         alike = recipe.with_(policy=survey.EVEN, policy_options={}, overrides={})
         even = lrcore.allocate(factors, alike)
     except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
-        return keep, markup.note(str(error), "error"), warm, about, keep, keep
+        return keep, keep, markup.note(str(error), "error"), warm, about, keep, keep
     key = key_of(factors, recipe, plan)
     live = actual(session, Wish(key, browser.session_hash, factors, recipe, plan))
     live += against_even(session, key, Wish(key_of(factors, alike, even), with_even_ranks(browser), factors, alike, even))
     readout = markup.readout(plan.summary(), live)
-    return bars(plan, even, recipe.overrides), readout, warm, about, key, temperature_slider(plan, rule)
+    return (
+        bars(plan, even, recipe.overrides),
+        markup.note(conclusion(plan, even)),
+        readout,
+        warm,
+        about,
+        key,
+        temperature_slider(plan, rule),
+    )
 
 
 def actual(session: Session, wish: Wish) -> str:
@@ -196,6 +205,15 @@ def bars(plan: Any, even: Any, by_hand: Any) -> str:
         ghost.setdefault(row.component, []).append(even.ranks[row.layer, row.component])
     steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
     return plots.bars(rows, ghost, f"bars{len(rows)}", by_hand, steps)
+
+
+def conclusion(plan: Any, even: Any) -> str:
+    """Where most and least is kept."""
+    if plan.ranks == even.ranks:
+        return text.EVEN_BARS
+    kept = {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
+    most, least = max(kept, key=kept.get), min(kept, key=kept.get)
+    return text.BARS.format(*most, kept[most], *least, kept[least])
 
 
 def temperature_slider(plan: Any, rule: bool) -> Any:

@@ -26,6 +26,7 @@ AXES = {
     "prefill time per token (dense: 1)": "prefill",
 }
 SPEEDS = ("prefill", "decode")
+MOST_NAMED = 4
 
 
 def build(session: Session) -> None:
@@ -34,10 +35,10 @@ def build(session: Session) -> None:
     with gr.Row(elem_classes="bottom"):
         protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
-        measure = gr.Button("Measure these runs", elem_id="measure-runs", scale=0, min_width=190)
-        time = gr.Button("Measure their speed", elem_id="measure-speed", scale=0, min_width=190)
+        measure = gr.Button("Measure these runs", size="sm", elem_id="measure-runs", scale=0, min_width=180)
+        time = gr.Button("Measure their speed", size="sm", elem_id="measure-speed", scale=0, min_width=180)
     chart = plot("scatter", 360)
-    lacking = panel("scatter-lacks")
+    caption = panel("scatter-caption")
     build_answers(session, chosen)
     build_prompt_set(session, chosen)
     build_surprise(session, chosen)
@@ -66,7 +67,8 @@ def build(session: Session) -> None:
     def draw(wanted: str | None, axis: str) -> tuple[str, str]:
         runs = session.runs.all()
         found = points(runs, wanted, AXES[axis], speeds(session, runs) if AXES[axis] in SPEEDS else {})
-        return plots.scatter(found, axis), markup.note("" if found or not runs or AXES[axis] not in SPEEDS else text.NO_SPEED)
+        untimed = runs and not found and AXES[axis] in SPEEDS
+        return plots.scatter(found, axis), markup.note(text.NO_SPEED if untimed else conclusion(found) if runs else "")
 
     def asked(ids: list[str]) -> list[Run]:
         runs = picked(session, ids)
@@ -86,7 +88,7 @@ def build(session: Session) -> None:
 
     listen([session.opened, session.stamp.change], choices, [chosen, protocol], [chosen, protocol], **LIVE)
     listen([chosen.change, protocol.change, session.stamp.change], show, [chosen, protocol], [cards, table, equal], **LIVE)
-    listen([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], [chart, lacking], **LIVE)
+    listen([protocol.change, axis.change, session.stamp.change], draw, [protocol, axis], [chart, caption], **LIVE)
     measure.click(start, [chosen, *session.measure.all], None, **QUIET)
     time.click(start_speed, chosen, None, **QUIET)
 
@@ -175,3 +177,16 @@ def points(runs: list[Run], wanted: str | None, axis: str, speeds: dict[str, Any
         note = f"{run.recipe.policy}, {s['achieved']:.1%} {s['budget']} removed"
         found.append({"name": run.name, "method": run.recipe.method, "x": x, "y": one["perplexity"], "note": note, "id": run.id})
     return found
+
+
+def conclusion(points: list[dict[str, Any]]) -> str:
+    """Which runs no other beats, and which are beaten in size and perplexity by another, in words. points: as `points` gives them."""
+    runs = [point for point in points if point["id"]]
+    if len(runs) < 2:
+        return text.FEW_POINTS
+    beaten = [(one["name"], other["name"]) for one in runs if (other := plots.better(one, points)) is not None]
+    names = {name for name, _ in beaten}
+    front = [point["name"] for point in runs if point["name"] not in names]
+    words = text.FRONT.format(" or ".join(front[:MOST_NAMED])) if front else ""
+    words += "".join(text.BEATEN.format(*pair) for pair in beaten[:MOST_NAMED])
+    return words + (text.BEATEN_MORE.format(len(beaten) - MOST_NAMED) if len(beaten) > MOST_NAMED else "")
