@@ -35,7 +35,7 @@ function place() {
   const bar = handle && figure && figure.layout.meta.steps && selectedBar();
   if (!handle) return;
   handle.hidden = !bar || !host._fullLayout;
-  if (handle.hidden || dragged) return;
+  if (handle.hidden || dragged || keyed()) return;
   put(bar, bar.rank);
 }
 function put(bar, rank) {
@@ -61,9 +61,13 @@ function edit(rank, gesture) {
   const slot = {...window.selectedSlot};
   waiting = setTimeout(() => { sent = Date.now(); trigger('edit', {...slot, rank, gesture}); }, Math.max(0, sent + 80 - Date.now()));
 }
+const QUIET = 1000;  // ms without a key that end a burst
+/* While keys are pressed the handle runs ahead of the bar: an answer to the first press must not take back the third. */
+const keyed = () => burst && burst.slot === JSON.stringify(window.selectedSlot) && Date.now() - burst.last < QUIET;
 function ofKeys() {
-  const now = Date.now();
-  burst = burst && now - burst.last < 1000 ? {...burst, last: now} : {name: 'keys' + now, last: now};
+  const now = Date.now(), slot = JSON.stringify(window.selectedSlot);
+  burst = keyed() ? {...burst, last: now} : {name: 'keys' + now, last: now, slot};
+  setTimeout(place, QUIET + 20);
   return burst.name;
 }
 function makeHandle() {
@@ -90,6 +94,7 @@ function makeHandle() {
     edit(rank, dragged);
   });
   for (const end of ['pointerup', 'pointercancel']) handle.addEventListener(end, () => { dragged = null; });
+  handle.addEventListener('blur', () => { burst = null; place(); });
   handle.addEventListener('keydown', e => {
     const bar = selectedBar(), now = +handle.dataset.rank, step = bar && figure.layout.meta.steps[window.selectedSlot.component][0];
     const moves = {ArrowUp: step, ArrowRight: step, ArrowDown: -step, ArrowLeft: -step, PageUp: 5 * step, PageDown: -5 * step};
