@@ -2,6 +2,7 @@
 
     python scripts/benchmarks.py quality     perplexity of every method and policy at 10-50 % on the demo models (and stories260K)
     python scripts/benchmarks.py variants    the papers' variants of a method, one option away from its default
+    python scripts/benchmarks.py depth       perplexity without one and two whole layers
     python scripts/benchmarks.py healing     perplexity before and after training the factors against the dense model
     python scripts/benchmarks.py solve       seconds from moments to a compressed model, for the same tables
     python scripts/benchmarks.py energy      why the order of the methods is what it is: the share of the output energy each one keeps
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from bench.depth import depth  # noqa: E402 (after the path)
 from bench.energy import energy  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
@@ -31,7 +33,8 @@ from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 
 JOBS = {
-    "variants": variants, "healing": healing, "solve": solve, "energy": energy, "speed": speed, "memory": memory, "gram": gram, "page": ui,
+    "variants": variants, "depth": depth, "healing": healing, "solve": solve, "energy": energy, "speed": speed, "memory": memory,
+    "gram": gram, "page": ui,
 }  # fmt: skip
 
 
