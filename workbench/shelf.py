@@ -30,7 +30,10 @@ class Shelf:
             making = self._making[kind, key]
         with making:
             found = self.peek(kind, key)
-            return found if found is not None else self.put(kind, key, make())
+            found = found if found is not None else self.put(kind, key, make())
+        with self._lock:
+            self._making.pop((kind, key), None)  # who waits still has it; who comes later finds the object
+        return found
 
     def put(self, kind: str, key: Hashable, value: Any) -> Any:
         with self._lock:

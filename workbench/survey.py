@@ -67,8 +67,7 @@ def lines_here(session: "Session", recipe: lrcore.Recipe) -> dict[str, Line] | N
         factors = session.peek_factors(base)
         if factors is not None:
             key = (factor_key(base), recipe.to_json())
-            lines = session.shelf.peek("lines", key)
-            return session.shelf.put("lines", key, policy_lines(factors, recipe)) if lines is None else lines
+            return session.shelf.get("lines", key, lambda factors=factors: policy_lines(factors, recipe))
     return None
 
 
