@@ -43,9 +43,11 @@ def build(session: Session) -> None:
         with gr.Accordion("Heal", open=False):
             gr.Markdown(text.HEAL_HELP)
             with gr.Row(elem_classes="bottom"):
-                steps = gr.Number(200, label="Steps", info="of 8 windows of 256 tokens", precision=0, minimum=1, elem_id="heal-steps")
-                rate = gr.Number(1e-3, label="Learning rate", minimum=0, elem_id="heal-rate")
-                beta = gr.Number(1.0, label="Weight of the dense model's answers", minimum=0, elem_id="heal-beta")
+                usual = lrcore.Healing()
+                each = f"of {usual.batch} windows of {usual.seq_len} tokens"
+                steps = gr.Number(usual.steps, label="Steps", info=each, precision=0, minimum=1, elem_id="heal-steps")
+                rate = gr.Number(usual.lr, label="Learning rate", info="latents bear ten times as much", minimum=0, elem_id="heal-rate")
+                beta = gr.Number(usual.beta, label="Weight of the dense model's answers", minimum=0, elem_id="heal-beta")
                 channel = gr.Number(0, label="Rotary channel", info="care alone; 0: none", precision=0, minimum=0, elem_id="heal-channel")
                 mend = gr.Button("Heal", size="sm", scale=0, min_width=110, elem_id="heal")
         with gr.Accordion("Model card", open=False):
