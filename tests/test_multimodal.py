@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, CLIPVisionConf
 
 import lrcore
 from lrcore.models.architectures import MULTIMODAL
+from lrcore.models.depth import skipping
 
 _TEXT = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -148,3 +149,16 @@ def test_a_language_model_that_is_not_supported_is_named(tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(lrcore.InputError, match="the language model inside this llava is a falcon, which is not supported"):
         lrcore.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_layer_of_the_language_model_is_dropped_and_the_rest_comes_back(kind, folder, story_file, tmp_path):
+    model = lrcore.load(str(folder(kind)))
+    tokens = torch.arange(3, 43).view(2, 20)
+    short = lrcore.shorten(model, lrcore.Recipe(model=model.name, data=str(story_file), samples=4, seq_len=32), 1)
+    with torch.inference_mode(), skipping(model.network, short.report["shortened"]["gone"]):
+        expected = model.network(input_ids=tokens).logits
+    back = lrcore.load(str(lrcore.save(short, tmp_path / "short")))
+    for made in (short, back):
+        with torch.inference_mode():
+            assert torch.equal(made.network(input_ids=tokens).logits, expected)
