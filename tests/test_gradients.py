@@ -82,6 +82,14 @@ def test_fwsvd_is_the_printed_formula(name: str, rank: int) -> None:
     assert torch.allclose(factor.values, s, atol=1e-9)
 
 
+def test_fwsvd_of_a_matrix_without_gradients_is_the_plain_svd() -> None:
+    case = toy(4, 2, "rotary", True, True)
+    still = replace(case.moments, values={need: value * (need != ("o", "fisher")) for need, value in case.moments.values.items()})
+    plain, fisher = svd.factor(case.layer, still), svd.factor(case.layer, still, weights="fisher")
+    assert torch.equal(fisher["o"].up, plain["o"].up)
+    assert not torch.allclose(fisher["v"].values, plain["v"].values)
+
+
 @pytest.mark.parametrize("kind", ["abs", "wanda", "taylor"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_neurons_are_kept_by_the_scores_of_the_baselines(kind: str, gated: bool) -> None:

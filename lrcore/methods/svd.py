@@ -20,11 +20,12 @@ def factor(layer: Layer, moments: Moments, weights: str = "equal") -> Factors:
     """`U S V^T = svd(W)` of every matrix; `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`.
 
     weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared gradient; `W^ = U_r S_r V_r^T D^{-1}`, which
-    is `U_r U_r^T W` and needs no inverse, minimises `|(W - W^) D|_F`.
+    is `U_r U_r^T W` and needs no inverse, minimises `|(W - W^) D|_F`. A matrix that no gradient reaches counts its inputs equally.
     """
     solved = {}
     for name, projection in layer.matrices().items():
-        metric = None if weights == "equal" else moments.values[name, "fisher"].diag()
+        fisher = None if weights == "equal" else moments.values[name, "fisher"]
+        metric = fisher.diag() if fisher is not None and bool(fisher.any()) else None
         solved[name] = factored(layer, name, *whitened_svd(projection.weight, metric))
     return solved
 
