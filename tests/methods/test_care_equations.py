@@ -166,8 +166,8 @@ def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
 
 def test_options_are_read_and_bad_ones_are_named() -> None:
     row = METHODS["care"]
-    assert row.choose({}) == {"whitening": "covariance", "shrinkage": 0.01, "joint": False}
-    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {"whitening": "root", "shrinkage": 0.1, "joint": False}
+    assert row.choose({}) == {"whitening": "covariance", "shrinkage": 0.01, "joint": False, "group": 0}
+    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {"whitening": "root", "shrinkage": 0.1, "joint": False, "group": 0}
     with pytest.raises(InputError, match="Did you mean 'identity'"):
         row.choose({"whitening": "identiy"})
     with pytest.raises(InputError, match="at most 1"):
