@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+import lrcore
+
 SENTENCES = [
     "Once upon a time there was a little girl who had a red ball.",
     "Tom and his sister went to the park to look for the small dog.",
@@ -83,6 +85,22 @@ def tiny_opt(tmp_path_factory) -> Path:
         max_position_embeddings=128, init_std=0.2, bos_token_id=0, eos_token_id=1, pad_token_id=2, dropout=0.0,
     )  # fmt: skip
     return _save(OPTForCausalLM(config), tmp_path_factory.mktemp("tiny-opt"))
+
+
+@pytest.fixture
+def small_of(story_file):
+    """A compressed model of a folder by a method, not saved."""
+
+    def make(folder, method, **changes):
+        asked = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
+        return lrcore.compress(lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(story_file), method=method, **asked))
+
+    return make
+
+
+@pytest.fixture
+def care(small_of, tiny_llama):
+    return small_of(tiny_llama, "care")
 
 
 def _llama(**changes) -> LlamaConfig:

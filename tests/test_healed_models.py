@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from elsewhere import elsewhere
+from healing_cases import QUICK, logits
 from tiny_models import tiny
 
 import lrcore
@@ -14,8 +15,6 @@ from lrcore.healing import find_teacher
 from lrcore.models.architectures import ARCHITECTURES
 from lrcore.models.layers import read_layer
 
-TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
-QUICK = {"samples": 8, "seq_len": 24, "steps": 4, "batch": 3, "lr": 1e-2, "test_samples": 0}
 ELSEWHERE = """
 import sys
 import torch
@@ -25,27 +24,6 @@ tokens = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(
 with torch.inference_mode():
     torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)(tokens).logits, sys.argv[2])
 """
-
-
-@torch.inference_mode()
-def logits(model, tokens=TOKENS):
-    return model.network(tokens).logits
-
-
-@pytest.fixture
-def small_of(story_file):
-    """A compressed model of a folder by a method, not saved."""
-
-    def make(folder, method, **changes):
-        asked = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
-        return lrcore.compress(lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(story_file), method=method, **asked))
-
-    return make
-
-
-@pytest.fixture
-def care(small_of, tiny_llama):
-    return small_of(tiny_llama, "care")
 
 
 @pytest.fixture

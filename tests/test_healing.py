@@ -2,35 +2,12 @@
 
 import pytest
 import torch
+from healing_cases import QUICK, logits
 from test_distillation import by_hand
 
 import lrcore
 from lrcore.data import load_texts, make_windows
 from lrcore.models.layers import read_layer
-
-TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
-QUICK = {"samples": 8, "seq_len": 24, "steps": 4, "batch": 3, "lr": 1e-2, "test_samples": 0}
-
-
-@torch.inference_mode()
-def logits(model, tokens=TOKENS):
-    return model.network(tokens).logits
-
-
-@pytest.fixture
-def small_of(story_file):
-    """A compressed model of a folder by a method, not saved."""
-
-    def make(folder, method, **changes):
-        asked = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
-        return lrcore.compress(lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(story_file), method=method, **asked))
-
-    return make
-
-
-@pytest.fixture
-def care(small_of, tiny_llama):
-    return small_of(tiny_llama, "care")
 
 
 def changed(before, after):
