@@ -15,7 +15,7 @@ from .methods import Factors, find_method, spectrum, truncate
 from .models.architectures import decoder_layers
 from .models.layers import measure, read_layer, write_layer
 from .models.load import LoadedModel
-from .outliers import outlier_ratios
+from .outliers import keep_outliers, outlier_ratios, read_outliers
 from .plan import Shape
 from .spectra import Slot, Spectrum
 from .tensor_files import OnDisk
@@ -66,7 +66,7 @@ def factorise(
     total = len(decoder_layers(model.network))
     seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
     layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
-    spectra, outliers = {}, []
+    spectra, known, counted = {}, read_outliers(calibration.folder), []
     for index in range(total):
         progress("factorise", index, total)
         layer, moments = read_layer(model.network, index), seen.moments(index)
@@ -76,10 +76,13 @@ def factorise(
             )
         factors = row.factor(layer, moments, **chosen)
         spectra |= {(index, name): spectrum(index, name, factor) for name, factor in factors.items()}
-        outliers.append(outlier_ratios(layer, moments))
+        if not known:
+            counted.append(outlier_ratios(layer, moments))
         layers.append(factors)
+    if not known:
+        keep_outliers(calibration.folder, counted)
     progress("factorise", total, total)
-    return Factorisation(method, layers, spectra, calibration, shape_of(model), outliers=outliers, options=chosen)
+    return Factorisation(method, layers, spectra, calibration, shape_of(model), outliers=known or counted, options=chosen)
 
 
 def truncate_layer(network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]) -> None:

@@ -1,12 +1,18 @@
 """How many weights of a layer stand out, weighed by their inputs: what the policy `owl` reads."""
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 
+from .files import write_text
 from .layer import Layer
 from .methods.svd_llm import TAPS
 from .statistics import BLOCK, Moments
 
 THRESHOLDS = 20
+FILE = "outliers.json"  # beside the moments of a calibration: no method has a part in the counts
 
 
 def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
@@ -29,3 +35,14 @@ def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
         for rows in projection.weight.split(BLOCK):
             below += torch.histc(rows.abs().float() * scale, THRESHOLDS, 0, THRESHOLDS).cpu()
     return tuple((1 - below.cumsum(0) / count).clamp_min(0).tolist())
+
+
+def read_outliers(folder: Path) -> list[tuple[float, ...]]:
+    """The ratios of every layer that were counted with these moments; empty where none were."""
+    file = folder / FILE
+    return [tuple(ratios) for ratios in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
+
+
+def keep_outliers(folder: Path, ratios: Sequence[tuple[float, ...]]) -> None:
+    """Write the ratios of all layers, for whichever method is factorised next."""
+    write_text(folder / FILE, json.dumps(ratios))

@@ -80,6 +80,7 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
         )
         for m in range(1, 21):
             assert found[m - 1] == pytest.approx(float((entries > m * entries.mean()).double().mean()), abs=1.5 / len(entries))
+    assert lrcore.factorise(model, factors.calibration, "svd").outliers == factors.outliers  # counted once, read by every method
     plan = lrcore.allocate(factors, recipe)
     kept = plan.kept_by_layer()
     assert kept.index(max(kept)) == max(range(len(kept)), key=lambda layer: factors.outliers[layer][4])
