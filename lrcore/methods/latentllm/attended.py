@@ -136,11 +136,7 @@ def fit_up(problem: Attended, found: Solution, steps: int = STEPS) -> Solution:
     """B_v of all heads, given the rest (eq. 216)."""
     inner = found.down @ problem.own() @ found.down.mT
     left, right = (torch.stack([cholesky(m) for m in batch]) for batch in (_weights(problem, found), inner))
-
-    def precondition(gradient: Tensor) -> Tensor:
-        return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT
-
-    step = _solve(problem, found, lambda up: up @ found.down, lambda maps: maps @ found.down.mT, precondition, steps)
+    step = _solve(problem, found, lambda up: up @ found.down, lambda maps: maps @ found.down.mT, (left, right), steps)
     return replace(found, up=found.up + step)
 
 
@@ -148,11 +144,7 @@ def fit_down(problem: Attended, found: Solution, steps: int = STEPS) -> Solution
     """alpha, given the rest: the generalised Sylvester equation `sum_ij H_i^T H_j alpha E[u_j u_i^T] = ...` (eq. 222)."""
     left = cholesky((found.up.mT @ _weights(problem, found) @ found.up).sum(0))
     right = cholesky(problem.own().sum(0))
-
-    def precondition(gradient: Tensor) -> Tensor:
-        return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT
-
-    step = _solve(problem, found, lambda down: found.up @ down, lambda maps: (found.up.mT @ maps).sum(0), precondition, steps)
+    step = _solve(problem, found, lambda down: found.up @ down, lambda maps: (found.up.mT @ maps).sum(0), (left, right), steps)
     return replace(found, down=found.down + step)
 
 
@@ -167,14 +159,21 @@ def _solve(
     found: Solution,
     push: Callable[[Tensor], Tensor],
     pull: Callable[[Tensor], Tensor],
-    precondition: Callable[[Tensor], Tensor],
+    scales: tuple[Tensor, Tensor],
     steps: int,
 ) -> Tensor:
-    """The step to the least L over what `push` makes a change of the maps; `pull` is its adjoint."""
+    """The step to the least L over what `push` makes a change of the maps; `pull` is its adjoint.
+
+    scales: Cholesky factors of the matrices on both sides that the operator is close to.
+    """
+    left, right = scales
     square = found.out.mT @ found.out
     missing = problem.weight @ problem.rows(problem.dense()) - found.out @ problem.rows(found.maps)
 
     def operator(step: Tensor) -> Tensor:
         return pull(problem.pulled(square, problem.spread(push(step))))
+
+    def precondition(gradient: Tensor) -> Tensor:
+        return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT
 
     return conjugate_gradients(operator, pull(problem.pulled(found.out.mT, missing)), precondition, steps, TOLERANCE)
