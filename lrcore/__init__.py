@@ -6,40 +6,40 @@ print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 """
 
 from .analyse import Analysis, analyse
-from .answers import answers, answers_csv, in_turns, read_prompts
-from .bounds import bounds
-from .calibrate import Calibration, calibrate
-from .card import model_card
-from .checkpoint import load, save
-from .compare import Comparison, compare
-from .compress import allocate, compress, measured, prepare
-from .contributions import Contributions, contributions
-from .cost import ModelCost, Speed, measure_cost, measure_speed
+from .calibration.calibrate import Calibration, calibrate
+from .checkpoints.card import model_card
+from .checkpoints.checkpoint import load, save
+from .checkpoints.export import export, push
+from .checkpoints.stock import StockFit, stock_fit
+from .compression.bounds import bounds
+from .compression.compress import allocate, compress, measured, prepare
+from .compression.factorise import Factorisation, factorise
+from .compression.healing import Healing, heal
+from .compression.probing import probe
+from .compression.quantise import quantise
+from .compression.shorten import shorten
 from .data import BUILTIN
-from .differences import differences
 from .errors import Cancelled, InputError
-from .evaluate import Evaluation, evaluate, token_losses
-from .export import export, push
-from .factorise import Factorisation, factorise
+from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
+from .evaluation.compare import Comparison, compare
+from .evaluation.contributions import Contributions, contributions
+from .evaluation.cost import ModelCost, Speed, measure_cost, measure_speed
+from .evaluation.evaluate import Evaluation, evaluate, token_losses
+from .evaluation.local_errors import LocalErrors, local_errors
+from .evaluation.protocols import PROTOCOLS, Asked
+from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 from .generate import generate, stream
-from .healing import Healing, heal
-from .local_errors import LocalErrors, local_errors
 from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
 from .plan import RankPlan
 from .policies import POLICIES
-from .probing import probe
-from .protocols import PROTOCOLS, Asked
-from .quantise import quantise
 from .recipe import BUDGETS, Recipe
-from .runs import Run, Runs
-from .runs import root as runs_root
-from .shorten import shorten
-from .stock import StockFit, stock_fit
-from .sweep import Sweep, cross_calibration, finished, run_sweep
-from .sweep_page import tables as sweep_tables
-from .tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
-from .tracking import Tracker
+from .runs.differences import differences
+from .runs.runs import Run, Runs
+from .runs.runs import root as runs_root
+from .runs.sweep import Sweep, cross_calibration, finished, run_sweep
+from .runs.sweep_page import tables as sweep_tables
+from .runs.tracking import Tracker
 
 DATASETS = tuple(BUILTIN)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .calibrate import Calibration, Progress, silent
+from .calibration.calibrate import Calibration, Progress, silent
 from .errors import InputError, unknown
 from .layer import MLP, Layer, heads, output_heads
 from .linalg import column_squares, eigh_descending, roots, symmetric, whitened_svd

@@ -11,7 +11,7 @@ from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
 Spectra = Mapping[Slot, Spectrum]
-# "block", "attention" and "mlp": one number per layer, see lrcore/statistics.py; "outliers": by layer and threshold, see lrcore/outliers.py
+# "block", "attention" and "mlp": one number per layer (lrcore/statistics.py); "outliers": by layer and threshold (calibration/outliers.py)
 Influence = Mapping[str, Sequence[Any]]
 
 

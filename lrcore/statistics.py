@@ -13,7 +13,7 @@ Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x
 (Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block` and, of its two halves, to
 `attention` and `mlp`: the residual stream before and after each (MoDeGPT B.11; the output projection's output is what attention adds);
 and sample, some of the activations themselves: at most SAMPLE of them, spread evenly over the tokens [l, n], in the model's dtype.
-Statistics of gradients (fisher, taylor), by the name of a matrix instead of a tap, come from a pass of their own: lrcore/gradients.py.
+Statistics of gradients (fisher, taylor), by the name of a matrix instead of a tap, come from a pass of their own: calibration/gradients.py.
 Products are formed in the model's dtype and accumulated in float64.
 """
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import lrcore
 from lrcore.analyse import Analysis
-from lrcore.calibrate import Calibration
-from lrcore.factorise import Factorisation
+from lrcore.calibration.calibrate import Calibration
+from lrcore.compression.factorise import Factorisation
 from lrcore.plan import Shape
 from lrcore.spectra import Cost, Spectrum
 from workbench import LAUNCH, build_app

@@ -27,7 +27,7 @@ def test_every_prompt_by_every_model_as_generate_would(models):
 
 def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
     clock = iter(range(10**6))
-    module = importlib.import_module("lrcore.answers")
+    module = importlib.import_module("lrcore.evaluation.answers")
     monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))  # every turn takes one second
     lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
     for found in lrcore.in_turns(models, "Once", **settings):

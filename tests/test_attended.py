@@ -9,7 +9,7 @@ from tiny_models import tiny
 from transformers.pytorch_utils import Conv1D
 
 import lrcore
-from lrcore.calibrate import all_needs
+from lrcore.calibration.calibrate import all_needs
 from lrcore.errors import InputError
 from lrcore.methods import METHODS
 from lrcore.models import attended

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.calibrate import all_needs
+from lrcore.calibration.calibrate import all_needs
 from lrcore.models.architectures import architecture_of, decoder_layers
 from lrcore.models.stream import LayerStream
 from lrcore.statistics import Accumulator

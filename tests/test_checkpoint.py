@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 import lrcore
-from lrcore.checkpoint import load_checkpoint, save
+from lrcore.checkpoints.checkpoint import load_checkpoint, save
 
 FAMILIES = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
 METHODS = ("svd", "a3", "modegpt")  # factored matrices, narrowed heads, kept pairs

@@ -9,7 +9,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.console import ProgressLine, print_json
+from lrcore.cli.console import ProgressLine, print_json
 
 COMMANDS = ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "shorten", "export")
 

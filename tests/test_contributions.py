@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.contributions import contributions, mixed
+from lrcore.evaluation.contributions import contributions, mixed
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_opt"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.cost import bytes_on_disk, cache_bytes, measure_cost, measure_speed, predicted_flops, read_peak, reset_peak
+from lrcore.evaluation.cost import bytes_on_disk, cache_bytes, measure_cost, measure_speed, predicted_flops, read_peak, reset_peak
 
 
 def compressed(folder, method, story_file, policy="uniform"):
@@ -44,7 +44,7 @@ def test_bytes_on_disk_are_those_of_the_files(tiny_llama, story_file, tmp_path):
 
 def test_models_take_turns(tiny_llama, story_file, monkeypatch):
     models = compressed(tiny_llama, "a3", story_file)
-    order, module = [], __import__("importlib").import_module("lrcore.cost")
+    order, module = [], __import__("importlib").import_module("lrcore.evaluation.cost")
     plain = module._time
     monkeypatch.setattr(module, "_time", lambda model, *rest: order.append(model.name) or plain(model, *rest))
     found = measure_speed(models, prompt=8, new=2, rounds=3)

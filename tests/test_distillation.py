@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lrcore.distillation import Descent, pace, terms
+from lrcore.compression.distillation import Descent, pace, terms
 from lrcore.errors import Cancelled, InputError
 
 

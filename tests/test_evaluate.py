@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.evaluate import Evaluation, evaluate, token_losses, window_losses
+from lrcore.evaluation.evaluate import Evaluation, evaluate, token_losses, window_losses
 
-module = importlib.import_module("lrcore.evaluate")  # `lrcore.evaluate` is the function of that name
+module = importlib.import_module("lrcore.evaluation.evaluate")  # `lrcore.evaluate` is the function of that name
 
 
 @pytest.fixture(scope="module")

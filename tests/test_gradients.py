@@ -8,7 +8,7 @@ from tiny_models import tiny
 from toy_layer import toy
 
 import lrcore
-from lrcore.gradients import WINDOWS, collect, window_gradients
+from lrcore.calibration.gradients import WINDOWS, collect, window_gradients
 from lrcore.layer import Linear
 from lrcore.methods import METHODS, a3, svd
 from lrcore.models.layers import clone, read_layer, write_layer
@@ -139,7 +139,7 @@ def test_compress_collects_them_once_and_only_where_they_are_read(
     small = lrcore.compress(model, recipe.with_(options=options))
     assert len(list((tmp_path / "gradients").rglob("*.safetensors"))) == 3
     assert small.fingerprint != plain.fingerprint
-    monkeypatch.setattr("lrcore.gradients.collect", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr("lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used"))
     again = lrcore.compress(model, recipe.with_(options=options))
     ids = TOKENS[:1]
     with torch.inference_mode():

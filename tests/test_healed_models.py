@@ -11,7 +11,7 @@ from tiny_models import tiny
 
 import lrcore
 from lrcore.cli import main
-from lrcore.healing import find_teacher
+from lrcore.compression.healing import find_teacher
 from lrcore.models.architectures import ARCHITECTURES
 from lrcore.models.layers import read_layer
 

@@ -81,7 +81,7 @@ def test_healing_lowers_the_loss_on_text_it_has_not_seen() -> None:
 
 
 def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("lrcore.distillation.EVERY", 2)
+    monkeypatch.setattr("lrcore.compression.distillation.EVERY", 2)
     settings, state = QUICK | {"steps": 9, "rotary_channel": 2}, tmp_path / "state.safetensors"
     whole = lrcore.heal(care, **settings)
     stages = []

@@ -9,15 +9,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS = {
     "errors": 0, "files": 0, "linalg": 0, "forms": 0, "hqq": 0, "layer": 0, "recipe": 0, "options": 0, "statistics": 0,
     "tensor_files": 0, "tables": 0,
-    "spectra": 1, "models": 1, "console": 1, "distillation": 1,
+    "spectra": 1, "models": 1,
     "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
-    "data": 3, "calibrate": 3, "analyse": 3, "factorise": 3, "gradients": 3, "outliers": 3,
-    "probing": 3, "refit": 3, "compress": 3, "searching": 3, "bounds": 3,
-    "evaluate": 3, "generate": 3, "checkpoint": 3, "card": 3, "export": 3, "stock": 3, "quantise": 3, "healing": 3, "shorten": 3,
-    "protocols": 3, "compare": 3, "local_errors": 3, "contributions": 3, "side_by_side": 3,
-    "cost": 3, "tasks": 3, "runs": 3, "database": 3, "differences": 3, "answers": 3, "tracking": 3, "sweep": 3, "sweep_page": 3,
-    "report": 3,
-    "__init__": 4, "measuring": 4, "cli_recipe": 4, "cli_runs": 4, "cli_heal": 4, "cli_depth": 4, "cli": 4, "__main__": 4,
+    "data": 3, "calibration": 3, "analyse": 3, "generate": 3, "evaluation": 3, "checkpoints": 3, "compression": 3, "runs": 3,
+    "__init__": 4, "cli": 4, "__main__": 4,
 }  # fmt: skip
 TENSORS_ONLY = ("linalg", "forms", "hqq", "layer", "spectra", "budget", "policies", "allocation", "methods")
 MODULES = sorted((ROOT / "lrcore").rglob("*.py"))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.contributions import mixed
-from lrcore.local_errors import local_errors
+from lrcore.evaluation.contributions import mixed
+from lrcore.evaluation.local_errors import local_errors
 
 
 def compressed(folder, method, story_file, ratio=0.4):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_models import tiny
 
-from lrcore.contributions import mixed
-from lrcore.cost import measure_cost
-from lrcore.local_errors import _layer_errors
+from lrcore.evaluation.contributions import mixed
+from lrcore.evaluation.cost import measure_cost
+from lrcore.evaluation.local_errors import _layer_errors
 from lrcore.methods import METHODS, truncate
 from lrcore.models.architectures import decoder_layers
 from lrcore.models.layers import clone, read_layer, write_layer

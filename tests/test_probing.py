@@ -9,8 +9,8 @@ import torch
 import lrcore
 from lrcore.allocation import plan_ranks
 from lrcore.budget import make_budget
+from lrcore.compression.probing import interpolate, measure_rises, nats_curve, probed_ranks
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.probing import interpolate, measure_rises, nats_curve, probed_ranks
 from lrcore.spectra import Cost, Spectrum
 
 
@@ -44,7 +44,7 @@ def test_rises_equal_those_of_whole_forward_passes(case) -> None:
 def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.probe(model, factors)
-    monkeypatch.setattr("lrcore.probing.measure_rises", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr("lrcore.compression.probing.measure_rises", lambda *_: pytest.fail("the cache was not used"))
     again = lrcore.probe(model, factors)
     assert again.base_nll == first.base_nll
     assert all(torch.equal(s.nats, first.spectra[slot].nats) for slot, s in again.spectra.items())

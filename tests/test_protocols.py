@@ -8,7 +8,7 @@ import torch
 
 import lrcore
 from lrcore.data import Texts, tokenise
-from lrcore.protocols import PROTOCOLS, rolling, stride_spans
+from lrcore.evaluation.protocols import PROTOCOLS, rolling, stride_spans
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_gptq_is_one_text_in_windows_as_long_as_the_context(model, rows_file, do
 def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text("".join(json.dumps({"text": f"Tom had {i} apples."}) + "\n" for i in range(1200)))
-    found = lrcore.protocols.make_passages(model, lrcore.protocols.Asked(str(path), protocol="gptq-2048-c4"))
+    found = lrcore.evaluation.protocols.make_passages(model, lrcore.evaluation.protocols.Asked(str(path), protocol="gptq-2048-c4"))
     assert found.protocol["documents"] == 1100
     assert len(found.rows) == min(256, found.protocol["tokens_available"] // 128)
 

@@ -8,7 +8,7 @@ from elsewhere import elsewhere
 from tiny_models import family_folder
 
 import lrcore
-from lrcore.cost import bytes_on_disk
+from lrcore.evaluation.cost import bytes_on_disk
 from lrcore.forms import dense, quantise
 from lrcore.hqq import half_quadratic
 from lrcore.models.architectures import ARCHITECTURES

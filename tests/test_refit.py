@@ -5,11 +5,11 @@ import torch
 from tiny_models import tiny
 
 import lrcore
-from lrcore.compress import refits
+from lrcore.compression.compress import refits
+from lrcore.compression.refit import Regression, solved
 from lrcore.forms import IdentityRows, Sparse, dense, quantise
 from lrcore.layer import Linear, LowRank
 from lrcore.methods import METHODS
-from lrcore.refit import Regression, solved
 
 
 def slow_ridge(x, y, start, ridge, bias):

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from lrcore.evaluation.report import Point, page, pareto, said, scatter, section, table
 from lrcore.files import write_text
-from lrcore.report import Point, page, pareto, said, scatter, section, table
 
 POINTS = [Point("a", "x", 1, 5), Point("b", "x", 2, 3), Point("c", "y", 3, 4), Point("d", "y", 4, 1)]
 

@@ -11,8 +11,8 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.differences import differences
-from lrcore.runs import PARTIAL, Runs
+from lrcore.runs.differences import differences
+from lrcore.runs.runs import PARTIAL, Runs
 
 
 @pytest.fixture(scope="module")

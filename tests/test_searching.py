@@ -3,9 +3,9 @@
 import pytest
 
 import lrcore
-from lrcore.compress import allocate
-from lrcore.probing import mean_loss
-from lrcore.searching import best_shares, compressed, moved
+from lrcore.compression.compress import allocate
+from lrcore.compression.probing import mean_loss
+from lrcore.compression.searching import best_shares, compressed, moved
 
 
 def test_the_search_goes_downhill_and_is_never_worse_than_equal_shares() -> None:
@@ -49,7 +49,7 @@ def test_mix_is_no_worse_than_uniform_on_the_calibration_tokens_and_comes_from_d
     assert losses[0] <= losses[1] + 1e-9
     with pytest.raises(lrcore.InputError, match="another budget"):
         lrcore.allocate(factors, recipe.with_(ratio=0.3))
-    monkeypatch.setattr("lrcore.searching.best_shares", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr("lrcore.compression.searching.best_shares", lambda *_: pytest.fail("the cache was not used"))
     assert lrcore.allocate(lrcore.prepare(model, recipe), recipe).ranks == plan.ranks
     small = lrcore.compress(model, recipe, plain)
     assert small.report["summary"]["achieved"] == plan.summary()["achieved"]

@@ -15,9 +15,9 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.sweep_page import cross_table, points, to_csv
+from lrcore.runs.sweep_page import cross_table, points, to_csv
 
-module = importlib.import_module("lrcore.sweep")
+module = importlib.import_module("lrcore.runs.sweep")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 import lrcore
 from lrcore.cli import main
-from lrcore.tasks import continuations, encode_pair, likelihoods, read_items
+from lrcore.evaluation.tasks import continuations, encode_pair, likelihoods, read_items
 
 ITEMS = [
     {"question": "Tom and his sister went to the", "choices": ["park", "small dog", "tall tree"], "label": 0},

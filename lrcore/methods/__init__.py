@@ -22,9 +22,9 @@ __all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_metho
 class Method:
     """A row of the table. needs: the (tap, statistic) pairs that `factor` reads. components: the slots it solves per layer.
 
-    refit: whether layers make up for what those before them lost unless the recipe says otherwise (see lrcore/refit.py).
+    refit: whether layers make up for what those before them lost unless the recipe says otherwise (see lrcore/compression/refit.py).
     options: what `factor` takes besides layer and moments, as keywords with the same defaults.
-    gradients: the (option, value) pairs under which `factor` also reads statistics of gradients, see lrcore/gradients.py.
+    gradients: the (option, value) pairs under which `factor` also reads statistics of gradients, see lrcore/calibration/gradients.py.
     extra_needs: what else a choice (option, value) reads; collected only where somebody chose it.
     lacks: those of CASES that `factor` refuses with InputError; a test holds every row to what it says.
     """

@@ -12,7 +12,7 @@ def owl(
 ) -> dict[Slot, float]:
     """All slots of layer l keep `keep + spread (D_l - D) / max |D_l - D|`, D_l the layer's outlier ratio, D the mean weighted by price.
 
-    D_l is the share of entries of `|W_ij| |x_j|_2` above threshold times the layer's mean, influence "outliers" (lrcore/outliers.py).
+    D_l is the share of entries of `|W_ij| |x_j|_2` above threshold times the layer's mean, influence "outliers" (calibration/outliers.py).
     So shares lie in [keep - spread, keep + spread], grow evenly with D_l, and have the mean asked for. The spread is lowered where a
     share would leave [0, 1]. Raises InputError where the outliers were not counted.
     """

@@ -1,0 +1,157 @@
+"""Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one that transformers already has."""
+
+import copy
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import InputError
+from ..layer import Layer, Linear
+from ..models.architectures import architecture_of, decoder_layers, text_config
+from ..models.layers import read_layer
+from ..models.load import LoadedModel, auto_class, quiet
+from ..models.offload import stored_of
+from ..plan import RankPlan
+from ..spectra import Slot
+from .checkpoint import SHARD, write_companions, write_weights
+
+BIASES = {"llama": "mlp_bias"}  # config fields that give a family's MLP the biases that a method may add
+
+
+@dataclass(frozen=True)
+class StockFit:
+    """Whether a plan or model qualifies, why not, and the ranks nearest to the plan's parameters that do; None where none do."""
+
+    qualifies: bool
+    reasons: list[str]
+    ranks: dict[Slot, int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; the ranks as a recipe's overrides name them, "layer.component"."""
+        ranks = self.ranks and {f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()}
+        return {"qualifies": self.qualifies, "reasons": self.reasons, "ranks": ranks}
+
+
+def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
+    """Whether the model that a plan makes of a dense one can be written with no code of ours, and which ranks would make it so.
+
+    The ranks suggested keep QK and OV whole and give all MLPs one width, the largest with no more parameters than the plan has; where
+    the MLPs alone cannot save as much, the smallest.
+    """
+    family, row = text_config(model.network).model_type, architecture_of(model.network)
+    mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
+    reasons = _structural(family, row.width, row.experts)
+    if not mlp:
+        reasons.append("the method factors matrices, which no stock architecture has; a method on components would do")
+    changed = sorted({name for (_, name), rank in plan.ranks.items() if name != "mlp" and rank < plan.spectra[_, name].cost.full})
+    if changed:
+        reasons.append(f"{', '.join(changed)} below full rank")
+    if len({plan.ranks[slot] for slot in mlp}) > 1:
+        reasons.append("MLPs of different widths")
+    fixable = not _structural(family, row.width, row.experts) and mlp
+    if mlp and any(cost.fixed for cost in mlp.values()) and not _has_biases(model.network) and family not in BIASES:
+        reasons.append(f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none")
+        fixable = False
+    return StockFit(not reasons, reasons, _even_ranks(plan) if fixable else None)
+
+
+def _structural(family: str, width: str | None, experts: bool) -> list[str]:
+    if experts:
+        return [f"the MLPs of {family} are experts, which stay as they are"]
+    return [] if width else [f"the MLP width of {family} follows from the hidden size"]
+
+
+def _has_biases(network: PreTrainedModel) -> bool:
+    return read_layer(network, 0).mlp.down.bias is not None
+
+
+def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
+    full = {slot: s.cost.full for slot, s in plan.spectra.items()}
+    costs = {slot: s.cost for slot, s in plan.spectra.items()}
+    target = sum(cost.parameters(plan.ranks[slot]) for slot, cost in costs.items())
+    target -= sum(cost.dense for slot, cost in costs.items() if slot[1] != "mlp")
+    mlp = [cost for slot, cost in costs.items() if slot[1] == "mlp"]
+    width = bisect_right(range(1, mlp[0].full + 1), target, key=lambda r: sum(cost.parameters(r) for cost in mlp))
+    return full | {slot: max(width, 1) for slot in full if slot[1] == "mlp"}
+
+
+def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
+    """Config, weights, tokenizer and generation config of a model that qualifies. Raises InputError with the reasons for another."""
+    config, native = _stock_network(model.network)
+    state = {name: tensor.detach().cpu() for name, tensor in _stock_state(model.network, native).items()}
+    write_weights(state, folder, shard)
+    config.save_pretrained(folder)
+    write_companions(model, folder)
+
+
+def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
+    """The config and an empty network (on the meta device) of the stock architecture that a compressed network is one of."""
+    row, config = architecture_of(network), copy.deepcopy(network.config)
+    text = config.get_text_config()
+    family = text.model_type
+    layers = [_facts(read_layer(network, index)) for index in range(len(decoder_layers(network)))]
+    reasons = _structural(family, row.width, row.experts)
+    if any(layer.factored for layer in layers):
+        reasons.append("factored or quantised matrices")
+    if any(layer.narrowed for layer in layers):
+        reasons.append("narrower attention heads")
+    widths = {layer.width for layer in layers if layer.width is not None}
+    if len(widths) > 1:
+        reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
+    if not reasons:
+        setattr(text, row.width, widths.pop())
+        if family in BIASES and any(layer.biased for layer in layers):
+            setattr(text, BIASES[family], True)
+        config.dtype = network.dtype
+        with torch.device("meta"), quiet(), no_init_weights():
+            native = auto_class(config).from_config(config, dtype=network.dtype, attn_implementation=row.kernel)
+        if any(layer.biased for layer in layers) and not _has_biases(native):
+            reasons.append(f"biases that a {family} layer has no place for")
+    if reasons:
+        raise InputError(f"This model is no stock {family}: {'; '.join(reasons)}. Export it with its code, or choose even MLP ranks only.")
+    return config, native
+
+
+class _Facts(NamedTuple):
+    """What decides whether a layer is a stock one. width: of its MLP, None without a dense one. biased: of its down projection."""
+
+    factored: bool
+    narrowed: bool
+    width: int | None
+    biased: bool
+
+
+def _facts(layer: Layer) -> _Facts:
+    a, down = layer.attention, None if layer.mlp is None else layer.mlp.down
+    factored = any(not isinstance(p, Linear) for p in layer.matrices().values())
+    narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
+    width = down.weight.shape[1] if isinstance(down, Linear) else None
+    return _Facts(factored, narrowed, width, down is not None and down.bias is not None)
+
+
+def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights under the names and in the shapes of the stock network; tied ones once; biases that are new are zero."""
+    row, state = architecture_of(network), {}
+    have = network.state_dict() | {name: stored.map() for name, stored in stored_of(network).items()}
+    tied = native.all_tied_weights_keys
+    for name, wanted in native.state_dict().items():
+        if name in tied:
+            continue
+        parent, _, leaf = name.rpartition(".")
+        place, module = parent.removeprefix(f"{row.layers}.").partition(".")[2], native.get_submodule(parent)
+        if name in have:
+            transposed = isinstance(module, Conv1D) and leaf == "weight" and isinstance(network.get_submodule(parent), nn.Linear)
+            state[name] = (have[name].T if transposed else have[name]).contiguous()
+        elif row.gate == row.up == place:
+            prefix = parent.removesuffix(row.up) + row.mlp
+            state[name] = torch.cat([have[f"{prefix}.{part}_proj.{leaf}"] for part in ("gate", "up")])
+        else:
+            state[name] = torch.zeros(wanted.shape, dtype=wanted.dtype)
+    return state

@@ -1,0 +1,127 @@
+"""The command `runs`: list, open, rename, tag, delete, compare."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from .console import show
+from .measuring import AsJson
+
+app = typer.Typer(
+    help="The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare them.", invoke_without_command=True
+)
+
+Folder = Annotated[Path | None, typer.Option(metavar="DIR", help="Where they are. Default: $LRCORE_RUNS, else ./runs.", show_default=False)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
+
+
+def _runs(ctx: typer.Context) -> Any:
+    from ..runs.runs import Runs, root
+
+    return Runs(ctx.obj or root())
+
+
+@app.callback()
+def runs(
+    ctx: typer.Context, folder: Folder = None,
+    tag: Annotated[str | None, typer.Option(help="Only those with this tag.", show_default=False)] = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare them."""
+    ctx.obj = folder
+    if ctx.invoked_subcommand is None:
+        kept = _runs(ctx)
+        show(as_json, {"folder": str(kept.folder)}, "runs", [summary(run) for run in reversed(kept.all(tag))])
+
+
+def summary(run: Any) -> dict[str, Any]:
+    """A run in one row."""
+    last, account = (run.evaluations or [{}])[-1], run.report.get("summary", {})
+    return {
+        "id": run.id, "name": run.name, "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
+        "model": run.recipe.model, "method": run.recipe.method, "policy": run.recipe.policy, "ratio": run.recipe.ratio,
+        "parameters": account.get("parameters"), "perplexity": last.get("perplexity"), "tags": list(run.tags),
+    }  # fmt: skip
+
+
+@app.command("show")
+def show_run(ctx: typer.Context, run: RunName, as_json: AsJson = False) -> None:
+    """Show all that is known of a run. Recipe, account, results, samples."""
+    kept = _runs(ctx)
+    found = kept.find(run)
+    values = {
+        **summary(found),
+        "folder": str(found.checkpoint),
+        "account": found.report.get("summary", {}),
+        "evaluations": found.evaluations,
+    }
+    show(as_json, {**values, "recipe": found.recipe.to_dict(), "samples": kept.samples(found.id)})
+
+
+@app.command()
+def add(ctx: typer.Context, checkpoint: Path, name: Annotated[str, typer.Option(help="Its name.")] = "", as_json: AsJson = False) -> None:
+    """Take up a folder that `compress` wrote. Its files stay where they are."""
+    show(as_json, summary(_runs(ctx).add(checkpoint, name)))
+
+
+@app.command()
+def rename(ctx: typer.Context, run: RunName, name: str, as_json: AsJson = False) -> None:
+    """Give a run another name."""
+    kept = _runs(ctx)
+    found = kept.find(run)
+    kept.rename(found.id, name)
+    show(as_json, summary(kept.get(found.id)))
+
+
+@app.command()
+def tag(
+    ctx: typer.Context, run: RunName, tags: list[str], remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Put tags on a run, or take them off."""
+    kept = _runs(ctx)
+    found = kept.find(run)
+    for one in tags:
+        (kept.untag if remove else kept.tag)(found.id, one)
+    show(as_json, summary(kept.get(found.id)))
+
+
+@app.command()
+def track(
+    ctx: typer.Context, project: str,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="As above. Default: all.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Write runs into a project of trackio's local store. What is there already is not written twice."""
+    from ..runs.tracking import Tracker
+
+    kept, tracker = _runs(ctx), Tracker(project)
+    found = [kept.find(run) for run in runs] if runs else kept.all()
+    for run in found:
+        tracker.log_run(run)
+    show(as_json, {"project": project, "runs": [run.id for run in found]})
+
+
+@app.command()
+def delete(
+    ctx: typer.Context, run: RunName, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, as_json: AsJson = False
+) -> None:
+    """Delete a run and its checkpoint. Asks first; of a run that was only added, the files stay."""
+    kept = _runs(ctx)
+    found = kept.find(run)
+    if not yes and (as_json or not typer.confirm(f"Delete '{found.name}' ({found.id}) in {found.folder}?", err=True)):
+        raise InputError(f"'{found.name}' was not deleted. Say --yes to delete without a question.")
+    kept.delete(found.id)
+    show(as_json, {"deleted": found.id})
+
+
+@app.command()
+def compare(ctx: typer.Context, runs: list[str], as_json: AsJson = False) -> None:
+    """Show only what differs between up to six runs. Recipe, account and perplexities."""
+    from ..runs.differences import differences
+
+    kept = _runs(ctx)
+    found = [kept.find(one) for one in runs]
+    show(as_json, {"compared": [run.id for run in found]}, "differences", differences(found))

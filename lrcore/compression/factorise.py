@@ -1,0 +1,99 @@
+"""Factorisation: every layer decomposed once with one method, for all ranks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..budget import Influence
+from ..calibration.calibrate import Calibration, Progress, also, silent
+from ..calibration.gradients import with_gradients
+from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
+from ..errors import InputError
+from ..files import WAITING, cache_folder
+from ..methods import Factors, find_method, spectrum, truncate
+from ..models.architectures import decoder_layers
+from ..models.layers import measure, read_layer, write_layer
+from ..models.load import LoadedModel
+from ..plan import Shape
+from ..spectra import Slot, Spectrum
+from ..tensor_files import OnDisk
+
+
+@dataclass(frozen=True, eq=False)
+class Factorisation:
+    """One method's decompositions of every layer: all that the sliders need. layers[i] holds the factors of decoder layer i.
+
+    options: every option of the method, as it was chosen.
+
+    base_nll: mean token loss of the dense model on the probing windows, None unless the slots were probed.
+    searched: the mark of the budget whose shares stand on the spectra, "" where none was searched.
+    outliers: of every layer, see `outliers.outlier_ratios`.
+    """
+
+    method: str
+    layers: Sequence[Factors]
+    spectra: dict[Slot, Spectrum]
+    calibration: Calibration
+    shape: Shape
+    base_nll: float | None = None
+    searched: str = ""
+    outliers: Sequence[tuple[float, ...]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def influence(self) -> Influence:
+        """What policies read of every layer besides its spectra."""
+        return self.calibration.influence | {"outliers": self.outliers}
+
+
+def factorise(
+    model: LoadedModel,
+    calibration: Calibration,
+    method: str,
+    progress: Progress | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Factorisation:
+    """Decompose every layer with one method: the expensive, rank-free half. Factors of an offloaded model wait on disk.
+
+    Raises InputError for an unknown method or option, and for a model with a rotary channel.
+    """
+    progress, row = progress or silent, find_method(method)
+    chosen = row.choose(options or {})
+    if row.reads_gradients(chosen):
+        calibration = with_gradients(model, calibration, progress)
+    total = len(decoder_layers(model.network))
+    seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
+    layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
+    spectra, known, counted = {}, read_outliers(calibration.folder), []
+    for index in range(total):
+        progress("factorise", index, total)
+        layer, moments = read_layer(model.network, index), seen.moments(index)
+        if layer.attention.channel is not None:
+            raise InputError(
+                f"'{model.name}' has a rotary channel, which was trained for the latents it has. Compress its dense model, then heal."
+            )
+        factors = row.factor(layer, moments, **chosen)
+        spectra |= {(index, name): spectrum(index, name, factor) for name, factor in factors.items()}
+        if not known:
+            counted.append(outlier_ratios(layer, moments))
+        layers.append(factors)
+    if not known:
+        keep_outliers(calibration.folder, counted)
+    progress("factorise", total, total)
+    return Factorisation(method, layers, spectra, calibration, shape_of(model), outliers=known or counted, options=chosen)
+
+
+def truncate_layer(network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]) -> None:
+    """Put one layer of `network`, truncated to its own among these ranks, in the place of the dense one."""
+    own = {component: rank for (layer, component), rank in ranks.items() if layer == index}
+    write_layer(network, truncate(read_layer(network, index), factors, own))
+
+
+def shape_of(model: LoadedModel) -> Shape:
+    """The sizes of a dense model that a plan accounts with."""
+    size, attention = measure(model.network), read_layer(model.network, 0).attention
+    head = model.network.get_output_embeddings().weight.numel()
+    layers = len(decoder_layers(model.network))
+    return Shape(size.parameters, size.decoder_linear, size.bytes_per_value, layers, attention.n_q, attention.head_size, head)

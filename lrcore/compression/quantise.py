@@ -1,0 +1,72 @@
+"""Quantised on top: the projections of a model, compressed or dense, as codes of 8 or 4 bits, by HQQ (see hqq.py) and without data."""
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..calibration.calibrate import Progress, silent
+from ..errors import InputError
+from ..forms import Matrix, tensors_of
+from ..forms import quantise as codes_of
+from ..hqq import half_quadratic
+from ..layer import Layer, LowRank, Projection, Stored
+from ..models.architectures import decoder_layers
+from ..models.layers import clone, read_layer, write_layer
+from ..models.load import LoadedModel
+
+BITS = (8, 4)
+NO_STOCK = {"qualifies": False, "reasons": ["its matrices are codes"], "ranks": None}
+
+
+def quantise(model: LoadedModel, bits: int = 8, group: int = 64, progress: Progress | None = None) -> LoadedModel:
+    """The model with every matrix of its decoder projections, or of their factors, as codes in groups of `group` numbers, row by row.
+
+    The model given is untouched. Biases, norms, embeddings, head and experts stay as they are; factors that are codes already, too. A
+    matrix is laid out for the length of its product, so what falls is the room that weights take, in memory and on disk. Its report has
+    "quantised", and its account the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below 8, and for a
+    model quantised before.
+    """
+    if bits not in BITS or group < 8:
+        raise InputError(
+            f"Codes of {bits} bits in groups of {group} were asked for. Use 8 or 4 bits, and groups of at least 8, such as 64."
+        )
+    if (model.report or {}).get("quantised"):
+        raise InputError(f"'{model.name}' is quantised already: its matrices are codes. Quantise the model that it was made of.")
+    network, progress, total = clone(model.network), progress or silent, len(decoder_layers(model.network))
+    for index in range(total):
+        progress("quantise", index, total)
+        write_layer(network, quantised(read_layer(network, index), bits, group))
+    progress("quantise", total, total)
+    settings = {"method": "hqq", "bits": bits, "group": group}
+    identity = json.dumps([model.fingerprint, settings], sort_keys=True)
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+    made = replace(model, name=f"{model.name} hqq {bits} bit", network=network, fingerprint=fingerprint)
+    return replace(made, report=_report(model, made, settings))
+
+
+def _report(model: LoadedModel, made: LoadedModel, settings: dict[str, Any]) -> dict[str, Any]:
+    before = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
+    account = before.get("summary", {}) | {"megabytes": made.size.megabytes, "bits": settings["bits"]}
+    return before | {"summary": account, "quantised": settings, "stock": NO_STOCK}
+
+
+def quantised(layer: Layer, bits: int, group: int) -> Layer:
+    """A layer whose matrices are codes; a factor that projections share stays one."""
+    coded: dict[Any, Matrix] = {}
+
+    def code(matrix: Matrix) -> Matrix:
+        first = matrix if isinstance(matrix, Tensor) else next(iter(tensors_of(matrix).values()))
+        key = first.data_ptr(), first.shape
+        if key not in coded:
+            coded[key] = codes_of(matrix, bits, group, half_quadratic)
+        return coded[key]
+
+    def one(p: Projection) -> Projection:
+        if isinstance(p, LowRank):
+            return replace(p, down=code(p.down), up=code(p.up))
+        return Stored(code(p.form if isinstance(p, Stored) else p.weight), p.bias)
+
+    return layer.with_matrices(**{name: one(p) for name, p in layer.matrices().items()})

@@ -1,0 +1,108 @@
+"""Sequential residual-corrected refit: each layer makes up for what the layers before it have lost. Ours; in no paper.
+
+With the compressed layers before it in place, the output projection and then the down projection of a layer are solved again, so
+that the residual stream after them comes as near as it can to that of the dense model. With a^ the input that the projection has
+in the compressed model and h the residual stream,
+
+    min over W, b of   E |h_dense_after - (h_compressed_before + W a^ + b)|^2  +  RIDGE * |(W - W_0) diag(E[a^ a^T])^{1/2}|^2,
+
+W_0 the closed-form weights of the method. Only second and cross moments of a^ and the target are kept. A projection without a bias
+gets none here, so the parameters stay as planned.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..forms import IdentityRows, Quantised, dense, quantise
+from ..layer import Linear, LowRank, Projection
+from ..linalg import cholesky
+from ..models.architectures import decoder_layers
+from ..models.layers import read_layer, write_layer
+from ..models.offload import present
+from ..models.stream import LayerStream
+
+# The diagonal's share that pulls towards the closed form: with none of it a small calibration set is learned by heart.
+RIDGE = 0.3
+
+
+@dataclass
+class Regression:
+    """Sums over tokens of a regression of y [n, out] on x [n, in], float64."""
+
+    count: int = 0
+    x: Tensor | float = 0.0
+    y: Tensor | float = 0.0
+    xx: Tensor | float = 0.0
+    yx: Tensor | float = 0.0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take in a batch, [..., in] and [..., out]. Products in the dtype given, sums in float64."""
+        x, y = x.flatten(0, -2), y.flatten(0, -2)
+        self.count += len(x)
+        self.x, self.y = self.x + x.sum(0, dtype=torch.float64), self.y + y.sum(0, dtype=torch.float64)
+        self.xx, self.yx = self.xx + (x.mT @ x).double(), self.yx + (y.mT @ x).double()
+
+    def solve(self, start: Linear, ridge: float = RIDGE) -> Linear:
+        """The ridge solution towards `start`, with a bias where start has one. ridge >= 0: share of the diagonal of E[x x^T]."""
+        xx, yx = self.xx / self.count, self.yx / self.count
+        if start.bias is not None:
+            mean_x, mean_y = self.x / self.count, self.y / self.count
+            xx, yx = xx - torch.outer(mean_x, mean_x), yx - torch.outer(mean_y, mean_x)
+        weight = start.weight.double()
+        lower = cholesky(xx + torch.diag(ridge * xx.diagonal()))
+        weight = weight + torch.cholesky_solve((yx - weight @ xx).mT, lower).mT  # the step from W_0: none where nothing is lost
+        bias = None if start.bias is None else (mean_y - weight @ mean_x).to(start.weight.dtype)
+        return Linear(weight.to(start.weight.dtype), bias)
+
+
+def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
+    """Refit the output and down projections of layer `index` of the compressed network, then lead both streams past the layer.
+
+    dense and small stand before the layer; `network` is the one that `small` runs.
+    """
+    with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
+        _refit(network, index, dense, small)
+
+
+def _refit(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
+    batches = range(len(small.hidden))
+    fit, has_down = Regression(), False
+    for number in batches:
+        then, now = dense.look(index, number), small.look(index, number)
+        fit.add(now.o_in, dense.hidden[number] + then.o_out - small.hidden[number])
+        dense.hidden[number], has_down = then.out, then.down_in is not None
+    _install(network, index, "o", fit)
+    if has_down:
+        fit = Regression()
+        for number in batches:
+            now = small.look(index, number)
+            fit.add(now.down_in, dense.hidden[number] - small.hidden[number] - now.o_out)
+        _install(network, index, "down", fit)
+    small.run(index)
+
+
+def _install(network: nn.Module, index: int, name: str, fit: Regression) -> None:
+    layer = read_layer(network, index)
+    write_layer(network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)}))
+
+
+def solved(projection: Projection, fit: Regression) -> Projection:
+    """The projection refit on the sums; of a factored one the up factor alone, since its down factor chose what is seen.
+
+    Codes become codes again, a sparse term stays, and an up factor that leaves an identity block out is not free to move: it stays, too.
+    """
+    if not isinstance(projection, LowRank):
+        return fit.solve(projection)
+    codes = projection.up if isinstance(projection.up, Quantised) else None
+    if isinstance(projection.up if codes is None else codes.matrix, IdentityRows):
+        return projection
+    if projection.sparse is not None:
+        sparse = dense(projection.sparse).double()
+        fit = replace(fit, y=fit.y - sparse @ fit.x, yx=fit.yx - sparse @ fit.xx)
+    down = dense(projection.down).double()
+    inner = replace(fit, x=down @ fit.x, xx=down @ fit.xx @ down.mT, yx=fit.yx @ down.mT)
+    up = inner.solve(Linear(dense(projection.up), projection.bias))
+    stored = up.weight if codes is None else quantise(up.weight, codes.bits, codes.chunk)
+    return replace(projection, up=stored, bias=up.bias)

@@ -1,0 +1,180 @@
+"""Perplexity by a named protocol, and the loss of every token.
+
+A protocol cuts the text into rows of tokens and says which of them are scored; by default, non-overlapping full windows of T tokens
+that predict T - 1. The loss is taken in float32 from the model's logits and summed in float64.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import InputError
+from ..generate import Decoder
+from ..models.architectures import text_config
+from ..models.load import LoadedModel
+from .protocols import Asked, Passages, Row, make_passages
+
+Progress = Callable[[str, int, int], None]
+
+_LOGIT_BYTES = 2**29  # logits of one forward pass; a vocabulary of 128 k at 2048 tokens takes 1 GB per window in float32
+_ROWS = 2**24  # float32 numbers per piece of the loss, 64 MB
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    nll: mean over `tokens` predicted tokens, in nats; perplexity = exp(nll). nonfinite: windows in which a loss is NaN or infinite.
+    They are never dropped: where there is one, nll and perplexity are NaN (null in `to_dict`), and nll_finite alone is the mean
+    over the other windows (NaN where there is none). protocol: all that the figure depends on.
+    bits_per_byte: of the UTF-8 text that the scored tokens stand for; None where the tokenizer gives no offsets. word_perplexity,
+    byte_perplexity: only by protocols that count words.
+    """
+
+    perplexity: float
+    nll: float
+    tokens: int
+    windows: int
+    nonfinite: int
+    nll_finite: float
+    seconds: float
+    protocol: dict[str, Any]
+    bits_per_byte: float | None = None
+    word_perplexity: float | None = None
+    byte_perplexity: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, which has no NaN or infinity: those become None."""
+        return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in asdict(self).items()}
+
+
+def evaluate(
+    model: LoadedModel,
+    data: str | Asked,
+    *,
+    batch: int = 8,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Perplexity of `model` on the test split of `data` by a named protocol (see `lrcore.protocols`).
+
+    settings: the other fields of `Asked`, which may also be given whole as `data`: samples, seq_len, sampling, seed, protocol, stride.
+    batch: the most windows per forward pass. Raises InputError where the data set cannot be read, is too short, or seq_len exceeds the
+    model's context.
+    """
+    began = time.perf_counter()
+    passages = make_passages(model, Asked.of(data, settings))
+    losses = [found.double() for _, found in row_losses(model, passages.rows, batch, progress)]
+    return summarise(model, passages, losses, time.perf_counter() - began)
+
+
+def summarise(model: LoadedModel, passages: Passages, losses: list[Tensor], seconds: float) -> Evaluation:
+    """The figures of a protocol from the losses of its scored tokens, [n, scored] per group of equal rows, float64."""
+    finite = [torch.isfinite(part).all(dim=1) for part in losses]
+    kept = torch.cat([part[good].flatten() for part, good in zip(losses, finite, strict=True)])
+    nonfinite = sum(int((~good).sum()) for good in finite)
+    nll_finite = float(kept.mean()) if len(kept) else math.nan
+    nll, tokens = (math.nan if nonfinite else nll_finite), sum(part.numel() for part in losses)
+
+    def per(count: int | None) -> float | None:
+        """Nats per unit of the text, of which there are `count`."""
+        return nll * tokens / count if count else None
+
+    per_byte, per_word = per(passages.bytes), per(passages.words)
+    return Evaluation(
+        perplexity=_exp(nll),
+        nll=nll,
+        tokens=tokens,
+        windows=sum(len(part) for part in losses),
+        nonfinite=nonfinite,
+        nll_finite=nll_finite,
+        seconds=seconds,
+        protocol=passages.protocol | {"dtype": model.dtype, "device": str(model.device)},
+        bits_per_byte=None if per_byte is None else per_byte / math.log(2),
+        word_perplexity=None if per_word is None else _exp(per_word),
+        byte_perplexity=None if per_word is None else _exp(per_byte),
+    )
+
+
+def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:
+    """Rows of equal length and equal count of scored tokens together, as ([n, t], scored), in the order of their first."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for tokens, scored in rows:
+        found.setdefault((len(tokens), scored), []).append(tokens)
+    for (_, scored), alike in found.items():
+        yield torch.stack(alike), scored
+
+
+def row_losses(model: LoadedModel, rows: list[Row], batch: int = 8, progress: Progress | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The groups of `rows` with the losses of their scored tokens: ([n, t], [n, scored])."""
+    done = 0
+    for tokens, scored in groups(rows):
+        before = done
+
+        def counted(stage: str, now: int, _: int, before: int = before) -> None:
+            progress(stage, before + now, len(rows))
+
+        yield tokens, window_losses(model, tokens, batch, progress and counted)[:, -scored:]
+        done += len(tokens)
+
+
+def window_losses(model: LoadedModel, tokens: Tensor, batch: int = 8, progress: Progress | None = None) -> Tensor:
+    """Loss of every predicted token. tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t)."""
+    done, parts = 0, []
+    for part in batches(model, tokens, batch):
+        parts.append(_losses(model, part))
+        done += len(part)
+        if progress is not None:
+            progress("evaluate", done, len(tokens))
+    return torch.cat(parts)
+
+
+def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
+    """Pieces of tokens [n, T] on the model's device: at most `batch` rows, fewer where their logits would not fit."""
+    model.check_tokens(int(tokens.max()))
+    per_window = tokens.shape[1] * text_config(model.network).vocab_size * model.network.dtype.itemsize
+    for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
+        yield part.to(model.device)
+
+
+@torch.inference_mode()
+def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
+    logits = model.network(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)  # [b (T - 1), vocab]
+    targets = tokens[:, 1:].flatten()
+    step = max(1, _ROWS // logits.shape[1])
+    pieces = zip(logits.split(step), targets.split(step), strict=True)
+    losses = torch.cat([F.cross_entropy(piece.float(), target, reduction="none") for piece, target in pieces])
+    return losses.view(len(tokens), -1).cpu()
+
+
+def token_losses(model: LoadedModel, text: str) -> list[tuple[str, float]]:
+    """Every token of `text` with its loss in nats: (piece, -log p(token | those before)); the pieces joined give the text back.
+
+    No special tokens are added, so nothing predicts the first token: its loss is NaN. A character spread over several tokens
+    stands with the last of them; the others have an empty piece. Raises InputError for an empty text or one beyond the context.
+    """
+    ids = model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    if not ids:
+        raise InputError("The text is empty: there is no token to score.")
+    model.check_length(len(ids))
+    losses = [math.nan]
+    if len(ids) > 1:
+        losses += window_losses(model, torch.tensor([ids]))[0].tolist()
+    return list(zip(_pieces(model, ids), losses, strict=True))
+
+
+def _pieces(model: LoadedModel, ids: list[int]) -> Iterator[str]:
+    decoder = Decoder(model.tokenizer, [], skip_special=False)
+    for token in ids[:-1]:
+        yield decoder.add(token)
+    yield decoder.add(ids[-1]) + decoder.rest()
+
+
+def _exp(value: float) -> float:
+    return math.inf if value > 700 else math.exp(value)

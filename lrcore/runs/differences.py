@@ -1,0 +1,42 @@
+"""Runs beside each other: only what differs."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InputError
+from .runs import Run
+
+MOST = 6
+
+
+def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Only what differs between up to six runs: fields of the recipe, the account and the healing, and perplexities.
+
+    One row per field: "field", then one column per run, under its name where names differ, else its id. Raises InputError for fewer than
+    two or more than six.
+    """
+    if not 2 <= len(runs) <= MOST:
+        raise InputError(f"{len(runs)} runs were chosen; two to {MOST} can be compared.")
+    names = [run.name for run in runs] if len({run.name for run in runs}) == len(runs) else [run.id for run in runs]
+    values = [_flat(run) for run in runs]
+    rows = []
+    for name in dict.fromkeys(field for one in values for field in one):
+        cells = [one.get(name) for one in values]
+        if any(cell != cells[0] for cell in cells):
+            rows.append({"field": name, **dict(zip(names, cells, strict=True))})
+    return rows
+
+
+def _flat(run: Run) -> dict[str, Any]:
+    recipe = {
+        name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True) for name, value in run.recipe.to_dict().items()
+    }
+    measured = {}
+    for one in run.evaluations:
+        protocol = one["protocol"]
+        of = f"{protocol.get('source')}, {protocol.get('name', 'windows')} {protocol.get('windows')} x {protocol.get('seq_len')}"
+        measured[f"perplexity: {of}"] = one["perplexity"]
+    summary = run.report.get("summary", {})
+    healing = {f"healing: {name}": value for name, value in run.report.get("healing", {}).items() if not isinstance(value, dict | list)}
+    return recipe | {f"result: {name}": value for name, value in summary.items() if name not in recipe} | healing | measured

@@ -1,0 +1,230 @@
+"""Runs: checkpoints as folders, and a small database of their names, tags, recipes, results and samples.
+
+Several processes may use one folder at once. The folders are the truth about which runs there are: one that the database does not
+know is taken up, with what its report holds; one that is gone is forgotten.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.checkpoint import MARK, save
+from .database import Database, Row
+from ..errors import InputError
+from ..models.load import LoadedModel
+from ..recipe import Recipe
+
+PARTIAL = ".partial-"
+UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what a folder that somebody else edited may lead to
+
+
+def root() -> Path:
+    """Where runs live: LRCORE_RUNS, else ./runs; a folder for this user under the temporary one where that cannot be written."""
+    wanted = Path(os.environ.get("LRCORE_RUNS") or "runs").expanduser()
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            return wanted
+    except OSError:
+        fallback = Path(tempfile.gettempdir()) / f"low-rank-workbench-{os.getuid() if hasattr(os, 'getuid') else 'runs'}"
+        fallback.mkdir(parents=True, exist_ok=True)
+        return fallback
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished compression. folder holds the checkpoint, as a folder in it or itself; report is what `compress` reported."""
+
+    id: str
+    name: str
+    created: float
+    folder: Path
+    recipe: Recipe
+    report: dict[str, Any]
+    tags: tuple[str, ...]
+    evaluations: list[dict[str, Any]]  # results of kind "evaluation", newest last
+
+    @property
+    def checkpoint(self) -> Path:
+        inner = self.folder / "checkpoint"
+        return inner if inner.is_dir() else self.folder
+
+    @property
+    def ranks_csv(self) -> str:
+        return (self.checkpoint / "ranks.csv").read_text(encoding="utf-8")
+
+
+class Runs:
+    """All runs of one folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(f"{PARTIAL}*"):
+            if not _alive(left.name.removeprefix(PARTIAL).partition("-")[0]):  # a writing or deleting that was interrupted
+                shutil.rmtree(left, ignore_errors=True)
+        self._database = Database(self.folder / "runs.sqlite")
+
+    # --- what there is ---
+
+    def ids(self) -> list[str]:
+        """Oldest first."""
+        self._take_stock()
+        return list(self._database.folders())
+
+    def all(self, tag: str | None = None) -> list[Run]:
+        """Oldest first; only those with a tag, where one is given. Runs with a recipe that this version cannot read are left out."""
+        runs = []
+        for run_id in self.ids():
+            try:
+                run = self.get(run_id)
+            except UNREADABLE:
+                continue
+            if tag is None or tag in run.tags:
+                runs.append(run)
+        return runs
+
+    def get(self, run_id: str) -> Run:
+        """Raises InputError for an id that is not there."""
+        row = self._database.get(run_id)
+        if row is None:
+            raise InputError(f"No run '{run_id}'. It may have been deleted; choose another one under Runs & export.")
+        tags, evaluations = self._database.tags(run_id), self.results(run_id, "evaluation")
+        report = row.report | {"name": row.name, "evaluations": evaluations}
+        return Run(run_id, row.name, row.created, self.folder / row.folder, Recipe.from_dict(row.recipe), report, tags, evaluations)
+
+    def find(self, words: str) -> Run:
+        """A run by its id, the beginning of its id, or its name. Raises InputError where none or several fit."""
+        fitting = [run for run in self.all() if run.id == words or run.name == words or run.id.startswith(words)]
+        exact = [run for run in fitting if run.id == words] or fitting
+        if len(exact) != 1:
+            state = "No run is" if not exact else f"{len(exact)} runs are"
+            raise InputError(f"{state} called '{words}' in '{self.folder}'. `runs` lists them with their ids.")
+        return exact[0]
+
+    def stamp(self) -> str:
+        """Changes whenever a run is added, removed or changed, by whichever process."""
+        self._take_stock()
+        return self._database.stamp()
+
+    def _take_stock(self) -> None:
+        """Take up run folders that the database lacks, such as those of earlier versions, and forget runs whose folder is gone."""
+        there = {path.parent.name for path in self.folder.glob("*/report.json") if not path.parent.name.startswith(".")}
+        known = self._database.folders()
+        for run_id in sorted(there - known.keys()):
+            folder = self.folder / run_id
+            try:
+                report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+                recipe = Recipe.read(folder / "recipe.json")
+                self._insert(run_id, report["name"], report.get("created", folder.stat().st_mtime), run_id, recipe, report)
+            except UNREADABLE:
+                continue
+        gone = [run_id for run_id, folder in known.items() if folder == run_id and run_id not in there]
+        if gone:
+            self._database.delete(gone)
+
+    # --- changes ---
+
+    def write(self, name: str, recipe: Recipe, model: LoadedModel) -> Run:
+        """Keep a compressed model as a run: its folder is there whole or not at all."""
+        run_id = _new_id(recipe)
+        partial = self._aside(run_id)
+        partial.mkdir(parents=True)
+        save(model, partial / "checkpoint")
+        report = {"name": name, "created": time.time(), **(model.report or {})}
+        (partial / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
+        (partial / "report.json").write_text(json.dumps(report, indent=2, default=float), encoding="utf-8")
+        os.replace(partial, self.folder / run_id)
+        self._take_stock()
+        return self.get(run_id)
+
+    def add(self, folder: str | Path, name: str = "") -> Run:
+        """Take up a checkpoint that lies elsewhere, such as one that the command line wrote; its files stay where they are."""
+        folder = Path(folder).expanduser().absolute()
+        if not (folder / MARK).is_file() or not (folder / "report.json").is_file() or not (folder / "recipe.json").is_file():
+            raise InputError(
+                f"'{folder}' is no compressed model ({MARK}, report.json and recipe.json). Give a folder that `compress` wrote."
+            )
+        recipe = Recipe.read(folder / "recipe.json")
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        run_id = _new_id(recipe)
+        self._insert(run_id, name or folder.name, time.time(), str(folder), recipe, report)
+        return self.get(run_id)
+
+    def _insert(self, run_id: str, name: str, created: float, folder: str, recipe: Recipe, report: dict[str, Any]) -> None:
+        report = dict(report)
+        evaluations = report.pop("evaluations", [])
+        self._database.insert(Row(run_id, name, created, folder, recipe.to_dict(), report), evaluations)
+
+    def rename(self, run_id: str, name: str) -> None:
+        if not name.strip():
+            raise InputError("A run needs a name: type one and press Rename again.")
+        self._database.rename(self.get(run_id).id, name.strip()[:80])
+
+    def tag(self, run_id: str, tag: str) -> None:
+        if not re.fullmatch(r"[\w.+-]{1,40}", tag):
+            raise InputError(f"'{tag}' is no tag: use letters, digits, '.', '+', '_' and '-', at most 40.")
+        self._database.tag(self.get(run_id).id, tag)
+
+    def untag(self, run_id: str, tag: str) -> None:
+        self._database.untag(self.get(run_id).id, tag)
+
+    def delete(self, run_id: str) -> None:
+        """Forget a run and remove its folder; the folder of one that was only taken up (`add`) stays."""
+        folder = self.get(run_id).folder
+        if folder.parent == self.folder and folder.is_dir():
+            aside = self._aside(run_id)
+            os.replace(folder, aside)  # gone at once: what is half removed is no run
+            shutil.rmtree(aside, ignore_errors=True)
+        self._database.delete([run_id])
+
+    def _aside(self, run_id: str) -> Path:
+        """A name that no reader takes for a run, and that says which process is at work there."""
+        return self.folder / f"{PARTIAL}{os.getpid()}-{run_id}"
+
+    # --- results and samples ---
+
+    def add_evaluation(self, run_id: str, evaluation: dict[str, Any]) -> None:
+        """Keep an evaluation; an earlier one under the same protocol is replaced."""
+        self.add_result(run_id, "evaluation", evaluation["protocol"], evaluation)
+
+    def add_result(self, run_id: str, kind: str, protocol: dict[str, Any], data: dict[str, Any]) -> None:
+        """Keep what was measured ("evaluation", "comparison", "tasks", "cost", ...); one per kind and protocol, the latest."""
+        self._database.add_result(self.get(run_id).id, kind, protocol, data)
+
+    def results(self, run_id: str, kind: str) -> list[dict[str, Any]]:
+        """Newest last."""
+        return self._database.results(run_id, kind)
+
+    def add_samples(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
+        """Keep generated text: each with prompt, text and settings."""
+        self._database.add_samples(self.get(run_id).id, samples)
+
+    def samples(self, run_id: str) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return self._database.samples(run_id)
+
+
+def _new_id(recipe: Recipe) -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{recipe.method}-{uuid.uuid4().hex[:4]}"
+
+
+def _alive(process: str) -> bool:
+    """Whether a process other than this one has that id; False for what is no id."""
+    if not process.isdigit() or int(process) == os.getpid():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
