@@ -86,6 +86,7 @@ class Spectrum:
     nats: the loss curve in the model's own currency, the predicted rise of the token loss at each rank of `cost.ranks()`; None unless
     the slot was probed.
     share: the share of its price that a search on the model found for it, at one budget; None unless it was searched.
+    fisher: mean squared gradient of its weights, >= 0; None unless gradients were collected.
     """
 
     slot: Slot
@@ -94,6 +95,7 @@ class Spectrum:
     heads: Tensor | None = None
     nats: Tensor | None = None
     share: float | None = None
+    fisher: float | None = None
     unit: str = ""
 
     @property

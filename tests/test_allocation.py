@@ -49,7 +49,8 @@ def model_like(factored: bool = False, layers: int = 6) -> dict:
         for name, cost in costs.items():
             values = torch.rand(cost.full // cost.step, generator=g, dtype=torch.float64).sort(descending=True).values
             nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).sort(descending=True).values
-            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats - nats[-1], share=0.5 + 0.05 * layer)
+            more = {"share": 0.5 + 0.05 * layer, "fisher": 1e-6 / (1 + layer)}
+            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats - nats[-1], **more)
     return spectra
 
 

@@ -1,5 +1,6 @@
-"""The allocations of OWL, ASVD and SVD-LLM v2 against their definitions, worked out slowly."""
+"""The allocations of OWL, ASVD, Palu and SVD-LLM v2 against their definitions, worked out slowly."""
 
+import copy
 import math
 from itertools import pairwise
 
@@ -9,6 +10,8 @@ import torch
 import lrcore
 from lrcore.allocation import plan_ranks
 from lrcore.budget import make_budget
+from lrcore.calibration.gradients import fisher_information
+from lrcore.methods import matrices_of
 from lrcore.methods.svd_llm import TAPS
 from lrcore.models.layers import read_layer
 from lrcore.policies import find_policy
@@ -26,7 +29,8 @@ def uneven(seed: int = 0) -> dict:
         for name, cost in (("q", Cost(24, 40, 24 * 40)), ("up", Cost(16, 30 + layer, 16 * (30 + layer)))):
             values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values * 10 ** (layer - 2)
             nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).cumsum(0).flip(0)
-            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=(nats - nats[-1]) * (1 + layer))
+            own = {"nats": (nats - nats[-1]) * (1 + layer), "fisher": float(torch.rand(1, generator=g)) ** 2 * 1e-5}
+            spectra[layer, name] = Spectrum((layer, name), values, cost, **own)
     return spectra
 
 
@@ -108,7 +112,7 @@ def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(ratio: f
     assert price(found) - price(least) <= step * len(raised)  # no more than the last step of the threshold was given back
 
 
-@pytest.mark.parametrize("policy", ["owl", "sensitivity"])
+@pytest.mark.parametrize("policy", ["owl", "sensitivity", "fisher"])
 def test_removing_more_raises_no_share(policy: str) -> None:
     shares = [targets(policy, ratio)[0] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)]
     for more, less in pairwise(shares):
@@ -119,6 +123,94 @@ def test_sensitivity_needs_probes() -> None:
     spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
     with pytest.raises(lrcore.InputError, match="probed slots"):
         plan_ranks("sensitivity", spectra, asked(spectra, 0.3), 1.0, {})
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_fisher_shares_by_information_up_to_the_whole_of_a_slot(ratio: float, power: float) -> None:
+    """Against one scale for all slots, found by bisection: a share is `scale * I^power`, cut off at 1."""
+    spectra = uneven()
+    shares, prices, mean = targets("fisher", ratio, power=power)
+    keep = asked(spectra, ratio).keep
+    assert mean == pytest.approx(keep, abs=1e-12)
+
+    def cut(scale: float) -> dict:
+        return {slot: min(1.0, scale * s.fisher**power) for slot, s in spectra.items()}
+
+    low, high = 0.0, 1e20
+    for _ in range(300):
+        middle = (low + high) / 2
+        over = sum(share * prices[slot] for slot, share in cut(middle).items()) > keep * sum(prices.values())
+        low, high = (low, middle) if over else (middle, high)
+    assert shares == pytest.approx(cut(low), abs=1e-9)
+
+
+def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
+    """Section 3.3 on matrices of one size: a matrix's rank is its part of all information, times the ranks there are."""
+    g, cost = torch.Generator().manual_seed(4), Cost(40, 40 + 64, 40 * 64, kv_per_rank=1, kv_dense=40)
+    found = {(layer, name): 1 + float(torch.rand(1, generator=g)) for layer in range(6) for name in ("k", "v")}
+    spectra = {slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost, fisher=1e-7 * one) for slot, one in found.items()}
+    budget = make_budget("kv", 0.5, spectra, 1, 1)
+    ranks = plan_ranks("fisher", spectra, budget, 1.0, {})
+    total = 0.5 * 40 * len(spectra)
+    for slot, one in found.items():
+        assert ranks[slot] - math.floor(total * one / sum(found.values())) in (0, 1)
+    assert sum(ranks.values()) == total
+
+
+def test_fisher_needs_gradients_and_is_even_without_any() -> None:
+    spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
+    with pytest.raises(lrcore.InputError, match="needs gradients"):
+        plan_ranks("fisher", spectra, asked(spectra, 0.3), 1.0, {})
+    still = {slot: Spectrum(slot, s.values, s.cost, fisher=0.0) for slot, s in spectra.items()}
+    keep = asked(spectra, 0.3).keep
+    assert all(share == pytest.approx(keep) for share in targets("fisher", 0.3, still)[0].values())
+
+
+NAMES = {
+    "tiny_llama": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+    "tiny_opt": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "up": "fc1", "down": "fc2"},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["a3", "svd_llm", "latentllm", "care"])
+def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(request, story_file, name: str, method: str) -> None:
+    """Against autograd on the family's own parameters, one window after the other."""
+    model = lrcore.load(str(request.getfixturevalue(name)))
+    recipe = lrcore.Recipe(data=str(story_file), samples=3, seq_len=24, method=method, policy="fisher", ratio=0.3)
+    factors = lrcore.prepare(model, recipe)
+    network, tokens = copy.deepcopy(model.network).requires_grad_(), factors.calibration.tokens
+    weights = {key: parameter for key, parameter in network.named_parameters() if key.endswith("weight")}
+    squares = dict.fromkeys(weights, 0.0)
+    for window in tokens.split(1):
+        loss = network(window, labels=window).loss
+        for key, slope in zip(weights, torch.autograd.grad(loss, weights.values()), strict=True):
+            squares[key] = squares[key] + slope.double() ** 2 / len(tokens)
+    for (layer, slot), s in factors.spectra.items():
+        parts = [NAMES[name][one] for one in matrices_of(slot) if one in NAMES[name]]
+        own = [square.flatten() for key, square in squares.items() if f".{layer}." in key and key.split(".")[-2] in parts]
+        assert len(own) == len(parts)
+        assert s.fisher == pytest.approx(float(torch.cat(own).mean()), rel=1e-4)
+    kept = lrcore.allocate(factors, recipe).ranks
+    by_information = sorted(factors.spectra, key=lambda slot: factors.spectra[slot].fisher)
+    least, most = by_information[0], by_information[-1]
+    assert kept[least] / factors.spectra[least].cost.full <= kept[most] / factors.spectra[most].cost.full
+
+
+def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(tiny_llama, story_file, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16)
+    plain = lrcore.prepare(model, recipe)
+    assert all(s.fisher is None for s in plain.spectra.values())
+    assert not (tmp_path / "gradients").exists()
+    first = lrcore.measured(model, plain, recipe.with_(policy="fisher"))
+    monkeypatch.setattr("lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used"))
+    again = fisher_information(model, plain.calibration, plain.spectra)
+    assert again == {slot: s.fisher for slot, s in first.spectra.items()}
+    with pytest.raises(lrcore.InputError, match="without offload"):
+        lrcore.prepare(lrcore.load(str(tiny_llama), offload=True), recipe.with_(policy="fisher"))
 
 
 @pytest.mark.parametrize("level", [0.5, 1.0, 8.0])
@@ -164,7 +256,7 @@ def test_svd_llm_v2_bears_slots_without_loss_and_a_large_level_is_even() -> None
     assert all(abs(share - keep) < 0.03 for share in even.values())
 
 
-@pytest.mark.parametrize("policy", ["owl", "sensitivity", "svd_llm_v2"])
+@pytest.mark.parametrize("policy", ["owl", "sensitivity", "svd_llm_v2", "fisher"])
 @pytest.mark.parametrize("method", [row["name"] for row in lrcore.methods()])
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
 def test_every_method_compresses_under_them(request, story_file, name: str, method: str, policy: str) -> None:

@@ -29,7 +29,7 @@ def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
             values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values
             values *= (1 + layer) * (2 if name == "v" else 1)
             nats = torch.linspace(1, 0, len(cost.ranks()), dtype=torch.float64)
-            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats, unit="kv", share=0.6)
+            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats, unit="kv", share=0.6, fisher=1e-6 * (1 + layer))
     return spectra
 
 

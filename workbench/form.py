@@ -109,7 +109,7 @@ class Form:
         kept = {name: getattr(recipe, name) for name in (*SOURCES, "method", "options")}
         row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
         kept |= {name: getattr(recipe, name) for name in PLANNED if row["searched"]}
-        return START.with_(**kept, policy=recipe.policy if row["probed"] or row["searched"] else START.policy)
+        return START.with_(**kept, policy=recipe.policy if row["probed"] or row["gradients"] or row["searched"] else START.policy)
 
 
 def read_ratios(words: str) -> dict[str, float]:

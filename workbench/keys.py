@@ -20,8 +20,8 @@ def factor_key(recipe: lrcore.Recipe) -> Key:
 
 
 def measures(recipe: lrcore.Recipe) -> Key:
-    """What the recipe's policy measures on the model: nothing, probes that serve every budget, or a search at its own."""
+    """What the recipe's policy measures on the model: nothing, probes or gradients that serve every budget, or a search at its own."""
     row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
     if row["searched"]:
         return ("searched", *(str(getattr(recipe, name)) for name in PLANNED))
-    return ("probed",) if row["probed"] else ()
+    return tuple(name for name in ("probed", "gradients") if row[name])

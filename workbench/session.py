@@ -76,7 +76,7 @@ class Session:
         return self.shelf.get("analysis", calibration_key(recipe), make)
 
     def factors(self, recipe: lrcore.Recipe, progress=None) -> Any:
-        """The decompositions of a recipe's method, with probed slots where its policy reads them."""
+        """The decompositions of a recipe's method, with what its policy measures on the model."""
 
         def make() -> Any:
             if not measures(recipe):
@@ -113,12 +113,14 @@ class Session:
         return [recipe if other.method == recipe.method else other for other in others]
 
     def methods_here(self, recipe: lrcore.Recipe) -> list[str]:
-        """The methods whose factors are on the shelf, with a mark where their slots were probed."""
+        """The methods whose factors are on the shelf, with a mark of what was measured that serves every budget."""
+        serving = [recipe.with_(policy=row["name"]) for row in lrcore.policies() if not row["searched"]]
+        policies = {measures(asked): asked.policy for asked in serving}
         found = []
         for other in self.by_method(recipe):
-            for mark, asked in (("", other.with_(policy=lrcore.Recipe().policy)), (" probed", other.with_(policy="probed"))):
-                if self.peek_factors(asked) is not None:
-                    found.append(other.method + mark)
+            for mark, policy in policies.items():
+                if self.peek_factors(other.with_(policy=policy)) is not None:
+                    found.append(" ".join((other.method, *mark)))
         return found
 
     # --- jobs ---

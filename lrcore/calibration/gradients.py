@@ -9,7 +9,7 @@ G is the gradient of the mean token loss of one window, E_w the mean over the fi
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -20,11 +20,13 @@ from ..errors import InputError
 from ..files import cache_folder
 from ..layer import Layer, Linear
 from ..linalg import column_squares
+from ..methods import matrices_of
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
+from ..spectra import Slot
 from ..statistics import Moments, Need
-from .calibrate import Calibration, Progress, layer_file, silent, write_moments
+from .calibrate import Calibration, Progress, layer_file, read_moments, silent, write_moments
 
 WINDOWS = 64
 FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
@@ -48,6 +50,23 @@ def with_gradients(model: LoadedModel, calibration: Calibration, progress: Progr
         for layer, moments in enumerate(collect(model.network, tokens, progress or silent)):
             write_moments(moments, layer_file(folder, layer))
     return replace(calibration, gradients=folder)
+
+
+def fisher_information(
+    model: LoadedModel, calibration: Calibration, slots: Iterable[Slot], progress: Progress | None = None
+) -> dict[Slot, float]:
+    """Of every slot: the mean of `E_w G_ij^2` over all entries of its matrices, without their biases. Collects gradients as above."""
+    folder, by_layer = with_gradients(model, calibration, progress).gradients, {}
+    for layer, name in slots:
+        by_layer.setdefault(layer, []).append(name)
+    found = {}
+    for layer, names in by_layer.items():
+        weights, values = read_layer(model.network, layer).matrices(), read_moments(layer_file(folder, layer)).values
+        for name in names:
+            own = [one for one in matrices_of(name) if one in weights]
+            entries = sum(weights[one].weight.numel() for one in own)
+            found[layer, name] = sum(float(values[one, "fisher"].sum()) for one in own) / entries
+    return found
 
 
 def collect(network: nn.Module, tokens: Tensor, progress: Progress) -> list[Moments]:

@@ -12,6 +12,7 @@ from torch import nn
 from ..allocation import plan_ranks
 from ..budget import make_budget
 from ..calibration.calibrate import Progress, calibrate, silent
+from ..calibration.gradients import fisher_information
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
 from ..methods import find_method
@@ -30,7 +31,7 @@ from .searching import search, search_key
 
 
 def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None, seconds: dict[str, float] | None = None) -> Factorisation:
-    """All that allocating and compressing by a recipe needs: calibration, factors, and probes where its policy reads them.
+    """All that allocating and compressing by a recipe needs: calibration, factors, and what its policy measures.
 
     seconds, where given, receives the time of each stage. Raises InputError for an unknown method or policy before any work is done.
     """
@@ -48,11 +49,15 @@ def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None
 def measured(model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None) -> Factorisation:
     """The factorisation with what the recipe's policy measures on the model, where it is not there yet.
 
-    Probes of every slot, which serve every budget, or a search for the recipe's own budget. Others come back as they are.
+    Probes of every slot or squared gradients of its weights, which serve every budget, or a search for the recipe's own budget. Others
+    come back as they are.
     """
     policy = find_policy(recipe.policy)
     if policy.probed and factors.base_nll is None:
         return probe(model, factors, progress)
+    if policy.gradients and any(s.fisher is None for s in factors.spectra.values()):
+        found = fisher_information(model, factors.calibration, factors.spectra, progress)
+        return replace(factors, spectra={slot: replace(s, fisher=found[slot]) for slot, s in factors.spectra.items()})
     if policy.searched and factors.searched != search_key(recipe):
         return search(model, factors, recipe, lambda found: allocate(found, recipe).ranks, progress)
     return factors

@@ -13,9 +13,13 @@ from .factors import Factors, spectrum
 
 COMPONENTS = ("qk", "ov", "mlp")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+HELD = {
+    "qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down"), "kv": ("k", "v"),
+    "joint_qk": ("q", "k"), "joint_vo": ("v", "o"), "joint_ud": ("up", "down"), "joint_qkv": ("q", "k", "v"),
+}  # fmt: skip
 CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
 
-__all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_method", "spectrum", "truncate"]
+__all__ = ["COMPONENTS", "MATRICES", "METHODS", "Factors", "Method", "find_method", "matrices_of", "spectrum", "truncate"]
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,11 @@ def find_method(name: str) -> Method:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
+
+
+def matrices_of(slot: str) -> tuple[str, ...]:
+    """The matrices whose weights a slot of any method holds, by its name; an MLP may lack the gate."""
+    return HELD.get(slot, (slot,))
 
 
 def truncate(layer: Layer, factors: Factors, ranks: Mapping[str, int]) -> Layer:

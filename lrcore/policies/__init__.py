@@ -13,6 +13,7 @@ from ..errors import unknown
 from ..options import Option, read_options
 from ..spectra import Slot
 from .energy import energy
+from .fisher import POWER, fisher
 from .greedy import greedy
 from .marginal import marginal
 from .mix import mix
@@ -31,7 +32,7 @@ from .waterfill import waterfill
 class Policy:
     """A row of the table. suggest: the rule of thumb for its temperature, None where it reads none. probed: whether it needs probed slots.
 
-    searched: whether it needs a search at the very budget.
+    searched: whether it needs a search at the very budget. gradients: whether it needs the squared gradients of the weights.
     options: what `targets` takes besides spectra, budget, temperature and influence, as keywords with the same defaults.
     """
 
@@ -41,6 +42,7 @@ class Policy:
     suggest: Callable[[Spectra, Budget, Influence], float] | None = None
     probed: bool = False
     searched: bool = False
+    gradients: bool = False
     options: tuple[Option, ...] = ()
 
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,8 @@ class Policy:
 
     def describe(self) -> dict:
         options = [option.describe() for option in self.options]
-        reads = {"temperature": self.suggest is not None, "probed": self.probed, "searched": self.searched}
+        measured = {"probed": self.probed, "searched": self.searched, "gradients": self.gradients}
+        reads = {"temperature": self.suggest is not None, **measured}
         return {"name": self.name, "summary": self.summary, **reads, "options": options}
 
 
@@ -58,6 +61,7 @@ OUTLIERS = (
     Option("threshold", THRESHOLD, "M: an outlier is this many times the mean of its layer", low=1, high=20),
     Option("spread", SPREAD, "lambda: a layer's share differs from the asked one by this at most", low=0.0, high=0.5),
 )
+INFORMATION = (Option("power", POWER, "of the mean squared gradient that shares are proportional to; 0: even", low=0.0, high=2.0),)
 LOSSES = (
     Option("level", LEVEL, "logarithm that the smallest loss of a type counts as: small is uneven, large is even", low=0.1, high=100.0),
 )
@@ -86,6 +90,13 @@ POLICIES = {
             "Per type of matrix, layers lose in proportion to 1 / log of their loss at the uniform share (SVD-LLM v2).",
             svd_llm_v2,
             options=(*LOSSES, *CAPPED),
+        ),
+        Policy(
+            "fisher",
+            "A slot keeps in proportion to the mean squared gradient of its weights (Palu).",
+            fisher,
+            gradients=True,
+            options=INFORMATION,
         ),
         Policy(
             "sensitivity", "One threshold on the measured rise of the loss by each slot alone (ASVD's search).", sensitivity, probed=True

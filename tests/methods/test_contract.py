@@ -8,7 +8,7 @@ import torch
 from toy_layer import KINDS, toy
 
 from lrcore.errors import InputError
-from lrcore.methods import METHODS, spectrum, truncate
+from lrcore.methods import METHODS, matrices_of, spectrum, truncate
 from lrcore.methods import factors as factors_module
 from lrcore.statistics import Moments
 
@@ -72,6 +72,8 @@ def test_declared_needs_suffice_and_slots_cover_what_they_name(method: tuple[str
     assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == (
         named["k"].parameters + named["v"].parameters if only else case.layer.parameters
     )
+    held = [one for name in factors for one in matrices_of(name) if one in named]
+    assert sorted(held) == sorted({"k", "v"} if only else named)
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
