@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.checkpoint import MARK, save
-from .database import Database, Row
 from ..errors import InputError
 from ..models.load import LoadedModel
 from ..recipe import Recipe
+from .database import Database, Row
 
 PARTIAL = ".partial-"
 UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what a folder that somebody else edited may lead to

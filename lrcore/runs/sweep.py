@@ -15,15 +15,15 @@ import yaml
 
 from ..calibration.calibrate import Progress, calibrate, silent
 from ..compression.compress import allocate, compress, measured
-from ..evaluation.cost import measure_cost, measure_speed
-from ..errors import InputError, unknown
-from ..evaluation.evaluate import evaluate
 from ..compression.factorise import Factorisation, factorise
+from ..errors import InputError, unknown
+from ..evaluation.cost import measure_cost, measure_speed
+from ..evaluation.evaluate import evaluate
+from ..evaluation.protocols import Asked, find_protocol
 from ..files import write_text
 from ..methods import find_method
 from ..models.load import LoadedModel
 from ..policies import find_policy
-from ..evaluation.protocols import Asked, find_protocol
 from ..recipe import Recipe
 
 FORMAT = 1  # of the cells; raise it whenever what is measured changes its meaning
