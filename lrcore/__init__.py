@@ -17,7 +17,7 @@ from .compression.factorise import Factorisation, factorise
 from .compression.healing import Healing, heal
 from .compression.probing import probe
 from .compression.quantise import quantise
-from .compression.shorten import shorten
+from .compression.shorten import drop_layers, shorten
 from .data import BUILTIN
 from .errors import Cancelled, InputError
 from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
@@ -60,8 +60,8 @@ __all__ = [
     "BUDGETS", "BUILTIN_TASKS", "DATASETS", "DEMO_MODELS", "LM_EVAL_TASKS", "PROTOCOLS", "Analysis", "Asked", "Calibration", "Cancelled",
     "Comparison", "Contributions", "Evaluation", "Factorisation", "Healing", "InputError", "LoadedModel", "LocalErrors", "ModelCost",
     "RankPlan", "Recipe", "Run", "Runs", "Speed", "StockFit", "Sweep", "TaskResult", "Tracker", "allocate", "analyse", "answers",
-    "answers_csv", "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "evaluate", "export",
-    "factorise", "finished", "generate", "heal", "in_turns", "lm_eval", "load", "local_errors", "measure_cost", "measure_speed",
-    "measured", "methods", "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep", "runs_root",
-    "save", "score_choices", "shorten", "stock_fit", "stream", "sweep_tables", "token_losses",
+    "answers_csv", "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "drop_layers",
+    "evaluate", "export", "factorise", "finished", "generate", "heal", "in_turns", "lm_eval", "load", "local_errors", "measure_cost",
+    "measure_speed", "measured", "methods", "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep",
+    "runs_root", "save", "score_choices", "shorten", "stock_fit", "stream", "sweep_tables", "token_losses",
 ]  # fmt: skip

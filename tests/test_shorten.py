@@ -118,3 +118,13 @@ def test_a_compressed_model_is_not_shortened(asked):
         lrcore.shorten(lrcore.compress(model, recipe.with_(method="a3", ratio=0.2)), recipe, 1)
     with pytest.raises(InputError, match="offload"):
         lrcore.shorten(lrcore.load(recipe.model, offload=True), recipe, 1)
+
+
+def test_layers_named_go_and_nothing_runs(asked):
+    model, recipe = asked
+    gone = lrcore.shorten(model, recipe, 2).report["shortened"]["gone"]
+    named = lrcore.drop_layers(model, gone)
+    assert named.report["shortened"] == {"by": "hand", "gone": gone, "of": 3}
+    assert torch.equal(logits(named.network), logits(lrcore.shorten(model, recipe, 2).network))
+    with pytest.raises(InputError, match="keep at least 1"):
+        lrcore.drop_layers(model, [0, 1, 2])

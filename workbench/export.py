@@ -26,11 +26,11 @@ def figure(number: float | None) -> str:
 
 def report_html(run: Run) -> str:
     """One page that needs nothing else: summary, measurements, recipe, ranks."""
-    recipe_rows = "".join(row(name, value) for name, value in run.recipe.to_dict().items())
+    recipe_rows = "".join(row(name, value) for name, value in run.fields.items())
     measured = "".join(
         row(text.protocol(one["protocol"]), figure(one["perplexity"]), figure(one["dense_perplexity"])) for one in run.evaluations
     )
-    head, *body = [line.split(",") for line in run.ranks_csv.splitlines() if line]
+    head, *body = [line.split(",") for line in run.ranks_csv.splitlines() if line] or [[text.NO_RANKS]]
     ranks = row(*head, tag="th") + "".join(row(*line) for line in body)
     seconds = "".join(row(stage, f"{value:.2f} s") for stage, value in run.report.get("seconds", {}).items())
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(run.name)}</title><style>

@@ -1,7 +1,7 @@
 """The form: one component per recipe field, made once and placed by the sidebar and the tabs. A browser's whole state is its values."""
 
 from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -121,12 +121,11 @@ def read_ratios(words: str) -> dict[str, float]:
         raise lrcore.InputError(f"Component ratios read 'qk=0.3, mlp=0.1'; got '{words}'.") from None
 
 
-def differences(recipes: Mapping[str, lrcore.Recipe]) -> list[list[Any]]:
-    """Rows [field, value of each recipe], only for fields whose values are not all equal."""
-    said = [recipe.to_dict() for recipe in recipes.values()]
+def differences(said: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows [field, value of each], only for fields whose values are not all equal. said: the fields that each was made by."""
     rows = []
-    for name in said[0] if said else []:
-        values = [str(one[name]) if one[name] not in (None, {}) else "–" for one in said]
+    for name in dict.fromkeys(name for one in said for name in one):
+        values = [str(one[name]) if one.get(name) not in (None, {}) else "–" for one in said]
         if len(set(values)) > 1:
             rows.append([name, *values])
     return rows

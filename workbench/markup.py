@@ -92,10 +92,10 @@ def job_row(job: Job, place: int) -> str:
 
 
 def readout(summary: dict[str, Any], actual: str = "") -> str:
-    """The big numbers of a plan. actual: the cell of the measured perplexity, where one is to be shown."""
+    """The big numbers of a plan, or of a model made without one. actual: the cell of the measured perplexity, where one is to be shown."""
     kv, dense_kv = summary["kv_bytes_per_token"], summary["dense_kv_bytes_per_token"]
     flops, dense_flops = summary["flops_per_token"], summary["dense_flops_per_token"]
-    over = " over" if summary["achieved"] < summary["asked"] - 5e-4 else ""
+    over = " over" if summary["achieved"] < summary.get("asked", 0) - 5e-4 else ""
     cells = [
         cell("parameters", text.count(summary["parameters"]), less(summary["parameters"], summary["dense_parameters"]), "parameters"),
         cell("size", text.megabytes(summary["megabytes"]), less(summary["megabytes"], summary["dense_megabytes"])),
@@ -104,12 +104,12 @@ def readout(summary: dict[str, Any], actual: str = "") -> str:
         cell(
             f"removed: {text.budget(summary['budget'])}",
             f"{summary['achieved']:.2%}",
-            f"asked for {summary['asked']:.1%}",
+            f"asked for {summary['asked']:.1%}" if "asked" in summary else "",
             "achieved" + over,
         ),
     ]
-    quality = [cell("predicted energy kept", f"{summary['energy_kept']:.2%}", text.ENERGY_OF)]
-    if summary["predicted_perplexity"] is not None:
+    quality = [cell("predicted energy kept", f"{summary['energy_kept']:.2%}", text.ENERGY_OF)] if "energy_kept" in summary else []
+    if summary.get("predicted_perplexity") is not None:
         quality.append(cell("predicted perplexity", f"{summary['predicted_perplexity']:.3f}", text.PREDICTED_ON))
     return (
         f"<div class='cells' data-parameters='{summary['decoder_parameters']}'>{''.join(cells)}</div>"

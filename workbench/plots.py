@@ -232,6 +232,28 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return figure(data, 100 + 100 * count, f"policies{count}", xaxis=xaxis, meta={"mark": "layer"}, **axes)
 
 
+def influence(values: Sequence[float], gone: Collection[int]) -> str:
+    """Block Influence of every layer as bars; those that would go have another colour and a name in the legend."""
+    data = []
+    for name, colour, layers in (
+        ("stay", AWARE, [i for i in range(len(values)) if i not in gone]),
+        ("would go", CUT, sorted(gone)),
+    ):
+        if layers:
+            hover = f"layer %{{x}}<br>Block Influence %{{y:.5f}}<extra>{name}</extra>"
+            own = {"type": "bar", "name": name, "x": layers, "y": [values[i] for i in layers], "hovertemplate": hover}
+            data.append(
+                own
+                | {
+                    "marker": {"color": colour, "pattern": {"shape": "/" if colour == CUT else "", "fillmode": "overlay"}},
+                    "showlegend": bool(gone),
+                }
+            )
+    xaxis = {"title": {"text": "layer"}, "dtick": 1 if len(values) <= 32 else 4, "range": [-0.6, len(values) - 0.4], "showgrid": False}
+    yaxis = {"title": {"text": "Block<br>Influence", "font": {"size": 11}}, "nticks": 4, "rangemode": "tozero"}
+    return figure(data, 180, f"influence{len(values)}", xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0.3)
+
+
 def better(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The best of those that are as small as this one and have a lower perplexity, or smaller and have no higher one."""
     found = [p for p in points if p["x"] <= one["x"] and p["y"] <= one["y"] and (p["x"], p["y"]) != (one["x"], one["y"])]

@@ -9,6 +9,7 @@ from .jobs import Job
 from .runs import Run, Runs
 
 SUMMED = ("achieved", "parameters", "kv_bytes_per_token", "flops_per_token")  # of a plan's account, under the same names
+OTHERWISE = {"quantised", "healing", "shortened"}  # what a report says of a model that its recipe alone did not make
 MEASURED = ("perplexity", "nll", "bits_per_byte", "nonfinite", "kl", "top1", "protocol")
 
 
@@ -37,8 +38,8 @@ def check_cross(spec: dict[str, Any]) -> None:
 
 
 def made(runs: Sequence[Run], recipe: lrcore.Recipe) -> Run | None:
-    """A run by exactly this recipe, not quantised on top of it."""
-    return next((run for run in runs if run.recipe == recipe and not run.report.get("quantised")), None)
+    """A run by exactly this recipe, and by nothing on top of it or in its place."""
+    return next((run for run in runs if run.recipe == recipe and not OTHERWISE & run.report.keys()), None)
 
 
 def lacking(run: Run, asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

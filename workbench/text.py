@@ -133,6 +133,21 @@ QUANTISE_HELP = (
     "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is measured as this one was and stands beside "
     "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not time."
 )
+DROP = "Drop whole layers"
+DROP_HELP = (
+    "What is left is a smaller dense model of the same family, with a smaller KV cache and less to compute. It is kept as a run, and "
+    "measured as set above. The ranks of the Allocation tab have no part in it."
+)
+ORDERS = {"influence": "Block Influence (ShortGPT)", "loss": "the loss, one by one (SLEB)"}
+DROPPED = (
+    "{gone} would go: Block Influence {least}, against {most:.3g} at most. It is 1 minus the mean cosine between what enters a layer and "
+    "what leaves it, so it is small where the layer changes little."
+)
+DROPPED_LATER = "Which {count} of {of} go is found as it runs: each time the layer without which the loss on calibration windows is least."
+DROPPED_SIZE = " The model goes from {} to {} parameters, {} to {}, its KV cache from {} to {} bytes per token{}."
+DROPPED_ALIKE = ", where all layers are of one size"
+NO_RANKS = "No ranks made this run: its model was changed as a whole."
+SHORT_STOCK = "What is left is a model of its own family: a stock export does without code."
 HEAL_HELP = (
     "Trains what compression changed (of `care` the latents) on the run's calibration text, by cross-entropy and the distance to the dense "
     "model's answers, and keeps the result as a run of its own, measured as this one was. Stopped, it goes on where it was."
@@ -172,10 +187,10 @@ def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     return " ".join(lines)
 
 
-def stock(fit: dict | None) -> str:
-    """Whether ranks fit a stock architecture, why not, and which would. fit: as `StockFit.to_dict` gives it."""
+def stock(fit: dict | None, dense: bool = False) -> str:
+    """Whether ranks fit a stock architecture, why not, and which would. fit: as `StockFit.to_dict` gives it. dense: no ranks made it."""
     if fit is None:
-        return STOCK_UNKNOWN
+        return SHORT_STOCK if dense else STOCK_UNKNOWN
     if fit["qualifies"]:
         return STOCK_YES
     width = next((rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None)
@@ -192,6 +207,32 @@ def healed(report: dict) -> str:
         words += f"; perplexity on {protocol(told['test_protocol'])}: {told['perplexity_before']:.4f} before, "
         words += f"{told['perplexity_after']:.4f} after"
     return f"{words}."
+
+
+def dropped(influence: list[float], gone: list[int], by: str, summary: dict) -> str:
+    """What dropping layers would do. gone: those of least influence; by loss they stand for the size alone."""
+    if by == "influence":
+        values = ", ".join(f"{influence[i]:.3g}" for i in gone)
+        words = DROPPED.format(gone=layers(gone), least=values, most=max(influence))
+    else:
+        words = DROPPED_LATER.format(count=len(gone), of=len(influence))
+    sizes = [count(summary[f"{when}parameters"]) for when in ("dense_", "")]
+    sizes += [megabytes(summary[f"{when}megabytes"]) for when in ("dense_", "")]
+    sizes += [count(summary[f"{when}kv_bytes_per_token"]) for when in ("dense_", "")]
+    return words + DROPPED_SIZE.format(*sizes, "" if by == "influence" else DROPPED_ALIKE)
+
+
+def shortened(report: dict) -> str:
+    """Which layers went, and why; nothing where none did."""
+    told = report.get("shortened")
+    if not told:
+        return ""
+    order = " in this order" if len(told["gone"]) > 1 else ""
+    return f"{layers(told['gone'])} of {told['of']} went{order}, chosen by {ORDERS.get(told['by'], told['by'])}."
+
+
+def layers(numbers: list[int]) -> str:
+    return f"Layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def budget(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import lrcore
 
+from . import text
 from .export import target
 from .jobs import Job
 from .keys import model_key
@@ -46,6 +47,16 @@ def compress(session: "Session", job: Job) -> list[str]:
     """One run: compress, keep, and measure against the dense model unless the spec says otherwise."""
     recipe = lrcore.Recipe.from_dict(job.spec["recipe"])
     return [one_run(session, job, recipe, job.spec.get("name", ""), job.spec.get("evaluation")).id]
+
+
+def shorten(session: "Session", job: Job) -> list[str]:
+    """A run without some of the model's layers: kept and measured as a compressed one."""
+    recipe, spec = lrcore.Recipe.from_dict(job.spec["recipe"]), job.spec
+    small = lrcore.shorten(load(session, recipe, job), recipe, spec["layers"], spec["by"], progress=job.progress)
+    told = small.report["shortened"]
+    job.say(text.shortened(small.report))
+    name = spec["name"] or f"without {len(told['gone'])} of {told['of']} layers, {told['by']}"
+    return [kept(session, job, recipe, name, small, spec["evaluation"]).id]
 
 
 def sweep(session: "Session", job: Job) -> list[str]:
@@ -97,20 +108,18 @@ def heal(session: "Session", job: Job) -> list[str]:
     run = session.runs.get(job.spec["run"])
     teacher, state = load(session, run.recipe, job), run.folder / "healing.safetensors"
     small = lrcore.heal(session.small(run), lrcore.Healing(**job.spec["healing"]), teacher=teacher, state=state, progress=job.progress)
-    kept = derived(session, job, run, f"{run.name} · healed", small)
+    made = derived(session, job, run, f"{run.name} · healed", small)
     state.unlink(missing_ok=True)
-    return [kept]
+    return [made]
 
 
 def derived(session: "Session", job: Job, run: Run, name: str, small: Any) -> str:
     """Keep what was made of a run as a run, and measure it by every protocol of the first one. Returns its id."""
-    kept = session.runs.write(name, run.recipe, small)
-    session.shelf.put("small", kept.id, small)
-    job.say(f"kept as {kept.name} ({kept.id})")
+    made = kept(session, job, run.recipe, name, small, None)
     for one in run.evaluations:
         if "settings" in one:
-            session.runs.add_evaluation(kept.id, evaluation(session, kept, one["settings"], job))
-    return kept.id
+            session.runs.add_evaluation(made.id, evaluation(session, made, one["settings"], job))
+    return made.id
 
 
 def export(session: "Session", job: Job) -> list[str]:
@@ -153,8 +162,13 @@ def one_run(session: "Session", job: Job, recipe: lrcore.Recipe, name: str, meas
     dense = load(session, recipe, job)
     factors = session.factors(recipe, job.progress)
     small = lrcore.compress(dense, recipe, factors=factors, plan=lrcore.allocate(factors, recipe), progress=job.progress)
+    return kept(session, job, recipe, name or f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}", small, measured)
+
+
+def kept(session: "Session", job: Job, recipe: lrcore.Recipe, name: str, small: Any, measured: dict[str, Any] | None) -> Run:
+    """Keep what was made of a dense model as a run, and measure it where that is asked for."""
     job.progress("save", 0, 1)
-    run = session.runs.write(name or f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}", recipe, small)
+    run = session.runs.write(name, recipe, small)
     session.shelf.put("small", run.id, small)
     job.say(f"kept as {run.name} ({run.id})")
     if measured:
@@ -184,6 +198,7 @@ WORK = {
     "analyse": analyse,
     "survey": survey,
     "compress": compress,
+    "shorten": shorten,
     "sweep": sweep,
     "measure": measure,
     "speed": speed,

@@ -42,6 +42,9 @@ def model_card(
     opening = f"# {title}\n\n`{base}` with {parameters:,} parameters" + (" after low-rank compression." if "recipe" in report else ".")
     if codes := report.get("quantised"):
         opening += f" The matrices of its decoder layers are codes of {codes['bits']} bits in groups of {codes['group']} (HQQ)."
+    if shortened := report.get("shortened"):
+        gone = ", ".join(map(str, sorted(shortened["gone"])))
+        opening += f" It lacks the decoder layers {gone} of {shortened['of']}, counted from 0, chosen by {shortened['by']}."
     parts = [opening, _usage(stock, loader), _account(report.get("summary", {})), _measured(results), _making(report)]
     return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 

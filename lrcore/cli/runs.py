@@ -41,7 +41,7 @@ def summary(run: Any) -> dict[str, Any]:
     last, account = (run.evaluations or [{}])[-1], run.report.get("summary", {})
     return {
         "id": run.id, "name": run.name, "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
-        "model": run.recipe.model, "method": run.recipe.method, "policy": run.recipe.policy, "ratio": run.recipe.ratio,
+        "model": run.recipe.model, "method": run.method, "policy": run.policy, "ratio": run.fields.get("ratio"),
         "parameters": account.get("parameters"), "perplexity": last.get("perplexity"), "tags": list(run.tags),
     }  # fmt: skip
 

@@ -6,14 +6,16 @@ loss       SLEB (Song et al., ICML 2024): one after another, each time the layer
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..calibration.calibrate import Progress, make_calibration_windows, silent
 from ..errors import InputError, unknown
+from ..evaluation.cost import predicted_flops
 from ..models.architectures import decoder_layers
 from ..models.depth import skipping, without_layers
 from ..models.layers import clone
@@ -31,29 +33,60 @@ def shorten(model: LoadedModel, recipe: Recipe, layers: int, by: str = "influenc
     Its report has "shortened": the layers that went, counted from 0, in the order in which they went. Raises InputError for a number
     that leaves no layer, an unknown order, a compressed model, one whose layers wait on disk, and a family that cannot be shortened.
     """
-    total = len(decoder_layers(model.network))
     if by not in ORDERS:
         raise unknown("order", by, ORDERS)
+    check_shortened(model, layers)
+    gone = ORDERS[by](model, make_calibration_windows(model, recipe).tokens, layers, progress or silent)
+    return drop_layers(model, gone, by, recipe.seq_len)
+
+
+def drop_layers(model: LoadedModel, gone: Collection[int], by: str = "hand", context: int = 256) -> LoadedModel:
+    """The model without the decoder layers named, counted from 0; nothing runs. by: what chose them, for the report.
+
+    Raises InputError as `shorten` does. context: tokens before the one whose FLOPs the account counts.
+    """
+    check_shortened(model, len(gone))
+    network, total = without_layers(model.network, gone), len(decoder_layers(model.network))
+    before = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
+    identity = json.dumps([model.fingerprint, "without", sorted(gone)])
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+    made = replace(model, name=f"{model.name} without {len(gone)} of {total} layers", network=network, fingerprint=fingerprint)
+    shortened = {"by": by, "gone": list(gone), "of": total}
+    return replace(made, report=before | {"summary": account(model, made, context), "shortened": shortened})
+
+
+def check_shortened(model: LoadedModel, layers: int) -> None:
+    """Raise InputError where so many layers of this model cannot go."""
+    total = len(decoder_layers(model.network))
     if not 1 <= layers < total:
         raise InputError(f"'{model.name}' has {total} decoder layers; {layers} of them were to go. Drop at least 1 and keep at least 1.")
     if "recipe" in (model.report or {}) or "quantised" in (model.report or {}):
         raise InputError(f"'{model.name}' is compressed: its ranks belong to the layers it has. Shorten the dense model, then compress it.")
     if model.offloaded:
         raise InputError("Layers that wait on disk cannot be renumbered. Load the model without offload.")
-    gone = ORDERS[by](model, make_calibration_windows(model, recipe).tokens, layers, progress or silent)
-    network = without_layers(model.network, gone)
-    before = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
-    identity = json.dumps([model.fingerprint, "without", sorted(gone)])
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    made = replace(model, name=f"{model.name} without {layers} of {total} layers", network=network, fingerprint=fingerprint)
-    return replace(made, report=before | {"summary": _account(model, made), "shortened": {"by": by, "gone": gone, "of": total}})
 
 
-def _account(model: LoadedModel, made: LoadedModel) -> dict[str, float]:
-    """What the card and the page say of a model beside its dense base."""
-    now, then = made.size, model.size
-    own = {"parameters": now.parameters, "megabytes": now.megabytes, "kv_bytes_per_token": now.kv_bytes}
-    return own | {"dense_parameters": then.parameters, "dense_megabytes": then.megabytes, "dense_kv_bytes_per_token": then.kv_bytes}
+def account(model: LoadedModel, made: LoadedModel, context: int = 256) -> dict[str, Any]:
+    """What the card and the page say of a model beside its dense base, under the names of a plan's summary."""
+    now, then = _weighed(made, context), _weighed(model, context)
+    shares = {
+        "removed_params": 1 - now["decoder_parameters"] / then["decoder_parameters"],
+        "removed_total": 1 - now["parameters"] / then["parameters"],
+        "removed_kv": 1 - now["kv_bytes_per_token"] / then["kv_bytes_per_token"],
+    }
+    dense = {f"dense_{name}": value for name, value in then.items()}
+    return now | dense | shares | {"budget": "params", "achieved": shares["removed_params"]}
+
+
+def _weighed(model: LoadedModel, context: int) -> dict[str, float]:
+    size = model.size
+    return {
+        "parameters": size.parameters,
+        "decoder_parameters": size.decoder_linear,
+        "megabytes": size.megabytes,
+        "kv_bytes_per_token": size.kv_bytes,
+        "flops_per_token": predicted_flops(model, context),
+    }
 
 
 def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:

@@ -29,9 +29,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _flat(run: Run) -> dict[str, Any]:
-    recipe = {
-        name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True) for name, value in run.recipe.to_dict().items()
-    }
+    recipe = {name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True) for name, value in run.fields.items()}
     measured = {}
     for one in run.evaluations:
         protocol = one["protocol"]

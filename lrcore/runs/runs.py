@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..models.load import LoadedModel
 from ..recipe import Recipe
 from .database import Database, Row
+from .making import fields, method_and_policy
 
 PARTIAL = ".partial-"
 UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what a folder that somebody else edited may lead to
@@ -41,7 +42,7 @@ def root() -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished compression. folder holds the checkpoint, as a folder in it or itself; report is what `compress` reported."""
+    """A finished model. folder holds the checkpoint, as a folder in it or itself; report is what `compress` or another word reported."""
 
     id: str
     name: str
@@ -59,7 +60,24 @@ class Run:
 
     @property
     def ranks_csv(self) -> str:
-        return (self.checkpoint / "ranks.csv").read_text(encoding="utf-8")
+        """Its ranks; "" where none made it."""
+        file = self.checkpoint / "ranks.csv"
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+    @property
+    def method(self) -> str:
+        """The recipe's method, or the word for what was done to the whole model, such as "shorten"."""
+        return method_and_policy(self.recipe, self.report)[0]
+
+    @property
+    def policy(self) -> str:
+        """What shared the ranks, or what chose the layers that went."""
+        return method_and_policy(self.recipe, self.report)[1]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What it was made by, field by field: see `making.fields`."""
+        return fields(self.recipe, self.report)
 
 
 class Runs:
@@ -134,8 +152,8 @@ class Runs:
     # --- changes ---
 
     def write(self, name: str, recipe: Recipe, model: LoadedModel) -> Run:
-        """Keep a compressed model as a run: its folder is there whole or not at all."""
-        run_id = _new_id(recipe)
+        """Keep a model made by a recipe as a run: its folder is there whole or not at all."""
+        run_id = _new_id(method_and_policy(recipe, model.report or {})[0])
         partial = self._aside(run_id)
         partial.mkdir(parents=True)
         save(model, partial / "checkpoint")
@@ -155,7 +173,7 @@ class Runs:
             )
         recipe = Recipe.read(folder / "recipe.json")
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        run_id = _new_id(recipe)
+        run_id = _new_id(method_and_policy(recipe, report)[0])
         self._insert(run_id, name or folder.name, time.time(), str(folder), recipe, report)
         return self.get(run_id)
 
@@ -213,8 +231,8 @@ class Runs:
         return self._database.samples(run_id)
 
 
-def _new_id(recipe: Recipe) -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{recipe.method}-{uuid.uuid4().hex[:4]}"
+def _new_id(method: str) -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{uuid.uuid4().hex[:4]}"
 
 
 def _alive(process: str) -> bool:

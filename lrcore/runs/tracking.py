@@ -45,7 +45,7 @@ class Tracker:
         for one in run.evaluations:
             protocol = one["protocol"]
             measured[f"{protocol.get('source')}, {protocol.get('name', 'windows')}"] = {**one, "protocol": None, "settings": None}
-        self.log(run.name, run.recipe.to_dict(), run.report.get("summary", {}) | measured)
+        self.log(run.name, run.fields, run.report.get("summary", {}) | measured)
 
     def log_sweep(self, rows: Iterable[Mapping[str, Any]], sweep: Mapping[str, Any]) -> None:
         """One run per row of a sweep that was measured. sweep: `Sweep.to_dict()`."""

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from .test_reach import press_until
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -73,3 +75,34 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.until_idle()
     row.click()
     workbench.until(lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(), 20, "nothing of the healing")
+
+
+def test_whole_layers_are_dropped_with_the_keyboard_and_the_run_is_compared(workbench):
+    keys, page = workbench.page.keyboard, workbench.page
+    workbench.tab("Compress")
+    page.get_by_role("button", name="Drop whole layers").focus()
+    keys.press("Enter")
+    workbench.until(lambda: workbench.plot("influence"), 20, "the layers' influence is not drawn")
+    press_until(workbench, "Tab", "#drop-layers input[type=range]")
+    keys.press("ArrowRight")
+    caption = workbench.locator("#drop-caption")
+    workbench.until(lambda: "Layers " in caption.inner_text(), 20, "the second layer is not named")
+    traces = {trace["name"]: trace["y"] for trace in workbench.plot("influence")["traces"]}
+    assert len(traces["would go"]) == 2
+    assert max(traces["would go"]) <= min(traces["stay"])
+    press_until(workbench, "Tab", "#drop-name input, #drop-name textarea")
+    keys.type("two fewer")
+    press_until(workbench, "Tab", "#drop")
+    keys.press("Enter")
+    page.wait_for_selector(".job.done >> text=Drop 2 layer(s)", timeout=60_000)
+    workbench.tab("Runs & export")
+    row = page.locator("#runs-table [role=row]", has_text="two fewer").first
+    workbench.until(lambda: "shorten" in row.inner_text(), 20, "the table does not say what the run is")
+    row.get_by_text("two fewer").click()
+    workbench.until(lambda: "went in this order" in workbench.locator("#run-heading").inner_text(), 20, "the run does not say what went")
+    workbench.tab("Compare")
+    workbench.until(lambda: "shorten" in methods_drawn(workbench), 20, "the run is not among the others")
+
+
+def methods_drawn(workbench) -> list[str]:
+    return [trace["name"] for trace in (workbench.plot("scatter") or {"traces": []})["traces"]]

@@ -53,8 +53,8 @@ def test_an_empty_box_is_named(form):
 
 def test_differences_are_only_differences():
     a, b = lrcore.Recipe(), lrcore.Recipe(ratio=0.4, method="modegpt")
-    assert differences({"a": a, "b": b}) == [["method", "a3", "modegpt"], ["ratio", "0.2", "0.4"]]
-    assert differences({"a": a, "b": a}) == []
+    assert differences([a.to_dict(), b.to_dict()]) == [["method", "a3", "modegpt"], ["ratio", "0.2", "0.4"]]
+    assert differences([a.to_dict(), a.to_dict()]) == []
 
 
 def test_the_shelf_makes_once_and_drops_the_least_used():

@@ -95,9 +95,10 @@ def build(session: Session) -> None:
 
 def all_differences(runs: list[Run]) -> list[list[Any]]:
     """Rows [field, value of each run] of recipes, then of what came out; only where not all are equal."""
-    measured = [row for row in lrcore.differences(runs) if ": " in row["field"]]
+    fields = {name for run in runs for name in run.fields}
+    measured = [row for row in lrcore.differences(runs) if ": " in row["field"] and row["field"] not in fields]
     said = [[row["field"].removeprefix("result: "), *map(shown, list(row.values())[1:])] for row in measured]
-    return [*differences({run.id: run.recipe for run in runs}), *said]
+    return [*differences([run.fields for run in runs]), *said]
 
 
 def shown(value: Any) -> str:
@@ -174,8 +175,8 @@ def points(runs: list[Run], wanted: str | None, axis: str, speeds: dict[str, Any
             x, dense_x = s[axis], s[f"dense_{axis}"]
         if not found and one["dense_perplexity"]:
             found.append({"name": "dense", "method": "dense", "x": dense_x, "y": one["dense_perplexity"], "note": wanted, "id": ""})
-        note = f"{run.recipe.policy}, {s['achieved']:.1%} {s['budget']} removed"
-        found.append({"name": run.name, "method": run.recipe.method, "x": x, "y": one["perplexity"], "note": note, "id": run.id})
+        note = f"{run.policy}, {s['achieved']:.1%} {s['budget']} removed"
+        found.append({"name": run.name, "method": run.method, "x": x, "y": one["perplexity"], "note": note, "id": run.id})
     return found
 
 

@@ -6,7 +6,7 @@ import gradio as gr
 
 import lrcore
 
-from .. import memory, text
+from .. import memory, text, whole
 from ..measure import Measure
 from ..parts import LIVE, QUIET, listen, spoken
 from ..session import Session
@@ -41,6 +41,7 @@ def build(session: Session) -> None:
             sets = gr.Textbox(label="Calibration texts", info=text.SWEEP_EMPTY, elem_id="sweep-sets")
             cross = gr.Checkbox(False, label="Measure on every calibration text", info=text.CROSS, elem_id="sweep-cross")
             sweep = gr.Button("Start the sweep", elem_id="start-sweep", scale=0, min_width=160)
+    whole.build(session)
     gr.Markdown("### Jobs")
     session.job_panel.render()
 

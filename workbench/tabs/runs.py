@@ -9,6 +9,7 @@ import lrcore
 
 from .. import export, markup, selection, text
 from ..parts import LIVE, QUIET, download, listen, panel, spoken
+from ..runs import Run
 from ..session import Session
 
 TITLE = "Runs & export"
@@ -81,7 +82,12 @@ def build(session: Session) -> None:
         if run_id not in session.runs.ids():
             return gr.Column(visible=False), *[""] * 5, gr.Checkbox(False), gr.Button(visible=False), "", ""
         run = session.runs.get(run_id)
-        title = f"<h3>{markup.escape(run.name)}</h3>" + markup.readout(run.report["summary"]) + markup.note(text.healed(run.report))
+        title = (
+            f"<h3>{markup.escape(run.name)}</h3>"
+            + markup.readout(run.report["summary"])
+            + markup.note(text.shortened(run.report))
+            + markup.note(text.healed(run.report))
+        )
         found = run.report.get("stock")
         possible = found is None or found["qualifies"]
         written = "\n".join(one["folder"] for one in session.runs.results(run_id, "export"))
@@ -91,7 +97,7 @@ def build(session: Session) -> None:
             run.name,
             ", ".join(run.tags),
             str(run.checkpoint.absolute()),
-            text.stock(found),
+            text.stock(found, not run.ranks_csv),
             gr.Checkbox(interactive=True) if possible else gr.Checkbox(value=False, interactive=False),
             gr.Button(visible=bool(found and found["ranks"] and not found["qualifies"])),
             written,
@@ -154,7 +160,7 @@ def build(session: Session) -> None:
         )
 
     give_recipe = spoken(lambda run_id: download("recipe.json", session.runs.get(run_id).recipe.to_json()))
-    give_ranks = spoken(lambda run_id: download("ranks.csv", session.runs.get(run_id).ranks_csv))
+    give_ranks = spoken(lambda run_id: download("ranks.csv", ranks_of(session.runs.get(run_id))))
     give_report = spoken(lambda run_id: download("report.html", export.report_html(session.runs.get(run_id))))
     shown = [details, heading, name, tags, folder, fit, stock, even, exported, card]
     listen([session.opened, session.stamp.change], table, None, [frame, empty], **LIVE)
@@ -174,6 +180,13 @@ def build(session: Session) -> None:
     push.click(send, [opened, stock, repo, private], None, **QUIET)
 
 
+def ranks_of(run: Run) -> str:
+    """Raises InputError for a run that no ranks made."""
+    if not run.ranks_csv:
+        raise lrcore.InputError(text.NO_RANKS)
+    return run.ranks_csv
+
+
 def run_rows(session: Session) -> list[list[Any]]:
     """Newest first."""
     rows = []
@@ -190,8 +203,8 @@ def run_rows(session: Session) -> list[list[Any]]:
                 run.name,
                 ", ".join(run.tags),
                 run.recipe.model,
-                run.recipe.method,
-                run.recipe.policy,
+                run.method,
+                run.policy,
                 removed,
                 round(summary["megabytes"], 2),
                 *measured,

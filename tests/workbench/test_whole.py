@@ -1,0 +1,161 @@
+"""Whole layers dropped from the page: the job, the run it leaves, and what is said of both."""
+
+import json
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import lrcore
+from workbench import export, plots, sweeps, text, whole, work
+from workbench.jobs import ENDED, Job
+from workbench.session import Session
+from workbench.tabs import compare
+from workbench.tabs.runs import COLUMNS, ranks_of, run_rows
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_RUNS", str(tmp_path / "runs"))
+    return Session()
+
+
+@pytest.fixture
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="care", policy="waterfill", ratio=0.4)
+
+
+def done(session, kind: str, spec: dict):
+    job, end = session.jobs.submit(kind, "x", spec), time.monotonic() + 60
+    while job.state not in ENDED:
+        assert time.monotonic() < end, job
+        time.sleep(0.02)
+    return job
+
+
+def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> dict:
+    measured = {"data": recipe.data, "samples": 2, "seq_len": 32}
+    return {"recipe": recipe.to_dict(), "layers": layers, "by": by, "name": name, "evaluation": measured}
+
+
+@pytest.mark.parametrize("by", ["influence", "loss"])
+def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(session, recipe, by):
+    job = done(session, "shorten", short(recipe, 2, by))
+    assert job.state == "done", job.error
+    expected = lrcore.shorten(lrcore.load(recipe.model), recipe, 2, by)
+    (run,) = Session().runs.all()  # another process
+    assert run.id == job.result[0]
+    assert run.name == f"without 2 of 3 layers, {by}"
+    assert run.report["shortened"] == expected.report["shortened"]
+    ids = torch.arange(3, 23)[None]
+    with torch.inference_mode():
+        assert torch.equal(session.small(run).network(ids).logits, expected.network(ids).logits)
+    found = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
+    assert run.evaluations[0]["perplexity"] == pytest.approx(found.perplexity, rel=1e-6)
+    assert run.evaluations[0]["same_base"]
+    row = dict(zip(COLUMNS, run_rows(session)[0], strict=True))
+    assert (row["method"], row["policy"]) == ("shorten", by)
+    assert "went in this order" in text.shortened(run.report)
+    assert any("went in this order" in line for line in job.log)
+
+
+def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(session, recipe):
+    (small,) = done(session, "compress", short(recipe)).result
+    (gone,) = done(session, "shorten", short(recipe, name="short one")).result
+    runs = [session.runs.get(small), session.runs.get(gone)]
+    cards = compare.all_cards(runs, None, {})
+    assert all(f"{run.evaluations[0]['perplexity']:.4f}" in cards for run in runs)
+    points = compare.points(runs, compare.key_of(runs[0], runs[0].evaluations[0]), "megabytes", {})
+    assert [point["method"] for point in points] == ["dense", "care", "shorten"]
+    table = {row[0]: row[1:] for row in compare.all_differences(runs)}
+    assert table["method"] == ["care", "shorten"]
+    assert table["policy"] == ["waterfill", "influence"]
+    assert table["ratio"] == ["0.4", "–"]
+    assert "data" not in table
+    assert len([name for name in table if "gone" in name]) == 1
+    assert sweeps.made(runs[1:], recipe) is None  # a sweep still makes its own
+    assert "went" in text.shortened(runs[1].report)
+    assert text.shortened(runs[0].report) == ""
+
+
+def test_it_is_exported_without_code_and_reported_without_ranks(session, recipe):
+    (made,) = done(session, "shorten", short(recipe, name="short one")).result
+    run = session.runs.get(made)
+    assert text.stock(run.report.get("stock"), not run.ranks_csv) == text.SHORT_STOCK
+    job = done(session, "export", {"run": made, "stock": True})
+    assert job.state == "done", job.error
+    folder = run.folder / "export-stock"
+    assert not list(folder.glob("*.py"))
+    card = (folder / "README.md").read_text()
+    assert f"lacks the decoder layers {run.report['shortened']['gone'][0]} of 3" in card
+    ids = torch.arange(3, 23)[None]
+    with torch.inference_mode():
+        native = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+        assert torch.equal(native, session.small(run).network(ids).logits)
+    assert text.NO_RANKS in export.report_html(run)
+    with pytest.raises(lrcore.InputError, match="No ranks"):
+        ranks_of(run)
+    again = done(session, "quantise", {"run": made, "bits": 8})
+    assert session.runs.get(again.result[0]).method == "shorten"
+    healed = done(session, "heal", {"run": made, "healing": {"steps": 1}})
+    assert healed.state == "failed"
+    assert "no compressed model" in healed.error
+
+
+def test_what_cannot_be_shortened_says_why_in_one_line(session, recipe):
+    for layers, words in ((3, "keep at least 1"), (0, "at least 1")):
+        job = done(session, "shorten", short(recipe, layers))
+        assert job.state == "failed"
+        assert words in job.error
+        assert "\n" not in job.error
+    job = done(session, "shorten", short(recipe.with_(offload=True)))
+    assert "without offload" in job.error
+    assert session.runs.all() == []
+
+
+@pytest.mark.parametrize("by", ["influence", "loss"])
+def test_it_stops_at_the_next_step(session, recipe, by):
+    session.dense(recipe)
+    job = Job("shorten", "x", short(recipe, 2, by))
+
+    def progress(stage: str, done: int, total: int) -> None:
+        seen.append((stage, done))
+        if len(seen) == 4:
+            raise lrcore.Cancelled
+
+    seen, job.progress = [], progress
+    with pytest.raises(lrcore.Cancelled):
+        work.shorten(session, job)
+    assert seen[2:] == [(by, 0), (by, 1)]
+    assert session.runs.all() == []
+
+
+def test_what_is_shown_before_is_what_comes_out(session, recipe):
+    model = session.dense(recipe)
+    influence = session.calibration(recipe).block_influence
+    for layers in (1, 2):
+        gone = whole.least(influence, layers)
+        summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).report["summary"]
+        assert summary == lrcore.shorten(model, recipe, layers).report["summary"]
+        words = text.dropped(influence, gone, "influence", summary)
+        assert text.count(summary["parameters"]) in words
+        assert words.startswith("Layer")
+        traces = json.loads(plots.influence(influence, gone))["data"]
+        assert {trace["name"]: trace["x"] for trace in traces} == {"stay": [i for i in range(3) if i not in gone], "would go": sorted(gone)}
+        assert {x: y for trace in traces for x, y in zip(trace["x"], trace["y"], strict=True)} == dict(enumerate(influence))
+    assert whole.least(influence, 9) == whole.least(influence, 2)  # a slider that has not followed a smaller model yet
+    assert "found as it runs" in text.dropped(influence, gone, "loss", summary)
+    (all_stay,) = json.loads(plots.influence(influence, []))["data"]
+    assert not all_stay["showlegend"]
+
+
+def test_the_account_is_that_of_a_plan_for_the_same_dense_model(recipe):
+    model = lrcore.load(recipe.model)
+    summary = lrcore.shorten(model, recipe, 1).report["summary"]
+    plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe).summary()
+    for name in ("parameters", "decoder_parameters", "megabytes", "kv_bytes_per_token", "flops_per_token"):
+        assert summary[f"dense_{name}"] == plan[f"dense_{name}"]
+        assert summary[name] < summary[f"dense_{name}"]
+    assert summary["achieved"] == pytest.approx(1 / 3)
+    assert summary["removed_kv"] == pytest.approx(1 / 3)
