@@ -26,10 +26,13 @@ def build(session: Session) -> None:
         caption = panel("drop-caption")
 
     @spoken
-    def fit(*said: Any) -> Any:
+    def fit(layers: float, *said: Any) -> Any:
         """The slider's range is that of the model on show."""
         analysis = peek(session, form.try_recipe(said))
-        return gr.skip() if analysis is None or analysis.layers < 2 else gr.Slider(maximum=analysis.layers - 1)
+        if analysis is None or analysis.layers < 2:
+            return gr.skip()
+        most = analysis.layers - 1
+        return gr.Slider(maximum=most, **({"value": most} if layers > most else {}))
 
     @spoken
     def draw(layers: float, by: str, *said: Any) -> tuple[str, str]:
@@ -54,7 +57,7 @@ def build(session: Session) -> None:
         return ""
 
     opening = [session.opened, session.tab.select, session.shown.change]
-    listen(opening, fit, form.all, layers, **LIVE)
+    listen(opening, fit, [layers, *form.all], layers, **LIVE)
     listen([*opening, layers.change, by.change], draw, [layers, by, *form.all], [chart, caption], **LIVE)
     start.click(submit, [name, layers, by, *form.all, *measure.all], name, **QUIET)
 
