@@ -205,6 +205,7 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
         suffix, high = "" if i == 0 else str(i + 1), 1 - i / count
         for name, values in lines.items():
             place = policies.index(name)
+            again = place >= len(SERIES)  # more policies than colours: the second time dashed and hollow
             data.append(
                 {
                     "type": "scatter",
@@ -215,8 +216,8 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
                     "x": list(range(len(values))),
                     "y": list(values),
                     "yaxis": f"y{suffix}",
-                    "line": {"color": SERIES[place % len(SERIES)], "width": 2},
-                    "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6},
+                    "line": {"color": SERIES[place % len(SERIES)], "width": 2, "dash": "dash" if again else "solid"},
+                    "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)] + ("-open" if again else ""), "size": 6},
                     "hovertemplate": f"{method} · {name}<br>layer %{{x}} keeps %{{y:.1%}}<extra></extra>",
                 }
             )

@@ -228,7 +228,7 @@ def shortened(report: dict) -> str:
     if not told:
         return ""
     order = " in this order" if len(told["gone"]) > 1 else ""
-    return f"{layers(told['gone'])} of {told['of']} went{order}, chosen by {ORDERS.get(told['by'], told['by'])}."
+    return f"{layers(told['gone'])} went{order}, of {told['of']} counted from 0; chosen by {ORDERS.get(told['by'], told['by'])}."
 
 
 def layers(numbers: list[int]) -> str:

@@ -141,6 +141,12 @@ def test_sweep_shares():
             parse_ratios(wrong, lrcore.Recipe())
 
 
+def test_no_two_policies_look_alike():
+    names = [row["name"] for row in lrcore.policies()]
+    traces = json.loads(plots.policy_curves({"a3": {name: [0.5, 0.6] for name in names}}))["data"]
+    assert len({(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}) == len(names)
+
+
 def test_every_tab_has_a_row():
     from pathlib import Path
 
