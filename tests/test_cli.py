@@ -11,7 +11,9 @@ import lrcore
 from lrcore.cli import main
 from lrcore.cli.console import ProgressLine, print_json
 
-COMMANDS = ("methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "shorten", "export")
+COMMANDS = (
+    "methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "shorten", "slice", "export",
+)  # fmt: skip
 
 
 @pytest.fixture

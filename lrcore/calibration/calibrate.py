@@ -11,11 +11,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .. import data
+from ..errors import InputError
 from ..files import cache_folder, draft_of
 from ..methods import METHODS
 from ..models.architectures import decoder_layers
 from ..models.layers import clone
 from ..models.load import LoadedModel
+from ..models.sliced import has_residual_matrices
 from ..models.stream import LayerStream
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
@@ -81,9 +83,14 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     """Collect the moments that every method needs from the dense model; instant where they are on disk already.
 
     The key covers model files, window tokens, dtype, needs and file format. Layers already on disk are not collected again, so a
-    cancelled or killed pass goes on where it stopped.
+    cancelled or killed pass goes on where it stopped. Raises InputError for a model sliced with a rotation per block.
     """
     progress = progress or silent
+    if has_residual_matrices(model.network):
+        raise InputError(
+            f"The residual stream of '{model.name}' is in another basis before every component, and no method knows of that. Compress the "
+            "dense model, or one sliced with one rotation for all."
+        )
     windows = make_calibration_windows(model, recipe)
     needs = all_needs()
     parts = [FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs)]

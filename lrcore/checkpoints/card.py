@@ -45,6 +45,8 @@ def model_card(
     if shortened := report.get("shortened"):
         gone = ", ".join(map(str, sorted(shortened["gone"])))
         opening += f" It lacks the decoder layers {gone} of {shortened['of']}, counted from 0, chosen by {shortened['by']}."
+    if sliced := report.get("sliced"):
+        opening += f" Its residual stream is {sliced['width']} wide instead of {sliced['of']} (SliceGPT, rotations: {sliced['rotations']})."
     parts = [opening, _usage(stock, loader), _account(report.get("summary", {})), _measured(results), _making(report)]
     return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 

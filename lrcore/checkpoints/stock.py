@@ -18,6 +18,7 @@ from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import read_layer
 from ..models.load import LoadedModel, auto_class, quiet
 from ..models.offload import stored_of
+from ..models.sliced import turned_modules
 from ..plan import RankPlan
 from ..spectra import Slot
 from .checkpoint import SHARD, write_companions, write_weights
@@ -45,9 +46,9 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     The ranks suggested keep QK and OV whole and give all MLPs one width, the largest with no more parameters than the plan has; where
     the MLPs alone cannot save as much, the smallest.
     """
-    family, row = text_config(model.network).model_type, architecture_of(model.network)
+    family = text_config(model.network).model_type
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
-    reasons = _structural(family, row.width, row.experts)
+    reasons = _structural(model.network)
     if not mlp:
         reasons.append("the method factors matrices, which no stock architecture has; a method on components would do")
     changed = sorted({name for (_, name), rank in plan.ranks.items() if name != "mlp" and rank < plan.spectra[_, name].cost.full})
@@ -55,17 +56,20 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         reasons.append(f"{', '.join(changed)} below full rank")
     if len({plan.ranks[slot] for slot in mlp}) > 1:
         reasons.append("MLPs of different widths")
-    fixable = not _structural(family, row.width, row.experts) and mlp
+    fixable = not _structural(model.network) and mlp
     if mlp and any(cost.fixed for cost in mlp.values()) and not _has_biases(model.network) and family not in BIASES:
         reasons.append(f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none")
         fixable = False
     return StockFit(not reasons, reasons, _even_ranks(plan) if fixable else None)
 
 
-def _structural(family: str, width: str | None, experts: bool) -> list[str]:
-    if experts:
+def _structural(network: PreTrainedModel) -> list[str]:
+    family, row = text_config(network).model_type, architecture_of(network)
+    if turned_modules(network):
+        return ["its residual stream is sliced, and norms without a weight stand in it"]
+    if row.experts:
         return [f"the MLPs of {family} are experts, which stay as they are"]
-    return [] if width else [f"the MLP width of {family} follows from the hidden size"]
+    return [] if row.width else [f"the MLP width of {family} follows from the hidden size"]
 
 
 def _has_biases(network: PreTrainedModel) -> bool:
@@ -97,7 +101,7 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     text = config.get_text_config()
     family = text.model_type
     layers = [_facts(read_layer(network, index)) for index in range(len(decoder_layers(network)))]
-    reasons = _structural(family, row.width, row.experts)
+    reasons = _structural(network)
     if any(layer.factored for layer in layers):
         reasons.append("factored or quantised matrices")
     if any(layer.narrowed for layer in layers):

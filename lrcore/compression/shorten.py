@@ -60,7 +60,7 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
     total = len(decoder_layers(model.network))
     if not 1 <= layers < total:
         raise InputError(f"'{model.name}' has {total} decoder layers; {layers} of them were to go. Drop at least 1 and keep at least 1.")
-    if "recipe" in (model.report or {}) or "quantised" in (model.report or {}):
+    if {"recipe", "quantised", "sliced"} & (model.report or {}).keys():
         raise InputError(f"'{model.name}' is compressed: its ranks belong to the layers it has. Shorten the dense model, then compress it.")
     if model.offloaded:
         raise InputError("Layers that wait on disk cannot be renumbered. Load the model without offload.")

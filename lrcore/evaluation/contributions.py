@@ -10,6 +10,7 @@ from ..layer import Layer
 from ..models.architectures import decoder_layers, text_config
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
+from ..models.sliced import turned_modules
 from .compare import check_tokens
 from .evaluate import row_losses, summarise
 from .protocols import Asked, make_passages
@@ -79,5 +80,6 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
 def check_same(dense: LoadedModel, small: LoadedModel) -> None:
     """Raise InputError where the two are not one model, dense and compressed, layer for layer."""
     configs = [text_config(model.network) for model in (dense, small)]
-    if len({(config.model_type, config.num_hidden_layers, config.hidden_size) for config in configs}) > 1:
+    sliced = {bool(turned_modules(model.network)) for model in (dense, small)}
+    if len({(config.model_type, config.num_hidden_layers, config.hidden_size) for config in configs}) > 1 or len(sliced) > 1:
         raise InputError(f"'{dense.name}' and '{small.name}' are not one model, dense and compressed: their layers are others.")

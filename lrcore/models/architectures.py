@@ -18,6 +18,9 @@ class Architecture:
     experts: an MLP of experts takes the place of some or all MLPs. norm_after: what a component gives is normed before it is added.
     width: the field of the config that holds the MLP's width, None where it follows from another. requires: fields of the config and the
     only value of each that is supported. note: what a user should know.
+    The residual stream: block_norms of attention and MLP, last_norm before the head, norm_offset added to the weight of a norm; positions,
+    an embedding that is added to that of the tokens; feed, what the MLP is made of where it is no module of its own. sequential: fields of
+    the config with which a layer is attention and then MLP, each x + f(norm(x)); None where it never is.
     """
 
     layers: str = "model.layers"
@@ -43,6 +46,12 @@ class Architecture:
     width: str | None = "intermediate_size"
     experts: bool = False
     norm_after: bool = False
+    block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    last_norm: str = "model.norm"
+    norm_offset: float = 0.0
+    positions: str | None = None
+    feed: tuple[str, ...] = ()
+    sequential: Mapping[str, Any] | None = field(default_factory=dict)
     requires: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
@@ -65,12 +74,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ministral": Architecture(note="Sliding windows as in mistral, by layer."),
     "qwen2": Architecture(note="Biases of queries, keys and values are mapped with the weights."),
     "qwen3": Architecture(norms=("q_norm", "k_norm"), note=_NORMED),
-    "gemma": Architecture(note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay outside the projections."),
+    "gemma": Architecture(
+        norm_offset=1.0, note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay outside the projections."
+    ),
     "gemma2": Architecture(
         activation="hidden_activation",
         softcap="attn_logit_softcapping",
         kernel="eager",
         norm_after=True,
+        sequential=None,
         requires={"use_bidirectional_attention": None},
         note="As gemma; scores are capped before the mask, in compressed attention too.",
     ),
@@ -78,6 +90,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norms=("q_norm", "k_norm"),
         activation="hidden_activation",
         norm_after=True,
+        sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
         note=f"As gemma, with two tables of angles. {_NORMED}",
     ),
@@ -86,6 +99,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         up="mlp.fc1",
         down="mlp.fc2",
         gate=None,
+        block_norms=("input_layernorm", "input_layernorm"),
+        last_norm="model.final_layernorm",
+        sequential=None,
         requires={"qk_layernorm": False},
         note="Phi-1 to 2. Attention and MLP read one norm. Columns of a head beyond the rotary part count as pairs with angle zero.",
     ),
@@ -108,6 +124,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         position="none",
         activation="activation_function",
         width="n_inner",
+        block_norms=("ln_1", "ln_2"),
+        last_norm="transformer.ln_f",
+        positions="transformer.wpe",
         requires={"add_cross_attention": False},
         note="Conv1D weights are read transposed; fused qkv is left apart where one of its parts has changed.",
     ),
@@ -120,6 +139,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         position="none",
         activation="activation_function",
         width="ffn_dim",
+        block_norms=("self_attn_layer_norm", "final_layer_norm"),
+        last_norm="model.decoder.final_layer_norm",
+        positions="model.decoder.embed_positions",
+        feed=("fc1", "activation_fn", "fc2"),
+        sequential={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
     ),
     "gpt_neox": Architecture(
         layers="gpt_neox.layers",
@@ -130,6 +154,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         down="mlp.dense_4h_to_h",
         gate=None,
         qkv="by_head",
+        last_norm="gpt_neox.final_layer_norm",
+        sequential={"use_parallel_residual": False},
         note="Pythia. qkv lies head by head and is left apart where one of its parts has changed. Columns of a head beyond the rotary part "
         "count as pairs with angle zero. Parallel residual or not is the layer's own.",
     ),
@@ -149,6 +175,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         window="window_size",
         kernel="eager",
         layer_returns="tuple",
+        block_norms=("ln_1", "ln_2"),
+        last_norm="transformer.ln_f",
+        positions="transformer.wpe",
         note="Scores are not scaled. Layers of type `local` keep their window in compressed attention.",
     ),
     "bloom": Architecture(
@@ -166,6 +195,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         kernel="eager",
         layer_returns="tuple",
         width=None,
+        last_norm="transformer.ln_f",
+        sequential=None,
         requires={"slow_but_exact": False, "apply_residual_connection_post_layernorm": False},
         note="ALiBi is added to the scores and does not touch the projections, so QK is solved as without positions.",
     ),
@@ -185,6 +216,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         kernel="eager",
         layer_returns="tuple",
         width=None,
+        block_norms=("norm_1", "norm_2"),
+        last_norm="transformer.norm_f",
+        sequential=None,
         requires={"attn_config.clip_qkv": None},
         note="ALiBi as in bloom.",
     ),
@@ -192,6 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norms=("q_norm", "k_norm"),
         norm_over="width",
         norm_after=True,
+        sequential=None,
         note="Queries and keys are normalised over all heads together, so QK is left as it is. Norms stand after the components.",
     ),
     "smollm3": Architecture(note="Layers without rotary are solved as such, the others by whole pairs."),

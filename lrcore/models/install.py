@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from .latent import LatentAttention
 from .modules import CompressedAttention, CompressedMLP
 from .projections import rebuild
+from .sliced import SlicedLayer, StreamNorm, resized
 
 
 def attention_module(network: nn.Module, place: str, sizes: Mapping[str, Any], index: int, native: nn.Module) -> CompressedAttention:
@@ -26,27 +28,40 @@ def _rotary_of(network: nn.Module, place: str) -> nn.Module | None:
 
 
 def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
-    """What `install` needs to make an attention or MLP of this kind and shape, JSON-able; None for one that is not ours."""
+    """What `install` needs to make a module of this kind and shape, JSON-able; None for a projection and for what is a family's own."""
     if isinstance(module, CompressedAttention):
         return {"kind": "attention", "layer": module.layer_idx, **module.sizes()}
     if isinstance(module, CompressedMLP):
         return {"kind": "mlp", "activation": module.activation}
+    if isinstance(module, StreamNorm):
+        return {"kind": "norm", "width": module.width, "eps": module.eps}
+    if isinstance(module, nn.Embedding):
+        return {"kind": "embedding", "size": module.embedding_dim}
     return None
 
 
-def install(network: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put empty modules of the described shapes in place, layer by layer; the caller loads the weights.
+def install(network: nn.Module, places: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put empty modules of the described shapes in place, one place after another; the caller loads the weights.
 
-    layers: by path of a decoder layer, its "modules" and then its "projections", each by path within the layer.
+    places: by path of a decoder layer ("" for what is outside of them, where that has changed), its "parts" if it was sliced, its "modules"
+    and then its "projections", each by path within the layer.
     """
-    for place, entry in layers.items():
-        layer = network.get_submodule(place)
+    for place, entry in places.items():
+        if "parts" in entry:
+            network.set_submodule(place, SlicedLayer(network.get_submodule(place), entry["parts"]))
+        holder = network.get_submodule(place)
         for path, described in entry["modules"].items():
-            if described["kind"] == "mlp":
-                module = CompressedMLP(described["activation"])
-            else:
-                module = attention_module(network, place, described, described["layer"], layer.get_submodule(path))
-            layer.set_submodule(path, module)
+            holder.set_submodule(path, _empty_module(network, place, described, holder.get_submodule(path)))
         for path, projection in rebuild(entry["projections"], network.dtype).items():
             parent, _, leaf = path.rpartition(".")
-            setattr(layer.get_submodule(parent), leaf, projection)
+            setattr(holder.get_submodule(parent), leaf, projection)
+
+
+def _empty_module(network: nn.Module, place: str, described: Mapping[str, Any], native: nn.Module) -> nn.Module:
+    if described["kind"] == "mlp":
+        return CompressedMLP(described["activation"])
+    if described["kind"] == "norm":
+        return StreamNorm(described["width"], described["eps"])
+    if described["kind"] == "embedding":
+        return resized(native, torch.empty(native.num_embeddings, described["size"], dtype=network.dtype))
+    return attention_module(network, place, described, described["layer"], native)

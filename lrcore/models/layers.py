@@ -20,6 +20,7 @@ from .modules import SIZES, CompressedAttention, CompressedMLP
 from .native import gate_rows, head_sizes, linear_of, rows_of
 from .offload import present, stored_of
 from .projections import LowRankLinear, StoredLinear, describe, projection_modules, read_projection
+from .sliced import SlicedLayer, residual_parameters, turned_modules
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
@@ -202,18 +203,25 @@ def structure(network: nn.Module) -> dict[str, Any]:
     """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no tensors."""
     row, described = architecture_of(network), {}
     for index, layer in enumerate(decoder_layers(network)):
-        modules = {path: describe_module(_module(layer, path)) for path in (row.attention, row.mlp)}
-        projections = {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
-        described[f"{row.layers}.{index}"] = {
-            "modules": {path: entry for path, entry in modules.items() if entry is not None},
-            "projections": describe({p: m for p, m in projections.items() if isinstance(m, nn.Linear | LowRankLinear | StoredLinear)}),
-        }
-    return described
+        sliced = isinstance(layer, SlicedLayer)
+        own = {path: _module(layer, path) for path in (row.attention, row.mlp, *(row.block_norms if sliced else ()))}
+        own |= {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
+        own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip") if sliced}
+        described[f"{row.layers}.{index}"] = ({"parts": layer.parts} if sliced else {}) | _described(own)
+    outside = turned_modules(network)
+    return described | ({"": _described(outside)} if outside else {})
+
+
+def _described(own: dict[str, nn.Module | None]) -> dict[str, Any]:
+    modules = {path: describe_module(module) for path, module in own.items()}
+    projections = {path: module for path, module in own.items() if isinstance(module, nn.Linear | LowRankLinear | StoredLinear)}
+    return {"modules": {path: entry for path, entry in modules.items() if entry is not None}, "projections": describe(projections)}
 
 
 @dataclass(frozen=True)
 class ModelSize:
     """Counted from the loaded modules. Parameters are numbers, tied ones counted once; kv_values are cached numbers per token.
+    decoder_linear: those of the projections, and of the matrices that slicing puts into the residual path.
 
     stored: bytes of all tensors that a checkpoint holds, with orders, codes and indices as they are.
     """
@@ -238,7 +246,8 @@ def measure(network: nn.Module) -> ModelSize:
     kv = decoder_linear = 0
     for index in range(len(decoder_layers(network))):
         layer = read_layer(network, index)
-        kv, decoder_linear = kv + layer.attention.kv_values, decoder_linear + layer.parameters
+        kv += layer.attention.kv_values
+        decoder_linear += layer.parameters + residual_parameters(decoder_layers(network)[index])
     parameters = sum(p.numel() for p in network.parameters())
     parameters += sum(module.uncounted for module in network.modules() if isinstance(module, StoredLinear))
     return ModelSize(parameters, decoder_linear, kv, network.dtype.itemsize, sum(each.nbytes for each in untied(network)[0].values()))
