@@ -18,7 +18,7 @@ from .compression.healing import Healing, heal
 from .compression.probing import probe
 from .compression.quantise import quantise
 from .compression.shorten import drop_layers, shorten
-from .compression.slicing import slice_hidden
+from .compression.slicing import slice_hidden, sliced_size
 from .data import BUILTIN
 from .errors import Cancelled, InputError
 from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
@@ -64,5 +64,5 @@ __all__ = [
     "answers_csv", "bounds", "calibrate", "compare", "compress", "contributions", "cross_calibration", "differences", "drop_layers",
     "evaluate", "export", "factorise", "finished", "generate", "heal", "in_turns", "lm_eval", "load", "local_errors", "measure_cost",
     "measure_speed", "measured", "methods", "model_card", "policies", "prepare", "probe", "push", "quantise", "read_prompts", "run_sweep",
-    "runs_root", "save", "score_choices", "shorten", "slice_hidden", "stock_fit", "stream", "sweep_tables", "token_losses",
+    "runs_root", "save", "score_choices", "shorten", "slice_hidden", "sliced_size", "stock_fit", "stream", "sweep_tables", "token_losses",
 ]  # fmt: skip

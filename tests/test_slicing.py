@@ -12,7 +12,7 @@ from torch import nn
 
 import lrcore
 from lrcore.cli import main
-from lrcore.compression.slicing import ROTATIONS, principal, sliced_network, stream_width
+from lrcore.compression.slicing import ROTATIONS, principal, sliced_network, sliced_size, stream_width
 from lrcore.errors import InputError
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
 from lrcore.models.load import LoadedModel
@@ -165,6 +165,17 @@ def test_parameters_are_counted_as_they_are_and_the_ratio_is_met(family, rotatio
         assert 1 - made.size.decoder_linear / dense.size.decoder_linear == pytest.approx(removed[0], abs=1e-12)
         assert made.size.parameters == sum(p.numel() for p in made.network.parameters())
         assert made.size.kv_values == dense.size.kv_values
+
+
+@pytest.mark.parametrize("family", SLICED)
+@pytest.mark.parametrize("rotations", ROTATIONS)
+def test_the_size_is_known_before_anything_runs(family, rotations):
+    dense = LoadedModel(family, tiny(family), None, "", None)
+    said = sliced_size(dense, 0.2, rotations, 2)
+    made = LoadedModel(family, sliced(dense.network, said["width"], rotations), None, "", None)
+    assert (said["width"], said["of"]) == (stream_width(dense, 0.2, rotations, 2), WIDTH)
+    assert said["parameters"] == made.size.parameters
+    assert said["decoder_parameters"] == made.size.decoder_linear
 
 
 @pytest.mark.parametrize("family", SLICED)

@@ -9,7 +9,7 @@ from .jobs import Job
 from .runs import Run, Runs
 
 SUMMED = ("achieved", "parameters", "kv_bytes_per_token", "flops_per_token")  # of a plan's account, under the same names
-OTHERWISE = {"quantised", "healing", "shortened"}  # what a report says of a model that its recipe alone did not make
+OTHERWISE = {"quantised", "healing", "shortened", "sliced"}  # what a report says of a model that its recipe alone did not make
 MEASURED = ("perplexity", "nll", "bits_per_byte", "nonfinite", "kl", "top1", "protocol")
 
 

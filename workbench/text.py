@@ -1,5 +1,7 @@
 """All words a person reads."""
 
+from typing import Any
+
 NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
 
@@ -133,11 +135,22 @@ QUANTISE_HELP = (
     "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is measured as this one was and stands beside "
     "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not time."
 )
-DROP = "Drop whole layers"
-DROP_HELP = (
-    "What is left is a smaller dense model of the same family, with a smaller KV cache and less to compute. It is kept as a run, and "
-    "measured as set above. The ranks of the Allocation tab have no part in it."
+WHOLE = "Drop whole layers, or slice the hidden size"
+WHOLE_HELP = (
+    "Two ways to make the model smaller as a whole; the ranks of the Allocation tab have no part in them. The result is a run as any "
+    "other, measured as set above."
 )
+DROP = "**Drop whole layers.** What is left is a dense model of the same family, with a smaller KV cache."
+SLICE = "**Slice the hidden size** (SliceGPT). The residual stream is rotated and cut where it holds least; layers and KV cache stay."
+SLICE_RATIO = "share of the decoder parameters; the matrices that lead from one basis to the next count against it"
+ROTATIONS = {"block": "one before every attention and MLP, with matrices between", "one": "one for all, without matrices"}
+TO_BE_SLICED = (
+    "The hidden size goes from {of} to {width}, the decoder from {} to {} parameters, the whole model from {} to {} parameters, {} to {}{}."
+)
+SLICED_GROWS = ": more than before, for a head tied to the embeddings no longer can be"
+SLICED = "The hidden size went from {of} to {width}: asked to remove {asked:.1%} of the decoder parameters, removed {removed:.1%}{}."
+SLICED_RESIDUAL = ", {} of those left being matrices between the bases"
+NO_SLICED_STOCK = {"qualifies": False, "reasons": ["its residual stream is sliced"], "ranks": None}
 ORDERS = {"influence": "Block Influence (ShortGPT)", "loss": "the loss, one by one (SLEB)"}
 DROPPED = (
     "{gone} would go: Block Influence {least}, against {most:.3g} at most. It is 1 minus the mean cosine between what enters a layer and "
@@ -229,6 +242,21 @@ def shortened(report: dict) -> str:
         return ""
     order = " in this order" if len(told["gone"]) > 1 else ""
     return f"{layers(told['gone'])} went{order}, of {told['of']} counted from 0; chosen by {ORDERS.get(told['by'], told['by'])}."
+
+
+def to_be_sliced(size: dict, dense: Any) -> str:
+    """What slicing would leave. size: as `lrcore.sliced_size` gives it; dense: the size of the model."""
+    counts = (dense.decoder_linear, size["decoder_parameters"], dense.parameters, size["parameters"])
+    weights = [megabytes(number * dense.bytes_per_value / 1e6) for number in counts[2:]]
+    return TO_BE_SLICED.format(*map(count, counts), *weights, SLICED_GROWS if size["parameters"] > dense.parameters else "", **size)
+
+
+def sliced(report: dict) -> str:
+    """How narrow the stream became; nothing where it was not sliced."""
+    told = report.get("sliced")
+    if not told:
+        return ""
+    return SLICED.format(SLICED_RESIDUAL.format(count(told["residual_parameters"])) if told["residual_parameters"] else "", **told)
 
 
 def layers(numbers: list[int]) -> str:

@@ -59,6 +59,16 @@ def shorten(session: "Session", job: Job) -> list[str]:
     return [kept(session, job, recipe, name, small, spec["evaluation"]).id]
 
 
+def slice_hidden(session: "Session", job: Job) -> list[str]:
+    """A run with a narrower residual stream: kept and measured as a compressed one."""
+    recipe, spec = lrcore.Recipe.from_dict(job.spec["recipe"]), job.spec
+    small = lrcore.slice_hidden(load(session, recipe, job), recipe, spec["rotations"], recipe.multiple, progress=job.progress)
+    told = small.report["sliced"]
+    job.say(text.sliced(small.report))
+    name = spec["name"] or f"sliced to {told['width']} of {told['of']}, {told['rotations']}"
+    return [kept(session, job, recipe, name, small, spec["evaluation"]).id]
+
+
 def sweep(session: "Session", job: Job) -> list[str]:
     """Every method, policy, ratio and calibration set, as one job. What is there already, from before a stop, is not made again.
 
@@ -199,6 +209,7 @@ WORK = {
     "survey": survey,
     "compress": compress,
     "shorten": shorten,
+    "slice": slice_hidden,
     "sweep": sweep,
     "measure": measure,
     "speed": speed,

@@ -8,7 +8,7 @@ eigenvectors of the mean of the dense network's moments, and the residual path n
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..calibration.calibrate import Progress, make_calibration_windows, silent
 from ..errors import InputError, unknown
-from ..models.architectures import decoder_layers, text_config
+from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import clone
 from ..models.load import LoadedModel
 from ..models.rotation import (
@@ -53,13 +53,7 @@ def slice_hidden(
     Raises InputError for an unknown choice, a ratio that no width reaches, a compressed or sliced model, one whose layers wait on disk, and
     a family whose layers are not attention and then MLP, each x + f(norm(x)).
     """
-    if rotations not in ROTATIONS:
-        raise unknown("rotations", rotations, ROTATIONS)
-    if {"recipe", "quantised", "sliced"} & (model.report or {}).keys():
-        raise InputError(f"'{model.name}' is compressed or sliced already, and a second basis would undo the first. Slice the dense model.")
-    if model.offloaded:
-        raise InputError("Layers that wait on disk cannot be turned. Load the model without offload.")
-    check_stream(model.network)
+    check_sliced(model, rotations)
     width = stream_width(model, recipe.ratio, rotations, multiple)
     windows = make_calibration_windows(model, recipe)
     network = sliced_network(model.network, windows.tokens, width, rotations, progress or silent)
@@ -80,16 +74,45 @@ def slice_hidden(
     return replace(made, report=before | {"summary": account(model, made, recipe.seq_len), "sliced": sliced})
 
 
+def check_sliced(model: LoadedModel, rotations: str) -> None:
+    """Raise InputError where the stream of this model cannot be sliced."""
+    if rotations not in ROTATIONS:
+        raise unknown("rotations", rotations, ROTATIONS)
+    if {"recipe", "quantised", "sliced"} & (model.report or {}).keys():
+        raise InputError(f"'{model.name}' is compressed or sliced already, and a second basis would undo the first. Slice the dense model.")
+    if model.offloaded:
+        raise InputError("Layers that wait on disk cannot be turned. Load the model without offload.")
+    check_stream(model.network)
+
+
+def sliced_size(model: LoadedModel, ratio: float, rotations: str = "block", multiple: int = 1) -> dict[str, int]:
+    """What `slice_hidden` leaves, before anything runs: "width", "of", and the "parameters" and "decoder_parameters" of the result.
+
+    Raises InputError as it does.
+    """
+    check_sliced(model, rotations)
+    network, row, of = model.network, architecture_of(model.network), text_config(model.network).hidden_size
+    width = stream_width(model, ratio, rotations, multiple)
+    linear = _linear_parameters(model, rotations)(width)
+    head, norm = network.get_output_embeddings(), last_norm(network)
+    embeddings = [network.get_input_embeddings(), *([network.get_submodule(row.positions)] if row.positions else [])]
+    norms = [network.get_submodule(row.last_norm)]
+    norms += [module for index in range(len(decoder_layers(network))) for module in block_norms(network, index)]
+    changed = {id(p): p.numel() for module in (*embeddings, head, *norms) for p in module.parameters()}
+    same = model.size.parameters - model.size.decoder_linear - sum(changed.values())
+    columns = sum(len(module.weight) for module in (*embeddings, head))
+    bias = head.out_features if head.bias is not None or norm.shift is not None else 0
+    return {"width": width, "of": of, "parameters": same + linear + columns * width + bias, "decoder_parameters": linear}
+
+
 def stream_width(model: LoadedModel, ratio: float, rotations: str, multiple: int) -> int:
     """The largest width, a multiple of `multiple`, at which at least this share of the decoder-linear parameters is gone."""
-    of, layers = text_config(model.network).hidden_size, range(len(decoder_layers(model.network)))
+    of, linear = text_config(model.network).hidden_size, _linear_parameters(model, rotations)
     if not 1 <= multiple <= of:
         raise InputError(f"The width is to be a multiple of {multiple}, but the stream of '{model.name}' is {of} wide. Give 1 to {of}.")
-    per_column, fixed = (sum(each) for each in zip(*(stream_linear(model.network, index) for index in layers), strict=True))
-    matrices = len(COMPONENTS) * len(layers) if rotations == "block" else 0
 
     def removed(width: int) -> float:
-        return 1 - (per_column * width + fixed + matrices * width**2) / model.size.decoder_linear
+        return 1 - linear(width) / model.size.decoder_linear
 
     found = next((width for width in range(of - of % multiple, 0, -multiple) if removed(width) >= ratio), None)
     if found is None:
@@ -98,6 +121,14 @@ def stream_width(model: LoadedModel, ratio: float, rotations: str, multiple: int
             f"residual matrices counted; {ratio:.1%} were to go. Ask for less."
         )
     return found
+
+
+def _linear_parameters(model: LoadedModel, rotations: str) -> Callable[[int], int]:
+    """The decoder-linear parameters at every width, those of the residual matrices among them."""
+    layers = range(len(decoder_layers(model.network)))
+    per_column, fixed = (sum(each) for each in zip(*(stream_linear(model.network, index) for index in layers), strict=True))
+    matrices = len(COMPONENTS) * len(layers) if rotations == "block" else 0
+    return lambda width: per_column * width + fixed + matrices * width**2
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from typing import Any
 from ..recipe import Recipe
 
 # The entry of a report that such a method leaves: the word for it, as the command line has it, and the field that says how it chose.
-WHOLE = {"shortened": ("shorten", "by")}
+WHOLE = {"sliced": ("slice", "rotations"), "shortened": ("shorten", "by")}
 READ = ("model", "revision", "dtype", "device", "offload", "data", "samples", "seq_len", "sampling", "seed")
 
 

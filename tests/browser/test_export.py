@@ -77,7 +77,7 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.until(lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(), 20, "nothing of the healing")
 
 
-def test_whole_layers_are_dropped_with_the_keyboard_and_the_run_is_compared(workbench):
+def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_runs_are_compared(workbench):
     keys, page = workbench.page.keyboard, workbench.page
     workbench.tab("Compress")
     page.get_by_role("button", name="Drop whole layers").focus()
@@ -94,14 +94,21 @@ def test_whole_layers_are_dropped_with_the_keyboard_and_the_run_is_compared(work
     keys.type("two fewer")
     press_until(workbench, "Tab", "#drop")
     keys.press("Enter")
+    press_until(workbench, "Tab", "#slice-ratio input[type=range]")
+    before = workbench.locator("#slice-caption").inner_text()
+    keys.press("ArrowRight")
+    workbench.until(lambda: workbench.locator("#slice-caption").inner_text() != before, 20, "the width does not follow the keys")
+    press_until(workbench, "Tab", "#slice")
+    keys.press("Enter")
     page.wait_for_selector(".job.done >> text=Drop 2 layer(s)", timeout=60_000)
+    page.wait_for_selector(".job.done >> text=Slice demo-llama", timeout=90_000)
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first
     workbench.until(lambda: "shorten" in row.inner_text(), 20, "the table does not say what the run is")
     row.get_by_text("two fewer").click()
     workbench.until(lambda: "went in this order" in workbench.locator("#run-heading").inner_text(), 20, "the run does not say what went")
     workbench.tab("Compare")
-    workbench.until(lambda: "shorten" in methods_drawn(workbench), 20, "the run is not among the others")
+    workbench.until(lambda: {"shorten", "slice"} <= {*methods_drawn(workbench)}, 20, "the runs are not among the others")
 
 
 def methods_drawn(workbench) -> list[str]:

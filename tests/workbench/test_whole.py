@@ -1,4 +1,4 @@
-"""Whole layers dropped from the page: the job, the run it leaves, and what is said of both."""
+"""Layers dropped and the hidden size sliced from the page: the jobs, the runs they leave, and what is said of both."""
 
 import json
 import time
@@ -35,8 +35,11 @@ def done(session, kind: str, spec: dict):
 
 
 def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> dict:
-    measured = {"data": recipe.data, "samples": 2, "seq_len": 32}
-    return {"recipe": recipe.to_dict(), "layers": layers, "by": by, "name": name, "evaluation": measured}
+    return {"recipe": recipe.to_dict(), "layers": layers, "by": by, "name": name, "evaluation": measured(recipe)}
+
+
+def measured(recipe) -> dict:
+    return {"data": recipe.data, "samples": 2, "seq_len": 32}
 
 
 @pytest.mark.parametrize("by", ["influence", "loss"])
@@ -101,6 +104,37 @@ def test_it_is_exported_without_code_and_reported_without_ranks(session, recipe)
     healed = done(session, "heal", {"run": made, "healing": {"steps": 1}})
     assert healed.state == "failed"
     assert "no compressed model" in healed.error
+
+
+@pytest.mark.parametrize("rotations", ["block", "one"])
+def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(session, recipe, rotations):
+    model, asked = lrcore.load(recipe.model), recipe.with_(ratio=0.3, multiple=4)
+    said = lrcore.sliced_size(model, 0.3, rotations, 4)
+    job = done(session, "slice", {"recipe": asked.to_dict(), "rotations": rotations, "name": "", "evaluation": measured(recipe)})
+    assert job.state == "done", job.error
+    (run,) = Session().runs.all()
+    assert run.name == f"sliced to {said['width']} of 32, {rotations}"
+    assert (run.method, run.policy) == ("slice", rotations)
+    assert run.report["summary"]["parameters"] == said["parameters"]
+    expected = lrcore.slice_hidden(model, asked, rotations, 4)
+    ids = torch.arange(3, 23)[None]
+    with torch.inference_mode():
+        assert torch.equal(session.small(run).network(ids).logits, expected.network(ids).logits)
+    assert f"{run.evaluations[0]['perplexity']:.4f}" in compare.all_cards([run], None, {})
+    words = text.to_be_sliced(said, model.size)
+    assert f"from 32 to {said['width']}" in words
+    assert (text.SLICED_GROWS in words) == (said["parameters"] > model.size.parameters)
+    assert text.sliced(run.report).startswith(f"The hidden size went from 32 to {said['width']}")
+    assert ("matrices between" in text.sliced(run.report)) == (rotations == "block")
+    assert any("The hidden size went" in line for line in job.log)
+    assert sweeps.made([run], asked) is None
+    (gone,) = done(session, "shorten", short(recipe)).result
+    table = {row[0]: row[1:] for row in compare.all_differences([run, session.runs.get(gone)])}
+    assert table["method"] == ["slice", "shorten"]
+    assert table["sliced: width"] == [str(said["width"]), "–"]
+    assert done(session, "export", {"run": run.id, "stock": False}).state == "done"
+    refused = done(session, "export", {"run": run.id, "stock": True})
+    assert text.NO_SLICED_STOCK["reasons"][0] in refused.error
 
 
 def test_what_cannot_be_shortened_says_why_in_one_line(session, recipe):

@@ -86,9 +86,10 @@ def build(session: Session) -> None:
             f"<h3>{markup.escape(run.name)}</h3>"
             + markup.readout(run.report["summary"])
             + markup.note(text.shortened(run.report))
+            + markup.note(text.sliced(run.report))
             + markup.note(text.healed(run.report))
         )
-        found = run.report.get("stock")
+        found = text.NO_SLICED_STOCK if "sliced" in run.report else run.report.get("stock")
         possible = found is None or found["qualifies"]
         written = "\n".join(one["folder"] for one in session.runs.results(run_id, "export"))
         return (
