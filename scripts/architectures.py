@@ -84,6 +84,12 @@ def page() -> str:
     checks = json.loads(RECORD.read_text(encoding="utf-8"))
     refused = [f"- `{name}` only with {', '.join(f'`{field}` {value!r}' for field, value in row.requires.items())}" for name, row in
                ARCHITECTURES.items() if row.requires]  # fmt: skip
+    whole = ", ".join(f"`{name}`" for name, row in ARCHITECTURES.items() if row.sequential is None or row.experts)
+    only = "".join(
+        f", of `{name}` unless {' and '.join(f'`{field}` is {value!r}' for field, value in row.sequential.items())}"
+        for name, row in ARCHITECTURES.items()
+        if row.sequential
+    )
     after = ", ".join(f"`{name}`" for name, row in ARCHITECTURES.items() if row.norm_after)
     return (
         HEAD
@@ -95,6 +101,8 @@ def page() -> str:
         + "\n## What is refused\n\nOne line says so, before anything is computed:\n\n"
         + "\n".join(refused)
         + f"\n- the sequential refit for {after}: they norm what a component gives before adding it, so no refit is linear there\n"
+        + f"- slicing the residual stream of {whole}{only}, and of models of images and text: it takes layers that are an attention and "
+        + "then an MLP, each `x + f(norm(x))`\n"
     )
 
 
