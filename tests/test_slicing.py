@@ -7,8 +7,9 @@ import pytest
 import torch
 from elsewhere import TOKENS as THERE
 from elsewhere import loaded_elsewhere
-from tiny_models import tiny
+from tiny_models import family_folder, tiny
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.cli import main
@@ -215,8 +216,47 @@ def test_exported_it_loads_where_this_project_is_not_installed(request, asked, t
     for model, folder, found in zip(models, folders, loaded_elsewhere(folders, tmp_path), strict=True):
         assert torch.equal(found, logits(model.network, THERE))
         assert f"{model.report['sliced']['width']} wide instead of 32" in (folder / "README.md").read_text()
-    with pytest.raises(InputError, match="stream is sliced"):
-        lrcore.export(models[0], tmp_path / "stock", stock=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen3"])
+def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(family, tiny_llama, asked, tmp_path):
+    dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
+    small = lrcore.slice_hidden(dense, asked[1], "one", multiple=4)
+    folder = lrcore.export(small, tmp_path / "stock", stock=True)
+    assert not list(folder.glob("*.py"))
+    assert small.report["stock"]["qualifies"]
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert stock.config.hidden_size == small.report["sliced"]["width"]
+    expected = logits(small.network)
+    assert torch.allclose(logits(stock), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    norms = (2 * 2 + 1) * small.report["sliced"]["width"]
+    assert lrcore.load(str(folder)).size.parameters == small.size.parameters + norms
+
+
+@pytest.mark.parametrize(
+    ("family", "rotations", "words"),
+    [("llama", "block", "more than one basis"), ("opt", "one", "do not allow"), ("gemma", "one", "do not"), ("qwen2", "one", "do not")],
+)
+def test_what_is_no_stock_model_says_why(family, rotations, words, tiny_llama, asked, tmp_path):
+    small = lrcore.slice_hidden(lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family))), asked[1], rotations, multiple=4)
+    assert not small.report["stock"]["qualifies"]
+    with pytest.raises(InputError, match=words):
+        lrcore.export(small, tmp_path / "stock", stock=True)
+
+
+def test_a_width_that_is_no_multiple_of_the_heads_is_not_stock(asked, tmp_path):
+    with pytest.raises(InputError, match="slice it with multiple 4"):
+        lrcore.export(lrcore.slice_hidden(*asked, "one"), tmp_path / "stock", stock=True)
+
+
+def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(asked, tmp_path):
+    small = lrcore.slice_hidden(*asked, "one", 4)
+    recipe = asked[1].with_(method="a3", ratio=0.1)
+    suggested = lrcore.stock_fit(small, lrcore.allocate(lrcore.prepare(small, recipe), recipe)).to_dict()["ranks"]
+    less = lrcore.compress(small, recipe.with_(overrides=suggested))
+    assert less.report["stock"]["qualifies"]
+    folder = lrcore.export(less, tmp_path / "stock", stock=True)
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(less.network), atol=1e-4)
 
 
 def test_half_precision_is_saved_as_it_is(tiny_llama, asked, tmp_path):

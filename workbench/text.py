@@ -150,7 +150,6 @@ TO_BE_SLICED = (
 SLICED_GROWS = ": more than before, for a head tied to the embeddings no longer can be"
 SLICED = "The hidden size went from {of} to {width}: asked to remove {asked:.1%} of the decoder parameters, removed {removed:.1%}{}."
 SLICED_RESIDUAL = ", {} of those left being matrices between the bases"
-NO_SLICED_STOCK = {"qualifies": False, "reasons": ["its residual stream is sliced"], "ranks": None}
 ORDERS = {"influence": "Block Influence (ShortGPT)", "loss": "the loss, one by one (SLEB)"}
 DROPPED = (
     "{gone} would go: Block Influence {least}, against {most:.3g} at most. It is 1 minus the mean cosine between what enters a layer and "
@@ -170,6 +169,7 @@ PUSH_HELP = (
     "Nothing is uploaded before you press Push."
 )
 STOCK_YES = "These ranks fit a stock architecture: the export can do without code."
+STOCK_NOT = "No stock architecture is like this: {}."
 STOCK_NO = "No stock architecture has these ranks: {}."
 STOCK_RANKS = " It would be one with {}, and all else whole."
 STOCK_UNKNOWN = "Whether these ranks fit a stock architecture was not asked when this run was made. A stock export will say."
@@ -205,9 +205,10 @@ def stock(fit: dict | None, dense: bool = False) -> str:
     if fit is None:
         return SHORT_STOCK if dense else STOCK_UNKNOWN
     if fit["qualifies"]:
-        return STOCK_YES
+        return SHORT_STOCK if dense else STOCK_YES
     width = next((rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None)
-    return STOCK_NO.format("; ".join(fit["reasons"])) + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
+    said = (STOCK_NOT if dense else STOCK_NO).format("; ".join(fit["reasons"]))
+    return said + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
 
 
 def healed(report: dict) -> str:

@@ -34,7 +34,8 @@ def export(
     results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an architecture of transformers with no code of
     ours; raises InputError with the reasons where the model does not fit one. shard: largest weight file, such as "5GB". title: of the
     card; else the model's name, or the new folder's where the model came from a folder.
-    Loaded with the dtype it was saved in, its logits are bit-identical. Folders are refused as by `save`.
+    Loaded with the dtype it was saved in, its logits are bit-identical, but for a sliced model as a stock one, whose norms round otherwise.
+    Folders are refused as by `save`.
     """
 
     def write(draft: Path) -> None:

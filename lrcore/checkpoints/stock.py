@@ -1,4 +1,8 @@
-"""Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one that transformers already has."""
+"""Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one that transformers already has.
+
+So is one whose residual stream was sliced with one rotation, where the family has RMSNorm and a head size of its own: a config of that
+width, every norm with the weight sqrt(d / d') and eps d / d', which makes a mean over d' columns one over the d there were.
+"""
 
 import copy
 from bisect import bisect_right
@@ -18,11 +22,12 @@ from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import read_layer
 from ..models.load import LoadedModel, auto_class, quiet
 from ..models.offload import stored_of
-from ..models.sliced import turned_modules
+from ..models.sliced import StreamNorm, has_residual_matrices, turned_modules
 from ..plan import RankPlan
 from ..spectra import Slot
 from .checkpoint import SHARD, write_companions, write_weights
 
+SLICED_FIELDS = ("head_dim", "rms_norm_eps")  # config fields of the families that a sliced model can be one of
 BIASES = {"llama": "mlp_bias"}  # config fields that give a family's MLP the biases that a method may add
 
 
@@ -48,7 +53,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     """
     family = text_config(model.network).model_type
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
-    reasons = _structural(model.network)
+    reasons = structural_reasons(model.network)
     if not mlp:
         reasons.append("the method factors matrices, which no stock architecture has; a method on components would do")
     changed = sorted({name for (_, name), rank in plan.ranks.items() if name != "mlp" and rank < plan.spectra[_, name].cost.full})
@@ -56,20 +61,32 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         reasons.append(f"{', '.join(changed)} below full rank")
     if len({plan.ranks[slot] for slot in mlp}) > 1:
         reasons.append("MLPs of different widths")
-    fixable = not _structural(model.network) and mlp
+    fixable = not structural_reasons(model.network) and mlp
     if mlp and any(cost.fixed for cost in mlp.values()) and not _has_biases(model.network) and family not in BIASES:
         reasons.append(f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none")
         fixable = False
     return StockFit(not reasons, reasons, _even_ranks(plan) if fixable else None)
 
 
-def _structural(network: PreTrainedModel) -> list[str]:
+def structural_reasons(network: PreTrainedModel) -> list[str]:
+    """Why no ranks make a network of this family and width a stock one; empty where some do."""
     family, row = text_config(network).model_type, architecture_of(network)
     if turned_modules(network):
-        return ["its residual stream is sliced, and norms without a weight stand in it"]
+        return _sliced(network)
     if row.experts:
         return [f"the MLPs of {family} are experts, which stay as they are"]
     return [] if row.width else [f"the MLP width of {family} follows from the hidden size"]
+
+
+def _sliced(network: PreTrainedModel) -> list[str]:
+    """Why a sliced network is no stock one."""
+    text, embedding = text_config(network), network.get_input_embeddings()
+    if has_residual_matrices(network):
+        return ["its residual stream is sliced in more than one basis, with matrices in between that no family has"]
+    if type(embedding) is not torch.nn.Embedding or not all(hasattr(type(text)(), name) for name in SLICED_FIELDS):
+        return [f"its residual stream is sliced, and head size, norms or embeddings of a {text.model_type} model do not allow for that"]
+    heads, width = text.num_attention_heads, embedding.embedding_dim
+    return [f"its stream is {width} wide, no multiple of its {heads} heads: slice it with multiple {heads}"] if width % heads else []
 
 
 def _has_biases(network: PreTrainedModel) -> bool:
@@ -101,7 +118,7 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     text = config.get_text_config()
     family = text.model_type
     layers = [_facts(read_layer(network, index)) for index in range(len(decoder_layers(network)))]
-    reasons = _structural(network)
+    reasons = structural_reasons(network)
     if any(layer.factored for layer in layers):
         reasons.append("factored or quantised matrices")
     if any(layer.narrowed for layer in layers):
@@ -113,6 +130,10 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
         setattr(text, row.width, widths.pop())
         if family in BIASES and any(layer.biased for layer in layers):
             setattr(text, BIASES[family], True)
+        if turned := turned_modules(network):
+            narrow, norm = network.get_input_embeddings().embedding_dim, turned[row.last_norm]
+            text.head_dim = layers[0].head_size
+            text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
         config.dtype = network.dtype
         with torch.device("meta"), quiet(), no_init_weights():
             native = auto_class(config).from_config(config, dtype=network.dtype, attn_implementation=row.kernel)
@@ -128,6 +149,7 @@ class _Facts(NamedTuple):
 
     factored: bool
     narrowed: bool
+    head_size: int
     width: int | None
     biased: bool
 
@@ -137,7 +159,7 @@ def _facts(layer: Layer) -> _Facts:
     factored = any(not isinstance(p, Linear) for p in layer.matrices().values())
     narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
     width = down.weight.shape[1] if isinstance(down, Linear) else None
-    return _Facts(factored, narrowed, width, down is not None and down.bias is not None)
+    return _Facts(factored, narrowed, a.head_size, width, down is not None and down.bias is not None)
 
 
 def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str, Tensor]:
@@ -156,6 +178,8 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
         elif row.gate == row.up == place:
             prefix = parent.removesuffix(row.up) + row.mlp
             state[name] = torch.cat([have[f"{prefix}.{part}_proj.{leaf}"] for part in ("gate", "up")])
+        elif isinstance(own := network.get_submodule(parent), StreamNorm):
+            state[name] = torch.full_like(wanted, (own.width / len(wanted)) ** 0.5, device="cpu")
         else:
             state[name] = torch.zeros(wanted.shape, dtype=wanted.dtype)
     return state

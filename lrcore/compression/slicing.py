@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..calibration.calibrate import Progress, make_calibration_windows, silent
+from ..checkpoints.stock import structural_reasons
 from ..errors import InputError, unknown
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import clone
@@ -71,7 +72,9 @@ def slice_hidden(
         "residual_parameters": sum(map(residual_parameters, decoder_layers(network))),
         "calibration": windows.protocol | {"windows": len(windows.tokens), "tokens": windows.tokens.numel()},
     }
-    return replace(made, report=before | {"summary": account(model, made, recipe.seq_len), "sliced": sliced})
+    reasons = structural_reasons(network)
+    stock = {"qualifies": not reasons, "reasons": reasons, "ranks": None}
+    return replace(made, report=before | {"summary": account(model, made, recipe.seq_len), "sliced": sliced, "stock": stock})
 
 
 def check_sliced(model: LoadedModel, rotations: str) -> None:

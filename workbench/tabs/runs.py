@@ -89,7 +89,7 @@ def build(session: Session) -> None:
             + markup.note(text.sliced(run.report))
             + markup.note(text.healed(run.report))
         )
-        found = text.NO_SLICED_STOCK if "sliced" in run.report else run.report.get("stock")
+        found = run.report.get("stock")
         possible = found is None or found["qualifies"]
         written = "\n".join(one["folder"] for one in session.runs.results(run_id, "export"))
         return (
