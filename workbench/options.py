@@ -7,14 +7,16 @@ import gradio as gr
 
 import lrcore
 
-from . import hand
-from .parts import LIVE
+from . import hand, text
+from .parts import LIVE, listen
 from .session import Session
 
 
-def build(session: Session) -> None:
-    """Each component writes what differs from the default into the form's `options` or `policy_options`."""
+def build(session: Session, room: gr.Accordion) -> None:
+    """Each component writes what differs from the default into the form's `options` or `policy_options`. `room` is where they stand."""
     form, chosen = session.form, session.chosen
+    fields = [form[name] for name in ("method", "policy", "options", "policy_options")]
+    listen([session.opened, chosen.change, form["options"].change, form["policy_options"].change], heading, fields, room, **LIVE)
     place(session, "method", "options", lrcore.methods)
     place(session, "policy", "policy_options", lrcore.policies)
     of_method = [form["options"], form["overrides"], form["component_ratios"], session.history, chosen]
@@ -29,6 +31,15 @@ def other_method(name: str, chosen: list) -> Any:
 
 def other_policy(name: str, chosen: list) -> Any:
     return gr.skip() if name == chosen[1] else ({}, [chosen[0], name, chosen[2]])
+
+
+def heading(method: str, policy: str, options: dict[str, Any], policy_options: dict[str, Any]) -> Any:
+    """The accordion names what differs from the defaults, so that it may stay closed; it is away where there is nothing to set."""
+    owners = {row["name"] for row in (*lrcore.methods(), *lrcore.policies()) if row["options"]}
+    named = [name for name in (method, policy) if name in owners]
+    changed = ", ".join(f"{name} {value}" for name, value in (options | policy_options).items())
+    label = text.OPTIONS.format(" and ".join(named)) + (f": {changed}" if changed else "")
+    return gr.Accordion(label=label, visible=bool(named))
 
 
 def place(session: Session, owner: str, field: str, table: Callable[[], list[dict[str, Any]]]) -> None:

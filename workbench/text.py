@@ -62,6 +62,7 @@ ALL_HEADS, MORE = "All heads", "how it is done here"
 
 EVEN_BARS = "Even ranks: every bar ends where its grey ghost does."
 BARS = "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%}); grey is what even ranks would keep."
+OPTIONS = "Options of {}"
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"
 SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they meet, the choice hardly matters."

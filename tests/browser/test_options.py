@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.allocation()
+    workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction", timeout=30_000)
     workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
@@ -19,6 +20,7 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     saving = shown_ranks(workbench)
     workbench.choose("option-junction", "symmetric")
     workbench.until(lambda: workbench.recipe()["options"] == {"junction": "symmetric"}, 10, "the recipe does not hold the option")
+    workbench.page.wait_for_selector("button.label-wrap:has-text('latentllm: junction symmetric')", timeout=10_000)
     workbench.until(lambda: plotted(workbench, "joint_qk") and shown_ranks(workbench) != saving, 60, "the plan does not follow")
     plain = shown_ranks(workbench)
     assert all(plain[slot] <= saving[slot] for slot in saving)  # without its identity block a rank costs more
@@ -30,6 +32,7 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
 def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
     """With every method surveyed the figures take a while; what was chosen meanwhile stays."""
     workbench.allocation()
+    workbench.open("Options of")
     workbench.click("#survey")
     workbench.page.wait_for_timeout(1500)
     workbench.until_idle()
@@ -48,6 +51,7 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
 def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     """A dropdown says `input` whenever it is left."""
     workbench.allocation()
+    workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction", timeout=60_000)
     workbench.choose("option-junction", "symmetric")

@@ -26,7 +26,7 @@ def build(session: Session) -> None:
     with gr.Row():
         for name in ("method", "policy", "budget"):
             form[name].render()
-    of_choice = gr.Column()
+    of_choice = gr.Accordion(text.OPTIONS.format("the method"), open=False)
     about = panel("method-about")
     with gr.Row():
         form["ratio"].render()
@@ -139,7 +139,7 @@ def build(session: Session) -> None:
     every.click(start_survey, form.all, None, **QUIET)
     listen([session.chosen.change, form["options"].change], need, form.all, None, **LIVE)
     with of_choice:
-        options.build(session)
+        options.build(session, of_choice)
     by_hand = [form["overrides"], session.history]
     frame.input(edited, [frame, in_table, session.history, form["overrides"]], by_hand, **QUIET)
     selection.follow(session, chart.select, curves.select)
