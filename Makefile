@@ -26,8 +26,10 @@ run: setup
 lint: setup
 	$(PYTHON) -m ruff check .
 
+# Two at a time, files in their order; then the browser tests alone, since they time what a person waits for.
 test: lint browser axe
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -q -m browser
 
 # The browser tests drive Debian's Chromium.
 browser:

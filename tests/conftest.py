@@ -5,6 +5,8 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub client is imported: no test leaves the machine
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# Two threads, as on the smallest machine, or one where two tests run at once; in the processes that tests start too, for equal bits.
+os.environ["OMP_NUM_THREADS"] = str(2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) or 1)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads that spin make thousands of tiny products slow on a busy machine
 
 import pytest
@@ -25,12 +27,10 @@ VOCABULARY = 300
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory):
-    """Calibrations of the tests go to a folder of their own; two threads, as on the smallest machine this must run on."""
-    kept, threads = os.environ.get("LRCORE_CACHE"), torch.get_num_threads()
+    """Calibrations of the tests go to a folder of their own."""
+    kept = os.environ.get("LRCORE_CACHE")
     os.environ["LRCORE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    torch.set_num_threads(2)
     yield
-    torch.set_num_threads(threads)
     os.environ.pop("LRCORE_CACHE")
     if kept is not None:
         os.environ["LRCORE_CACHE"] = kept

@@ -15,7 +15,6 @@ import importlib.util, json, sys, traceback
 import torch
 from transformers import AutoModelForCausalLM
 assert importlib.util.find_spec("lrcore") is None
-torch.set_num_threads(2)  # as the tests
 tokens = torch.arange(3, 43).view(2, 20)
 
 def load(folder):

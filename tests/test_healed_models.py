@@ -19,7 +19,6 @@ ELSEWHERE = """
 import sys
 import torch
 from transformers import AutoModelForCausalLM
-torch.set_num_threads(2)  # as the tests
 tokens = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
 with torch.inference_mode():
     torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)(tokens).logits, sys.argv[2])

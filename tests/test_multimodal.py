@@ -120,7 +120,6 @@ def test_images_go_through_a_compressed_llava(method, folder, story_file, tmp_pa
 ELSEWHERE = """
 import sys, torch
 from transformers import AutoModelForImageTextToText
-torch.set_num_threads(2)  # as the tests
 for folder, trust in ((sys.argv[1], True), (sys.argv[2], False)):
     model = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=trust)
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))

@@ -87,7 +87,6 @@ def test_every_family_is_quantised_and_read_back(family, tiny_llama, tmp_path):
 ELSEWHERE = """
 import sys, torch
 from transformers import AutoModelForCausalLM
-torch.set_num_threads(2)  # as the tests
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 with torch.inference_mode():
     torch.save(model(torch.arange(3, 43).view(2, 20)).logits, sys.argv[2])

@@ -23,7 +23,6 @@ import importlib.util, json, sys
 import torch
 from transformers import AutoModelForCausalLM
 assert importlib.util.find_spec("lrcore") is None
-torch.set_num_threads(2)  # as the tests
 found = []
 for folder in json.loads(sys.argv[1]):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
