@@ -3,6 +3,7 @@
     python scripts/benchmarks.py quality     perplexity of every method and policy at 10-50 % on the demo models (and stories260K)
     python scripts/benchmarks.py variants    the papers' variants of a method, one option away from its default
     python scripts/benchmarks.py depth       perplexity without one and two whole layers
+    python scripts/benchmarks.py width       perplexity with a narrower residual stream (SliceGPT) at 10-50 %
     python scripts/benchmarks.py healing     perplexity before and after training the factors against the dense model
     python scripts/benchmarks.py solve       seconds from moments to a compressed model, for the same tables
     python scripts/benchmarks.py energy      why the order of the methods is what it is: the share of the output energy each one keeps
@@ -31,10 +32,11 @@ from bench.quality import quality, solve  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
+from bench.width import width  # noqa: E402 (after the path)
 
 JOBS = {
-    "variants": variants, "depth": depth, "healing": healing, "solve": solve, "energy": energy, "speed": speed, "memory": memory,
-    "gram": gram, "page": ui,
+    "variants": variants, "depth": depth, "width": width, "healing": healing, "solve": solve, "energy": energy, "speed": speed,
+    "memory": memory, "gram": gram, "page": ui,
 }  # fmt: skip
 
 
