@@ -218,6 +218,19 @@ def test_exported_it_loads_where_this_project_is_not_installed(request, asked, t
         assert f"{model.report['sliced']['width']} wide instead of 32" in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rotations", ROTATIONS)
+def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, asked, tmp_path):
+    models, folders = [], []
+    for family in SLICED:
+        dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
+        models.append(lrcore.slice_hidden(dense, asked[1], rotations))
+        folders.append(lrcore.export(models[-1], tmp_path / f"{family}-out"))
+        assert torch.equal(logits(lrcore.load(str(folders[-1])).network), logits(models[-1].network))
+    for family, model, found in zip(SLICED, models, loaded_elsewhere(folders, tmp_path), strict=True):
+        assert torch.equal(found, logits(model.network, THERE)), family
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen3"])
 def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(family, tiny_llama, asked, tmp_path):
     dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
