@@ -110,12 +110,12 @@ def sliced_size(model: LoadedModel, ratio: float, rotations: str = "block", mult
 
 def stream_width(model: LoadedModel, ratio: float, rotations: str, multiple: int) -> int:
     """The largest width, a multiple of `multiple`, at which at least this share of the decoder-linear parameters is gone."""
-    of, linear = text_config(model.network).hidden_size, _linear_parameters(model, rotations)
+    of, linear, dense = text_config(model.network).hidden_size, _linear_parameters(model, rotations), model.size.decoder_linear
     if not 1 <= multiple <= of:
         raise InputError(f"The width is to be a multiple of {multiple}, but the stream of '{model.name}' is {of} wide. Give 1 to {of}.")
 
     def removed(width: int) -> float:
-        return 1 - linear(width) / model.size.decoder_linear
+        return 1 - linear(width) / dense
 
     found = next((width for width in range(of - of % multiple, 0, -multiple) if removed(width) >= ratio), None)
     if found is None:

@@ -45,8 +45,10 @@ def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
 
     From the rotary module of the language model; None where it has none, or more than one table.
     """
-    language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
-    found = next((module.inv_freq for module in language.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)), None)
+    language, layers = network.get_submodule(architecture_of(network).layers.rpartition(".")[0]), decoder_layers(network)
+    places = (*(child for child in language.children() if child is not layers), layers[0])  # not every layer, for every layer
+    modules = (module for place in places for module in place.modules())
+    found = next((module.inv_freq for module in modules if isinstance(getattr(module, "inv_freq", None), Tensor)), None)
     return None if found is None else nn.functional.pad(found, (0, head_size // 2 - len(found)))
 
 
