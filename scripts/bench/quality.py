@@ -13,7 +13,7 @@ import lrcore
 from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
 
 RECORD = DOCUMENT.with_suffix(".json")
-SEARCHED = ("mix",)  # policies that search at every ratio: measured with one method, and others only where they are named
+SEARCHED = ("mix",)  # policies that search anew at every ratio
 
 
 def quality(only: list[str], methods: list[str], policies: list[str]) -> None:
@@ -37,8 +37,6 @@ def plans(subject: Subject, methods: list[str], policies: list[str]) -> Iterator
         if methods and method["name"] not in methods:
             continue
         for policy in lrcore.policies():
-            if policy["name"] in SEARCHED and method["name"] != "a3" and not methods:
-                continue
             if not policies or policy["name"] in policies:
                 yield subject.recipe.with_(method=method["name"], policy=policy["name"])
 
