@@ -11,7 +11,7 @@ import typer
 
 from ..errors import Cancelled, InputError
 from ..recipe import Recipe
-from . import depth, heal, measuring, runs, width
+from . import heal, measuring, runs, whole
 from .console import print_json, print_table, progress, say, show
 from .measuring import AsJson, Device, Dtype, ModelOrFolder, Offload, Revision, ToTrackio
 from .recipe import (
@@ -49,8 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(measuring.app)
 app.add_typer(heal.app)
-app.add_typer(depth.app)
-app.add_typer(width.app)
+app.add_typer(whole.app)
 app.add_typer(runs.app, name="runs")
 
 
