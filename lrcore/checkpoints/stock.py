@@ -53,7 +53,8 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     """
     family = text_config(model.network).model_type
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
-    reasons = structural_reasons(model.network)
+    structural = structural_reasons(model.network)
+    reasons = [*structural]
     if not mlp:
         reasons.append("the method factors matrices, which no stock architecture has; a method on components would do")
     changed = sorted({name for (_, name), rank in plan.ranks.items() if name != "mlp" and rank < plan.spectra[_, name].cost.full})
@@ -61,7 +62,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         reasons.append(f"{', '.join(changed)} below full rank")
     if len({plan.ranks[slot] for slot in mlp}) > 1:
         reasons.append("MLPs of different widths")
-    fixable = not structural_reasons(model.network) and mlp
+    fixable = not structural and mlp
     if mlp and any(cost.fixed for cost in mlp.values()) and not _has_biases(model.network) and family not in BIASES:
         reasons.append(f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none")
         fixable = False

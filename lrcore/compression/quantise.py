@@ -1,7 +1,5 @@
 """Quantised on top: the projections of a model, compressed or dense, as codes of 8 or 4 bits, by HQQ (see hqq.py) and without data."""
 
-import hashlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from ..layer import Layer, LowRank, Projection, Stored
 from ..models.architectures import decoder_layers
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
+from .derived import derived
 
 BITS = (8, 4)
 NO_STOCK = {"qualifies": False, "reasons": ["its matrices are codes"], "ranks": None}
@@ -41,16 +40,9 @@ def quantise(model: LoadedModel, bits: int = 8, group: int = 64, progress: Progr
         write_layer(network, quantised(read_layer(network, index), bits, group))
     progress("quantise", total, total)
     settings = {"method": "hqq", "bits": bits, "group": group}
-    identity = json.dumps([model.fingerprint, settings], sort_keys=True)
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    made = replace(model, name=f"{model.name} hqq {bits} bit", network=network, fingerprint=fingerprint)
-    return replace(made, report=_report(model, made, settings))
-
-
-def _report(model: LoadedModel, made: LoadedModel, settings: dict[str, Any]) -> dict[str, Any]:
-    before = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
-    account = before.get("summary", {}) | {"megabytes": made.size.megabytes, "bits": settings["bits"]}
-    return before | {"summary": account, "quantised": settings, "stock": NO_STOCK}
+    made = derived(model, f"{model.name} hqq {bits} bit", network, [settings])
+    account = made.report.get("summary", {}) | {"megabytes": made.size.megabytes, "bits": bits}
+    return replace(made, report=made.report | {"summary": account, "quantised": settings, "stock": NO_STOCK})
 
 
 def quantised(layer: Layer, bits: int, group: int) -> Layer:

@@ -4,18 +4,14 @@ influence  ShortGPT (Men et al. 2024): the layers of least Block Influence, 1 - 
 loss       SLEB (Song et al., ICML 2024): one after another, each time the layer without which the loss of the tokens is least
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..calibration.calibrate import Progress, make_calibration_windows, silent
 from ..errors import InputError, unknown
-from ..evaluation.cost import predicted_flops
 from ..models.architectures import decoder_layers
 from ..models.depth import skipping, without_layers
 from ..models.layers import clone
@@ -23,6 +19,7 @@ from ..models.load import LoadedModel
 from ..models.stream import LayerStream
 from ..recipe import Recipe
 from ..statistics import BLOCK_INFLUENCE
+from .derived import account, derived
 from .probing import BATCH, LENGTH, WINDOWS, mean_loss
 
 
@@ -47,12 +44,9 @@ def drop_layers(model: LoadedModel, gone: Collection[int], by: str = "hand", con
     """
     check_shortened(model, len(gone))
     network, total = without_layers(model.network, gone), len(decoder_layers(model.network))
-    before = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
-    identity = json.dumps([model.fingerprint, "without", sorted(gone)])
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    made = replace(model, name=f"{model.name} without {len(gone)} of {total} layers", network=network, fingerprint=fingerprint)
+    made = derived(model, f"{model.name} without {len(gone)} of {total} layers", network, ["without", sorted(gone)])
     shortened = {"by": by, "gone": list(gone), "of": total}
-    return replace(made, report=before | {"summary": account(model, made, context), "shortened": shortened})
+    return replace(made, report=made.report | {"summary": account(model, made, context), "shortened": shortened})
 
 
 def check_shortened(model: LoadedModel, layers: int) -> None:
@@ -64,29 +58,6 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
         raise InputError(f"'{model.name}' is compressed: its ranks belong to the layers it has. Shorten the dense model, then compress it.")
     if model.offloaded:
         raise InputError("Layers that wait on disk cannot be renumbered. Load the model without offload.")
-
-
-def account(model: LoadedModel, made: LoadedModel, context: int = 256) -> dict[str, Any]:
-    """What the card and the page say of a model beside its dense base, under the names of a plan's summary."""
-    now, then = _weighed(made, context), _weighed(model, context)
-    shares = {
-        "removed_params": 1 - now["decoder_parameters"] / then["decoder_parameters"],
-        "removed_total": 1 - now["parameters"] / then["parameters"],
-        "removed_kv": 1 - now["kv_bytes_per_token"] / then["kv_bytes_per_token"],
-    }
-    dense = {f"dense_{name}": value for name, value in then.items()}
-    return now | dense | shares | {"budget": "params", "achieved": shares["removed_params"]}
-
-
-def _weighed(model: LoadedModel, context: int) -> dict[str, float]:
-    size = model.size
-    return {
-        "parameters": size.parameters,
-        "decoder_parameters": size.decoder_linear,
-        "megabytes": size.megabytes,
-        "kv_bytes_per_token": size.kv_bytes,
-        "flops_per_token": predicted_flops(model, context),
-    }
 
 
 def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:

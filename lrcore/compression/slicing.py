@@ -6,8 +6,6 @@ the layers sliced before (section 3.3), and matrices in the residual path lead f
 eigenvectors of the mean of the dense network's moments, and the residual path needs no matrix. The columns of least eigenvalue go.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..calibration.calibrate import Progress, make_calibration_windows, silent
-from ..checkpoints.stock import structural_reasons
+from ..checkpoints.stock import StockFit, structural_reasons
 from ..errors import InputError, unknown
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import clone
@@ -36,7 +34,7 @@ from ..models.sliced import COMPONENTS, StreamNorm, residual_parameters
 from ..models.stream import LayerStream
 from ..recipe import Recipe
 from ..statistics import SecondSum
-from .shorten import account
+from .derived import account, derived
 
 ROTATIONS = ("block", "one")
 
@@ -58,23 +56,20 @@ def slice_hidden(
     width = stream_width(model, recipe.ratio, rotations, multiple)
     windows = make_calibration_windows(model, recipe)
     network = sliced_network(model.network, windows.tokens, width, rotations, progress or silent)
-    before = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
-    identity = json.dumps([model.fingerprint, "sliced", width, rotations, windows.key])
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
     of = text_config(model.network).hidden_size
-    made = replace(model, name=f"{model.name} sliced to {width} of {of}", network=network, fingerprint=fingerprint)
+    made = derived(model, f"{model.name} sliced to {width} of {of}", network, ["sliced", width, rotations, windows.key])
+    summary, reasons = account(model, made, recipe.seq_len), structural_reasons(network)
     sliced = {
         "width": width,
         "of": of,
         "rotations": rotations,
         "asked": recipe.ratio,
-        "removed": 1 - made.size.decoder_linear / model.size.decoder_linear,
+        "removed": summary["removed_params"],
         "residual_parameters": sum(map(residual_parameters, decoder_layers(network))),
         "calibration": windows.protocol | {"windows": len(windows.tokens), "tokens": windows.tokens.numel()},
     }
-    reasons = structural_reasons(network)
-    stock = {"qualifies": not reasons, "reasons": reasons, "ranks": None}
-    return replace(made, report=before | {"summary": account(model, made, recipe.seq_len), "sliced": sliced, "stock": stock})
+    stock = StockFit(not reasons, reasons, None).to_dict()
+    return replace(made, report=made.report | {"summary": summary, "sliced": sliced, "stock": stock})
 
 
 def check_sliced(model: LoadedModel, rotations: str) -> None:
@@ -102,7 +97,8 @@ def sliced_size(model: LoadedModel, ratio: float, rotations: str = "block", mult
     norms = [network.get_submodule(row.last_norm)]
     norms += [module for index in range(len(decoder_layers(network))) for module in block_norms(network, index)]
     changed = {id(p): p.numel() for module in (*embeddings, head, *norms) for p in module.parameters()}
-    same = model.size.parameters - model.size.decoder_linear - sum(changed.values())
+    size = model.size
+    same = size.parameters - size.decoder_linear - sum(changed.values())
     columns = sum(len(module.weight) for module in (*embeddings, head))
     bias = head.out_features if head.bias is not None or norm.shift is not None else 0
     return {"width": width, "of": of, "parameters": same + linear + columns * width + bias, "decoder_parameters": linear}
