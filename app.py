@@ -11,9 +11,17 @@ demo = build_app()
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", "7860")))
-    options.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), help="0.0.0.0 lets others in: no password")
-    options.add_argument("--share", action="store_true", help="also open a public tunnel through Gradio's servers")
+    options.add_argument(
+        "--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", "7860"))
+    )
+    options.add_argument(
+        "--host",
+        default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
+        help="0.0.0.0 lets others in: no password",
+    )
+    options.add_argument(
+        "--share", action="store_true", help="also open a public tunnel through Gradio's servers"
+    )
     said = options.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("workbench").setLevel(logging.INFO)

@@ -1,4 +1,7 @@
-"""Rank allocation: a policy's targets become whole ranks that fit the budget. Milliseconds: a slider calls it at every move."""
+"""Rank allocation: a policy's targets become whole ranks that fit the budget.
+
+Milliseconds: a slider calls it at every move.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +13,16 @@ from .policies import find_policy
 from .spectra import Slot
 
 
-def round_to_ranks(spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False) -> dict[Slot, int]:
-    """Whole ranks for the targets. Rounded down, then one more step at a time to the slot furthest below its target while the budget holds.
+def round_to_ranks(
+    spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False
+) -> dict[Slot, int]:
+    """Whole ranks for the targets.
 
-    The result never exceeds the budget and no further step fits into it. `nearest` only rounds: it may exceed the budget.
+    Rounded down, then one more step at a time to the slot furthest below its target while the
+    budget holds.
+
+    The result never exceeds the budget and no further step fits into it. `nearest` only rounds: it
+    may exceed the budget.
     """
     ranks = {slot: rank_for(s.cost, targets[slot], budget, nearest) for slot, s in spectra.items()}
     if nearest:
@@ -37,10 +46,15 @@ def round_to_ranks(spectra: Spectra, targets: Mapping[Slot, float], budget: Budg
 
 
 def _shrink(spectra: Spectra, ranks: dict[Slot, int], budget: Budget) -> None:
-    """Take steps back where least ranks or clipped targets put the plan over its budget, from the slot furthest above least."""
+    """Take steps back where least ranks or clipped targets put the plan over its budget, from
+    the slot furthest above least.
+    """
     over = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items()) - budget.limit
     while over > 0:
-        slot = max((s for s in spectra if ranks[s] > budget.least(spectra[s].cost)), key=lambda s: ranks[s] / spectra[s].cost.full)
+        slot = max(
+            (s for s in spectra if ranks[s] > budget.least(spectra[s].cost)),
+            key=lambda s: ranks[s] / spectra[s].cost.full,
+        )
         cost = spectra[slot].cost
         lower = ranks[slot] - cost.step if ranks[slot] < cost.full else budget.cap(cost)
         over -= budget.price(cost, ranks[slot]) - budget.price(cost, lower)
@@ -58,11 +72,14 @@ def plan_ranks(
     ratios: Mapping[str, float] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[Slot, int]:
-    """Ranks of all slots: those in `fixed` as given, those the budget does not count at full, the rest by the policy.
+    """Ranks of all slots: those in `fixed` as given, those the budget does not count at full, the
+    rest by the policy.
 
-    ratios {component: share removed}: the slots of a named component share a budget of their own by the policy, and what they leave of the
-    whole budget goes to the components that are not named. options: settings of the policy.
-    Raises InputError where fixed ranks or ratios leave too little for the others, and for a component that the budget does not count.
+    ratios {component: share removed}: the slots of a named component share a budget of their own by
+    the policy, and what they leave of the whole budget goes to the components that are not named.
+    options: settings of the policy.
+    Raises InputError where fixed ranks or ratios leave too little for the others, and for a
+    component that the budget does not count.
     """
     row, fixed, ratios = find_policy(policy), fixed or {}, ratios or {}
     chosen = row.choose(options or {})
@@ -73,18 +90,25 @@ def plan_ranks(
         return sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
 
     def share(pool: Spectra, limit: int) -> None:
-        """Ranks for one pool of slots within its limit; those set by hand stay and are paid for from it."""
+        """Ranks for one pool of slots within its limit; those set by hand stay and are paid for
+        from it.
+        """
         free = {slot: s for slot, s in pool.items() if slot not in fixed}
         dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
         limit = min(limit - price({slot: s for slot, s in pool.items() if slot in fixed}), dense)
         if limit < sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values()):
             raise InputError(
-                "The ranks set by hand and the ratios of single components leave too little for the other slots. "
+                "The ranks set by hand and the ratios of single components leave too little for "
+                "the other slots. "
                 "Lower some of those ranks, raise those ratios, or lower the overall ratio."
             )
         if free:
             rest = Budget(budget.kind, limit, dense)
-            ranks.update(round_to_ranks(free, row.targets(free, rest, temperature, influence, **chosen), rest, nearest))
+            ranks.update(
+                round_to_ranks(
+                    free, row.targets(free, rest, temperature, influence, **chosen), rest, nearest
+                )
+            )
 
     pools = component_pools(counted, ratios, budget)
     for component, pool in pools.items():
@@ -96,10 +120,20 @@ def plan_ranks(
     return ranks
 
 
-def component_pools(counted: Spectra, ratios: Mapping[str, float], budget: Budget) -> dict[str, Spectra]:
-    """The counted slots of every component that has a ratio of its own. Raises InputError for a name that is none."""
+def component_pools(
+    counted: Spectra, ratios: Mapping[str, float], budget: Budget
+) -> dict[str, Spectra]:
+    """The counted slots of every component that has a ratio of its own.
+
+    Raises InputError for a name that is none.
+    """
     known = sorted({component for _, component in counted})
     for component in ratios:
         if component not in known:
-            raise unknown(f"component of this method that the budget '{budget.kind}' counts", component, known)
-    return {component: {slot: s for slot, s in counted.items() if slot[1] == component} for component in ratios}
+            raise unknown(
+                f"component of this method that the budget '{budget.kind}' counts", component, known
+            )
+    return {
+        component: {slot: s for slot, s in counted.items() if slot[1] == component}
+        for component in ratios
+    }

@@ -1,4 +1,6 @@
-"""Analysis: the spectra of every layer, by component and by matrix, of the weights alone and of what the data makes of them."""
+"""Analysis: the spectra of every layer, by component and by matrix, of the weights alone and of
+what the data makes of them.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +35,9 @@ Kind = Literal["raw", "aware"]
 class Analysis:
     """Singular values by (layer, name, kind), each [heads or 1, k], descending along k.
 
-    name is a component ("qk", "ov", "mlp") or a matrix ("q", "k", "v", "o", "gate", "up", "down"). kind is "raw" (the weights alone) or
-    "aware" (weighted by the calibration activations: what is lost at a rank is an error of the component's output).
+    name is a component ("qk", "ov", "mlp") or a matrix ("q", "k", "v", "o", "gate", "up", "down").
+    kind is "raw" (the weights alone) or "aware" (weighted by the calibration activations: what is
+    lost at a rank is an error of the component's output).
     """
 
     spectra: dict[tuple[int, str, str], Tensor]
@@ -54,26 +57,42 @@ class Analysis:
         count = self._entry(layer, name, "aware").shape[0]
         return count if count > 1 else 0
 
-    def values(self, layer: int, name: str, kind: Kind = "aware", head: int | None = None) -> np.ndarray:
-        """Singular values, descending, float64 [k]; of one head, or of all heads pooled (root of summed squares at each rank)."""
+    def values(
+        self, layer: int, name: str, kind: Kind = "aware", head: int | None = None
+    ) -> np.ndarray:
+        """Singular values, descending, float64 [k]; of one head, or of all heads pooled (root of
+        summed squares at each rank).
+        """
         entry = self._entry(layer, name, kind)
         if head is None:
             return pooled(entry).cpu().numpy()
         if not 0 <= head < entry.shape[0]:
-            raise InputError(f"{name} of layer {layer} has heads 0 to {entry.shape[0] - 1}; got {head}.")
+            raise InputError(
+                f"{name} of layer {layer} has heads 0 to {entry.shape[0] - 1}; got {head}."
+            )
         return entry[head].cpu().numpy()
 
     def _entry(self, layer: int, name: str, kind: str) -> Tensor:
         if not 0 <= layer < self.layers:
             raise InputError(f"The model has layers 0 to {self.layers - 1}; got {layer}.")
         if (layer, name, kind) not in self.spectra:
-            raise unknown("component, matrix or kind", f"{name}/{kind}", {f"{n}/{k}" for _, n, k in self.spectra})
+            raise unknown(
+                "component, matrix or kind",
+                f"{name}/{kind}",
+                {f"{n}/{k}" for _, n, k in self.spectra},
+            )
         return self.spectra[layer, name, kind]
 
     def table(self, threshold: float = 0.9) -> "pd.DataFrame":
-        """One row per layer, name and kind with its rank measures; energy_rank is the rank that holds `threshold` (0, 1] of the energy."""
+        """One row per layer, name and kind with its rank measures; energy_rank is the rank that
+        holds `threshold` (0, 1] of the energy.
+        """
         table = self._measures.copy()
-        table.insert(5, "energy_rank", [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()])
+        table.insert(
+            5,
+            "energy_rank",
+            [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()],
+        )
         return table
 
     @cached_property
@@ -97,7 +116,9 @@ class Analysis:
         return frame(rows)
 
 
-def analyse(model: LoadedModel, calibration: Calibration, progress: Progress | None = None) -> Analysis:
+def analyse(
+    model: LoadedModel, calibration: Calibration, progress: Progress | None = None
+) -> Analysis:
     """The spectra of every layer. Raw and activation-aware, by component and by matrix."""
     progress = progress or silent
     total = len(decoder_layers(model.network))
@@ -112,22 +133,33 @@ def analyse(model: LoadedModel, calibration: Calibration, progress: Progress | N
 
 
 def raw_values(layer: Layer) -> dict[str, Tensor]:
-    """Singular values of `W_q,i^T W_k` and `W_o,i W_v` per head, neuron norms `|row| |column|` of the MLP, and of each matrix alone."""
+    """Singular values of `W_q,i^T W_k` and `W_o,i W_v` per head, neuron norms `|row| |column|`
+    of the MLP, and of each matrix alone.
+    """
     a = layer.attention
-    q, k, v = (heads(p.weight.double(), count) for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv)))
+    q, k, v = (
+        heads(p.weight.double(), count) for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv))
+    )
     out = output_heads(a.o.weight.double(), a.n_q)
     found = {
         "qk": _product_values(symmetric(q @ q.mT), symmetric(k @ k.mT), a.group),
         "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
     }
     if layer.mlp is not None:
-        rows = sum((p.weight.double() ** 2).sum(1) for p in (layer.mlp.up, layer.mlp.gate) if p is not None)
+        rows = sum(
+            (p.weight.double() ** 2).sum(1) for p in (layer.mlp.up, layer.mlp.gate) if p is not None
+        )
         found["mlp"] = _neurons(rows, layer.mlp)
-    return found | {name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0) for name, p in layer.matrices().items()}
+    return found | {
+        name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0)
+        for name, p in layer.matrices().items()
+    }
 
 
 def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
-    """The same weighted by the activations: of the scores (before rotary), the attention output, the MLP output, each matrix's output."""
+    """The same weighted by the activations: of the scores (before rotary), the attention output,
+    the MLP output, each matrix's output.
+    """
     a = layer.attention
     out = output_heads(a.o.weight.double(), a.n_q)
     found = {
@@ -136,16 +168,26 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
     }
     if layer.mlp is not None:
         found["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
-    return found | {name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0) for name, p in layer.matrices().items()}
+    return found | {
+        name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0)
+        for name, p in layer.matrices().items()
+    }
 
 
 def _neurons(squares: Tensor, mlp: MLP) -> Tensor:
-    """Norm of each neuron's share of the output, `sqrt(squares_j) |column_j|`, descending. [1, d_f]"""
-    return (squares * column_squares(mlp.down.weight)).sqrt().sort(descending=True).values.unsqueeze(0)
+    """Norm of each neuron's share of the output, `sqrt(squares_j) |column_j|`, descending.
+
+    [1, d_f]
+    """
+    return (
+        (squares * column_squares(mlp.down.weight)).sqrt().sort(descending=True).values.unsqueeze(0)
+    )
 
 
 def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
-    """Singular values of `L_i^{1/2} R_g^{1/2}` for Grams of query heads [n_q, s, s] and kv heads [n_kv, s, s]. Returns [n_q, s]."""
+    """Singular values of `L_i^{1/2} R_g^{1/2}` for Grams of query heads [n_q, s, s] and kv heads
+    [n_kv, s, s]. Returns [n_q, s].
+    """
     return _root_values(left, right.repeat_interleave(group, 0))
 
 

@@ -11,13 +11,16 @@ from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
 Spectra = Mapping[Slot, Spectrum]
-# "block", "attention" and "mlp": one number per layer (lrcore/statistics.py); "outliers": by layer and threshold (calibration/outliers.py)
+# "block", "attention" and "mlp": one number per layer (lrcore/statistics.py); "outliers": by layer
+# and threshold (calibration/outliers.py)
 Influence = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What ranks cost in the unit of a kind of budget: cached numbers per token for "kv", parameters for "params" and "total"."""
+    """What ranks cost in the unit of a kind of budget: cached numbers per token for "kv",
+    parameters for "params" and "total".
+    """
 
     kind: str
 
@@ -49,8 +52,11 @@ class Prices:
 
 @dataclass(frozen=True)
 class Budget(Prices):
-    """What a plan may cost. kind: "params", "total" or "kv". limit: the most that all slots together may cost, in parameters or in
-    cached numbers per token. dense: what they cost untouched."""
+    """What a plan may cost.
+
+    kind: "params", "total" or "kv". limit: the most that all slots together may cost, in parameters
+    or in cached numbers per token. dense: what they cost untouched.
+    """
 
     limit: int
     dense: int
@@ -60,8 +66,12 @@ class Budget(Prices):
         return self.limit / self.dense
 
 
-def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, total: int) -> Budget:
-    """The budget that removes `ratio` of what `kind` names. decoder_linear and total are the dense model's parameter counts.
+def make_budget(
+    kind: str, ratio: float, spectra: Spectra, decoder_linear: int, total: int
+) -> Budget:
+    """The budget that removes `ratio` of what `kind` names.
+
+    decoder_linear and total are the dense model's parameter counts.
 
     Raises InputError where the method cannot shrink what is asked for, or not by that much.
     """
@@ -69,7 +79,10 @@ def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, 
     prices = Prices(kind)
     counted = [s.cost for s in spectra.values() if prices.counts(s.cost)]
     if not counted:
-        raise InputError("This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks it, such as a3 or care.")
+        raise InputError(
+            "This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks "
+            "it, such as a3 or care."
+        )
     dense = sum(prices.price(cost, cost.full) for cost in counted)
     least = sum(prices.price(cost, prices.least(cost)) for cost in counted)
     base = whole.get(kind, sum(s.cost.kv_dense for s in spectra.values()))
@@ -78,15 +91,22 @@ def make_budget(kind: str, ratio: float, spectra: Spectra, decoder_linear: int, 
         most, remedy = (dense - least) / base, "Lower the ratio."
         if kind != "kv" and {name for _, name in spectra} <= {"k", "v", "kv"}:
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
-        raise InputError(f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most {most:.3f}. {remedy}")
+        raise InputError(
+            f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most "
+            f"{most:.3f}. {remedy}"
+        )
     return Budget(kind, limit, dense)
 
 
 def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
-    """The largest rank whose price stays within the share `target` of the dense price, or the nearest to it in columns."""
+    """The largest rank whose price stays within the share `target` of the dense price, or the
+    nearest to it in columns.
+    """
     if target >= 1 - 1e-12:
         return cost.full
-    aim = target * budget.price(cost, cost.full) + 1e-6  # whole numbers, and a target is a share of them to rounding
+    aim = (
+        target * budget.price(cost, cost.full) + 1e-6
+    )  # whole numbers, and a target is a share of them to rounding
     ranks = range(cost.step, budget.cap(cost) + 1, cost.step)
     below = bisect_right(ranks, aim, key=lambda rank: budget.price(cost, rank))
     rank = ranks[max(below - 1, 0)] if ranks else cost.full
@@ -98,12 +118,17 @@ def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
 
 
 def take_steps(
-    slots: Iterable[Slot], left: float, following: Callable[[Slot], tuple[Any, float] | None], take: Callable[[Slot], None]
+    slots: Iterable[Slot],
+    left: float,
+    following: Callable[[Slot], tuple[Any, float] | None],
+    take: Callable[[Slot], None],
 ) -> None:
-    """Take the step of least key, of all that the slots offer next, again and again while it fits into what is left.
+    """Take the step of least key, of all that the slots offer next, again and again while it fits
+    into what is left.
 
-    following(slot): the slot's next step as (key, price), None where there is none; take(slot) takes it. Equal keys go in the order of
-    the slots' names. A slot whose step does not fit is passed over from then on, so no further step fits in the end.
+    following(slot): the slot's next step as (key, price), None where there is none; take(slot)
+    takes it. Equal keys go in the order of the slots' names. A slot whose step does not fit is
+    passed over from then on, so no further step fits in the end.
     """
     queue: list[tuple[Any, Slot, float]] = []
 

@@ -1,4 +1,6 @@
-"""Files and folders that are there whole or not at all: written under another name beside, then renamed."""
+"""Files and folders that are there whole or not at all: written under another name beside, then
+renamed.
+"""
 
 import atexit
 import os
@@ -14,7 +16,8 @@ try:
 except ImportError:  # Windows: what a killed process leaves there stays
     fcntl = None
 
-WAITING = "waiting"  # the folder in the cache for tensors that a process keeps on disk as long as it lives
+# the folder in the cache for tensors that a process keeps on disk as long as it lives
+WAITING = "waiting"
 
 
 def cache_folder() -> Path:
@@ -24,9 +27,11 @@ def cache_folder() -> Path:
 
 @contextmanager
 def draft_of(path: str | Path) -> Iterator[Path]:
-    """The name of a file to write, which takes the place of `path` once the block has ended well; after an error nothing is left of it.
+    """The name of a file to write, which takes the place of `path` once the block has ended well;
+    after an error nothing is left of it.
 
-    Each draft has a name of its own, so that threads and processes may write one file at once: the last to end wins.
+    Each draft has a name of its own, so that threads and processes may write one file at once: the
+    last to end wins.
     """
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +50,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def exchange(draft: Path, folder: Path) -> None:
-    """Put the folder `draft` in the place of `folder`; what was there goes only once the new one stands."""
+    """Put the folder `draft` in the place of `folder`; what was there goes only once the new one
+    stands.
+    """
     if not folder.exists():
         draft.rename(folder)
         return
@@ -60,15 +67,19 @@ def exchange(draft: Path, folder: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name of its own in the same folder, and so on the same file system: a rename is all it takes. It begins with a dot."""
+    """A name of its own in the same folder, and so on the same file system: a rename is all it
+    takes. It begins with a dot.
+    """
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @cache
 def folder_of_this_process(parent: Path) -> Path:
-    """A new folder in `parent` that goes when this process ends; those that killed processes left there go now.
+    """A new folder in `parent` that goes when this process ends; those that killed processes left
+    there go now.
 
-    A lock on the file beside it, which the system lets go of however a process ends, says that its process lives.
+    A lock on the file beside it, which the system lets go of however a process ends, says that its
+    process lives.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for file in parent.glob("*.lock") if fcntl else ():

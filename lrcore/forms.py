@@ -1,8 +1,12 @@
-"""The forms in which a factor is stored where a plain tensor would waste memory. Each knows its dense matrix and how to apply itself.
+"""The forms in which a factor is stored where a plain tensor would waste memory.
 
-A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. What is known without being stored (identity blocks, zeros) is never
-stored: `parameters` counts the numbers kept. Orders of columns and rows are int32 and not counted, as kept rotary pairs are not.
-Codes count as the numbers they stand for, whatever their width; an index of a sparse entry counts like the entry.
+Each knows its dense matrix and how to apply itself.
+
+A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. What is known without being stored
+(identity blocks, zeros) is never stored: `parameters` counts the numbers kept. Orders of columns
+and rows are int32 and not counted, as kept rotary pairs are not.
+Codes count as the numbers they stand for, whatever their width; an index of a sparse entry counts
+like the entry.
 """
 
 import math
@@ -16,10 +20,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class IdentityColumns:
-    """Per head `[I, R]` up to the order of the columns (LatentLLM eq. 9), heads stacked along the rows and reading the same input.
+    """Per head `[I, R]` up to the order of the columns (LatentLLM eq. 9), heads stacked along the
+    rows and reading the same input.
 
-    rest R [heads, s, n - s]; order [heads, n]: the columns of the identity, then those of R. `s (n - s)` numbers per head instead of `s n`.
-    Where s > n a head is `[I; 0]` with n columns, rest is [heads, s, 0] and nothing is stored.
+    rest R [heads, s, n - s]; order [heads, n]: the columns of the identity, then those of R.
+    `s (n - s)` numbers per head instead of `s n`. Where s > n a head is `[I; 0]` with n columns,
+    rest is [heads, s, 0] and nothing is stored.
     """
 
     rest: Tensor
@@ -49,9 +55,11 @@ class IdentityColumns:
 
 @dataclass(frozen=True, eq=False)
 class IdentityRows:
-    """Per head `[I; R]` up to the order of the rows, heads block-diagonal: head h reads its own slice of the input.
+    """Per head `[I; R]` up to the order of the rows, heads block-diagonal: head h reads its own
+    slice of the input.
 
-    rest R [heads, s - r, r]; place [heads, s]: for every row, where it stands in `[I; R]`. `r (s - r)` numbers per head instead of `s r`.
+    rest R [heads, s - r, r]; place [heads, s]: for every row, where it stands in `[I; R]`.
+    `r (s - r)` numbers per head instead of `s r`.
     """
 
     rest: Tensor
@@ -77,7 +85,10 @@ class IdentityRows:
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonal:
-    """blocks [heads, s, r] along the diagonal: head h reads its own slice of the input. No zeros are stored."""
+    """blocks [heads, s, r] along the diagonal: head h reads its own slice of the input.
+
+    No zeros are stored.
+    """
 
     blocks: Tensor
     WEIGHTS: ClassVar = ("blocks",)
@@ -99,7 +110,9 @@ class BlockDiagonal:
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """Some entries of a matrix of the given shape: values [k], index [k] int32 into the rows laid end to end. The rest is zero."""
+    """Some entries of a matrix of the given shape: values [k], index [k] int32 into the rows
+    laid end to end. The rest is zero.
+    """
 
     values: Tensor
     index: Tensor
@@ -113,16 +126,20 @@ class Sparse:
 
     def apply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; the matrix exists for the length of the product."""
-        flat = self.values.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.index.long(), self.values)
+        flat = self.values.new_zeros(self.shape[0] * self.shape[1]).index_copy(
+            0, self.index.long(), self.values
+        )
         return torch.nn.functional.linear(x, flat.view(*self.shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A matrix, plain or of another form, whose numbers are codes of `bits` bits (LatentLLM eq. 241-242): `low + step * code` per chunk.
+    """A matrix, plain or of another form, whose numbers are codes of `bits` bits (LatentLLM eq.
+    241-242): `low + step * code` per chunk.
 
-    codes uint8, two to a byte where bits <= 4; low, step [chunks], chunks of `chunk` numbers in the order in which they lie in `whole`.
-    inner: the kind of the form, "dense" for a plain matrix; whole: the shape of its numbers; order: its order, empty where it has none.
+    codes uint8, two to a byte where bits <= 4; low, step [chunks], chunks of `chunk` numbers in the
+    order in which they lie in `whole`. inner: the kind of the form, "dense" for a plain matrix;
+    whole: the shape of its numbers; order: its order, empty where it has none.
     """
 
     codes: Tensor
@@ -140,12 +157,20 @@ class Quantised:
     def matrix(self) -> "Matrix":
         """The matrix that the codes stand for."""
         count = math.prod(self.whole)
-        codes = self.codes if self.bits > 4 else torch.stack((self.codes & 15, self.codes >> 4), 1).flatten()[:count]
+        codes = (
+            self.codes
+            if self.bits > 4
+            else torch.stack((self.codes & 15, self.codes >> 4), 1).flatten()[:count]
+        )
         low, step = (t.repeat_interleave(self.chunk)[:count] for t in (self.low, self.step))
         numbers = (low + step * codes.to(self.low.dtype)).view(*self.whole)
         if self.inner == "dense":
             return numbers
-        return FORMS[self.inner](numbers, self.order) if self.order.numel() else FORMS[self.inner](numbers)
+        return (
+            FORMS[self.inner](numbers, self.order)
+            if self.order.numel()
+            else FORMS[self.inner](numbers)
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -164,7 +189,9 @@ class Quantised:
     def apply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; the numbers exist for the length of the product."""
         matrix = self.matrix
-        return torch.nn.functional.linear(x, matrix) if isinstance(matrix, Tensor) else matrix.apply(x)
+        return (
+            torch.nn.functional.linear(x, matrix) if isinstance(matrix, Tensor) else matrix.apply(x)
+        )
 
 
 Form = IdentityColumns | IdentityRows | BlockDiagonal | Sparse | Quantised
@@ -179,15 +206,24 @@ FORMS: dict[str, type[Form]] = {
 
 
 def extremes(chunks: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """low and step [n] of grids between the least and the largest of each chunk [n, size] (LatentLLM eq. 242)."""
+    """low and step [n] of grids between the least and the largest of each chunk [n, size]
+    (LatentLLM eq. 242).
+    """
     low = chunks.amin(1)
     return low, (chunks.amax(1) - low) / (2**bits - 1)
 
 
-def quantise(matrix: Matrix, bits: int, chunk: int, grid: Callable[[Tensor, int], tuple[Tensor, Tensor]] = extremes) -> Matrix:
-    """The numbers of a matrix as codes of 1 to 8 bits, each the nearest place of its chunk's even grid.
+def quantise(
+    matrix: Matrix,
+    bits: int,
+    chunk: int,
+    grid: Callable[[Tensor, int], tuple[Tensor, Tensor]] = extremes,
+) -> Matrix:
+    """The numbers of a matrix as codes of 1 to 8 bits, each the nearest place of its chunk's even
+    grid.
 
-    A form whose numbers are all left out, or that is made of codes or of sparse entries already, stays as it is.
+    A form whose numbers are all left out, or that is made of codes or of sparse entries already,
+    stays as it is.
     """
     if isinstance(matrix, Quantised | Sparse):
         return matrix
@@ -199,13 +235,26 @@ def quantise(matrix: Matrix, bits: int, chunk: int, grid: Callable[[Tensor, int]
     flat = numbers.flatten()
     padded = torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
     low, step = grid(padded, bits)
-    codes = ((padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None]).round().clamp(0, 2**bits - 1)
+    codes = (
+        ((padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None])
+        .round()
+        .clamp(0, 2**bits - 1)
+    )
     codes = codes.to(torch.uint8).flatten()[: len(flat)]
     if bits <= 4:
         pairs = torch.nn.functional.pad(codes, (0, len(codes) % 2)).view(-1, 2)
         codes = pairs[:, 0] | pairs[:, 1] << 4
     order = orders[0] if orders else torch.empty(0, dtype=torch.int32, device=numbers.device)
-    return Quantised(codes, low, step, order, "dense" if dense_kind else kind_of(matrix), tuple(numbers.shape), bits, chunk)
+    return Quantised(
+        codes,
+        low,
+        step,
+        order,
+        "dense" if dense_kind else kind_of(matrix),
+        tuple(numbers.shape),
+        bits,
+        chunk,
+    )
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:
@@ -251,5 +300,7 @@ def cast(matrix: Matrix, dtype: torch.dtype) -> Matrix:
     """The same matrix with its numbers in another dtype; orders stay whole numbers."""
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
-    moved = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors_of(matrix).items()}
+    moved = {
+        name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors_of(matrix).items()
+    }
     return type(matrix)(**moved, **settings_of(matrix))

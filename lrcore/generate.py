@@ -13,13 +13,20 @@ _REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are no whole ch
 
 
 def stream(
-    model: LoadedModel, prompt: str, max_new_tokens: int = 64, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
+    model: LoadedModel,
+    prompt: str,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
 ) -> Iterator[str]:
     """Yield the continuation of `prompt` as it is made.
 
-    temperature 0 is greedy; above 0 it samples from the top_p nucleus, (0, 1], with a generator of its own: the same seed gives the
-    same text whatever else runs. Ends after max_new_tokens, at an end-of-sequence token, or when the model's context is full.
-    Raises InputError at once for an empty prompt, one that fills the context, or values out of range.
+    temperature 0 is greedy; above 0 it samples from the top_p nucleus, (0, 1], with a generator of
+    its own: the same seed gives the same text whatever else runs. Ends after max_new_tokens, at an
+    end-of-sequence token, or when the model's context is full.
+    Raises InputError at once for an empty prompt, one that fills the context, or values out of
+    range.
     """
     if not temperature >= 0:
         raise InputError(f"temperature must be 0 (greedy) or larger, got {temperature!r}.")
@@ -28,11 +35,20 @@ def stream(
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens!r}.")
     ids = _prompt_ids(model, prompt)
-    room = max_new_tokens if model.context is None else min(max_new_tokens, model.context - len(ids))
+    room = (
+        max_new_tokens if model.context is None else min(max_new_tokens, model.context - len(ids))
+    )
     return _pieces(model, ids, room, temperature, top_p, seed)
 
 
-def generate(model: LoadedModel, prompt: str, max_new_tokens: int = 64, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0) -> str:
+def generate(
+    model: LoadedModel,
+    prompt: str,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> str:
     """The continuation that `stream` yields, as one string, without the prompt."""
     return "".join(stream(model, prompt, max_new_tokens, temperature, top_p, seed))
 
@@ -40,11 +56,13 @@ def generate(model: LoadedModel, prompt: str, max_new_tokens: int = 64, temperat
 class Decoder:
     """Tokens in, text out, so that the pieces joined are the text of all tokens decoded together.
 
-    A character split over several tokens comes out whole, with the last of them; a token's leading space is kept because each
-    token is decoded together with the ones before it.
+    A character split over several tokens comes out whole, with the last of them; a token's leading
+    space is kept because each token is decoded together with the ones before it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special: bool = True
+    ) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
         self._ids, self._start, self._read = list(ids), 0, len(ids)
 
@@ -58,14 +76,23 @@ class Decoder:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        before, now = self._text(self._ids[self._start : self._read]), self._text(self._ids[self._start :])
+        before, now = (
+            self._text(self._ids[self._start : self._read]),
+            self._text(self._ids[self._start :]),
+        )
         if now.endswith(_REPLACEMENT) and not final:
             return ""
         self._start, self._read = self._read, len(self._ids)
         return now[len(before) :]
 
     def _text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False) if ids else ""
+        return (
+            self._tokenizer.decode(
+                ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+            )
+            if ids
+            else ""
+        )
 
 
 def _prompt_ids(model: LoadedModel, prompt: str) -> list[int]:
@@ -74,12 +101,17 @@ def _prompt_ids(model: LoadedModel, prompt: str) -> list[int]:
     if not ids:
         raise InputError("The prompt is empty. Give at least one word to continue.")
     if model.context is not None and len(ids) >= model.context:
-        raise InputError(f"The prompt has {len(ids):,} tokens, but the model's context holds {model.context:,}. Shorten the prompt.")
+        raise InputError(
+            f"The prompt has {len(ids):,} tokens, but the model's context holds "
+            f"{model.context:,}. Shorten the prompt."
+        )
     model.check_tokens(max(ids))
     return ids
 
 
-def _pieces(model: LoadedModel, ids: list[int], room: int, temperature: float, top_p: float, seed: int) -> Iterator[str]:
+def _pieces(
+    model: LoadedModel, ids: list[int], room: int, temperature: float, top_p: float, seed: int
+) -> Iterator[str]:
     generator = torch.Generator().manual_seed(seed)
     decoder, ends = Decoder(model.tokenizer, ids), _ends(model)
     fresh, cache = torch.tensor([ids], device=model.device), None
@@ -109,11 +141,18 @@ def _step(model: LoadedModel, fresh: Tensor, cache: object | None) -> tuple[Tens
 
 def _choose(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     if not bool(torch.isfinite(logits.max())):
-        raise InputError("The model's output is not finite, so there is no next token. Try dtype float32, or a lower ratio.")
+        raise InputError(
+            "The model's output is not finite, so there is no next token. Try dtype float32, or a "
+            "lower ratio."
+        )
     if temperature == 0:
         return int(logits.argmax())
-    shares, order = torch.softmax(logits.double() / temperature, 0).sort(descending=True, stable=True)
-    kept = shares.cumsum(0) - shares < top_p  # the smallest set that reaches top_p; always the first
+    shares, order = torch.softmax(logits.double() / temperature, 0).sort(
+        descending=True, stable=True
+    )
+    kept = (
+        shares.cumsum(0) - shares < top_p
+    )  # the smallest set that reaches top_p; always the first
     return int(order[torch.multinomial(shares * kept, 1, generator=generator)])
 
 

@@ -1,7 +1,8 @@
 """One decoder layer as frozen values: what every method reads and returns.
 
-Convention: row activations and `torch.nn.Linear` weights, `y = W x + b` with `W: [out, in]`. Heads are stacked along the rows of
-the query, key and value weights and along the columns of the output weight. Tensors only; nothing here knows a model.
+Convention: row activations and `torch.nn.Linear` weights, `y = W x + b` with `W: [out, in]`. Heads
+are stacked along the rows of the query, key and value weights and along the columns of the output
+weight. Tensors only; nothing here knows a model.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,10 +28,13 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A factored projection `y = up (down x) + bias`. down [r, in]; up [out, r], plain tensors or stored forms; bias [out] or None.
+    """A factored projection `y = up (down x) + bias`.
+
+    down [r, in]; up [out, r], plain tensors or stored forms; bias [out] or None.
 
     sparse [out, in], where there is one, adds `sparse x`.
-    Several projections of a layer may hold the same `down`: it is then stored once, and counted once.
+    Several projections of a layer may hold the same `down`: it is then stored once, and counted
+    once.
     """
 
     down: Matrix
@@ -55,7 +59,9 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A projection `y = M x + bias` whose matrix [out, in] is kept in a stored form, such as codes; bias [out] or None."""
+    """A projection `y = M x + bias` whose matrix [out, in] is kept in a stored form, such as
+    codes; bias [out] or None.
+    """
 
     form: Form
     bias: Tensor | None = None
@@ -75,7 +81,9 @@ Projection = Linear | LowRank | Stored
 
 @dataclass(frozen=True, eq=False)
 class RotaryChannel:
-    """A decoupled rotary channel beside the heads (CARE, section 3.5). q [n_q * size, d]; k [size, r], which reads the cached latent of k.
+    """A decoupled rotary channel beside the heads (CARE, section 3.5).
+
+    q [n_q * size, d]; k [size, r], which reads the cached latent of k.
 
     The scores gain `scale (R_t q x)^T (R_s k (k_down x'))`; all heads share the key.
     """
@@ -97,17 +105,26 @@ class RotaryChannel:
 class Attention:
     """Self-attention of one layer.
 
-    q [n_q * qk_size, d], k [n_kv * qk_size, d], v [n_kv * v_size, d], o [d, n_q * v_size]. Query head i reads kv head i // group.
-    scale multiplies the scores and never changes with the rank. position says what is applied between projection and score:
-    "rotary" rotates the pairs (j, j + head_size / 2); "none" covers absolute and learned positions, which act on the input.
-    rotary_pairs [n_kv, qk_size / 2] names the original pair that each kept pair came from; None while all are kept.
-    A head that turns only in part has its other columns in pairs of angle zero, so that the layout is that of a whole rotary head.
-    qk_norm: queries and keys are normalised over a head or over the whole width before rotary; qk_size then stays head_size.
-    softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the attention itself sees to that.
-    frequencies [head_size / 2]: radians per place by which the original pairs are turned; None without rotary.
-    latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state; one latent where they share it.
-    summed: every query head has values of its own and one output projection serves the sum of the head outputs; v is then
-    [n_q * v_size, d] and o [d, v_size].
+    q [n_q * qk_size, d], k [n_kv * qk_size, d], v [n_kv * v_size, d], o [d, n_q * v_size]. Query
+    head i reads kv head i // group.
+    scale multiplies the scores and never changes with the rank. position says what is applied
+    between projection and score:
+    "rotary" rotates the pairs (j, j + head_size / 2); "none" covers absolute and learned positions,
+    which act on the input.
+    rotary_pairs [n_kv, qk_size / 2] names the original pair that each kept pair came from; None
+    while all are kept.
+    A head that turns only in part has its other columns in pairs of angle zero, so that the layout
+    is that of a whole rotary head.
+    qk_norm: queries and keys are normalised over a head or over the whole width before rotary;
+    qk_size then stays head_size.
+    softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the
+    attention itself sees to that.
+    frequencies [head_size / 2]: radians per place by which the original pairs are turned; None
+    without rotary.
+    latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state; one
+    latent where they share it.
+    summed: every query head has values of its own and one output projection serves the sum of the
+    head outputs; v is then [n_q * v_size, d] and o [d, v_size].
     channel: only where k is a cached latent and positions are rotary.
     """
 
@@ -152,7 +169,10 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class MLP:
-    """down(act(gate x) * (up x)), or down(act(up x)) where gate is None. up, gate [d_f, d]; down [d, d_f]."""
+    """down(act(gate x) * (up x)), or down(act(up x)) where gate is None.
+
+    up, gate [d_f, d]; down [d, d_f].
+    """
 
     up: Projection
     down: Projection
@@ -170,12 +190,16 @@ class Layer:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components that can be narrowed: no QK where queries and keys are normalised, no MLP where there is none."""
+        """The components that can be narrowed: no QK where queries and keys are normalised, no
+        MLP where there is none.
+        """
         possible = {"qk": self.attention.qk_norm is None, "ov": True, "mlp": self.mlp is not None}
         return tuple(name for name, there in possible.items() if there)
 
     def matrices(self) -> dict[str, Projection]:
-        """The projections by name, in the order of the forward pass; "gate" only where there is one."""
+        """The projections by name, in the order of the forward pass; "gate" only where there is
+        one.
+        """
         a, m = self.attention, self.mlp
         named = {"q": a.q, "k": a.k, "v": a.v, "o": a.o}
         if m is not None:
@@ -184,14 +208,18 @@ class Layer:
 
     def with_matrices(self, **changed: Projection) -> "Layer":
         """A copy with some projections exchanged; sizes stay as they are."""
-        attention = replace(self.attention, **{name: p for name, p in changed.items() if name in "qkvo"})
+        attention = replace(
+            self.attention, **{name: p for name, p in changed.items() if name in "qkvo"}
+        )
         inner = {name: p for name, p in changed.items() if name in ("gate", "up", "down")}
         mlp = replace(self.mlp, **inner) if inner else self.mlp
         return replace(self, attention=attention, mlp=mlp)
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of all projections, what they share counted once, and of the rotary channel."""
+        """Weights and biases of all projections, what they share counted once, and of the rotary
+        channel.
+        """
         channel = self.attention.channel
         return _kept(*self.matrices().values()) + (0 if channel is None else channel.parameters)
 
@@ -200,7 +228,9 @@ def _one_latent(a: Projection, b: Projection) -> bool:
     """Whether two projections hold the same `down`."""
     if not (isinstance(a, LowRank) and isinstance(b, LowRank)):
         return False
-    parts = ([p.down] if isinstance(p.down, Tensor) else tensors_of(p.down).values() for p in (a, b))
+    parts = (
+        [p.down] if isinstance(p.down, Tensor) else tensors_of(p.down).values() for p in (a, b)
+    )
     return len({tuple(t.data_ptr() for t in own) for own in parts}) == 1
 
 
@@ -231,9 +261,16 @@ def merge_output_heads(weight: Tensor) -> Tensor:
 
 
 def map_rows(linear: Linear, maps: Tensor, dtype: torch.dtype | None = None) -> Linear:
-    """Apply a small map to each head's state: weight `T_h W_h`, bias `T_h b_h`. maps [heads, r, size] -> rows heads * r."""
+    """Apply a small map to each head's state: weight `T_h W_h`, bias `T_h b_h`.
+
+    maps [heads, r, size] -> rows heads * r.
+    """
     dtype = dtype or linear.weight.dtype
     count = maps.shape[0]
     weight = maps @ heads(linear.weight.to(maps.dtype), count)  # [heads, r, d]
-    bias = None if linear.bias is None else (maps @ heads(linear.bias.to(maps.dtype), count).unsqueeze(-1)).flatten()
+    bias = (
+        None
+        if linear.bias is None
+        else (maps @ heads(linear.bias.to(maps.dtype), count).unsqueeze(-1)).flatten()
+    )
     return Linear(weight.flatten(0, 1).to(dtype), None if bias is None else bias.to(dtype))

@@ -11,7 +11,10 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True)
 class Option:
-    """One setting. The kind of `default` is the kind of value: a switch, a whole number, a number, or a word among `choices`.
+    """One setting.
+
+    The kind of `default` is the kind of value: a switch, a whole number, a number, or a word among
+    `choices`.
 
     low, high: the closed range of a number; None leaves that side open.
     """
@@ -27,7 +30,10 @@ class Option:
         return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
     def read(self, value: Any) -> Value:
-        """The value in its kind, from a value or from a word of the command line. Raises InputError for one that is none."""
+        """The value in its kind, from a value or from a word of the command line.
+
+        Raises InputError for one that is none.
+        """
         if isinstance(self.default, bool):
             return self._switch(value)
         if isinstance(self.default, str):
@@ -37,26 +43,50 @@ class Option:
         return self._number(value)
 
     def _switch(self, value: Any) -> bool:
-        words = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+        words = {
+            "true": True,
+            "on": True,
+            "yes": True,
+            "1": True,
+            "false": False,
+            "off": False,
+            "no": False,
+            "0": False,
+        }
         if str(value).lower() not in words:
             raise InputError(f"Option {self.name} is on or off; got {value!r}.")
         return words[str(value).lower()]
 
     def _number(self, value: Any) -> int | float:
-        kind, word = (int, "a whole number") if isinstance(self.default, int) else (float, "a number")
+        kind, word = (
+            (int, "a whole number") if isinstance(self.default, int) else (float, "a number")
+        )
         try:
             number = kind(value)
         except (TypeError, ValueError):
             raise InputError(f"Option {self.name} is {word}; got {value!r}.") from None
         low, high = self.low, self.high
-        if (low is not None and number < low) or (high is not None and number > high) or number != float(value):
-            sides = [f"at {word} {side:g}" for word, side in (("least", low), ("most", high)) if side is not None]
+        if (
+            (low is not None and number < low)
+            or (high is not None and number > high)
+            or number != float(value)
+        ):
+            sides = [
+                f"at {word} {side:g}"
+                for word, side in (("least", low), ("most", high))
+                if side is not None
+            ]
             raise InputError(f"Option {self.name} is {', '.join([word, *sides])}; got {value!r}.")
         return number
 
 
-def read_options(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Value]:
-    """Every option's value: what was given, else its default. Raises InputError for an unknown name or a value out of range."""
+def read_options(
+    owner: str, options: tuple[Option, ...], given: Mapping[str, Any]
+) -> dict[str, Value]:
+    """Every option's value: what was given, else its default.
+
+    Raises InputError for an unknown name or a value out of range.
+    """
     by_name = {option.name: option for option in options}
     for name in given:
         if name not in by_name:

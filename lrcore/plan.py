@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 class Shape:
     """What a plan must know of the dense model to account for itself.
 
-    parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections. itemsize: bytes per number.
-    n_q, head_size: of the dense attention. head_parameters: weights of the output embedding, multiplied once per token.
+    parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections.
+    itemsize: bytes per number.
+    n_q, head_size: of the dense attention. head_parameters: weights of the output embedding,
+    multiplied once per token.
     """
 
     parameters: int
@@ -30,7 +32,10 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class RankPlan:
-    """ranks {(layer, component): rank} and their exact account. The temperatures are None where the policy reads none."""
+    """ranks {(layer, component): rank} and their exact account.
+
+    The temperatures are None where the policy reads none.
+    """
 
     ranks: dict[Slot, int]
     spectra: dict[Slot, Spectrum]
@@ -44,17 +49,26 @@ class RankPlan:
 
     @property
     def predicted_perplexity(self) -> float | None:
-        """exp of the dense loss plus the predicted rise of every slot, on the probing windows; None unless the slots were probed.
+        """exp of the dense loss plus the predicted rise of every slot, on the probing windows; None
+        unless the slots were probed.
 
-        Errors of different slots compound, so it is optimistic at high ratios; the order of plans is what it is for.
+        Errors of different slots compound, so it is optimistic at high ratios; the order of plans
+        is what it is for.
         """
         if self.base_nll is None:
             return None
-        rise = sum(float(s.nats[s.cost.ranks().index(self.ranks[slot])]) for slot, s in self.spectra.items())
+        rise = sum(
+            float(s.nats[s.cost.ranks().index(self.ranks[slot])])
+            for slot, s in self.spectra.items()
+        )
         return math.exp(min(self.base_nll + rise, 700.0))
 
     def table(self) -> "pd.DataFrame":
-        """One row per slot. keep is the share of the dense parameters, energy the share of the loss avoided; KV bytes are per token."""
+        """One row per slot.
+
+        keep is the share of the dense parameters, energy the share of the loss avoided; KV bytes
+        are per token.
+        """
         rows = []
         for slot, rank in self.ranks.items():
             s, item = self.spectra[slot], self.shape.itemsize
@@ -76,7 +90,9 @@ class RankPlan:
         return frame(rows)
 
     def kept_by_layer(self) -> list[float]:
-        """Share of its parameters that each layer keeps, in layer order; of its cached numbers where the budget counts those."""
+        """Share of its parameters that each layer keeps, in layer order; of its cached numbers
+        where the budget counts those.
+        """
         kept, dense = [0] * self.shape.layers, [0] * self.shape.layers
         for (layer, component), rank in self.ranks.items():
             cost = self.spectra[layer, component].cost
@@ -86,17 +102,25 @@ class RankPlan:
         return [part / whole if whole else 1.0 for part, whole in zip(kept, dense, strict=True)]
 
     def flops_per_token(self, dense: bool = False) -> int:
-        """Of one token with seq_len tokens before it, a multiply-add counted as two: projections, head, scores, weighted values.
+        """Of one token with seq_len tokens before it, a multiply-add counted as two: projections,
+        head, scores, weighted values.
 
         Where the cache holds latents, every token raises all of them again; that counts too.
         """
         shape, total = self.shape, 2 * self.shape.head_parameters
-        total += 2 * (shape.decoder_linear - sum(s.cost.dense for s in self.spectra.values()))  # what no slot covers stays dense
+        total += 2 * (
+            shape.decoder_linear - sum(s.cost.dense for s in self.spectra.values())
+        )  # what no slot covers stays dense
         for slot, s in self.spectra.items():
             rank = s.cost.full if dense else self.ranks[slot]
-            total += 2 * s.cost.parameters(rank) + (2 * self.seq_len * s.cost.per_cached * rank if rank < s.cost.full else 0)
+            total += 2 * s.cost.parameters(rank) + (
+                2 * self.seq_len * s.cost.per_cached * rank if rank < s.cost.full else 0
+            )
         for layer in range(shape.layers):
-            sizes = [shape.head_size if dense else self._head_size((layer, name)) for name in ("qk", "ov")]
+            sizes = [
+                shape.head_size if dense else self._head_size((layer, name))
+                for name in ("qk", "ov")
+            ]
             total += 2 * self.seq_len * shape.n_q * sum(sizes)
         return total
 
@@ -108,10 +132,16 @@ class RankPlan:
         """What the model's numbers take, those of the slots as they will be stored."""
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
         outside = self.shape.parameters - sum(cost.dense for cost, _ in costs)
-        return outside * self.shape.itemsize + sum(cost.bytes(rank, self.shape.itemsize) for cost, rank in costs)
+        return outside * self.shape.itemsize + sum(
+            cost.bytes(rank, self.shape.itemsize) for cost, rank in costs
+        )
 
     def summary(self) -> dict:
-        """The plan in one row. removed_* are shares of what they name; achieved is the one the budget counts; asked what was asked for."""
+        """The plan in one row.
+
+        removed_* are shares of what they name; achieved is the one the budget counts; asked what
+        was asked for.
+        """
         table, shape = self.table(), self.shape
         removed = int((table["dense_parameters"] - table["parameters"]).sum())
         kv, dense_kv = int(table["kv_bytes"].sum()), int(table["dense_kv_bytes"].sum())

@@ -16,13 +16,17 @@ Slot = tuple[int, str]  # (layer index, component or matrix name)
 class Cost:
     """What a slot costs at a given rank.
 
-    full: the rank of the untouched slot. step: ranks are multiples of it (2 where rotary pairs stay together).
+    full: the rank of the untouched slot. step: ranks are multiples of it (2 where rotary pairs stay
+    together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
-    curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one entry per multiple of step below full.
-    bits, chunk: what a rank adds is kept as codes of so many bits, with two scales for every chunk; 0: as plain numbers.
+    curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one
+    entry per multiple of step below full. bits, chunk: what a rank adds is kept as codes of so many
+    bits, with two scales for every chunk; 0: as plain numbers.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
-    per_cached: multiply-adds per rank that every step spends on each token in the cache, where a latent is cached and raised again.
-    cap: largest rank below full that still saves parameters (a factored matrix beyond it would be larger than the dense one); kv_cap:
+    per_cached: multiply-adds per rank that every step spends on each token in the cache, where a
+    latent is cached and raised again.
+    cap: largest rank below full that still saves parameters (a factored matrix beyond it would be
+    larger than the dense one); kv_cap:
     that still saves cache. 0 where there is none.
     """
 
@@ -48,19 +52,29 @@ class Cost:
         return self._below(self.kv)
 
     def _below(self, price: Callable[[int], int]) -> int:
-        return self.step * bisect_left(range(self.step, self.full, self.step), price(self.full), key=price)
+        return self.step * bisect_left(
+            range(self.step, self.full, self.step), price(self.full), key=price
+        )
 
     def parameters(self, rank: int) -> int:
         if rank >= self.full:
             return self.dense
-        return self.fixed + (self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank)
+        return self.fixed + (
+            self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank
+        )
 
     def bytes(self, rank: int, itemsize: int) -> float:
-        """What the slot's numbers take, the model's being `itemsize` bytes each; orders and the last code of a matrix aside."""
+        """What the slot's numbers take, the model's being `itemsize` bytes each; orders and the
+        last code of a matrix aside.
+        """
         if rank >= self.full or not self.bits:
             return self.parameters(rank) * itemsize
         coded = self.parameters(rank) - self.fixed
-        return self.fixed * itemsize + coded * self.bits_stored / 8 + 2 * itemsize * math.ceil(coded / self.chunk)
+        return (
+            self.fixed * itemsize
+            + coded * self.bits_stored / 8
+            + 2 * itemsize * math.ceil(coded / self.chunk)
+        )
 
     @property
     def bits_stored(self) -> int:
@@ -71,7 +85,9 @@ class Cost:
         return self.kv_dense if rank >= self.full else self.kv_fixed + self.kv_per_rank * rank
 
     def ranks(self) -> list[int]:
-        """All ranks that save something, ascending: multiples of step up to the larger cap, then full."""
+        """All ranks that save something, ascending: multiples of step up to the larger cap, then
+        full.
+        """
         return [*range(self.step, max(self.cap, self.kv_cap) + 1, self.step), self.full]
 
 
@@ -79,13 +95,16 @@ class Cost:
 class Spectrum:
     """The loss curve of one slot under one method.
 
-    values [full / step], float64, descending, >= 0: keeping the first r of them leaves the loss `sum(values[r:] ** 2)`, in the
-    method's own unit (squared score error, squared output error, ...). Only ratios within a unit compare.
-    unit: slots that name the same one have values that compare with each other; empty: those of the same component.
+    values [full / step], float64, descending, >= 0: keeping the first r of them leaves the loss
+    `sum(values[r:] ** 2)`, in the method's own unit (squared score error, squared output error,
+    ...). Only ratios within a unit compare.
+    unit: slots that name the same one have values that compare with each other; empty: those of the
+    same component.
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
-    nats: the loss curve in the model's own currency, the predicted rise of the token loss at each rank of `cost.ranks()`; None unless
-    the slot was probed.
-    share: the share of its price that a search on the model found for it, at one budget; None unless it was searched.
+    nats: the loss curve in the model's own currency, the predicted rise of the token loss at each
+    rank of `cost.ranks()`; None unless the slot was probed.
+    share: the share of its price that a search on the model found for it, at one budget; None
+    unless it was searched.
     fisher: mean squared gradient of its weights, >= 0; None unless gradients were collected.
     """
 
@@ -105,10 +124,14 @@ class Spectrum:
 
     def tail(self, rank: int) -> float:
         """Loss left at `rank` (in columns, not steps)."""
-        return 0.0 if rank >= self.cost.full else float((self.values[rank // self.grain :] ** 2).sum())
+        return (
+            0.0 if rank >= self.cost.full else float((self.values[rank // self.grain :] ** 2).sum())
+        )
 
     def in_multiples(self, multiple: int) -> "Spectrum":
-        """The same curve where a rank must be a multiple of `multiple` (and of the cost's own step), or full."""
+        """The same curve where a rank must be a multiple of `multiple` (and of the cost's own
+        step), or full.
+        """
         step = math.lcm(self.cost.step, multiple)
         if step == self.cost.step:
             return self
@@ -125,7 +148,10 @@ class Spectrum:
 
 
 def cumulative_energy(values: Tensor) -> Tensor:
-    """Share of `sum(values ** 2)` held by the first 1, 2, ... values. values [k] -> [k] in [0, 1]."""
+    """Share of `sum(values ** 2)` held by the first 1, 2, ... values.
+
+    values [k] -> [k] in [0, 1].
+    """
     squares = values.double() ** 2
     total = squares.sum()
     return torch.ones_like(squares) if total == 0 else torch.cumsum(squares, 0) / total
@@ -138,7 +164,9 @@ def energy_rank(values: Tensor, threshold: float) -> int:
 
 
 def effective_rank(values: Tensor) -> float:
-    """exp of the Shannon entropy of the normalised values (Roy and Vetterli 2007); in [1, k]; 0 for an all-zero spectrum."""
+    """exp of the Shannon entropy of the normalised values (Roy and Vetterli 2007); in [1, k]; 0
+    for an all-zero spectrum.
+    """
     total = values.double().sum()
     if total == 0:
         return 0.0

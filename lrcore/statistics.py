@@ -3,18 +3,20 @@
 Taps, all per token:
   attn_in     input of the query, key and value projections [d]
   attn_out    input of the output projection: the head outputs side by side [n_q * d_h]
-  attended    what each query head makes of the value states of all heads, side by side [n_q * n_kv * d_h]; for few choices of options
-  mlp_in      input of the up (and gate) projection [d]
+  attended what each query head makes of the value states of all heads, side by side [n_q * n_kv *
+  d_h]; for few choices of options mlp_in input of the up (and gate) projection [d]
   mlp_hidden  input of the down projection [d_f]
-  q_rotated, k_rotated   head states as they enter the score, after rotary where there is one [n * d_h]
-  block       the layer's input and output
+  q_rotated, k_rotated head states as they enter the score, after rotary where there is one [n *
+  d_h] block the layer's input and output
 
-Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x^2], the diagonal of second), and influence
-(Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which belongs to the tap `block` and, of its two halves, to
-`attention` and `mlp`: the residual stream before and after each (MoDeGPT B.11; the output projection's output is what attention adds);
-and sample, some of the activations themselves: at most SAMPLE of them, spread evenly over the tokens [l, n], in the model's dtype.
-Statistics of gradients (fisher, taylor), by the name of a matrix instead of a tap, come from a pass of their own: calibration/gradients.py.
-Products are formed in the model's dtype and accumulated in float64.
+Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x^2], the diagonal of
+second), and influence (Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which
+belongs to the tap `block` and, of its two halves, to `attention` and `mlp`: the residual stream
+before and after each (MoDeGPT B.11; the output projection's output is what attention adds);
+and sample, some of the activations themselves: at most SAMPLE of them, spread evenly over the
+tokens [l, n], in the model's dtype. Statistics of gradients (fisher, taylor), by the name of a
+matrix instead of a tap, come from a pass of their own: calibration/gradients.py. Products are
+formed in the model's dtype and accumulated in float64.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +32,8 @@ BLOCK_INFLUENCE: Need = ("block", "influence")
 PARTS = ("block", "attention", "mlp")  # what an influence is measured of
 
 
-BLOCK = 256  # rows of activations, or of a second moment, that are worked on at once: each block is made float64
+# rows of activations, or of a second moment, that are worked on at once: each block is made float64
+BLOCK = 256
 
 STATISTICS = {
     "mean": lambda x: x.sum(0, dtype=torch.float64),
@@ -41,7 +44,9 @@ STATISTICS = {
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Averages over the calibration tokens of one layer, float64, by (tap, statistic), and samples of them; tokens is their number."""
+    """Averages over the calibration tokens of one layer, float64, by (tap, statistic), and
+    samples of them; tokens is their number.
+    """
 
     values: Mapping[Need, Tensor]
     tokens: int
@@ -56,7 +61,11 @@ class Moments:
 
     def square(self, tap: str) -> Tensor:
         """E[x^2] at a tap, [n]; from the second moment where only that was collected."""
-        return self.values[tap, "square"] if (tap, "square") in self.values else self.second(tap).diagonal()
+        return (
+            self.values[tap, "square"]
+            if (tap, "square") in self.values
+            else self.second(tap).diagonal()
+        )
 
     def centred(self, tap: str) -> Tensor:
         """The covariance S - mu mu^T at a tap, [n, n]."""
@@ -65,12 +74,16 @@ class Moments:
 
     @property
     def influence(self) -> float:
-        """Block Influence of the layer: 0 where the layer leaves the direction of the residual stream unchanged."""
+        """Block Influence of the layer: 0 where the layer leaves the direction of the residual
+        stream unchanged.
+        """
         return float(self.values[BLOCK_INFLUENCE])
 
 
 class EvenSample:
-    """Every 2^k-th row of a stream, k the least that keeps the number at SAMPLE or below: more than SAMPLE / 2 of a long stream."""
+    """Every 2^k-th row of a stream, k the least that keeps the number at SAMPLE or below: more
+    than SAMPLE / 2 of a long stream.
+    """
 
     def __init__(self) -> None:
         self.seen, self._stride, self._kept = 0, 1, []
@@ -90,7 +103,10 @@ class EvenSample:
 
 
 class SecondSum:
-    """Sum of x x^T over the rows of a stream, [n, n] float64. It is symmetric: blocks of rows are kept from their diagonal on."""
+    """Sum of x x^T over the rows of a stream, [n, n] float64.
+
+    It is symmetric: blocks of rows are kept from their diagonal on.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # the i-th is [BLOCK, n - i BLOCK]
@@ -105,7 +121,9 @@ class SecondSum:
                 self._blocks[i].add_(product)
 
     def total(self) -> Tensor:
-        """The whole matrix; nothing is to be added after that: each block goes as its place is filled."""
+        """The whole matrix; nothing is to be added after that: each block goes as its place is
+        filled.
+        """
         n = self._blocks[0].shape[-1]
         whole = self._blocks[0].new_empty(n, n)
         self._blocks.reverse()
@@ -117,7 +135,9 @@ class SecondSum:
 
 
 class Accumulator:
-    """Adds up what `needs` asks for, batch by batch, in float64 on the device of the activations."""
+    """Adds up what `needs` asks for, batch by batch, in float64 on the device of the
+    activations.
+    """
 
     def __init__(self, needs: Iterable[Need]) -> None:
         self.needs = frozenset(needs)
@@ -140,20 +160,39 @@ class Accumulator:
                     self._add(need, STATISTICS[need[1]](rows))
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
-        """Add a batch [..., d] of the layer's input and output, and count its tokens. middle: the stream between attention and MLP."""
+        """Add a batch [..., d] of the layer's input and output, and count its tokens.
+
+        middle: the stream between attention and MLP.
+        """
         self._tokens += before[..., 0].numel()
-        for part, start, end in (("block", before, after), ("attention", before, middle), ("mlp", middle, after)):
+        for part, start, end in (
+            ("block", before, after),
+            ("attention", before, middle),
+            ("mlp", middle, after),
+        ):
             if (part, "influence") in self.needs:
-                self._add((part, "influence"), (1 - cosine_similarity(start.float(), end.float(), dim=-1)).sum(dtype=torch.float64))
+                self._add(
+                    (part, "influence"),
+                    (1 - cosine_similarity(start.float(), end.float(), dim=-1)).sum(
+                        dtype=torch.float64
+                    ),
+                )
 
     def _add(self, need: Need, value: Tensor) -> None:
         value = value.double()
         self._sums[need] = self._sums[need] + value if need in self._sums else value
 
     def moments(self) -> Moments:
-        """The averages of all that was added, asked for once: the sums of the second moments become them in place."""
+        """The averages of all that was added, asked for once: the sums of the second moments
+        become them in place.
+        """
         means = {need: total / self._tokens for need, total in self._sums.items()}
         for (tap, statistic), second in self._seconds.items():
             means[tap, statistic] = second.total().div_(self._tokens)
-            means.setdefault((tap, "square"), means[tap, statistic].diagonal().clone())  # read alone where only that is of use
-        return Moments(means | {need: sample.rows for need, sample in self._samples.items() if sample.seen}, self._tokens)
+            means.setdefault(
+                (tap, "square"), means[tap, statistic].diagonal().clone()
+            )  # read alone where only that is of use
+        return Moments(
+            means | {need: sample.rows for need, sample in self._samples.items() if sample.seen},
+            self._tokens,
+        )

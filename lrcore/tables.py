@@ -1,4 +1,8 @@
-"""Tables as data frames. pandas comes when the first is asked for: it takes 65 MB, which a model on disk needs while it is calibrated."""
+"""Tables as data frames.
+
+pandas comes when the first is asked for: it takes 65 MB, which a model on disk needs while it is
+calibrated.
+"""
 
 from typing import TYPE_CHECKING, Any
 

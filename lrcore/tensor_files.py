@@ -1,4 +1,6 @@
-"""Tensors on disk, read and written one at a time: safetensors files that need not fit into memory, and values that wait there."""
+"""Tensors on disk, read and written one at a time: safetensors files that need not fit into
+memory, and values that wait there.
+"""
 
 import json
 import uuid
@@ -15,24 +17,39 @@ from torch import Tensor
 from .files import folder_of_this_process
 
 NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 class Temporary:
-    """A file that goes when nobody holds this any more, at the latest when the process ends; after a kill, when another needs `folder`."""
+    """A file that goes when nobody holds this any more, at the latest when the process ends;
+    after a kill, when another needs `folder`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder_of_this_process(folder) / f"{uuid.uuid4().hex}.safetensors"
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
+        self.path.parent.mkdir(
+            parents=True, exist_ok=True
+        )  # somebody may have emptied the cache meanwhile
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that waits in a file; dtype is the one that it is read as. owner, where there is one, keeps a temporary file from going."""
+    """A tensor that waits in a file; dtype is the one that it is read as.
+
+    owner, where there is one, keeps a temporary file from going.
+    """
 
     file: Path
     name: str
@@ -45,7 +62,9 @@ class Stored:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     def map(self) -> Tensor:
-        """The tensor as pages of the file, which come into memory as they are read and go where memory is short; converted, if need be."""
+        """The tensor as pages of the file, which come into memory as they are read and go where
+        memory is short; converted, if need be.
+        """
         with safe_open(self.file, "pt") as opened:
             return opened.get_tensor(self.name).to(self.dtype)
 
@@ -57,14 +76,20 @@ class Stored:
 
 def as_dtype(tensors: Mapping[str, Stored], dtype: torch.dtype) -> dict[str, Stored]:
     """The same, to be read in another floating-point type; whole numbers stay as they are."""
-    return {name: replace(s, dtype=dtype) if s.dtype.is_floating_point else s for name, s in tensors.items()}
+    return {
+        name: replace(s, dtype=dtype) if s.dtype.is_floating_point else s
+        for name, s in tensors.items()
+    }
 
 
 def stored_tensors(file: Path, owner: Temporary | None = None) -> dict[str, Stored]:
     """What a safetensors file holds, by name."""
     with safe_open(file, "pt") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
-        return {name: Stored(file, name, tuple(s.get_shape()), DTYPES[s.get_dtype()], owner) for name, s in slices.items()}
+        return {
+            name: Stored(file, name, tuple(s.get_shape()), DTYPES[s.get_dtype()], owner)
+            for name, s in slices.items()
+        }
 
 
 def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
@@ -72,20 +97,32 @@ def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
     return {name: place for file in files for name, place in stored_tensors(file).items()}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | Stored], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, tensor after tensor: beside what is in memory already, one at a time is."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # so that every one is aligned
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | Stored], metadata: Mapping[str, str]
+) -> None:
+    """A safetensors file, tensor after tensor: beside what is in memory already, one at a time
+    is.
+    """
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)
+    )  # so that every one is aligned
     header, end = {"__metadata__": dict(metadata)}, 0
     for name in order:
         begin, end = end, end + tensors[name].nbytes
-        header[name] = {"dtype": NAMES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             tensor = tensors[name].map() if isinstance(tensors[name], Stored) else tensors[name]
-            opened.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            opened.write(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
 
 
 @dataclass(frozen=True)
@@ -97,10 +134,12 @@ class _Waiting:
 
 
 class OnDisk(Sequence):
-    """A list of values whose tensors wait on disk, a file per value; each is read when it is asked for, and not kept.
+    """A list of values whose tensors wait on disk, a file per value; each is read when it is asked
+    for, and not kept.
 
-    Values are trees of dataclasses, mappings, lists and tuples. Tensors come back in the order of memory that they had, since products of
-    transposed matrices round otherwise; one tensor that stands in two places stays one. folder: for the files.
+    Values are trees of dataclasses, mappings, lists and tuples. Tensors come back in the order of
+    memory that they had, since products of transposed matrices round otherwise; one tensor that
+    stands in two places stays one. folder: for the files.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
@@ -116,7 +155,9 @@ class OnDisk(Sequence):
                 order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
                 name = str(len(tensors))
                 tensors[name] = tensor.permute(order)
-                waiting[key] = _Waiting(Stored(file.path, name, tuple(tensors[name].shape), tensor.dtype, file), order)
+                waiting[key] = _Waiting(
+                    Stored(file.path, name, tuple(tensors[name].shape), tensor.dtype, file), order
+                )
             return waiting[key]
 
         self._values.append(_mapped(value, Tensor, put))
@@ -143,7 +184,14 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _mapped(getattr(value, f.name), kind, change) for f in fields(value) if f.init})
+        return replace(
+            value,
+            **{
+                f.name: _mapped(getattr(value, f.name), kind, change)
+                for f in fields(value)
+                if f.init
+            },
+        )
     if isinstance(value, Mapping):
         return {key: _mapped(entry, kind, change) for key, entry in value.items()}
     if isinstance(value, list | tuple):

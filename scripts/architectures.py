@@ -1,7 +1,7 @@
 """Write docs/architectures.md from the rows of the table and the outcomes of their tests.
 
-python scripts/architectures.py [--measure | --check]: --measure runs the tests of every row (minutes) and keeps
-their outcomes in docs/architectures.json; --check only compares the page.
+python scripts/architectures.py [--measure | --check]: --measure runs the tests of every row
+(minutes) and keeps their outcomes in docs/architectures.json; --check only compares the page.
 """
 
 import json
@@ -47,11 +47,21 @@ narrower MLPs needs no code of ours.
 
 
 def measure() -> dict[str, dict[str, list[int]]]:
-    """How many of a family's tests passed, of how many, by family and check. Raises SystemExit where the tests could not be run."""
+    """How many of a family's tests passed, of how many, by family and check.
+
+    Raises SystemExit where the tests could not be run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "outcomes.xml"
-        files = [str(ROOT / "tests" / name) for name in ("test_architectures.py", "test_export_families.py")]
-        ran = subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junitxml={told}", *files], cwd=ROOT, check=False)
+        files = [
+            str(ROOT / "tests" / name)
+            for name in ("test_architectures.py", "test_export_families.py")
+        ]
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", f"--junitxml={told}", *files],
+            cwd=ROOT,
+            check=False,
+        )
         if ran.returncode > 1:  # 1 is tests that failed, and the table says which
             sys.exit(ran.returncode)
         cases = list(ElementTree.parse(told).iter("testcase"))
@@ -70,23 +80,47 @@ def measure() -> dict[str, dict[str, list[int]]]:
 def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
     """One family as a row of the table."""
     qk = "kept" if row.norms else "pairs" if row.position == "rotary" else "free"
-    fused = [part for part, there in (("qkv", row.qkv != "apart"), ("gate and up", row.gate is not None and row.gate == row.up)) if there]
+    fused = [
+        part
+        for part, there in (
+            ("qkv", row.qkv != "apart"),
+            ("gate and up", row.gate is not None and row.gate == row.up),
+        )
+        if there
+    ]
     scores = ["capped"] if row.softcap else []
     scores += ["windows of its own"] if row.window else []
     passed = [f"{passed}/{total}" for passed, total in checks.values()]
-    cells = [f"`{name}`", qk, "free", "kept (experts)" if row.experts else "neurons", ", ".join(fused) or "-", "yes" if row.width else "no",
-             ", ".join(scores) or "-", row.kernel, *passed, row.note or "-"]  # fmt: skip
+    cells = [
+        f"`{name}`",
+        qk,
+        "free",
+        "kept (experts)" if row.experts else "neurons",
+        ", ".join(fused) or "-",
+        "yes" if row.width else "no",
+        ", ".join(scores) or "-",
+        row.kernel,
+        *passed,
+        row.note or "-",
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 
 def page() -> str:
     """The whole page."""
     checks = json.loads(RECORD.read_text(encoding="utf-8"))
-    refused = [f"- `{name}` only with {', '.join(f'`{field}` {value!r}' for field, value in row.requires.items())}" for name, row in
-               ARCHITECTURES.items() if row.requires]  # fmt: skip
-    whole = ", ".join(f"`{name}`" for name, row in ARCHITECTURES.items() if row.sequential is None or row.experts)
+    refused = [
+        f"- `{name}` only with "
+        f"{', '.join(f'`{field}` {value!r}' for field, value in row.requires.items())}"
+        for name, row in ARCHITECTURES.items()
+        if row.requires
+    ]
+    whole = ", ".join(
+        f"`{name}`" for name, row in ARCHITECTURES.items() if row.sequential is None or row.experts
+    )
     only = "".join(
-        f", of `{name}` unless {' and '.join(f'`{field}` is {value!r}' for field, value in row.sequential.items())}"
+        f", of `{name}` unless "
+        f"{' and '.join(f'`{field}` is {value!r}' for field, value in row.sequential.items())}"
         for name, row in ARCHITECTURES.items()
         if row.sequential
     )
@@ -96,12 +130,24 @@ def page() -> str:
         + "".join(line(name, row, checks[name]) for name, row in ARCHITECTURES.items())
         + "\n## Images and text\n\n"
         + ", ".join(f"`{name}`" for name in MULTIMODAL)
-        + ": the language model inside, of a family above,\nis found and compressed; the rest is left "
-        + "as it is to the bit (`tests/test_multimodal.py`). Calibration and evaluation read text only.\n"
+        + (
+            ": the language model inside, of a family above,\nis found and compressed; the rest "
+            "is left "
+        )
+        + (
+            "as it is to the bit (`tests/test_multimodal.py`). Calibration and evaluation read "
+            "text only.\n"
+        )
         + "\n## What is refused\n\nOne line says so, before anything is computed:\n\n"
         + "\n".join(refused)
-        + f"\n- the sequential refit for {after}: they norm what a component gives before adding it, so no refit is linear there\n"
-        + f"- slicing the residual stream of {whole}{only}, and of models of images and text: it takes layers that are an attention and "
+        + (
+            f"\n- the sequential refit for {after}: they norm what a component gives before "
+            "adding it, so no refit is linear there\n"
+        )
+        + (
+            f"- slicing the residual stream of {whole}{only}, and of models of images and text: "
+            "it takes layers that are an attention and "
+        )
         + "then an MLP, each `x + f(norm(x))`\n"
     )
 

@@ -1,17 +1,19 @@
 """Measures what docs/benchmarks.md reports, and writes its tables between their markers.
 
-    python scripts/benchmarks.py quality     perplexity of every method and policy at 10-50 % on the demo models (and stories260K)
-    python scripts/benchmarks.py variants    the papers' variants of a method, one option away from its default
-    python scripts/benchmarks.py depth       perplexity without one and two whole layers
-    python scripts/benchmarks.py width       perplexity with a narrower residual stream (SliceGPT) at 10-50 %
-    python scripts/benchmarks.py healing     perplexity before and after training the factors against the dense model
-    python scripts/benchmarks.py solve       seconds from moments to a compressed model, for the same tables
-    python scripts/benchmarks.py energy      why the order of the methods is what it is: the share of the output energy each one keeps
-    python scripts/benchmarks.py speed       a slider move against the decomposition behind it, and the first spectra
-    python scripts/benchmarks.py memory      peak memory of compressing a model of 1.1 billion parameters with its layers on disk
-    python scripts/benchmarks.py gram        Gram space against the papers' d x d formulas
-    python scripts/benchmarks.py page        what a person at the page waits for: first picture, slider to figure, Start to progress
-    python scripts/benchmarks.py all
+    python scripts/benchmarks.py quality perplexity of every method and policy at 10-50 % on the
+    demo models (and stories260K) python scripts/benchmarks.py variants the papers' variants of a
+    method, one option away from its default python scripts/benchmarks.py depth perplexity without
+    one and two whole layers
+    python scripts/benchmarks.py width perplexity with a narrower residual stream (SliceGPT) at
+    10-50 % python scripts/benchmarks.py healing perplexity before and after training the factors
+    against the dense model python scripts/benchmarks.py solve seconds from moments to a compressed
+    model, for the same tables python scripts/benchmarks.py energy why the order of the methods is
+    what it is: the share of the output energy each one keeps python scripts/benchmarks.py speed a
+    slider move against the decomposition behind it, and the first spectra python
+    scripts/benchmarks.py memory peak memory of compressing a model of 1.1 billion parameters with
+    its layers on disk python scripts/benchmarks.py gram Gram space against the papers' d x d
+    formulas python scripts/benchmarks.py page what a person at the page waits for: first picture,
+    slider to figure, Start to progress python scripts/benchmarks.py all
 
 Times are ratios within one run on one machine; the text around the tables names it.
 """
@@ -35,17 +37,39 @@ from bench.variants import variants  # noqa: E402 (after the path)
 from bench.width import width  # noqa: E402 (after the path)
 
 JOBS = {
-    "variants": variants, "depth": depth, "width": width, "healing": healing, "solve": solve, "energy": energy, "speed": speed,
-    "memory": memory, "gram": gram, "page": ui,
-}  # fmt: skip
+    "variants": variants,
+    "depth": depth,
+    "width": width,
+    "healing": healing,
+    "solve": solve,
+    "energy": energy,
+    "speed": speed,
+    "memory": memory,
+    "gram": gram,
+    "page": ui,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["quality", *JOBS, "all"])
-    parser.add_argument("models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named")
-    parser.add_argument("--methods", nargs="+", default=[], help="for quality: only these; the record keeps the others")
-    parser.add_argument("--policies", nargs="+", default=[], help="for quality: only these; the record keeps the others")
+    parser.add_argument(
+        "models", nargs="*", help="demo-llama, demo-opt, stories260K; all where none is named"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=[],
+        help="for quality: only these; the record keeps the others",
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=[],
+        help="for quality: only these; the record keeps the others",
+    )
     said = parser.parse_args()
     if said.what in ("quality", "all"):
         quality(said.models, said.methods, said.policies)

@@ -1,4 +1,6 @@
-"""The card of a demo model, written from what was measured: training curve, perplexities, probe accuracy, samples."""
+"""The card of a demo model, written from what was measured: training curve, perplexities, probe
+accuracy, samples.
+"""
 
 import json
 import math
@@ -31,13 +33,18 @@ tokenizer, so not comparable with other tokenizers.
 
 
 def write_card(name: str, run_file: Path, folder: Path, reference: Path | None) -> None:
-    """Measure the exported model in ``folder`` and write its README.md. The WikiText-2 row needs the ``reference`` folder."""
+    """Measure the exported model in ``folder`` and write its README.md.
+
+    The WikiText-2 row needs the ``reference`` folder.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     run = json.loads(run_file.read_text())
     texts = [load_texts("stories/test"), load_texts("python-docs/test")]
     if reference is not None:
-        texts.append(Texts(((reference / _WIKITEXT).read_text(encoding="utf-8"),), "WikiText-2 test"))
+        texts.append(
+            Texts(((reference / _WIKITEXT).read_text(encoding="utf-8"),), "WikiText-2 test")
+        )
     parts = [
         _head(name, model, run),
         _data(run),
@@ -55,7 +62,10 @@ def _head(name: str, model, run: dict) -> str:
     config, parameters = model.config, sum(p.numel() for p in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     inner = getattr(config, "intermediate_size", None) or config.ffn_dim
-    inside = {"llama": "rotary positions, SwiGLU", "opt": "learned positions, biases, ReLU, layer norm before each block"}
+    inside = {
+        "llama": "rotary positions, SwiGLU",
+        "opt": "learned positions, biases, ReLU, layer norm before each block",
+    }
     return f"""---
 license: apache-2.0
 language: en
@@ -77,7 +87,10 @@ Trained on {run["tokens"]:,} tokens in {run["seconds"] / 60:.0f} minutes on two 
 
 def _data(run: dict) -> str:
     total = sum(run["sources"].values())
-    rows = [f"| {source} | {count:,} | {100 * count / total:.1f} % |" for source, count in run["sources"].items()]
+    rows = [
+        f"| {source} | {count:,} | {100 * count / total:.1f} % |"
+        for source, count in run["sources"].items()
+    ]
     return "\n".join(["## Data\n", _DATA, "| source | tokens | share |\n|---|---|---|", *rows, ""])
 
 
@@ -87,28 +100,54 @@ def _curve(run: dict) -> str:
     rows = []
     for start in range(0, steps, size):
         part = losses[start : start + size]
-        rows.append(f"| {start + 1}-{start + len(part)} | {(start + len(part)) * run['batch'] / 1e6:.1f} M | {sum(part) / len(part):.3f} |")
+        rows.append(
+            f"| {start + 1}-{start + len(part)} | {(start + len(part)) * run['batch'] / 1e6:.1f} "
+            f"M | {sum(part) / len(part):.3f} |"
+        )
     return "\n".join(
-        ["## Training loss (nats per token, mean over the steps)\n", "| steps | tokens read | loss |\n|---|---|---|", *rows, ""]
+        [
+            "## Training loss (nats per token, mean over the steps)\n",
+            "| steps | tokens read | loss |\n|---|---|---|",
+            *rows,
+            "",
+        ]
     )
 
 
 def _perplexities(model, tokenizer, texts: list[Texts]) -> str:
     rows = []
     for text in texts:
-        short, long = (_nll(model, make_windows(text, tokenizer, None, length).tokens) for length in (256, 512))
-        rows.append(f"| {text.source} | {math.exp(short):.3f} ({short:.3f}) | {math.exp(long):.3f} ({long:.3f}) |")
+        short, long = (
+            _nll(model, make_windows(text, tokenizer, None, length).tokens) for length in (256, 512)
+        )
+        rows.append(
+            f"| {text.source} | {math.exp(short):.3f} ({short:.3f}) | {math.exp(long):.3f} "
+            f"({long:.3f}) |"
+        )
     title = "## Perplexity (and loss in nats per token)\n"
-    return "\n".join([title, _PROTOCOL, "| text | windows of 256 | windows of 512 |\n|---|---|---|", *rows, ""])
+    return "\n".join(
+        [title, _PROTOCOL, "| text | windows of 256 | windows of 512 |\n|---|---|---|", *rows, ""]
+    )
 
 
 @torch.inference_mode()
 def _nll(model, tokens: torch.LongTensor) -> float:
-    """Mean loss in nats of the seq_len - 1 predicted tokens of every window; tokens [n, seq_len]."""
+    """Mean loss in nats of the seq_len - 1 predicted tokens of every window; tokens [n,
+    seq_len].
+    """
     total = 0.0
     for rows in tokens.split(16):
-        logits = model(input_ids=rows).logits[:, :-1].flatten(0, 1)  # [rows * (seq_len - 1), vocabulary]
-        total += torch.nn.functional.cross_entropy(logits.float(), rows[:, 1:].flatten(), reduction="none").double().sum().item()
+        logits = (
+            model(input_ids=rows).logits[:, :-1].flatten(0, 1)
+        )  # [rows * (seq_len - 1), vocabulary]
+        total += (
+            torch.nn.functional.cross_entropy(
+                logits.float(), rows[:, 1:].flatten(), reduction="none"
+            )
+            .double()
+            .sum()
+            .item()
+        )
     return total / (tokens.shape[0] * (tokens.shape[1] - 1))
 
 
@@ -117,10 +156,16 @@ def _probes(model, tokenizer) -> str:
     right: dict[str, list[int]] = {}
     chance: dict[str, float] = {}
     for probe in stories.probes("test", PROBES):
-        scores = [_choice_score(model, tokenizer, probe["question"], choice) for choice in probe["choices"]]
+        scores = [
+            _choice_score(model, tokenizer, probe["question"], choice)
+            for choice in probe["choices"]
+        ]
         right.setdefault(probe["kind"], []).append(int(scores.index(max(scores)) == probe["label"]))
         chance[probe["kind"]] = chance.get(probe["kind"], 0.0) + 1 / len(probe["choices"])
-    rows = [f"| {kind} | {sum(hits)} / {len(hits)} | {chance[kind] / len(hits):.0%} |" for kind, hits in sorted(right.items())]
+    rows = [
+        f"| {kind} | {sum(hits)} / {len(hits)} | {chance[kind] / len(hits):.0%} |"
+        for kind, hits in sorted(right.items())
+    ]
     hits = sum(map(sum, right.values()))
     title = f"## Probes: {hits} of {PROBES} story questions answered (stories/test)\n"
     return "\n".join([title, "| asked for | right | by chance |\n|---|---|---|", *rows, ""])
@@ -129,8 +174,12 @@ def _probes(model, tokenizer) -> str:
 def _choice_score(model, tokenizer, question: str, choice: str) -> float:
     """Mean log-likelihood per token of ``choice`` after ``question``, both within the context."""
     tail = tokenizer(choice, add_special_tokens=False)["input_ids"]
-    head = tokenizer(question, add_special_tokens=False)["input_ids"][-(demo_corpus.CONTEXT - len(tail)) :]
-    logits = model(input_ids=torch.tensor([head + tail])).logits[0, len(head) - 1 : -1]  # [len(tail), vocabulary]
+    head = tokenizer(question, add_special_tokens=False)["input_ids"][
+        -(demo_corpus.CONTEXT - len(tail)) :
+    ]
+    logits = model(input_ids=torch.tensor([head + tail])).logits[
+        0, len(head) - 1 : -1
+    ]  # [len(tail), vocabulary]
     return logits.log_softmax(-1)[range(len(tail)), tail].mean().item()
 
 
@@ -139,8 +188,15 @@ def _samples(model, tokenizer) -> str:
     blocks = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")
-        made = model.generate(input_ids=ids["input_ids"], attention_mask=ids["attention_mask"], do_sample=False, max_new_tokens=120)
-        blocks.append("> " + tokenizer.decode(made[0], skip_special_tokens=True).strip().replace("\n", "\n> "))
+        made = model.generate(
+            input_ids=ids["input_ids"],
+            attention_mask=ids["attention_mask"],
+            do_sample=False,
+            max_new_tokens=120,
+        )
+        blocks.append(
+            "> " + tokenizer.decode(made[0], skip_special_tokens=True).strip().replace("\n", "\n> ")
+        )
     return "## Greedy samples (120 tokens)\n\n" + "\n\n".join(blocks) + "\n"
 
 

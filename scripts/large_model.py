@@ -1,7 +1,9 @@
-"""The page with the spectra of a model larger than the machine: `python scripts/large_model.py --port 7860`.
+"""The page with the spectra of a model larger than the machine:
+`python scripts/large_model.py --port 7860`.
 
-80 layers with the shapes of a 70-billion-parameter Llama (8192 wide, 64 query and 8 key-value heads of 128, 28672 neurons). The singular
-values are made up: what is looked at is how the page copes with their number. Nothing can be compressed there.
+80 layers with the shapes of a 70-billion-parameter Llama (8192 wide, 64 query and 8 key-value heads
+of 128, 28672 neurons). The singular values are made up: what is looked at is how the page copes
+with their number. Nothing can be compressed there.
 """
 
 import argparse
@@ -24,7 +26,16 @@ from workbench.session import Session, calibration_key, factor_key
 
 LAYERS, WIDE, QUERY, KV, HEAD, NEURONS = 80, 8192, 64, 8, 128, 28672
 HEADS = {"qk": (QUERY, HEAD), "ov": (QUERY, HEAD)}
-ONE = {"mlp": NEURONS, "q": WIDE, "k": KV * HEAD, "v": KV * HEAD, "o": WIDE, "gate": WIDE, "up": WIDE, "down": WIDE}
+ONE = {
+    "mlp": NEURONS,
+    "q": WIDE,
+    "k": KV * HEAD,
+    "v": KV * HEAD,
+    "o": WIDE,
+    "gate": WIDE,
+    "up": WIDE,
+    "down": WIDE,
+}
 INFLUENCE = [0.05 + 0.002 * layer for layer in range(LAYERS)]
 
 
@@ -53,7 +64,9 @@ def analysis() -> Analysis:
 
 
 def factors() -> Factorisation:
-    """What the sliders need of method a3: a cost and a loss curve for every slot, and no factors behind them."""
+    """What the sliders need of method a3: a cost and a loss curve for every slot, and no factors
+    behind them.
+    """
     attention = WIDE * (QUERY + KV)
     costs = {
         "qk": Cost(HEAD, attention, attention * HEAD, step=2, kv_per_rank=KV, kv_dense=KV * HEAD),
@@ -80,7 +93,9 @@ def session() -> Session:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--port", type=int, default=7860)
     build_app(session()).launch(server_port=options.parse_args().port, **LAUNCH)
 

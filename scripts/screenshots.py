@@ -1,7 +1,9 @@
-"""Pictures of every tab, light, dark and 390 pixels wide: `python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
+"""Pictures of every tab, light, dark and 390 pixels wide:
+`python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
 
---readme also renews the four in assets/pictures, from the runs that the workbench has. Without --url it starts a workbench of its own.
-Needs playwright and a Chromium (CHROMIUM names it; /usr/bin/chromium by default).
+--readme also renews the four in assets/pictures, from the runs that the workbench has. Without
+--url it starts a workbench of its own. Needs playwright and a Chromium (CHROMIUM names it;
+/usr/bin/chromium by default).
 """
 
 import argparse
@@ -82,7 +84,9 @@ def shoot(page: Page, folder: Path, view: str) -> None:
             page.locator("#field-policy input").click()
             page.get_by_role("option").nth(1).click()
             page.wait_for_timeout(1200)
-            page.wait_for_function("() => !document.querySelector(\"#readout [data-known='False']\")", timeout=60_000)
+            page.wait_for_function(
+                "() => !document.querySelector(\"#readout [data-known='False']\")", timeout=60_000
+            )
             page.wait_for_timeout(1500)  # the ranking follows within a second
         if title == "Compare":
             page.click("#generate")
@@ -109,7 +113,9 @@ def main() -> None:
     said = options.parse_args()
     said.folder.mkdir(parents=True, exist_ok=True)
     with server() if not said.url else given(said.url) as url, sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS)
+        browser = play.chromium.launch(
+            executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS
+        )
         for view in said.views:
             width, height = VIEWS[view]
             page = browser.new_page(viewport={"width": width, "height": height})

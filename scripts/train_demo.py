@@ -1,7 +1,7 @@
 """Train a demo model on the CPU; a killed run goes on from its last checkpoint.
 
 $ python scripts/train_demo.py demo-llama --tokens 20000000 --reference DIR
-$ python scripts/train_demo.py demo-llama --card            # measure again and rewrite the card only
+$ python scripts/train_demo.py demo-llama --card # measure again and rewrite the card only
 """
 
 import argparse
@@ -13,7 +13,13 @@ from pathlib import Path
 
 import numpy
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -21,7 +27,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import demo_corpus  # noqa: E402  (needs the path above)
 
 WORK = ROOT / ".train"
-LONG_SHARE = 0.2  # of the tokens, read in 512-token windows at the end, so that every position is trained
+LONG_SHARE = (
+    0.2  # of the tokens, read in 512-token windows at the end, so that every position is trained
+)
 BATCH = 8192  # tokens per optimiser step
 MICRO = 4096  # tokens per forward pass: larger ones leave the cache and are slower
 PEAK_LR = {"demo-llama": 3e-3, "demo-opt": 2.5e-3}
@@ -33,29 +41,50 @@ def new_model(name: str):
     torch.manual_seed(demo_corpus.SEED)
     build = _llama if name == "demo-llama" else _opt
     return build(
-        vocab_size=demo_corpus.VOCABULARY, max_position_embeddings=demo_corpus.CONTEXT, tie_word_embeddings=True,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=demo_corpus.VOCABULARY,
+        max_position_embeddings=demo_corpus.CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
 
 
 def _llama(**shared) -> LlamaForCausalLM:
-    """5,139,712 parameters: grouped-query attention (8 query heads, 4 key-value heads), SwiGLU, rotary positions."""
+    """5,139,712 parameters: grouped-query attention (8 query heads, 4 key-value heads), SwiGLU,
+    rotary positions.
+    """
     return LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=256, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4, head_dim=32, intermediate_size=688,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **shared,
+            hidden_size=256,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=32,
+            intermediate_size=688,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            **shared,
         )
-    )  # fmt: skip
+    )
 
 
 def _opt(**shared) -> OPTForCausalLM:
     """3,358,080 parameters: every head with its own keys, ReLU, learned positions, biases."""
     return OPTForCausalLM(
         OPTConfig(
-            hidden_size=192, num_hidden_layers=6, num_attention_heads=6, ffn_dim=768, activation_function="relu", word_embed_proj_dim=192,
-            do_layer_norm_before=True, dropout=0.0, attention_dropout=0.0, layerdrop=0.0, **shared,
+            hidden_size=192,
+            num_hidden_layers=6,
+            num_attention_heads=6,
+            ffn_dim=768,
+            activation_function="relu",
+            word_embed_proj_dim=192,
+            do_layer_norm_before=True,
+            dropout=0.0,
+            attention_dropout=0.0,
+            layerdrop=0.0,
+            **shared,
         )
-    )  # fmt: skip
+    )
 
 
 def load_tokenizer(reference: Path | None) -> PreTrainedTokenizerFast:
@@ -65,7 +94,9 @@ def load_tokenizer(reference: Path | None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def load_stream(tokenizer, name: str, tokens: int, reference: Path | None) -> tuple[numpy.ndarray, dict[str, int]]:
+def load_stream(
+    tokenizer, name: str, tokens: int, reference: Path | None
+) -> tuple[numpy.ndarray, dict[str, int]]:
     path = WORK / f"{name}-{tokens}.npy"
     if not path.exists():
         stream, sources = demo_corpus.build_stream(tokenizer, tokens, reference)
@@ -75,7 +106,9 @@ def load_stream(tokenizer, name: str, tokens: int, reference: Path | None) -> tu
 
 
 def batches(stream: numpy.ndarray) -> list[numpy.ndarray]:
-    """Every optimiser step's windows, [rows, 257] then [rows, 513]; the last incomplete step of each length is left out."""
+    """Every optimiser step's windows, [rows, 257] then [rows, 513]; the last incomplete step of
+    each length is left out.
+    """
     split = int(len(stream) * (1 - LONG_SHARE))
     steps = []
     for part, seq_len in ((stream[:split], 256), (stream[split:], 512)):
@@ -110,7 +143,11 @@ def train(name: str, tokens: int, reference: Path | None) -> None:
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     saved, parameters = time.time(), sum(p.numel() for p in model.parameters())
-    print(f"{name}: {parameters} parameters, {len(steps)} steps of {BATCH} tokens, from step {state['step']}", flush=True)
+    print(
+        f"{name}: {parameters} parameters, {len(steps)} steps of {BATCH} tokens, from step "
+        f"{state['step']}",
+        flush=True,
+    )
     for step in range(state["step"], len(steps)):
         started = time.time()
         for group in adam.param_groups:
@@ -121,12 +158,23 @@ def train(name: str, tokens: int, reference: Path | None) -> None:
         state["losses"].append(loss)
         if step % 20 == 0 or step + 1 == len(steps):
             recent = state["losses"][-20:]
-            print(f"step {step + 1}/{len(steps)} loss {sum(recent) / len(recent):.4f} tokens/s {BATCH / spent:.0f}", flush=True)
+            print(
+                f"step {step + 1}/{len(steps)} loss {sum(recent) / len(recent):.4f} tokens/s "
+                f"{BATCH / spent:.0f}",
+                flush=True,
+            )
         if time.time() - saved > CHECKPOINT_SECONDS or step + 1 == len(steps):
             _checkpoint(name, tokens, model, adam, state)
             export(name, model, tokenizer)
             saved = time.time()
-    run = {"tokens": len(steps) * BATCH, "asked": tokens, "sources": sources, "peak_lr": PEAK_LR[name], "batch": BATCH, **state}
+    run = {
+        "tokens": len(steps) * BATCH,
+        "asked": tokens,
+        "sources": sources,
+        "peak_lr": PEAK_LR[name],
+        "batch": BATCH,
+        **state,
+    }
     _replace(WORK / f"{name}.run.json", lambda path: path.write_text(json.dumps(run)))
 
 
@@ -159,7 +207,9 @@ def _restore(name: str, tokens: int, model, adam) -> dict:
 
 
 def export(name: str, model, tokenizer) -> None:
-    """Write an ordinary float32 model folder beside the old one's files, each file replaced in one step."""
+    """Write an ordinary float32 model folder beside the old one's files, each file replaced in
+    one step.
+    """
     partial, target = WORK / f"{name}.export", ROOT / "assets" / name
     model.generation_config.update(max_new_tokens=120, do_sample=False)
     model.save_pretrained(partial)
@@ -176,11 +226,21 @@ def _replace(path: Path, write) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("demo-llama", "demo-opt", "tokenizer"))
     parser.add_argument("--tokens", type=int, default=20_000_000)
-    parser.add_argument("--reference", type=Path, help="folder with the public training texts; without it only our own text is read")
-    parser.add_argument("--card", action="store_true", help="do not train: measure the exported model and write its card")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        help="folder with the public training texts; without it only our own text is read",
+    )
+    parser.add_argument(
+        "--card",
+        action="store_true",
+        help="do not train: measure the exported model and write its card",
+    )
     arguments = parser.parse_args()
     WORK.mkdir(exist_ok=True)
     torch.set_num_threads(os.cpu_count() or 1)
@@ -191,7 +251,12 @@ def main() -> None:
         train(arguments.what, arguments.tokens, arguments.reference)
     from demo_card import write_card
 
-    write_card(arguments.what, WORK / f"{arguments.what}.run.json", ROOT / "assets" / arguments.what, arguments.reference)
+    write_card(
+        arguments.what,
+        WORK / f"{arguments.what}.run.json",
+        ROOT / "assets" / arguments.what,
+        arguments.reference,
+    )
 
 
 if __name__ == "__main__":

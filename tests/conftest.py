@@ -1,18 +1,32 @@
-"""Tiny models with random weights, made on the spot, and the reference data where a machine has it."""
+"""Tiny models with random weights, made on the spot, and the reference data where a machine has
+it.
+"""
 
 import os
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub client is imported: no test leaves the machine
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # read when the hub client is imported: no test leaves the machine
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-# Two threads, as on the smallest machine, or one where two tests run at once; in the processes that tests start too, for equal bits.
+# Two threads, as on the smallest machine, or one where two tests run at once; in the processes that
+# tests start too, for equal bits.
 os.environ["OMP_NUM_THREADS"] = str(2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) or 1)
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads that spin make thousands of tiny products slow on a busy machine
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # waiting threads that spin make thousands of tiny products slow on a busy machine
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 import lrcore
 
@@ -43,7 +57,9 @@ def _seed():
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """The folder of real models and real text; see its README. Tests that need it are skipped elsewhere."""
+    """The folder of real models and real text; see its README. Tests that need it are skipped
+    elsewhere.
+    """
     folder = os.environ.get("LRCORE_REFERENCE")
     if not folder:
         pytest.skip("LRCORE_REFERENCE does not name the folder with reference models and text")
@@ -53,7 +69,9 @@ def reference() -> Path:
 @pytest.fixture(scope="session")
 def story_text() -> str:
     """About 6,000 characters of varied plain text."""
-    order = torch.randint(len(SENTENCES), (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    order = torch.randint(
+        len(SENTENCES), (100,), generator=torch.Generator().manual_seed(1)
+    ).tolist()
     return " ".join(SENTENCES[i] for i in order)
 
 
@@ -66,13 +84,19 @@ def story_file(tmp_path_factory, story_text) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory) -> Path:
-    """A folder with a Llama: grouped queries (4 / 2 heads of 8), rotary, gated MLP, no biases, tied embeddings, 3 layers."""
-    return _save(LlamaForCausalLM(_llama(tie_word_embeddings=True)), tmp_path_factory.mktemp("tiny-llama"))
+    """A folder with a Llama: grouped queries (4 / 2 heads of 8), rotary, gated MLP, no biases,
+    tied embeddings, 3 layers.
+    """
+    return _save(
+        LlamaForCausalLM(_llama(tie_word_embeddings=True)), tmp_path_factory.mktemp("tiny-llama")
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny_llama_bias(tmp_path_factory) -> Path:
-    """The same with a bias on every projection, none of them zero, and an output head of its own."""
+    """The same with a bias on every projection, none of them zero, and an output head of its
+    own.
+    """
     config = _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
     return _save(LlamaForCausalLM(config), tmp_path_factory.mktemp("tiny-llama-bias"))
 
@@ -81,9 +105,19 @@ def tiny_llama_bias(tmp_path_factory) -> Path:
 def tiny_opt(tmp_path_factory) -> Path:
     """A folder with an OPT: 4 full heads of 8, learned positions, biases, ReLU, 2 layers."""
     config = OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=128, init_std=0.2, bos_token_id=0, eos_token_id=1, pad_token_id=2, dropout=0.0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        init_std=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        dropout=0.0,
+    )
     return _save(OPTForCausalLM(config), tmp_path_factory.mktemp("tiny-opt"))
 
 
@@ -93,7 +127,10 @@ def small_of(story_file):
 
     def make(folder, method, **changes):
         asked = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
-        return lrcore.compress(lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(story_file), method=method, **asked))
+        return lrcore.compress(
+            lrcore.load(str(folder)),
+            lrcore.Recipe(str(folder), data=str(story_file), method=method, **asked),
+        )
 
     return make
 
@@ -105,13 +142,26 @@ def care(small_of, tiny_llama):
 
 def _llama(**changes) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=1, pad_token_id=2, **changes,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        **changes,
+    )
 
 
 def _save(network: PreTrainedModel, folder: Path) -> Path:
-    """Fresh networks have zero biases and unit norms, which would hide mistakes: everything gets noise."""
+    """Fresh networks have zero biases and unit norms, which would hide mistakes: everything gets
+    noise.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -129,7 +179,14 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
-    tokenizer.train_from_iterator([text.replace("“", "").replace("”", "") for text in SENTENCES], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    tokenizer.train_from_iterator(
+        [text.replace("“", "").replace("”", "") for text in SENTENCES], trainer
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )

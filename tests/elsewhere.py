@@ -9,7 +9,8 @@ import torch
 
 TOKENS = torch.arange(3, 43).view(2, 20)
 
-# Loads, runs, generates with and without cache, saves again and loads that; a folder that fails leaves its traceback instead of logits.
+# Loads, runs, generates with and without cache, saves again and loads that; a folder that fails
+# leaves its traceback instead of logits.
 LOAD = """
 import importlib.util, json, sys, traceback
 import torch
@@ -46,12 +47,21 @@ def elsewhere(script, *arguments, cwd):
     """Run a script where neither the working directory nor the path leads to this project."""
     own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf"), "TRANSFORMERS_VERBOSITY": "error"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
-    done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def loaded_elsewhere(folders, cwd):
     """What every folder gives there for TOKENS: its logits, or the traceback of what went wrong."""
-    elsewhere(LOAD, json.dumps([str(folder) for folder in folders]), str(cwd / "logits.pt"), cwd=cwd)
+    elsewhere(
+        LOAD, json.dumps([str(folder) for folder in folders]), str(cwd / "logits.pt"), cwd=cwd
+    )
     return torch.load(cwd / "logits.pt")

@@ -1,4 +1,6 @@
-"""What the tests of LatentLLM share: kinds of toy layer, scores by brute force, and the printed algorithm on `d x d` matrices."""
+"""What the tests of LatentLLM share: kinds of toy layer, scores by brute force, and the printed
+algorithm on `d x d` matrices.
+"""
 
 import torch
 from toy_layer import apply
@@ -23,7 +25,10 @@ def scores(layer, x, i: int):
 
 def literal_algorithm_1(a, root, left_rank: int, right_rank: int, rounds: int = 8):
     """Algorithm 1 line by line on `d x d` matrices. Returns A_q, A_k and the list of losses."""
-    g = [root @ wq.T @ heads(a.k.weight, a.n_kv)[i // a.group] @ root for i, wq in enumerate(heads(a.q.weight, a.n_q))]
+    g = [
+        root @ wq.T @ heads(a.k.weight, a.n_kv)[i // a.group] @ root
+        for i, wq in enumerate(heads(a.q.weight, a.n_q))
+    ]
 
     def top(m, rank):
         return torch.linalg.eigh(m)[1].flip(1)[:, :rank].T

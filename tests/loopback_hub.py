@@ -1,4 +1,6 @@
-"""A hub on this machine, served from folders: what the hub's client is pointed at by HF_ENDPOINT."""
+"""A hub on this machine, served from folders: what the hub's client is pointed at by
+HF_ENDPOINT.
+"""
 
 import hashlib
 import json
@@ -12,9 +14,12 @@ COMMIT = {"main": "a" * 40, "older": "b" * 40}
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few addresses that downloading a repository and uploading a folder ask for. Repositories are folders: {"owner/name": folder}.
+    """The few addresses that downloading a repository and uploading a folder ask for.
 
-    Weights arrive as large files (a batch request, one upload each) and the rest within the commit, as on the real hub without Xet.
+    Repositories are folders: {"owner/name": folder}.
+
+    Weights arrive as large files (a batch request, one upload each) and the rest within the commit,
+    as on the real hub without Xet.
     """
 
     repositories: dict = {}  # noqa: RUF012 (set per server)
@@ -43,22 +48,51 @@ class Hub(BaseHTTPRequestHandler):
         asked = [json.loads(line) for line in body.splitlines()]
         if path == "api/repos/create":
             repository = f"{asked[0]['organization']}/{asked[0]['name']}"
-            private = asked[0].get("private", asked[0].get("visibility") == "private")  # older clients say it the one way, newer the other
+            private = asked[0].get(
+                "private", asked[0].get("visibility") == "private"
+            )  # older clients say it the one way, newer the other
             self.created[repository] = "private" if private else "public"
-            self.repositories.setdefault(repository, self.store / repository).mkdir(parents=True, exist_ok=True)
-            return self.json({"url": f"{self.endpoint}/{repository}", "name": repository, "id": repository})
+            self.repositories.setdefault(repository, self.store / repository).mkdir(
+                parents=True, exist_ok=True
+            )
+            return self.json(
+                {"url": f"{self.endpoint}/{repository}", "name": repository, "id": repository}
+            )
         if path.endswith("/preupload/main"):
-            modes = [(file["path"], "lfs" if file["path"].endswith(".safetensors") else "regular") for file in asked[0]["files"]]
-            return self.json({"files": [{"path": file, "uploadMode": mode, "shouldIgnore": False} for file, mode in modes]})
+            modes = [
+                (file["path"], "lfs" if file["path"].endswith(".safetensors") else "regular")
+                for file in asked[0]["files"]
+            ]
+            return self.json(
+                {
+                    "files": [
+                        {"path": file, "uploadMode": mode, "shouldIgnore": False}
+                        for file, mode in modes
+                    ]
+                }
+            )
         if path.endswith("/info/lfs/objects/batch"):
-            places = [one | {"actions": {"upload": {"href": f"{self.endpoint}/lfs/{one['oid']}"}}} for one in asked[0]["objects"]]
+            places = [
+                one | {"actions": {"upload": {"href": f"{self.endpoint}/lfs/{one['oid']}"}}}
+                for one in asked[0]["objects"]
+            ]
             return self.json({"transfer": "basic", "objects": places})
         repository = path.removeprefix("api/models/").removesuffix("/commit/main")
         for entry in asked[1:]:
             value = entry["value"]
-            content = b64decode(value["content"]) if entry["key"] == "file" else (self.store / value["oid"]).read_bytes()
+            content = (
+                b64decode(value["content"])
+                if entry["key"] == "file"
+                else (self.store / value["oid"]).read_bytes()
+            )
             (self.repositories[repository] / value["path"]).write_bytes(content)
-        self.json({"commitUrl": f"{self.endpoint}/{repository}/commit/{COMMIT['main']}", "commitOid": COMMIT["main"], "success": True})
+        self.json(
+            {
+                "commitUrl": f"{self.endpoint}/{repository}/commit/{COMMIT['main']}",
+                "commitOid": COMMIT["main"],
+                "success": True,
+            }
+        )
 
     def do_PUT(self):
         content = self.body()
@@ -101,14 +135,34 @@ class Hub(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         files = [path for path in sorted(self.repositories[repository].iterdir()) if path.is_file()]
         if rest[:1] == ["tree"]:
-            return self.json([{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _hash(file)} for file in files])
-        return self.json({"id": repository, "sha": commit, "siblings": [{"rfilename": file.name} for file in files]})
+            return self.json(
+                [
+                    {
+                        "type": "file",
+                        "path": file.name,
+                        "size": file.stat().st_size,
+                        "oid": _hash(file),
+                    }
+                    for file in files
+                ]
+            )
+        return self.json(
+            {
+                "id": repository,
+                "sha": commit,
+                "siblings": [{"rfilename": file.name} for file in files],
+            }
+        )
 
     def file(self, repository, commit, name, body):
         file = self.repositories[repository] / name
         content = file.read_bytes()
         self.send_response(200)
-        for key, value in {"ETag": f'"{_hash(file)}"', "X-Repo-Commit": commit, "Content-Length": len(content)}.items():
+        for key, value in {
+            "ETag": f'"{_hash(file)}"',
+            "X-Repo-Commit": commit,
+            "Content-Length": len(content),
+        }.items():
             self.send_header(key, str(value))
         self.end_headers()
         if body:
@@ -136,8 +190,16 @@ def _hash(file):
 
 @contextmanager
 def serve(repositories, store=None, writers=()):
-    """A running hub as its handler class, with `endpoint`; what is set on the class while it runs holds at once."""
-    own = {"repositories": repositories, "store": store, "writers": dict(writers), "asked": [], "created": {}}
+    """A running hub as its handler class, with `endpoint`; what is set on the class while it
+    runs holds at once.
+    """
+    own = {
+        "repositories": repositories,
+        "store": store,
+        "writers": dict(writers),
+        "asked": [],
+        "created": {},
+    }
     handler = type("Here", (Hub,), own)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -22,7 +22,9 @@ INFLUENCES["outliers"] = [[0.4 * s / m for m in range(1, 21)] for s in INFLUENCE
 
 
 def model_like(factored: bool = False, layers: int = 6) -> dict:
-    """The slots of a small Llama: rotary pairs, a value head, neurons; or seven factored matrices."""
+    """The slots of a small Llama: rotary pairs, a value head, neurons; or seven factored
+    matrices.
+    """
     g = torch.Generator().manual_seed(3)
     if factored:
         shapes = {
@@ -35,7 +37,13 @@ def model_like(factored: bool = False, layers: int = 6) -> dict:
             "down": (256, 688),
         }
         costs = {
-            name: Cost(min(s), sum(s), s[0] * s[1], kv_fixed=128 * (name in "kv"), kv_dense=128 * (name in "kv"))
+            name: Cost(
+                min(s),
+                sum(s),
+                s[0] * s[1],
+                kv_fixed=128 * (name in "kv"),
+                kv_dense=128 * (name in "kv"),
+            )
             for name, s in shapes.items()
         }
     else:
@@ -47,10 +55,20 @@ def model_like(factored: bool = False, layers: int = 6) -> dict:
     spectra = {}
     for layer in range(layers):
         for name, cost in costs.items():
-            values = torch.rand(cost.full // cost.step, generator=g, dtype=torch.float64).sort(descending=True).values
-            nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).sort(descending=True).values
+            values = (
+                torch.rand(cost.full // cost.step, generator=g, dtype=torch.float64)
+                .sort(descending=True)
+                .values
+            )
+            nats = (
+                torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64)
+                .sort(descending=True)
+                .values
+            )
             more = {"share": 0.5 + 0.05 * layer, "fisher": 1e-6 / (1 + layer)}
-            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats - nats[-1], **more)
+            spectra[layer, name] = Spectrum(
+                (layer, name), values, cost, nats=nats - nats[-1], **more
+            )
     return spectra
 
 
@@ -58,20 +76,28 @@ def total(spectra: dict) -> int:
     return sum(s.cost.dense for s in spectra.values())
 
 
-@pytest.mark.parametrize(("factored", "kind"), [(False, "params"), (False, "total"), (False, "kv"), (True, "params"), (True, "total")])
+@pytest.mark.parametrize(
+    ("factored", "kind"),
+    [(False, "params"), (False, "total"), (False, "kv"), (True, "params"), (True, "total")],
+)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("ratio", [0.05, 0.1, 0.237, 0.5, 0.8])
-def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(factored: bool, kind: str, policy: str, ratio: float) -> None:
+def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(
+    factored: bool, kind: str, policy: str, ratio: float
+) -> None:
     spectra = model_like(factored)
     whole = total(spectra)
     budget = make_budget(kind, ratio, spectra, whole, int(whole * 1.2))
     ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCES)
-    spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if budget.counts(s.cost))
+    spent = sum(
+        budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if budget.counts(s.cost)
+    )
     assert spent <= budget.limit
     steps = [
         budget.price(s.cost, following) - budget.price(s.cost, ranks[slot])
         for slot, s in spectra.items()
-        if budget.counts(s.cost) and (following := budget.next_rank(s.cost, ranks[slot])) is not None
+        if budget.counts(s.cost)
+        and (following := budget.next_rank(s.cost, ranks[slot])) is not None
     ]
     assert budget.limit - spent < min(steps)
     for slot, rank in ranks.items():
@@ -89,7 +115,13 @@ def test_kv_budget_leaves_the_mlp_whole_and_needs_a_method_that_narrows_heads() 
 
 def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
     spectra = model_like()
-    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.3, spectra, total(spectra), total(spectra)), 1.0, INFLUENCES)
+    ranks = plan_ranks(
+        "uniform",
+        spectra,
+        make_budget("params", 0.3, spectra, total(spectra), total(spectra)),
+        1.0,
+        INFLUENCES,
+    )
     for component, step in {"qk": 2, "ov": 1, "mlp": 1}.items():
         own = [rank for (_, name), rank in ranks.items() if name == component]
         assert max(own) - min(own) <= step
@@ -97,14 +129,23 @@ def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
 
 def test_nearest_rounds_each_slot_on_its_own() -> None:
     spectra = model_like()
-    ranks = plan_ranks("uniform", spectra, make_budget("params", 0.1, spectra, total(spectra), total(spectra)), 1, INFLUENCES, nearest=True)
+    ranks = plan_ranks(
+        "uniform",
+        spectra,
+        make_budget("params", 0.1, spectra, total(spectra), total(spectra)),
+        1,
+        INFLUENCES,
+        nearest=True,
+    )
     assert {ranks[layer, "qk"] for layer in range(6)} == {2 * round(0.9 * 16)}
     assert {ranks[layer, "mlp"] for layer in range(6)} == {round(0.9 * 688)}
 
 
 @pytest.mark.parametrize("mean", [0.1, 0.4, 0.7])
 @pytest.mark.parametrize("temperature", [1e-3, 0.05, 0.3, 100.0])
-def test_softmax_sparsity_keeps_the_mean_and_the_cap_and_the_order(mean: float, temperature: float) -> None:
+def test_softmax_sparsity_keeps_the_mean_and_the_cap_and_the_order(
+    mean: float, temperature: float
+) -> None:
     phi = softmax_sparsity(INFLUENCE, mean, temperature)
     assert sum(phi) / len(phi) == pytest.approx(mean, abs=1e-9)
     assert 0 <= min(phi) <= max(phi) <= 0.95 + 1e-12
@@ -119,14 +160,21 @@ def test_softmax_sparsity_is_the_printed_formula_where_nothing_is_clipped() -> N
 
 
 def test_suggested_temperature_puts_the_largest_sparsity_at_the_rule_of_thumb() -> None:
-    assert max(softmax_sparsity(INFLUENCE, 0.4, suggested_temperature(INFLUENCE, 0.4))) == pytest.approx(0.8, abs=1e-3)
+    assert max(
+        softmax_sparsity(INFLUENCE, 0.4, suggested_temperature(INFLUENCE, 0.4))
+    ) == pytest.approx(0.8, abs=1e-3)
 
 
 def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None:
     g = torch.Generator().manual_seed(0)
     cost = Cost(5, 7, 35)
     pool = {
-        (i, "k"): Spectrum((i, "k"), torch.rand(5, generator=g, dtype=torch.float64).sort(descending=True).values, cost) for i in range(3)
+        (i, "k"): Spectrum(
+            (i, "k"),
+            torch.rand(5, generator=g, dtype=torch.float64).sort(descending=True).values,
+            cost,
+        )
+        for i in range(3)
     }
     spectra_total = 3 * 35
     budget = make_budget("params", 0.4, pool, spectra_total, spectra_total)
@@ -137,13 +185,17 @@ def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None
             for choice in product(range(1, 6), repeat=3)
             if sum(cost.parameters(r) for r in choice) <= limit
         )
-        assert sum(float(s.values[: ranks[slot]].sum()) for slot, s in pool.items()) == pytest.approx(best)
+        assert sum(
+            float(s.values[: ranks[slot]].sum()) for slot, s in pool.items()
+        ) == pytest.approx(best)
 
 
 def test_ranks_set_by_hand_stay_and_the_others_share_the_rest() -> None:
     spectra = model_like()
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
-    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, fixed={(0, "mlp"): 688, (3, "ov"): 4})
+    ranks = plan_ranks(
+        "uniform", spectra, budget, 1.0, INFLUENCES, fixed={(0, "mlp"): 688, (3, "ov"): 4}
+    )
     assert ranks[0, "mlp"] == 688
     assert ranks[3, "ov"] == 4
     assert ranks[1, "mlp"] < 0.7 * 688
@@ -163,19 +215,25 @@ def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
 
 
 def test_every_policy_file_has_a_row():
-    files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")} - {
+        "__init__"
+    }
     assert files == {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}
 
 
 @pytest.mark.parametrize("nearest", [False, True])
 def test_rank_for_follows_a_curved_price(nearest):
-    cost = Cost(full=16, per_rank=0, dense=16 * 24, curve=tuple(r * 40 - r * r for r in range(1, 16)))
+    cost = Cost(
+        full=16, per_rank=0, dense=16 * 24, curve=tuple(r * 40 - r * r for r in range(1, 16))
+    )
     budget = Budget("params", 1, cost.dense)
     for target in (0.05, 0.2, 0.5, 0.73, 0.97):
         rank = rank_for(cost, target, budget, nearest)
         aim = target * cost.dense
         if nearest:
-            assert abs(cost.parameters(rank) - aim) == min(abs(cost.parameters(r) - aim) for r in cost.ranks())
+            assert abs(cost.parameters(rank) - aim) == min(
+                abs(cost.parameters(r) - aim) for r in cost.ranks()
+            )
         else:
             assert rank == max([1, *(r for r in cost.ranks() if cost.parameters(r) <= aim)])
 
@@ -185,7 +243,9 @@ def test_softmax_cap_is_the_chosen_one_and_the_mean_weighted_by_prices_is_exact(
     for cap in (0.6, 0.8, 0.95):
         phi = softmax_sparsity(INFLUENCE, 0.5, 0.02, cap, prices)
         assert max(phi) == pytest.approx(cap, abs=1e-12)
-        assert sum(p * w for p, w in zip(phi, prices, strict=True)) / sum(prices) == pytest.approx(0.5, abs=1e-12)
+        assert sum(p * w for p, w in zip(phi, prices, strict=True)) / sum(prices) == pytest.approx(
+            0.5, abs=1e-12
+        )
     spectra = model_like()
     budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
     for policy in ("softmax", "softmax_dual"):
@@ -196,18 +256,33 @@ def test_softmax_cap_is_the_chosen_one_and_the_mean_weighted_by_prices_is_exact(
 
 
 def test_dual_scores_follow_equations_42_and_43() -> None:
-    """`phi_ij` proportional to `exp(-w_j s_ij / eps)`, the mean weighted by parameters as asked; w = 1 and 2 here."""
+    """`phi_ij` proportional to `exp(-w_j s_ij / eps)`, the mean weighted by parameters as asked;
+    w = 1 and 2 here.
+    """
     spectra = {}
     for layer in range(6):
         for name, size in (("qk", 50), ("ov", 50), ("mlp", 200)):
-            spectra[layer, name] = Spectrum((layer, name), torch.ones(size, dtype=torch.float64), Cost(size, 3, 3 * size))
+            spectra[layer, name] = Spectrum(
+                (layer, name), torch.ones(size, dtype=torch.float64), Cost(size, 3, 3 * size)
+            )
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
     eps = 2.0
     targets = find_policy("softmax_dual").targets(spectra, budget, eps, INFLUENCES)
-    raw = {(i, part): math.exp(-w * INFLUENCES[part][i] / eps) for i in range(6) for part, w in (("attention", 1), ("mlp", 2))}
-    scale = 0.3 * 6 * (2 + 1) / sum((2 if part == "mlp" else 1) * value for (_, part), value in raw.items())
+    raw = {
+        (i, part): math.exp(-w * INFLUENCES[part][i] / eps)
+        for i in range(6)
+        for part, w in (("attention", 1), ("mlp", 2))
+    }
+    scale = (
+        0.3
+        * 6
+        * (2 + 1)
+        / sum((2 if part == "mlp" else 1) * value for (_, part), value in raw.items())
+    )
     for (layer, name), kept in targets.items():
-        assert 1 - kept == pytest.approx(scale * raw[layer, "mlp" if name == "mlp" else "attention"], abs=1e-12)
+        assert 1 - kept == pytest.approx(
+            scale * raw[layer, "mlp" if name == "mlp" else "attention"], abs=1e-12
+        )
     spent = sum(targets[slot] * s.cost.dense for slot, s in spectra.items())
     assert spent == pytest.approx(0.7 * total(spectra), abs=1e-6)
 
@@ -217,16 +292,26 @@ def test_energy_keeps_the_same_share_of_energy_everywhere() -> None:
     budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
     ranks = plan_ranks("energy", spectra, budget, 1.0, INFLUENCES)
     held = {slot: s.energy(ranks[slot]) for slot, s in spectra.items()}
-    below = [s.energy(ranks[slot] - s.cost.step) for slot, s in spectra.items() if ranks[slot] > s.cost.step]
-    assert max(below) <= min(held.values()) + 0.02  # the steps that were left over raise a few slots above the threshold
+    below = [
+        s.energy(ranks[slot] - s.cost.step)
+        for slot, s in spectra.items()
+        if ranks[slot] > s.cost.step
+    ]
+    assert (
+        max(below) <= min(held.values()) + 0.02
+    )  # the steps that were left over raise a few slots above the threshold
 
 
 def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
     g = torch.Generator().manual_seed(4)
     spectra = {}
     for layer in range(3):
-        values = torch.rand(6, generator=g, dtype=torch.float64).sort(descending=True).values * 10**layer
-        spectra[layer, "mlp"] = Spectrum((layer, "mlp"), values, Cost(6, 5 + layer, (5 + layer) * 6))
+        values = (
+            torch.rand(6, generator=g, dtype=torch.float64).sort(descending=True).values * 10**layer
+        )
+        spectra[layer, "mlp"] = Spectrum(
+            (layer, "mlp"), values, Cost(6, 5 + layer, (5 + layer) * 6)
+        )
     for ratio in (0.2, 0.35, 0.5, 0.7):
         budget = make_budget("params", ratio, spectra, total(spectra), total(spectra))
         ranks = plan_ranks("marginal", spectra, budget, 1.0, INFLUENCES)
@@ -246,19 +331,32 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("factored", [False, True])
-def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(policy: str, factored: bool) -> None:
+def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(
+    policy: str, factored: bool
+) -> None:
     spectra = model_like(factored)
     whole, name = total(spectra), "q" if factored else "qk"
     budget = make_budget("params", 0.3, spectra, whole, whole)
 
     def kept(ranks, component: str | None = None) -> int:
-        return sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items() if component in (None, slot[1]))
+        return sum(
+            s.cost.parameters(ranks[slot])
+            for slot, s in spectra.items()
+            if component in (None, slot[1])
+        )
 
     dense = kept({slot: s.cost.full for slot, s in spectra.items()}, name)
     for ratio in (0.0, 0.15, 0.6):
         ranks = plan_ranks(policy, spectra, budget, 0.2, INFLUENCES, ratios={name: ratio})
-        step = 2 * max(s.cost.dense - s.cost.parameters(s.cost.cap) if ratio == 0 else s.cost.per_rank for s in spectra.values())
-        assert dense * (1 - ratio) - max(step, dense * (1 - ratio) * 0.02) <= kept(ranks, name) <= dense * (1 - ratio) + 1e-9
+        step = 2 * max(
+            s.cost.dense - s.cost.parameters(s.cost.cap) if ratio == 0 else s.cost.per_rank
+            for s in spectra.values()
+        )
+        assert (
+            dense * (1 - ratio) - max(step, dense * (1 - ratio) * 0.02)
+            <= kept(ranks, name)
+            <= dense * (1 - ratio) + 1e-9
+        )
         assert kept(ranks) <= budget.limit
         assert kept(ranks) > 0.97 * budget.limit
     everything = {component: 0.5 for _, component in spectra}
@@ -273,6 +371,20 @@ def test_component_ratios_refuse_unknown_names_and_impossible_rests() -> None:
     with pytest.raises(InputError, match="Did you mean 'mlp'"):
         plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, ratios={"mpl": 0.3})
     with pytest.raises(InputError, match="too little"):
-        plan_ranks("uniform", spectra, make_budget("params", 0.9, spectra, whole, whole), 1.0, INFLUENCES, ratios={"mlp": 0.0})
+        plan_ranks(
+            "uniform",
+            spectra,
+            make_budget("params", 0.9, spectra, whole, whole),
+            1.0,
+            INFLUENCES,
+            ratios={"mlp": 0.0},
+        )
     with pytest.raises(InputError, match="kv"):
-        plan_ranks("uniform", spectra, make_budget("kv", 0.3, spectra, whole, whole), 1.0, INFLUENCES, ratios={"mlp": 0.3})
+        plan_ranks(
+            "uniform",
+            spectra,
+            make_budget("kv", 0.3, spectra, whole, whole),
+            1.0,
+            INFLUENCES,
+            ratios={"mlp": 0.3},
+        )

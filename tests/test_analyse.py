@@ -11,14 +11,18 @@ from lrcore.models.layers import read_layer
 @pytest.fixture(params=["tiny_llama", "tiny_llama_bias", "tiny_opt"])
 def case(request, story_file):
     model = lrcore.load(str(request.getfixturevalue(request.param)))
-    calibration = lrcore.calibrate(model, lrcore.Recipe(data=str(story_file), samples=6, seq_len=32))
+    calibration = lrcore.calibrate(
+        model, lrcore.Recipe(data=str(story_file), samples=6, seq_len=32)
+    )
     return model, calibration, lrcore.analyse(model, calibration)
 
 
 def test_every_layer_and_name_has_both_kinds_descending(case) -> None:
     model, _, analysis = case
     gated = model.network.config.model_type == "llama"
-    assert analysis.matrices == (("q", "k", "v", "o", "gate", "up", "down") if gated else ("q", "k", "v", "o", "up", "down"))
+    assert analysis.matrices == (
+        ("q", "k", "v", "o", "gate", "up", "down") if gated else ("q", "k", "v", "o", "up", "down")
+    )
     for layer in range(analysis.layers):
         for name in (*analysis.components, *analysis.matrices):
             for kind in ("raw", "aware"):
@@ -45,7 +49,9 @@ def test_aware_matrix_values_are_those_of_the_outputs(case) -> None:
     caught = []
     module = read_layer(model.network, 0).attention.o.weight
     projection = next(
-        m for m in model.network.modules() if getattr(m, "weight", None) is not None and m.weight.data_ptr() == module.data_ptr()
+        m
+        for m in model.network.modules()
+        if getattr(m, "weight", None) is not None and m.weight.data_ptr() == module.data_ptr()
     )
     handle = projection.register_forward_pre_hook(lambda _m, args: caught.append(args[0]))
     with torch.inference_mode():

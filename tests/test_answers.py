@@ -19,16 +19,27 @@ def models(tiny_llama, tiny_opt):
 def test_every_prompt_by_every_model_as_generate_would(models):
     settings = {"max_new_tokens": 6, "temperature": 0.8, "top_p": 0.9, "seed": 4}
     rows = lrcore.answers([*models, models[0]], ["Once", "Tom, “and”\nBen"], **settings)
-    assert [(row["prompt"], row["model"]) for row in rows[:3]] == [("Once", model.name) for model in (*models, models[0])]
+    assert [(row["prompt"], row["model"]) for row in rows[:3]] == [
+        ("Once", model.name) for model in (*models, models[0])
+    ]
     assert rows[1]["answer"] == lrcore.generate(models[1], "Once", **settings)
-    assert [row["same_as_first"] for row in rows] == [True, rows[1]["answer"] == rows[0]["answer"], True] * 2
-    assert list(csv.DictReader(io.StringIO(lrcore.answers_csv(rows))))[5]["prompt"] == "Tom, “and”\nBen"
+    assert [row["same_as_first"] for row in rows] == [
+        True,
+        rows[1]["answer"] == rows[0]["answer"],
+        True,
+    ] * 2
+    assert (
+        list(csv.DictReader(io.StringIO(lrcore.answers_csv(rows))))[5]["prompt"]
+        == "Tom, “and”\nBen"
+    )
 
 
 def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
     clock = iter(range(10**6))
     module = importlib.import_module("lrcore.evaluation.answers")
-    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))  # every turn takes one second
+    monkeypatch.setattr(
+        module.time, "perf_counter", lambda: float(next(clock))
+    )  # every turn takes one second
     lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
     for found in lrcore.in_turns(models, "Once", **settings):
         lengths.append([len(one.text) for one in found])
@@ -45,10 +56,27 @@ def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
 def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):
     prompts, table = tmp_path / "prompts.txt", tmp_path / "table.csv"
     prompts.write_text("Once upon\n\nTom and his\n")
-    assert main(["answers", str(tiny_llama), "--prompts", str(prompts), "--csv", str(table), "--max-new-tokens", "4", "--json"]) == 0
+    assert (
+        main(
+            [
+                "answers",
+                str(tiny_llama),
+                "--prompts",
+                str(prompts),
+                "--csv",
+                str(table),
+                "--max-new-tokens",
+                "4",
+                "--json",
+            ]
+        )
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out)["answers"]
     assert [row["prompt"] for row in rows] == ["Once upon", "Tom and his"]
-    assert [line["answer"] for line in csv.DictReader(table.open())] == [row["answer"] for row in rows]
+    assert [line["answer"] for line in csv.DictReader(table.open())] == [
+        row["answer"] for row in rows
+    ]
     prompts.write_text("\n \n")
     assert main(["answers", str(tiny_llama), "--prompts", str(prompts)]) == 2
     assert "no prompts" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Every family in the table: read, written back, compressed, cached and padded without a change that was not asked for."""
+"""Every family in the table: read, written back, compressed, cached and padded without a change
+that was not asked for.
+"""
 
 import json
 import subprocess
@@ -44,7 +46,10 @@ def compressed(family: str, method: str):
     for index, own in enumerate(moments):
         layer = read_layer(small, index)
         factors = METHODS[method].factor(layer, own)
-        offered = {name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap] for name, f in factors.items()}
+        offered = {
+            name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap]
+            for name, f in factors.items()
+        }
         ranks = {name: own[int(0.7 * len(own))] for name, own in offered.items()}
         write_layer(small, truncate(layer, factors, ranks))
     return small
@@ -66,7 +71,10 @@ def test_every_family_has_a_tiny_model() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streamed_layer_by_layer_the_hidden_states_are_those_of_the_model(family) -> None:
     network, _ = dense(family)
-    expected, stream = network(TOKENS, output_hidden_states=True, use_cache=False).hidden_states, LayerStream(network, TOKENS, batch=2)
+    expected, stream = (
+        network(TOKENS, output_hidden_states=True, use_cache=False).hidden_states,
+        LayerStream(network, TOKENS, batch=2),
+    )
     assert close(torch.cat(stream.hidden), expected[0])
     stream.run(0)
     assert close(torch.cat(stream.hidden), expected[1])
@@ -98,21 +106,36 @@ def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
     for index, own in enumerate(moments):
         layer = read_layer(again, index)
         factors = METHODS[method].factor(layer, own)
-        expected = layer.components if METHODS[method].components == ("qk", "ov", "mlp") else layer.matrices()
+        expected = (
+            layer.components
+            if METHODS[method].components == ("qk", "ov", "mlp")
+            else layer.matrices()
+        )
         if method == "latentllm":  # some slots are of two matrices
             assert sum(f.cost.dense for f in factors.values()) == layer.parameters
         else:
             assert set(factors) == set(expected) & set(METHODS[method].components)
-        write_layer(again, truncate(layer, factors, {name: f.cost.full for name, f in factors.items()}))
+        write_layer(
+            again, truncate(layer, factors, {name: f.cost.full for name, f in factors.items()})
+        )
     assert torch.equal(logits(again), logits(network))
 
 
-@pytest.mark.parametrize("family", [family for family, row in ARCHITECTURES.items() if row.position == "rotary" and row.norms is None])
+@pytest.mark.parametrize(
+    "family",
+    [
+        family
+        for family, row in ARCHITECTURES.items()
+        if row.position == "rotary" and row.norms is None
+    ],
+)
 def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
     network, _ = dense(family)
     calls: list[dict] = []
     handles = [
-        layer.register_forward_pre_hook(lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True)
+        layer.register_forward_pre_hook(
+            lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
+        )
         for layer in decoder_layers(network)
     ]
     logits(network)
@@ -126,26 +149,41 @@ def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
         cos, sin = whole_head(*kwargs["position_embeddings"], a.head_size)
         turns = rotary_offsets(a.frequencies.double(), a.head_size, 5)
         q, k = torch.randn(2, 24, a.head_size).double().unsqueeze(1)  # [1, t, size] each
-        turned_q, turned_k = (rotate_states(states, cos.double(), sin.double())[0] for states in (q, k))
+        turned_q, turned_k = (
+            rotate_states(states, cos.double(), sin.double())[0] for states in (q, k)
+        )
         for m, n in ((7, 7), (20, 17), (9, 4)):
-            assert float(turned_q[m] @ turned_k[n]) == pytest.approx(float(q[0, m] @ turns[m - n] @ k[0, n]), abs=1e-4)
+            assert float(turned_q[m] @ turned_k[n]) == pytest.approx(
+                float(q[0, m] @ turns[m - n] @ k[0, n]), abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compressed_attention_with_whole_heads_is_the_native_attention(family, latent) -> None:
-    """Masks, windows, score caps, ALiBi, norms, partial rotary and scales, all in one: nothing is narrowed, only the module changes."""
+    """Masks, windows, score caps, ALiBi, norms, partial rotary and scales, all in one: nothing
+    is narrowed, only the module changes.
+    """
     network, _ = dense(family)
     row, again = ARCHITECTURES[family], clone(network)
     for index, module in enumerate(decoder_layers(again)):
         native, value = module.get_submodule(row.attention), read_layer(again, index).attention
-        sizes = {name: getattr(value, name) for name in SIZES} | {"selected_pairs": False, "latent": latent}
-        module.set_submodule(row.attention, attention_module(again, f"{row.layers}.{index}", sizes, index, native).fill(value))
+        sizes = {name: getattr(value, name) for name in SIZES} | {
+            "selected_pairs": False,
+            "latent": latent,
+        }
+        module.set_submodule(
+            row.attention,
+            attention_module(again, f"{row.layers}.{index}", sizes, index, native).fill(value),
+        )
     assert close(logits(again), logits(network))
     assert close(by_pieces(again), logits(network))
     mask, positions = left_padding()
     padded = {"attention_mask": mask, **positions_of(again, positions)}
-    assert close(logits(again, padded_tokens(), **padded)[:, 6:], logits(network, padded_tokens(), **padded)[:, 6:])
+    assert close(
+        logits(again, padded_tokens(), **padded)[:, 6:],
+        logits(network, padded_tokens(), **padded)[:, 6:],
+    )
 
 
 @pytest.mark.parametrize("method", SOLVED)
@@ -206,11 +244,20 @@ def positions_of(network, positions):
 
 def test_the_page_in_docs_is_that_of_the_table() -> None:
     root = Path(__file__).resolve().parents[1]
-    assert subprocess.run([sys.executable, str(root / "scripts" / "architectures.py"), "--check"], check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, str(root / "scripts" / "architectures.py"), "--check"], check=False
+        ).returncode
+        == 0
+    )
 
 
 def test_the_outcomes_in_docs_are_of_every_family_and_method_and_all_passed() -> None:
-    record = json.loads((Path(__file__).resolve().parents[1] / "docs" / "architectures.json").read_text(encoding="utf-8"))
+    record = json.loads(
+        (Path(__file__).resolve().parents[1] / "docs" / "architectures.json").read_text(
+            encoding="utf-8"
+        )
+    )
     expected = {"a": [1, 1]} | {letter: [len(METHODS)] * 2 for letter in "bcde"}
     assert record == dict.fromkeys(ARCHITECTURES, expected)
 
@@ -229,13 +276,22 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
 def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
     """The whole way by the public words, with the tokenizer of another model."""
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
-    recipe = lrcore.Recipe(model=str(tmp_path / "dense"), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="fused")
+    recipe = lrcore.Recipe(
+        model=str(tmp_path / "dense"),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        ratio=0.2,
+        method="fused",
+    )
     small = lrcore.compress(model, recipe)
     assert small.report["summary"]["achieved"] == pytest.approx(0.2, abs=0.05)
     assert small.size.parameters == small.report["summary"]["parameters"]
     lrcore.save(small, tmp_path / "small")
     back = lrcore.load(str(tmp_path / "small"))
     assert torch.equal(logits(back.network), logits(small.network))
-    assert lrcore.generate(back, "Once upon", max_new_tokens=4) == lrcore.generate(small, "Once upon", max_new_tokens=4)
+    assert lrcore.generate(back, "Once upon", max_new_tokens=4) == lrcore.generate(
+        small, "Once upon", max_new_tokens=4
+    )
     with pytest.raises(InputError, match="more than this method can remove here; at most"):
         lrcore.compress(model, recipe.with_(ratio=0.99))

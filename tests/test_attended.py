@@ -1,4 +1,6 @@
-"""What the heads attend to in the values of all heads: measured on networks, and only where somebody asks."""
+"""What the heads attend to in the values of all heads: measured on networks, and only where
+somebody asks.
+"""
 
 import copy
 
@@ -33,7 +35,12 @@ def test_what_a_head_makes_of_its_own_values_is_its_output(family):
         own = torch.arange(a.n_q) // a.group
         places = (torch.arange(a.n_q).unsqueeze(1), own.unsqueeze(1), torch.arange(a.head_size))
         mean = moments.mean("attended").view(a.n_q, a.n_kv, a.head_size)[places].flatten()
-        second = moments.second("attended").view(*2 * (a.n_q, a.n_kv, a.head_size))[places].flatten(0, 1).flatten(1)
+        second = (
+            moments.second("attended")
+            .view(*2 * (a.n_q, a.n_kv, a.head_size))[places]
+            .flatten(0, 1)
+            .flatten(1)
+        )
         second = second.view(-1, a.n_q, a.n_kv, a.head_size)[:, *places].flatten(1)
         assert torch.allclose(mean, moments.mean("attn_out"), atol=1e-5)
         assert torch.allclose(second, moments.second("attn_out"), atol=1e-5)
@@ -41,12 +48,16 @@ def test_what_a_head_makes_of_its_own_values_is_its_output(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(family):
-    """The exchange touches values alone, wherever a family keeps them: keys and queries that moved along would change the weights."""
+    """The exchange touches values alone, wherever a family keeps them: keys and queries that
+    moved along would change the weights.
+    """
     network = copy.deepcopy(tiny(family))
     row = architecture_of(network)
     for index, layer in enumerate(decoder_layers(network)):
         a, module = read_layer(network, index).attention, layer.get_submodule(row.paths()["v"])
-        rows = rows_of(row, head_sizes(network, layer.get_submodule(row.attention)), "v").view(a.n_kv, -1)
+        rows = rows_of(row, head_sizes(network, layer.get_submodule(row.attention)), "v").view(
+            a.n_kv, -1
+        )
         weight = module.weight.data.T if isinstance(module, Conv1D) else module.weight.data
         for stored in (weight, None if module.bias is None else module.bias.data):
             if stored is not None:
@@ -54,7 +65,9 @@ def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(
         stream = LayerStream(network, TOKENS)
         for before in range(index):
             stream.run(before)
-        found = attended.attended_values(network, decoder_layers(network)[index], stream.hidden[0], *stream.call(index, 0))
+        found = attended.attended_values(
+            network, decoder_layers(network)[index], stream.hidden[0], *stream.call(index, 0)
+        )
         found = found.unflatten(-1, (a.n_q, a.n_kv, a.head_size))
         assert torch.allclose(found, found[..., :1, :].expand_as(found), atol=1e-5)
         assert float(found.std()) > 0
@@ -77,11 +90,15 @@ def test_it_is_the_attention_weights_times_the_values_of_every_head(folder, requ
     assert torch.allclose(found, expected, atol=1e-6)
 
 
-def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(tiny_llama, monkeypatch, tmp_path):
+def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
+    tiny_llama, monkeypatch, tmp_path
+):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     assert not NEEDS & all_needs()
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(model=str(tiny_llama), method="latentllm", ratio=0.3, samples=4, seq_len=32)
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), method="latentllm", ratio=0.3, samples=4, seq_len=32
+    )
     calibration = lrcore.calibrate(model, recipe)
     plain = lrcore.factorise(model, calibration, "latentllm")
     assert len(list((tmp_path / "moments").iterdir())) == 1
@@ -89,7 +106,13 @@ def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(tiny_llama, 
     options = {"vo": "attention"}
     for expected in (True, False):
         stages.clear()
-        factors = lrcore.factorise(model, calibration, "latentllm", lambda stage, done, _total: done and stages.append(stage), options)
+        factors = lrcore.factorise(
+            model,
+            calibration,
+            "latentllm",
+            lambda stage, done, _total: done and stages.append(stage),
+            options,
+        )
         assert (stages.count("calibrate") > 1) == expected
     assert len(list((tmp_path / "moments").iterdir())) == 2
     assert factors.calibration is calibration is plain.calibration

@@ -1,4 +1,6 @@
-"""What a person can get wrong, through the command line: one line that names it, exit code 2, nothing on stdout."""
+"""What a person can get wrong, through the command line: one line that names it, exit code 2,
+nothing on stdout.
+"""
 
 import shutil
 import subprocess
@@ -44,12 +46,16 @@ def test_unknown_model(said, quick):
 
 def test_unknown_method_and_policy(said, tiny_llama, quick, tmp_path):
     assert "Did you mean 'modegpt'?" in said("allocate", tiny_llama, "--method", "modgpt", *quick)
-    assert "Did you mean 'softmax'?" in said("compress", tiny_llama, "--policy", "sofmax", "--out", tmp_path / "out", *quick)
+    assert "Did you mean 'softmax'?" in said(
+        "compress", tiny_llama, "--policy", "sofmax", "--out", tmp_path / "out", *quick
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_unknown_data(said, tiny_llama):
-    assert "Did you mean 'stories'?" in said("evaluate", tiny_llama, "--data", "storys", "--seq-len", 16)
+    assert "Did you mean 'stories'?" in said(
+        "evaluate", tiny_llama, "--data", "storys", "--seq-len", 16
+    )
     assert "/no/text.txt" in said("spectra", tiny_llama, "--data", "/no/text.txt", "--seq-len", 16)
 
 
@@ -61,16 +67,37 @@ def test_ratio_out_of_range(said, tiny_llama, quick, ratio):
 @pytest.mark.parametrize(
     ("flag", "value", "word"),
     [
-        ("--samples", "0", "samples"), ("--seq-len", "1", "seq_len"), ("--seed", "-1", "seed"), ("--budget", "parms", "'params'"),
-        ("--sampling", "frist", "'first'"), ("--rounding", "up", "rounding"), ("--dtype", "int8", "dtype"), ("--device", "gpu", "device"),
-        ("--temperature", "0", "temperature"), ("--override", "9.mlp=4", "9.mlp"), ("--override", "0.mpl=4", "0.mpl"),
-        ("--override", "0.mlp=0", "0.mlp"), ("--seq-len", "500", "128"),
+        ("--samples", "0", "samples"),
+        ("--seq-len", "1", "seq_len"),
+        ("--seed", "-1", "seed"),
+        ("--budget", "parms", "'params'"),
+        ("--sampling", "frist", "'first'"),
+        ("--rounding", "up", "rounding"),
+        ("--dtype", "int8", "dtype"),
+        ("--device", "gpu", "device"),
+        ("--temperature", "0", "temperature"),
+        ("--override", "9.mlp=4", "9.mlp"),
+        ("--override", "0.mpl=4", "0.mpl"),
+        ("--override", "0.mlp=0", "0.mlp"),
+        ("--seq-len", "500", "128"),
     ],
-)  # fmt: skip
+)
 def test_other_fields_out_of_range(said, tiny_llama, story_file, flag, value, word, capsys):
     given = {"--data": story_file, "--samples": 2, "--seq-len": 16, flag: value}
-    if word in ("9.mlp", "0.mpl"):  # known only once the model has been factorised, so progress comes first
-        assert main(["allocate", str(tiny_llama), *(str(part) for pair in given.items() for part in pair)]) == 2
+    if word in (
+        "9.mlp",
+        "0.mpl",
+    ):  # known only once the model has been factorised, so progress comes first
+        assert (
+            main(
+                [
+                    "allocate",
+                    str(tiny_llama),
+                    *(str(part) for pair in given.items() for part in pair),
+                ]
+            )
+            == 2
+        )
         assert word in capsys.readouterr().err.splitlines()[-1]
         return
     assert word in said("allocate", tiny_llama, *(part for pair in given.items() for part in pair))
@@ -120,7 +147,12 @@ def test_empty_prompt(said, tiny_llama):
 
 def test_as_a_program(broken):
     (broken / "config.json").write_text("{")
-    done = subprocess.run([sys.executable, "-m", "lrcore", "evaluate", str(broken)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "lrcore", "evaluate", str(broken)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("error: ")
     assert "config.json" in done.stderr

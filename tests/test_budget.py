@@ -10,7 +10,11 @@ from lrcore.budget import take_steps
 @pytest.mark.parametrize("seed", range(20))
 def test_steps_go_where_the_key_is_least_until_none_fits(seed):
     draw = random.Random(seed)
-    steps = {(i, name): [(draw.randint(-5, 0), draw.randint(1, 9)) for _ in range(draw.randint(0, 6))] for i in range(4) for name in "kv"}
+    steps = {
+        (i, name): [(draw.randint(-5, 0), draw.randint(1, 9)) for _ in range(draw.randint(0, 6))]
+        for i in range(4)
+        for name in "kv"
+    }
     taken, left = dict.fromkeys(steps, 0), draw.randint(0, 60)
 
     def following(slot):
@@ -21,7 +25,11 @@ def test_steps_go_where_the_key_is_least_until_none_fits(seed):
 
     take_steps(steps, left, following, take)
     expected, over = dict.fromkeys(steps, 0), set()
-    while offers := [(own[expected[slot]], slot) for slot, own in steps.items() if expected[slot] < len(own) and slot not in over]:
+    while offers := [
+        (own[expected[slot]], slot)
+        for slot, own in steps.items()
+        if expected[slot] < len(own) and slot not in over
+    ]:
         (_, price), slot = min(offers, key=lambda offer: (offer[0][0], offer[1]))
         if price > left:
             over.add(slot)

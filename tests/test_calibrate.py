@@ -1,4 +1,6 @@
-"""Moments equal a plain loop; the cache depends on everything it should; a pass that was cut goes on where it stopped."""
+"""Moments equal a plain loop; the cache depends on everything it should; a pass that was cut
+goes on where it stopped.
+"""
 
 import pytest
 import torch
@@ -39,7 +41,12 @@ def test_moments_equal_those_of_an_ordinary_forward_pass(model, recipe) -> None:
     for layer in range(calibration.layers):
         moments = calibration.moments(layer)
         assert moments.tokens == calibration.tokens.numel() == 6 * 32
-        for tap, path in {"attn_in": row.q, "attn_out": row.o, "mlp_in": row.up, "mlp_hidden": row.down}.items():
+        for tap, path in {
+            "attn_in": row.q,
+            "attn_out": row.o,
+            "mlp_in": row.up,
+            "mlp_hidden": row.down,
+        }.items():
             x = plain_inputs(model, calibration.tokens, layer, path)
             assert torch.allclose(moments.second(tap), x.T @ x / len(x), rtol=1e-4, atol=1e-6)
             if (tap, "mean") in moments.values:
@@ -47,7 +54,9 @@ def test_moments_equal_those_of_an_ordinary_forward_pass(model, recipe) -> None:
 
 
 def test_rotated_states_have_the_dot_products_the_attention_uses(tiny_llama, recipe) -> None:
-    """Rotation keeps the energy of each pair, so pre- and post-rotary squares agree summed over pairs and differ one by one."""
+    """Rotation keeps the energy of each pair, so pre- and post-rotary squares agree summed over
+    pairs and differ one by one.
+    """
     model = lrcore.load(str(tiny_llama))
     moments = lrcore.calibrate(model, recipe).moments(1)
     weight = decoder_layers(model.network)[1].self_attn.k_proj.weight.double()
@@ -66,13 +75,20 @@ def test_block_influence_is_one_minus_the_mean_cosine(model, recipe) -> None:
     assert len(calibration.block_influence) == calibration.layers
 
 
-def test_a_second_call_runs_nothing_and_every_ingredient_changes_the_key(tiny_llama, tiny_opt, recipe, monkeypatch) -> None:
+def test_a_second_call_runs_nothing_and_every_ingredient_changes_the_key(
+    tiny_llama, tiny_opt, recipe, monkeypatch
+) -> None:
     model = lrcore.load(str(tiny_llama))
     first = lrcore.calibrate(model, recipe)
     monkeypatch.setattr(LayerStream, "run", lambda *_: pytest.fail("the cache was not used"))
     assert lrcore.calibrate(model, recipe).key == first.key
     monkeypatch.undo()
-    others = [recipe.with_(seed=2), recipe.with_(samples=5), recipe.with_(seq_len=31), recipe.with_(sampling="first")]
+    others = [
+        recipe.with_(seed=2),
+        recipe.with_(samples=5),
+        recipe.with_(seq_len=31),
+        recipe.with_(sampling="first"),
+    ]
     keys = {lrcore.calibrate(model, other).key for other in others}
     keys.add(lrcore.calibrate(lrcore.load(str(tiny_opt)), recipe).key)
     keys.add(lrcore.calibrate(lrcore.load(str(tiny_llama), dtype="bfloat16"), recipe).key)
@@ -113,7 +129,9 @@ def test_windows_longer_than_the_context_are_refused(tiny_llama, recipe) -> None
 
 
 def test_somebody_else_may_run_the_model_meanwhile(tiny_llama, story_file, monkeypatch, tmp_path):
-    """Hooks and stand-ins must not reach the network that others run: their tokens would be counted, or nothing be answered."""
+    """Hooks and stand-ins must not reach the network that others run: their tokens would be
+    counted, or nothing be answered.
+    """
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     tokens, answers, observe = torch.arange(20).unsqueeze(0), [], Accumulator.observe

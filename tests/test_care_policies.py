@@ -1,4 +1,6 @@
-"""CARE's two allocations against their definitions, ranks in multiples, and the account of the cache."""
+"""CARE's two allocations against their definitions, ranks in multiples, and the account of the
+cache.
+"""
 
 import math
 from itertools import product
@@ -26,10 +28,20 @@ def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
     g, spectra = torch.Generator().manual_seed(seed), {}
     for layer in range(layers):
         for name in ("k", "v"):
-            values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values
+            values = (
+                torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values
+            )
             values *= (1 + layer) * (2 if name == "v" else 1)
             nats = torch.linspace(1, 0, len(cost.ranks()), dtype=torch.float64)
-            spectra[layer, name] = Spectrum((layer, name), values, cost, nats=nats, unit="kv", share=0.6, fisher=1e-6 * (1 + layer))
+            spectra[layer, name] = Spectrum(
+                (layer, name),
+                values,
+                cost,
+                nats=nats,
+                unit="kv",
+                share=0.6,
+                fisher=1e-6 * (1 + layer),
+            )
     return spectra
 
 
@@ -38,36 +50,52 @@ def kept(spectra: dict, ranks) -> float:
 
 
 def plan(policy: str, spectra: dict, ratio: float, **more) -> dict:
-    return plan_ranks(policy, spectra, make_budget("kv", ratio, spectra, 1, 1), 1.0, {"block": [0.1] * 8}, **more)
+    return plan_ranks(
+        policy, spectra, make_budget("kv", ratio, spectra, 1, 1), 1.0, {"block": [0.1] * 8}, **more
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.7])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_waterfill_maximises_the_sum_of_singular_values_over_keys_and_values_together(ratio: float, seed: int) -> None:
+def test_waterfill_maximises_the_sum_of_singular_values_over_keys_and_values_together(
+    ratio: float, seed: int
+) -> None:
     """Equation 2 by brute force over every choice of ranks; the whole budget of ranks is spent."""
     spectra = keys_and_values(2, seed)
     total = math.floor((1 - ratio) * 4 * WIDTH + 1e-9)
     ranks = plan("waterfill", spectra, ratio)
-    best = max(kept(spectra, choice) for choice in product(range(1, WIDTH + 1), repeat=4) if sum(choice) == total)
+    best = max(
+        kept(spectra, choice)
+        for choice in product(range(1, WIDTH + 1), repeat=4)
+        if sum(choice) == total
+    )
     assert sum(ranks.values()) == total
     assert kept(spectra, [ranks[slot] for slot in spectra]) == pytest.approx(best, rel=1e-12)
 
 
 def test_waterfill_keeps_the_largest_values_wherever_they_are_up_to_the_caps() -> None:
     spectra = keys_and_values(3)
-    spectra[2, "v"] = Spectrum((2, "v"), torch.full((WIDTH,), 100.0, dtype=torch.float64), COST, unit="kv")
+    spectra[2, "v"] = Spectrum(
+        (2, "v"), torch.full((WIDTH,), 100.0, dtype=torch.float64), COST, unit="kv"
+    )
     ranks = plan("waterfill", spectra, 0.5)
     assert ranks[2, "v"] == WIDTH  # its cap
     taken = torch.cat([s.values[: ranks[slot]] for slot, s in spectra.items()])
     left = torch.cat([s.values[max(1, ranks[slot]) :] for slot, s in spectra.items()])
-    free = torch.cat([s.values[1 : ranks[slot]] for slot, s in spectra.items()])  # beyond the one rank that every slot has
+    free = torch.cat(
+        [s.values[1 : ranks[slot]] for slot, s in spectra.items()]
+    )  # beyond the one rank that every slot has
     assert len(taken) == 3 * WIDTH
     assert float(free.min()) >= float(left.max())
 
 
 def test_ties_go_to_values() -> None:
     flat = torch.ones(WIDTH, dtype=torch.float64)
-    spectra = {(layer, name): Spectrum((layer, name), flat, COST, unit="kv") for layer in range(2) for name in ("k", "v")}
+    spectra = {
+        (layer, name): Spectrum((layer, name), flat, COST, unit="kv")
+        for layer in range(2)
+        for name in ("k", "v")
+    }
     ranks = plan("waterfill", spectra, 1 - 14 / 24)
     assert ranks == {(0, "k"): 1, (0, "v"): 6, (1, "k"): 1, (1, "v"): 6}
 
@@ -80,7 +108,9 @@ def test_slots_without_a_common_unit_keep_the_same_share_each() -> None:
 
 
 def test_greedy_is_the_formula_of_the_released_code() -> None:
-    """Rank by rank: residual reduction times propagation horizon over rank cost, K and V on their own, between half and twice the share."""
+    """Rank by rank: residual reduction times propagation horizon over rank cost, K and V on
+    their own, between half and twice the share.
+    """
     cost = Cost(20, 50, 20 * 30, kv_per_rank=1, kv_dense=20)
     spectra, ranks, layers = keys_and_values(4, cost=cost), {}, 4
     for name in ("k", "v"):
@@ -88,7 +118,11 @@ def test_greedy_is_the_formula_of_the_released_code() -> None:
         chosen = [4] * layers  # half of the even share of 8
         for _ in range(8 * layers - sum(chosen)):
             scores = [
-                float(s[r] / s[r:].sum()) * math.sqrt((layers - i) / ((layers + 1) / 2)) / math.sqrt(r / 4) if r < 16 else -1.0
+                float(s[r] / s[r:].sum())
+                * math.sqrt((layers - i) / ((layers + 1) / 2))
+                / math.sqrt(r / 4)
+                if r < 16
+                else -1.0
                 for i, (s, r) in enumerate(zip(own, chosen, strict=True))
             ]
             chosen[max(range(layers), key=scores.__getitem__)] += 1
@@ -100,7 +134,9 @@ def test_greedy_is_the_formula_of_the_released_code() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("multiple", [2, 4])
 @pytest.mark.parametrize("kind", ["params", "kv"])
-def test_every_policy_gives_ranks_in_multiples_or_full(policy: str, multiple: int, kind: str) -> None:
+def test_every_policy_gives_ranks_in_multiples_or_full(
+    policy: str, multiple: int, kind: str
+) -> None:
     cost = Cost(18, 18 + 64, 18 * 64, kv_per_rank=1, kv_dense=18)
     spectra = {slot: s.in_multiples(multiple) for slot, s in keys_and_values(4, cost=cost).items()}
     dense = sum(s.cost.dense for s in spectra.values())
@@ -114,7 +150,10 @@ def test_every_policy_gives_ranks_in_multiples_or_full(policy: str, multiple: in
 def test_multiples_keep_the_curve_and_the_prices() -> None:
     curve = tuple(r * 40 - r * r for r in range(1, 16))
     s = Spectrum(
-        (0, "qk"), torch.arange(8, 0, -1).double(), Cost(16, 0, 16 * 24, step=2, curve=curve[1::2]), nats=torch.arange(8.0).flip(0)
+        (0, "qk"),
+        torch.arange(8, 0, -1).double(),
+        Cost(16, 0, 16 * 24, step=2, curve=curve[1::2]),
+        nats=torch.arange(8.0).flip(0),
     )
     coarse = s.in_multiples(8)
     assert coarse.cost.ranks() == [8, 16]
@@ -129,18 +168,35 @@ def test_waterfill_in_multiples_maximises_the_sum_too() -> None:
     cost = Cost(8, 16, 64, kv_per_rank=1, kv_dense=8)
     spectra = {slot: s.in_multiples(2) for slot, s in keys_and_values(2, cost=cost).items()}
     ranks = plan("waterfill", spectra, 0.5)
-    best = max(kept(spectra, choice) for choice in product((2, 4, 6, 8), repeat=4) if sum(choice) <= 16)
+    best = max(
+        kept(spectra, choice) for choice in product((2, 4, 6, 8), repeat=4) if sum(choice) <= 16
+    )
     assert kept(spectra, [ranks[slot] for slot in spectra]) == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", ["care", "a3", "svd"])
 def test_a_recipe_with_multiples_reaches_the_model(tiny_llama, story_file, method: str) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, method=method, multiple=4, ratio=0.4)
-    recipe = recipe.with_(budget="kv" if method == "care" else "params", overrides={"0.k": 3} if method == "care" else {})
+    recipe = lrcore.Recipe(
+        model.name,
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method=method,
+        multiple=4,
+        ratio=0.4,
+    )
+    recipe = recipe.with_(
+        budget="kv" if method == "care" else "params",
+        overrides={"0.k": 3} if method == "care" else {},
+    )
     assert "--multiple 4" in recipe.command()
     small = lrcore.compress(model, recipe)
-    by_hand = [row["rank"] for row in small.report["ranks"] if (row["layer"], row["component"]) == (0, "k") and method == "care"]
+    by_hand = [
+        row["rank"]
+        for row in small.report["ranks"]
+        if (row["layer"], row["component"]) == (0, "k") and method == "care"
+    ]
     assert by_hand in ([3], [])  # a rank set by hand is the person's own
     others = [row for row in small.report["ranks"] if by_hand != [row["rank"]] or row["layer"]]
     assert all(row["rank"] % 4 == 0 or row["rank"] == row["full"] for row in others)
@@ -148,21 +204,37 @@ def test_a_recipe_with_multiples_reaches_the_model(tiny_llama, story_file, metho
         recipe.with_(multiple=0)
 
 
-def test_flops_count_what_no_slot_touches_and_the_raising_of_the_cache(tiny_llama, story_file) -> None:
+def test_flops_count_what_no_slot_touches_and_the_raising_of_the_cache(
+    tiny_llama, story_file
+) -> None:
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.5)
     one, two = (lrcore.prepare(model, recipe.with_(method=method)) for method in ("a3", "care"))
-    plans = [lrcore.allocate(factors, recipe.with_(method=factors.method, budget="kv")) for factors in (one, two)]
+    plans = [
+        lrcore.allocate(factors, recipe.with_(method=factors.method, budget="kv"))
+        for factors in (one, two)
+    ]
     summaries = [own.summary() for own in plans]
     assert summaries[0]["dense_flops_per_token"] == summaries[1]["dense_flops_per_token"]
     ranks, d, width = sum(plans[1].ranks.values()), 32, 16
     saved = 2 * (3 * 2 * d * width - ranks * (d + width))
-    assert summaries[1]["dense_flops_per_token"] - summaries[1]["flops_per_token"] == saved - 2 * 32 * width * ranks
+    assert (
+        summaries[1]["dense_flops_per_token"] - summaries[1]["flops_per_token"]
+        == saved - 2 * 32 * width * ranks
+    )
 
 
 def test_a_parameter_budget_beyond_keys_and_values_says_what_to_do(tiny_llama, story_file) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, method="care", ratio=0.5, budget="params")
+    recipe = lrcore.Recipe(
+        model.name,
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="care",
+        ratio=0.5,
+        budget="params",
+    )
     with pytest.raises(lrcore.InputError, match="choose budget 'kv'"):
         lrcore.compress(model, recipe)
     small = lrcore.compress(model, recipe.with_(ratio=0.1))

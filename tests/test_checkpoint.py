@@ -21,7 +21,9 @@ def logits(model):
 
 
 def compressed(folder, data, **changes):
-    recipe = lrcore.Recipe(model=str(folder), data=str(data), samples=4, seq_len=32, ratio=0.3, **changes)
+    recipe = lrcore.Recipe(
+        model=str(folder), data=str(data), samples=4, seq_len=32, ratio=0.3, **changes
+    )
     return lrcore.compress(lrcore.load(str(folder)), recipe)
 
 
@@ -31,9 +33,13 @@ def assert_comes_back(model, folder):
     back = lrcore.load(str(folder))
     assert torch.equal(logits(back), logits(model))
     assert back.size == model.size
-    assert lrcore.generate(back, "Once", max_new_tokens=8) == lrcore.generate(model, "Once", max_new_tokens=8)
+    assert lrcore.generate(back, "Once", max_new_tokens=8) == lrcore.generate(
+        model, "Once", max_new_tokens=8
+    )
     assert not any(parameter.requires_grad for parameter in back.network.parameters())
-    assert not any(tensor.is_meta for tensor in [*back.network.parameters(), *back.network.buffers()])
+    assert not any(
+        tensor.is_meta for tensor in [*back.network.parameters(), *back.network.buffers()]
+    )
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     return back
 
@@ -61,10 +67,19 @@ def test_the_folder_holds_what_it_says(tiny_llama, story_file, tmp_path):
     folder = tmp_path / "small"
     names = {path.name for path in folder.iterdir()}
     assert names >= {
-        "model.safetensors", "config.json", "generation_config.json", "lrcore.json", "recipe.json", "ranks.csv", "report.json",
-        "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
-    assert lrcore.Recipe.read(folder / "recipe.json") == lrcore.Recipe.from_dict(small.report["recipe"])
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "lrcore.json",
+        "recipe.json",
+        "ranks.csv",
+        "report.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert lrcore.Recipe.read(folder / "recipe.json") == lrcore.Recipe.from_dict(
+        small.report["recipe"]
+    )
     with (folder / "ranks.csv").open(newline="") as opened:
         rows = list(csv.DictReader(opened))
     assert [(int(r["layer"]), r["component"], int(r["rank"])) for r in rows] == [
@@ -72,7 +87,14 @@ def test_the_folder_holds_what_it_says(tiny_llama, story_file, tmp_path):
     ]
     with safe_open(folder / "model.safetensors", "pt") as opened:
         stored = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 (not a dict)
-    assert sum(torch.Size(shape).numel() for name, shape in stored.items() if "rotary_pairs" not in name) == small.size.parameters
+    assert (
+        sum(
+            torch.Size(shape).numel()
+            for name, shape in stored.items()
+            if "rotary_pairs" not in name
+        )
+        == small.size.parameters
+    )
     assert json.loads((folder / "lrcore.json").read_text())["base"] == str(tiny_llama)
 
 
@@ -87,7 +109,10 @@ def test_a_checkpoint_is_read_as_saved_or_as_asked(tiny_llama, story_file, tmp_p
     half = load_checkpoint(tmp_path / "small", dtype="bfloat16")
     assert half.dtype == "bfloat16"
     dense = lrcore.load(str(tiny_llama), dtype="bfloat16")
-    assert half.network.model.rotary_emb.inv_freq.dtype == dense.network.model.rotary_emb.inv_freq.dtype
+    assert (
+        half.network.model.rotary_emb.inv_freq.dtype
+        == dense.network.model.rotary_emb.inv_freq.dtype
+    )
     assert torch.isfinite(logits(half)).all()
 
 
@@ -113,7 +138,11 @@ def test_a_failed_save_leaves_the_earlier_checkpoint(tiny_llama, tmp_path, monke
     model = lrcore.load(str(tiny_llama))
     save(model, tmp_path / "small")
     before = {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()}
-    monkeypatch.setattr(type(model.tokenizer), "save_pretrained", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        type(model.tokenizer),
+        "save_pretrained",
+        lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")),
+    )
     with pytest.raises(OSError, match="disk full"):
         save(model, tmp_path / "small")
     assert {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()} == before

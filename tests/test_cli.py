@@ -12,8 +12,19 @@ from lrcore.cli import main
 from lrcore.cli.console import ProgressLine, print_json
 
 COMMANDS = (
-    "methods", "calibrate", "spectra", "allocate", "compress", "evaluate", "heal", "generate", "quantise", "shorten", "slice", "export",
-)  # fmt: skip
+    "methods",
+    "calibrate",
+    "spectra",
+    "allocate",
+    "compress",
+    "evaluate",
+    "heal",
+    "generate",
+    "quantise",
+    "shorten",
+    "slice",
+    "export",
+)
 
 
 @pytest.fixture
@@ -30,7 +41,10 @@ def run_json(capsys, *arguments):
 def test_methods(capsys):
     found = run_json(capsys, "methods")
     assert {"svd", "svd_llm", "a3", "modegpt"} <= {row["name"] for row in found["methods"]}
-    assert all({"name", "paper", "components", "supports", "notes"} <= row.keys() for row in found["methods"])
+    assert all(
+        {"name", "paper", "components", "supports", "notes"} <= row.keys()
+        for row in found["methods"]
+    )
     assert {"uniform", "softmax", "waterfill"} <= {row["name"] for row in found["policies"]}
     assert main(["methods"]) == 0
     assert "modegpt" in capsys.readouterr().out
@@ -45,7 +59,19 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert {row["name"] for row in spectra["table"]} >= {"qk", "ov", "mlp", "q", "down"}
     assert spectra["protocol"] == collected["protocol"]
 
-    asked = ["--method", "modegpt", "--policy", "softmax", "--temperature", "0.5", "--ratio", "0.3", "--budget", "total", *calibration]
+    asked = [
+        "--method",
+        "modegpt",
+        "--policy",
+        "softmax",
+        "--temperature",
+        "0.5",
+        "--ratio",
+        "0.3",
+        "--budget",
+        "total",
+        *calibration,
+    ]
     plan = run_json(capsys, "allocate", tiny_llama, *asked)
     made = run_json(capsys, "compress", tiny_llama, *asked, "--out", tmp_path / "small")
     assert plan["recipe"] == made["recipe"]
@@ -54,26 +80,91 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert made["out"] == str(tmp_path / "small")
     assert made["seconds"]
 
-    scored = run_json(capsys, "evaluate", made["out"], "--data", story_file, "--samples", 3, "--seq-len", 16, "--sampling", "first")
+    scored = run_json(
+        capsys,
+        "evaluate",
+        made["out"],
+        "--data",
+        story_file,
+        "--samples",
+        3,
+        "--seq-len",
+        16,
+        "--sampling",
+        "first",
+    )
     assert scored.keys() >= {"perplexity", "nll", "tokens", "windows", "nonfinite", "protocol"}
     again = lrcore.evaluate(lrcore.load(made["out"]), str(story_file), samples=3, seq_len=16)
     assert scored["perplexity"] == again.perplexity
 
-    told = run_json(capsys, "generate", made["out"], "--prompt", "Once", "--max-new-tokens", 8, "--seed", 3, "--temperature", 1)
-    assert told["text"] == lrcore.generate(lrcore.load(made["out"]), "Once", 8, temperature=1.0, seed=3)
-    assert main(["generate", made["out"], "--prompt", "Once", "--max-new-tokens", "8", "--seed", "3", "--temperature", "1"]) == 0
+    told = run_json(
+        capsys,
+        "generate",
+        made["out"],
+        "--prompt",
+        "Once",
+        "--max-new-tokens",
+        8,
+        "--seed",
+        3,
+        "--temperature",
+        1,
+    )
+    assert told["text"] == lrcore.generate(
+        lrcore.load(made["out"]), "Once", 8, temperature=1.0, seed=3
+    )
+    assert (
+        main(
+            [
+                "generate",
+                made["out"],
+                "--prompt",
+                "Once",
+                "--max-new-tokens",
+                "8",
+                "--seed",
+                "3",
+                "--temperature",
+                "1",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == f"Once{told['text']}\n"
 
 
-def test_a_recipe_file_drives_the_command_and_flags_override_it(capsys, tiny_llama, story_file, tmp_path):
+def test_a_recipe_file_drives_the_command_and_flags_override_it(
+    capsys, tiny_llama, story_file, tmp_path
+):
     file = tmp_path / "recipe.json"
     by_hand = {"0.mlp": 20}
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3", ratio=0.4, overrides=by_hand)
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="a3",
+        ratio=0.4,
+        overrides=by_hand,
+    )
     file.write_text(recipe.to_json())
     found = run_json(capsys, "allocate", "--recipe", file)
     assert lrcore.Recipe.from_dict(found["recipe"]) == recipe
-    changed = run_json(capsys, "allocate", "--recipe", file, "--ratio", 0.2, "--override", "1.mlp=30", "--rounding", "nearest")
-    assert lrcore.Recipe.from_dict(changed["recipe"]) == recipe.with_(ratio=0.2, rounding="nearest", overrides={"0.mlp": 20, "1.mlp": 30})
+    changed = run_json(
+        capsys,
+        "allocate",
+        "--recipe",
+        file,
+        "--ratio",
+        0.2,
+        "--override",
+        "1.mlp=30",
+        "--rounding",
+        "nearest",
+    )
+    assert lrcore.Recipe.from_dict(changed["recipe"]) == recipe.with_(
+        ratio=0.2, rounding="nearest", overrides={"0.mlp": 20, "1.mlp": 30}
+    )
     ranks = {(row["layer"], row["component"]): row["rank"] for row in changed["ranks"]}
     assert (ranks[0, "mlp"], ranks[1, "mlp"]) == (20, 30)
 
@@ -82,9 +173,17 @@ def test_the_command_a_recipe_shows_is_the_recipe(tiny_llama, story_file, tmp_pa
     import shlex
 
     recipe = lrcore.Recipe(
-        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3", budget="kv", calibration="sequential",
-        overrides={"0.qk": 4}, sampling="first", rounding="nearest",
-    )  # fmt: skip
+        model=str(tiny_llama),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="a3",
+        budget="kv",
+        calibration="sequential",
+        overrides={"0.qk": 4},
+        sampling="first",
+        rounding="nearest",
+    )
     words = shlex.split(recipe.command(str(tmp_path / "out")))
     assert words[:3] == ["python", "-m", "lrcore"]
     assert main(words[3:]) == 0
@@ -112,9 +211,18 @@ def test_help_names_every_command(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["compres"], ["evaluate"], ["allocate", "x", "--ratio", "much"], ["compress", "x", "--no-such"], ["compress", "x"], ["allocate"],
-     ["allocate", "x", "--override", "3.mlp"], ["allocate", "--recipe", "/none.json"], ["spectra", "x", "--threshold", "2"]],
-)  # fmt: skip
+    [
+        ["compres"],
+        ["evaluate"],
+        ["allocate", "x", "--ratio", "much"],
+        ["compress", "x", "--no-such"],
+        ["compress", "x"],
+        ["allocate"],
+        ["allocate", "x", "--override", "3.mlp"],
+        ["allocate", "--recipe", "/none.json"],
+        ["spectra", "x", "--threshold", "2"],
+    ],
+)
 def test_wrong_usage_is_one_line_and_2(arguments, capsys):
     assert main(arguments) == 2
     said = capsys.readouterr()
@@ -137,7 +245,10 @@ def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch):
     monkeypatch.setattr(lrcore, "methods", lambda: 1 / 0)
     monkeypatch.delenv("LRCORE_DEBUG", raising=False)
     assert main(["methods"]) == 1
-    assert capsys.readouterr().err == "error: ZeroDivisionError: division by zero (LRCORE_DEBUG=1 shows where)\n"
+    assert (
+        capsys.readouterr().err
+        == "error: ZeroDivisionError: division by zero (LRCORE_DEBUG=1 shows where)\n"
+    )
     monkeypatch.setenv("LRCORE_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["methods"])
@@ -160,33 +271,69 @@ def test_progress_renews_one_line_on_a_terminal(monkeypatch):
 
 def test_json_has_no_nan(capsys):
     print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (1, None, "x")}})
-    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": {"d": [1, None, "x"]}}
+    assert json.loads(capsys.readouterr().out) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": {"d": [1, None, "x"]},
+    }
 
 
 def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
-    asked = ["evaluate", str(tiny_opt), "--data", str(story_file), "--samples", "2", "--seq-len", "16", "--json"]
-    done = subprocess.run([sys.executable, "-m", "lrcore", *asked], capture_output=True, text=True, check=True)
+    asked = [
+        "evaluate",
+        str(tiny_opt),
+        "--data",
+        str(story_file),
+        "--samples",
+        "2",
+        "--seq-len",
+        "16",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "lrcore", *asked], capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout)["windows"] == 2
     assert done.stderr == "evaluate (2)\n"
 
 
 def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibration, capsys) -> None:
-    asked = ["--method", "a3", "--option", "qk=q_only", "--policy", "softmax", "--policy-option", "cap=0.8", "--component-ratio", "mlp=0.5"]
+    asked = [
+        "--method",
+        "a3",
+        "--option",
+        "qk=q_only",
+        "--policy",
+        "softmax",
+        "--policy-option",
+        "cap=0.8",
+        "--component-ratio",
+        "mlp=0.5",
+    ]
     got = run_json(capsys, "allocate", tiny_opt, *asked, "--ratio", "0.4", *calibration)
     assert got["recipe"]["component_ratios"] == {"mlp": 0.5}
     assert got["recipe"]["options"] == {"qk": "q_only"}
     own = [row for row in got["ranks"] if row["component"] == "mlp"]
-    assert sum(row["parameters"] for row in own) <= 0.5 * sum(row["dense_parameters"] for row in own)
+    assert sum(row["parameters"] for row in own) <= 0.5 * sum(
+        row["dense_parameters"] for row in own
+    )
     assert got["summary"]["achieved"] >= 0.4
-    for words, says in ((["--component-ratio", "mlp"], "COMPONENT=RATIO"), (["--policy-option", "cap=2"], "at most 1")):
+    for words, says in (
+        (["--component-ratio", "mlp"], "COMPONENT=RATIO"),
+        (["--policy-option", "cap=2"], "at most 1"),
+    ):
         assert main(["allocate", str(tiny_opt), "--policy", "softmax", *words]) == 2
         assert says in capsys.readouterr().err
 
 
-def test_bounds_stand_beside_the_errors_and_go_into_the_report(tiny_opt, calibration, capsys, tmp_path):
+def test_bounds_stand_beside_the_errors_and_go_into_the_report(
+    tiny_opt, calibration, capsys, tmp_path
+):
     asked = ["--method", "modegpt", "--ratio", "0.4", "--bounds", *calibration]
     got = run_json(capsys, "compress", tiny_opt, "--out", tmp_path / "small", *asked)
-    assert all(row["bound"] is None or row["error"] <= row["bound"] * (1 + 1e-9) for row in got["bounds"])
+    assert all(
+        row["bound"] is None or row["error"] <= row["bound"] * (1 + 1e-9) for row in got["bounds"]
+    )
     assert len(got["bounds"]) == len(got["ranks"])
     assert json.loads((tmp_path / "small" / "report.json").read_text())["bounds"] == got["bounds"]
     assert run_json(capsys, "allocate", tiny_opt, *asked)["bounds"] == got["bounds"]

@@ -11,7 +11,14 @@ import lrcore
 @pytest.fixture(scope="module")
 def pair(tiny_llama, story_file):
     dense = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method="svd_llm")
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        ratio=0.4,
+        method="svd_llm",
+    )
     return dense, lrcore.compress(dense, recipe)
 
 
@@ -20,8 +27,13 @@ def by_hand(pair, ids):
     """Loss of both, KL and agreement at each predicted token, in float64."""
     rows = []
     for t in range(1, len(ids)):
-        p, q = (torch.log_softmax(model.network(input_ids=ids[None, :t]).logits[0, -1].double(), 0) for model in pair)
-        rows.append((-p[ids[t]], -q[ids[t]], (p.exp() * (p - q)).sum(), float(p.argmax() == q.argmax())))
+        p, q = (
+            torch.log_softmax(model.network(input_ids=ids[None, :t]).logits[0, -1].double(), 0)
+            for model in pair
+        )
+        rows.append(
+            (-p[ids[t]], -q[ids[t]], (p.exp() * (p - q)).sum(), float(p.argmax() == q.argmax()))
+        )
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -40,11 +52,19 @@ def test_losses_divergence_and_agreement_are_those_of_a_straight_loop(pair, stor
 
 
 def test_the_evaluations_are_those_of_evaluate(pair, story_file):
-    found = lrcore.compare(*pair, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5)
+    found = lrcore.compare(
+        *pair, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
+    )
     for model, one in zip(pair, (found.dense, found.small), strict=True):
-        alone = lrcore.evaluate(model, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5)
+        alone = lrcore.evaluate(
+            model, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
+        )
         assert one.nll == pytest.approx(alone.nll, rel=1e-5)
-        assert (one.protocol, one.tokens, one.bits_per_byte) == (alone.protocol, alone.tokens, pytest.approx(alone.bits_per_byte, rel=1e-5))
+        assert (one.protocol, one.tokens, one.bits_per_byte) == (
+            alone.protocol,
+            alone.tokens,
+            pytest.approx(alone.bits_per_byte, rel=1e-5),
+        )
 
 
 def test_a_model_agrees_with_itself(pair, story_file):
@@ -79,5 +99,12 @@ def test_models_of_other_tokens_are_refused(pair, tiny_opt, story_file, tmp_path
 
 def test_progress_counts_windows(pair, story_file):
     seen = []
-    lrcore.compare(*pair, str(story_file), samples=3, seq_len=8, batch=2, progress=lambda *step: seen.append(step))
+    lrcore.compare(
+        *pair,
+        str(story_file),
+        samples=3,
+        seq_len=8,
+        batch=2,
+        progress=lambda *step: seen.append(step),
+    )
     assert seen == [("compare", 2, 3), ("compare", 3, 3)]

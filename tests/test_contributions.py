@@ -13,14 +13,19 @@ from lrcore.evaluation.contributions import contributions, mixed
 def pair(request, story_file):
     folder = request.getfixturevalue(request.param)
     dense = lrcore.load(str(folder))
-    recipe = lrcore.Recipe(model=str(folder), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method="modegpt")
+    recipe = lrcore.Recipe(
+        model=str(folder), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method="modegpt"
+    )
     return dense, lrcore.compress(dense, recipe)
 
 
 def test_all_parts_are_the_compressed_model_and_none_is_the_dense_one(pair):
     ids = torch.arange(24).view(2, 12)
     with torch.inference_mode():
-        logits = [model.network(input_ids=ids).logits for model in (*pair, mixed(*pair, ()), mixed(*pair, ("qk", "ov", "mlp")))]
+        logits = [
+            model.network(input_ids=ids).logits
+            for model in (*pair, mixed(*pair, ()), mixed(*pair, ("qk", "ov", "mlp")))
+        ]
     assert torch.equal(logits[0], logits[2])
     assert torch.equal(logits[1], logits[3])
 
@@ -31,17 +36,37 @@ def test_the_table(pair, story_file):
     rows = {row["parts"]: row for row in found.rows}
     assert list(rows) == ["qk", "ov", "mlp", "qk + ov", "qk, ov", "all"]
     settings = {"samples": 4, "seq_len": 16}
-    assert found.dense_perplexity == pytest.approx(lrcore.evaluate(dense, str(story_file), **settings).perplexity, rel=1e-6)
-    assert rows["all"]["perplexity"] == pytest.approx(lrcore.evaluate(small, str(story_file), **settings).perplexity, rel=1e-6)
-    assert rows["qk + ov"]["delta_perplexity"] == rows["qk"]["delta_perplexity"] + rows["ov"]["delta_perplexity"]
+    assert found.dense_perplexity == pytest.approx(
+        lrcore.evaluate(dense, str(story_file), **settings).perplexity, rel=1e-6
+    )
+    assert rows["all"]["perplexity"] == pytest.approx(
+        lrcore.evaluate(small, str(story_file), **settings).perplexity, rel=1e-6
+    )
+    assert (
+        rows["qk + ov"]["delta_perplexity"]
+        == rows["qk"]["delta_perplexity"] + rows["ov"]["delta_perplexity"]
+    )
     recipe = lrcore.Recipe.from_dict(small.report["recipe"])
     factors = lrcore.prepare(dense, recipe)
     plan = lrcore.allocate(factors, recipe)
-    only = {slot: rank if slot[1] == "qk" else plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
-    alone = lrcore.evaluate(lrcore.compress(dense, recipe, factors, replace(plan, ranks=only)), str(story_file), **settings)
+    only = {
+        slot: rank if slot[1] == "qk" else plan.spectra[slot].cost.full
+        for slot, rank in plan.ranks.items()
+    }
+    alone = lrcore.evaluate(
+        lrcore.compress(dense, recipe, factors, replace(plan, ranks=only)),
+        str(story_file),
+        **settings,
+    )
     assert rows["qk"]["perplexity"] == pytest.approx(alone.perplexity, rel=1e-6)
 
 
 def test_other_models_are_refused(tiny_llama, tiny_opt, story_file):
     with pytest.raises(lrcore.InputError, match="not one model"):
-        contributions(lrcore.load(str(tiny_llama)), lrcore.load(str(tiny_opt)), str(story_file), samples=1, seq_len=8)
+        contributions(
+            lrcore.load(str(tiny_llama)),
+            lrcore.load(str(tiny_opt)),
+            str(story_file),
+            samples=1,
+            seq_len=8,
+        )

@@ -4,12 +4,28 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.evaluation.cost import bytes_on_disk, cache_bytes, measure_cost, measure_speed, predicted_flops, read_peak, reset_peak
+from lrcore.evaluation.cost import (
+    bytes_on_disk,
+    cache_bytes,
+    measure_cost,
+    measure_speed,
+    predicted_flops,
+    read_peak,
+    reset_peak,
+)
 
 
 def compressed(folder, method, story_file, policy="uniform"):
     dense = lrcore.load(str(folder))
-    recipe = lrcore.Recipe(model=str(folder), data=str(story_file), samples=4, seq_len=32, ratio=0.4, method=method, policy=policy)
+    recipe = lrcore.Recipe(
+        model=str(folder),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        ratio=0.4,
+        method=method,
+        policy=policy,
+    )
     return dense, lrcore.compress(dense, recipe)
 
 
@@ -19,9 +35,13 @@ def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, st
     for model in compressed(request.getfixturevalue(family), method, story_file):
         found = measure_cost(model, context=24)
         assert found.parameters == sum(p.numel() for p in model.network.parameters())
-        cache = model.network(input_ids=torch.zeros(1, 10, dtype=torch.long), use_cache=True).past_key_values
+        cache = model.network(
+            input_ids=torch.zeros(1, 10, dtype=torch.long), use_cache=True
+        ).past_key_values
         held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) * 4
-        assert found.kv_bytes_per_token == held / 10 == cache_bytes(cache) / 10 == model.size.kv_bytes
+        assert (
+            found.kv_bytes_per_token == held / 10 == cache_bytes(cache) / 10 == model.size.kv_bytes
+        )
         assert found.flops_prefill == pytest.approx(found.flops_formula, rel=0.01)
         assert found.flops_decode == pytest.approx(predicted_flops(model, 25), rel=0.01)
 
@@ -31,7 +51,9 @@ def test_a_plan_counts_the_same_flops():
     recipe = lrcore.Recipe(model="demo-opt", samples=2, seq_len=64, ratio=0.3)
     small = lrcore.compress(dense, recipe)
     for model, name in ((dense, "dense_flops_per_token"), (small, "flops_per_token")):
-        assert measure_cost(model, context=64).flops_prefill == pytest.approx(small.report["summary"][name], rel=0.01)
+        assert measure_cost(model, context=64).flops_prefill == pytest.approx(
+            small.report["summary"][name], rel=0.01
+        )
 
 
 def test_bytes_on_disk_are_those_of_the_files(tiny_llama, story_file, tmp_path):
@@ -46,7 +68,9 @@ def test_models_take_turns(tiny_llama, story_file, monkeypatch):
     models = compressed(tiny_llama, "a3", story_file)
     order, module = [], __import__("importlib").import_module("lrcore.evaluation.cost")
     plain = module._time
-    monkeypatch.setattr(module, "_time", lambda model, *rest: order.append(model.name) or plain(model, *rest))
+    monkeypatch.setattr(
+        module, "_time", lambda model, *rest: order.append(model.name) or plain(model, *rest)
+    )
     found = measure_speed(models, prompt=8, new=2, rounds=3)
     assert order == [model.name for model in models] * 4
     assert [one.name for one in found] == [model.name for model in models]

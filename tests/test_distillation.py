@@ -1,4 +1,6 @@
-"""The loss of healing against its definition, and the descent: what a step is, and that it goes on where it was stopped."""
+"""The loss of healing against its definition, and the descent: what a step is, and that it goes
+on where it was stopped.
+"""
 
 import math
 
@@ -17,13 +19,18 @@ def by_hand(student, teacher, targets, temperature):
         entropy -= math.log(math.exp(z[target]) / sum(map(math.exp, z)))
         p = [math.exp(x / temperature) for x in t]
         q = [math.exp(x / temperature) for x in z]
-        divergence += sum(a / sum(p) * math.log((a / sum(p)) / (b / sum(q))) for a, b in zip(p, q, strict=True))
+        divergence += sum(
+            a / sum(p) * math.log((a / sum(p)) / (b / sum(q))) for a, b in zip(p, q, strict=True)
+        )
     return entropy / len(targets), divergence / len(targets)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_the_terms_are_those_of_the_paper_with_their_gradient(temperature) -> None:
-    student, teacher = torch.randn(2, 5, 7).double().requires_grad_(True), torch.randn(2, 5, 7).double() * 2
+    student, teacher = (
+        torch.randn(2, 5, 7).double().requires_grad_(True),
+        torch.randn(2, 5, 7).double() * 2,
+    )
     targets, beta = torch.randint(7, (2, 5)), 0.7
     entropy, divergence = terms(student, teacher, targets, temperature)
     expected = by_hand(student.flatten(0, 1), teacher.flatten(0, 1), targets.flatten(), temperature)
@@ -77,7 +84,9 @@ def test_a_step_is_adam_with_cut_gradients_on_masters_of_32_bits(dtype) -> None:
         gradient = gradient.to(dtype).double() * min(1.0, 1.0 / (float(gradient.norm()) + 1e-6))
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
         rate = 0.01 * pace(step, 30)
-        master = master - rate * (mean / (1 - 0.9 ** (step + 1))) / ((square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+        master = master - rate * (mean / (1 - 0.9 ** (step + 1))) / (
+            (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+        )
     assert parameter.dtype == dtype
     assert torch.allclose(parameter.double(), master, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
@@ -92,7 +101,11 @@ def test_what_was_stopped_goes_on_to_the_same_numbers(dtype, tmp_path) -> None:
         if done == 77:
             raise Cancelled
 
-    state, first, second = tmp_path / "state.safetensors", nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    state, first, second = (
+        tmp_path / "state.safetensors",
+        nn.Parameter(start.clone()),
+        nn.Parameter(start.clone()),
+    )
     with pytest.raises(Cancelled):
         Descent([first], 0.01, 120, state, "one").run(toward(target, first), 0.0, stop)
     assert [path.name for path in tmp_path.iterdir()] == [state.name]

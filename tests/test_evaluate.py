@@ -1,4 +1,6 @@
-"""Perplexity against a straight loop, against a published figure, and what happens to numbers that are none."""
+"""Perplexity against a straight loop, against a published figure, and what happens to numbers
+that are none.
+"""
 
 import importlib
 import json
@@ -10,7 +12,9 @@ import torch
 import lrcore
 from lrcore.evaluation.evaluate import Evaluation, evaluate, token_losses, window_losses
 
-module = importlib.import_module("lrcore.evaluation.evaluate")  # `lrcore.evaluate` is the function of that name
+module = importlib.import_module(
+    "lrcore.evaluation.evaluate"
+)  # `lrcore.evaluate` is the function of that name
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +71,15 @@ def test_the_loss_in_pieces_is_the_loss_in_one(model, monkeypatch):
 def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
     found = evaluate(model, str(story_file), samples=2, seq_len=16, sampling="random", seed=5)
     said = found.protocol
-    assert {key: said[key] for key in ("join", "special_tokens", "seq_len", "sampling", "seed")} == {
-        "join": "\n\n", "special_tokens": False, "seq_len": 16, "sampling": "random", "seed": 5,
-    }  # fmt: skip
+    assert {
+        key: said[key] for key in ("join", "special_tokens", "seq_len", "sampling", "seed")
+    } == {
+        "join": "\n\n",
+        "special_tokens": False,
+        "seq_len": 16,
+        "sampling": "random",
+        "seed": 5,
+    }
     assert (said["windows"], said["tokens"], said["dtype"]) == (2, 32, "float32")
     assert said["source"]
     assert said["device"]
@@ -105,7 +115,14 @@ def test_a_very_bad_model_has_infinite_perplexity_not_an_overflow(model, monkeyp
 
 def test_progress_counts_windows_and_may_stop_the_work(model, story_file):
     seen = []
-    evaluate(model, str(story_file), samples=5, seq_len=8, batch=2, progress=lambda *step: seen.append(step))
+    evaluate(
+        model,
+        str(story_file),
+        samples=5,
+        seq_len=8,
+        batch=2,
+        progress=lambda *step: seen.append(step),
+    )
     assert seen == [("evaluate", 2, 5), ("evaluate", 4, 5), ("evaluate", 5, 5)]
 
     def stop(*_):
@@ -116,27 +133,35 @@ def test_progress_counts_windows_and_may_stop_the_work(model, story_file):
 
 
 def test_windows_beyond_the_context_and_foreign_tokenizers_are_refused(model, story_file):
-    with pytest.raises(lrcore.InputError, match=r"129 tokens are more than the context .* holds \(128\)"):
+    with pytest.raises(
+        lrcore.InputError, match=r"129 tokens are more than the context .* holds \(128\)"
+    ):
         evaluate(model, str(story_file), seq_len=129)
     with pytest.raises(lrcore.InputError, match=r"token 300, .* knows 300"):
         window_losses(model, torch.full((1, 4), 300))
 
 
-@pytest.mark.parametrize("text", ["Once upon a time, “Où est Zoë?” 🙂 said 日本 .", "a", " two  spaces\n\nand lines "])
+@pytest.mark.parametrize(
+    "text", ["Once upon a time, “Où est Zoë?” 🙂 said 日本 .", "a", " two  spaces\n\nand lines "]
+)
 def test_token_losses_line_up_with_the_text(model, text):
     found = token_losses(model, text)
     ids = model.tokenizer(text, add_special_tokens=False).input_ids
     assert "".join(piece for piece, _ in found) == text
     assert len(found) == len(ids)
     assert math.isnan(found[0][1])
-    assert [loss for _, loss in found[1:]] == pytest.approx(by_hand(model, torch.tensor([ids])), rel=1e-4)
+    assert [loss for _, loss in found[1:]] == pytest.approx(
+        by_hand(model, torch.tensor([ids])), rel=1e-4
+    )
     with pytest.raises(lrcore.InputError, match="empty"):
         token_losses(model, "")
 
 
 def test_the_published_figure_of_a_real_model(reference):
     model = lrcore.load(str(reference / "models" / "stories260K"))
-    found = evaluate(model, str(reference / "text" / "tinystories.evaluation.txt"), samples=128, seq_len=256)
+    found = evaluate(
+        model, str(reference / "text" / "tinystories.evaluation.txt"), samples=128, seq_len=256
+    )
     assert isinstance(found, Evaluation)
     assert (found.windows, found.tokens, found.nonfinite) == (128, 128 * 255, 0)
     assert found.perplexity == pytest.approx(8.0763, abs=5e-5)

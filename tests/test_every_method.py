@@ -1,4 +1,6 @@
-"""Every method on the demo models, and on a model that somebody else trained: smaller, finite, and back bit for bit."""
+"""Every method on the demo models, and on a model that somebody else trained: smaller, finite,
+and back bit for bit.
+"""
 
 import pytest
 import torch
@@ -14,10 +16,14 @@ WINDOWS = torch.arange(64).view(2, 32)
 @pytest.fixture(scope="module", params=["demo-llama", "demo-opt", "stories260K"])
 def subject(request):
     if request.param != "stories260K":
-        return lrcore.load(request.param), lrcore.Recipe(model=request.param, samples=8, seq_len=128)
+        return lrcore.load(request.param), lrcore.Recipe(
+            model=request.param, samples=8, seq_len=128
+        )
     folder = request.getfixturevalue("reference")
     data = str(folder / "text/tinystories.calibration.txt")
-    recipe = lrcore.Recipe(model=str(folder / "models/stories260K"), data=data, samples=8, seq_len=128)
+    recipe = lrcore.Recipe(
+        model=str(folder / "models/stories260K"), data=data, samples=8, seq_len=128
+    )
     return lrcore.load(recipe.model), recipe
 
 

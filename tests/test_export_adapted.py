@@ -1,4 +1,6 @@
-"""What people do with a checkpoint once they have it, where this project is not installed: devices, dtypes, offload, LoRA."""
+"""What people do with a checkpoint once they have it, where this project is not installed:
+devices, dtypes, offload, LoRA.
+"""
 
 import json
 
@@ -7,7 +9,12 @@ from elsewhere import elsewhere
 
 import lrcore
 
-METHODS = ("svd_llm", "a3", "latentllm", "care")  # factored matrices, narrowed heads, stored forms and shared factors, latent caches
+METHODS = (
+    "svd_llm",
+    "a3",
+    "latentllm",
+    "care",
+)  # factored matrices, narrowed heads, stored forms and shared factors, latent caches
 
 DEVICES = """
 import json, sys
@@ -84,7 +91,14 @@ def folders(tiny_llama, story_file, tmp_path_factory):
     """Exports by several methods; each named after its method."""
     here = tmp_path_factory.mktemp("exported")
     for method in METHODS:
-        recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method=method)
+        recipe = lrcore.Recipe(
+            model=str(tiny_llama),
+            data=str(story_file),
+            samples=4,
+            seq_len=32,
+            ratio=0.2,
+            method=method,
+        )
         lrcore.export(lrcore.compress(lrcore.load(str(tiny_llama)), recipe), here / method)
     return here
 

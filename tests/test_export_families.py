@@ -1,4 +1,6 @@
-"""Every family by every method: exported, moved away, and loaded where this project is not installed."""
+"""Every family by every method: exported, moved away, and loaded where this project is not
+installed.
+"""
 
 from functools import cache
 
@@ -12,7 +14,9 @@ from lrcore.models.architectures import ARCHITECTURES
 
 FEW = ("llama", "gpt2", "bloom")  # the odd ones; the others take minutes
 CASES = [
-    pytest.param(family, method, id=f"{family}-{method}", marks=() if family in FEW else pytest.mark.slow)
+    pytest.param(
+        family, method, id=f"{family}-{method}", marks=() if family in FEW else pytest.mark.slow
+    )
     for family in ARCHITECTURES
     for method in lrcore.METHODS
 ]
@@ -20,7 +24,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def here_and_there(tiny_llama, story_file, tmp_path_factory):
-    """The logits of a compressed model in this process, and those of its export in a process that loads many, by family and method."""
+    """The logits of a compressed model in this process, and those of its export in a process
+    that loads many, by family and method.
+    """
 
     @cache
     def of(few: bool) -> dict:
@@ -30,22 +36,40 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory):
         for family in (name for name in ARCHITECTURES if (name in FEW) == few):
             dense = family_folder(family, tiny_llama, folder / f"dense-{family}")
             for method in lrcore.METHODS:
-                recipe = lrcore.Recipe(model=str(dense), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method=method)
+                recipe = lrcore.Recipe(
+                    model=str(dense),
+                    data=str(story_file),
+                    samples=4,
+                    seq_len=32,
+                    ratio=0.3,
+                    method=method,
+                )
                 small = lrcore.compress(lrcore.load(str(dense)), recipe)
                 with torch.inference_mode():
                     own[family, method] = small.network(TOKENS).logits
                 lrcore.export(small, folder / f"{family}-{method}")
-                moved.append((folder / f"{family}-{method}").rename(folder / "away" / f"{family}-{method}"))
-        return {key: (logits, found) for (key, logits), found in zip(own.items(), loaded_elsewhere(moved, folder), strict=True)}
+                moved.append(
+                    (folder / f"{family}-{method}").rename(folder / "away" / f"{family}-{method}")
+                )
+        return {
+            key: (logits, found)
+            for (key, logits), found in zip(
+                own.items(), loaded_elsewhere(moved, folder), strict=True
+            )
+        }
 
     return of
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_an_export_moved_away_gives_the_same_logits_without_this_project(family, method, here_and_there) -> None:
+def test_an_export_moved_away_gives_the_same_logits_without_this_project(
+    family, method, here_and_there
+) -> None:
     own, found = here_and_there(family in FEW)[family, method]
     assert isinstance(found, torch.Tensor), found
-    if ARCHITECTURES[family].experts:  # the last bit of their grouped products depends on where a weight lies in memory
+    if ARCHITECTURES[
+        family
+    ].experts:  # the last bit of their grouped products depends on where a weight lies in memory
         assert torch.allclose(found, own, atol=1e-5)
     else:
         assert torch.equal(found, own)

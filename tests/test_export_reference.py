@@ -1,4 +1,6 @@
-"""Trained models of others, dense and compressed, keep their known perplexities where this project is not installed."""
+"""Trained models of others, dense and compressed, keep their known perplexities where this
+project is not installed.
+"""
 
 import json
 
@@ -7,7 +9,8 @@ from elsewhere import elsewhere
 
 import lrcore
 
-# With tokenizer and model of the exported folder alone: exp of the mean loss over the first windows of a text.
+# With tokenizer and model of the exported folder alone: exp of the mean loss over the first windows
+# of a text.
 PERPLEXITY = """
 import json, math, sys
 import torch
@@ -27,7 +30,9 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def known(reference):
-    """Name of a model: where it is, its text, windows and tokens per window, and its dense perplexity: of others, or by ours alone."""
+    """Name of a model: where it is, its text, windows and tokens per window, and its dense
+    perplexity: of others, or by ours alone.
+    """
     models, text = reference / "models", reference / "text/tinystories.evaluation.txt"
     return {
         "stories260K": (models / "stories260K", text, 128, 256, 8.0763),
@@ -40,16 +45,30 @@ def test_trained_models_keep_their_perplexities_elsewhere(known, reference, tmp_
     for name, (folder, text, windows, length, dense) in known.items():
         model = lrcore.load(str(folder))
         calibration = str(reference / "text/tinystories.calibration.txt") if dense else str(text)
-        recipe = lrcore.Recipe(model=str(folder), data=calibration, samples=16, seq_len=length, sampling="first", method="a3", ratio=0.1)
+        recipe = lrcore.Recipe(
+            model=str(folder),
+            data=calibration,
+            samples=16,
+            seq_len=length,
+            sampling="first",
+            method="a3",
+            ratio=0.1,
+        )
         small = lrcore.compress(model, recipe)
-        for kind, one in {"dense": model, "small": small, "codes": lrcore.quantise(small, 8)}.items():
+        for kind, one in {
+            "dense": model,
+            "small": small,
+            "codes": lrcore.quantise(small, 8),
+        }.items():
             out = lrcore.export(one, tmp_path / f"{name}-{kind}")
             if kind == "dense" and dense:
                 asked.append((str(out), str(text), windows, length))
                 expected[str(out)] = dense
             else:
                 asked.append((str(out), str(text), 8, length))
-                expected[str(out)] = lrcore.evaluate(one, str(text), samples=8, seq_len=length, sampling="first").perplexity
+                expected[str(out)] = lrcore.evaluate(
+                    one, str(text), samples=8, seq_len=length, sampling="first"
+                ).perplexity
     found = json.loads(elsewhere(PERPLEXITY, json.dumps(asked), cwd=tmp_path))
     for folder, value in expected.items():
         assert found[folder] == pytest.approx(value, rel=1e-4), folder

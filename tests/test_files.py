@@ -63,7 +63,12 @@ sys.stdin.read()
 
 def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_theirs(tmp_path):
     def start():
-        process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert process.stdout.readline() == "there\n"
         return process
 

@@ -1,16 +1,30 @@
-"""Stored forms: what is applied is the matrix they stand for, and their modules come back as they were."""
+"""Stored forms: what is applied is the matrix they stand for, and their modules come back as
+they were.
+"""
 
 import pytest
 import torch
 from torch import Tensor
 
-from lrcore.forms import BlockDiagonal, IdentityColumns, IdentityRows, Quantised, Sparse, count, dense, quantise, tensors_of
+from lrcore.forms import (
+    BlockDiagonal,
+    IdentityColumns,
+    IdentityRows,
+    Quantised,
+    Sparse,
+    count,
+    dense,
+    quantise,
+    tensors_of,
+)
 from lrcore.layer import Linear, LowRank
 from lrcore.models.projections import describe, projection_modules, read_projection, rebuild
 
 
 def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
+    )
 
 
 def orders(heads: int, n: int) -> Tensor:
@@ -37,7 +51,10 @@ FORMS |= {
     for bits in (3, 4, 8)
     for name in ("identity_columns_heads", "identity_rows_heads", "block_diagonal")
 }
-FORMS |= {"quantised_dense": quantise(randn(5, 7), 4, 8), "quantised_tall": quantise(FORMS["identity_columns_tall_heads"], 4, 8)}
+FORMS |= {
+    "quantised_dense": quantise(randn(5, 7), 4, 8),
+    "quantised_tall": quantise(FORMS["identity_columns_tall_heads"], 4, 8),
+}
 
 
 def spelled_out(form) -> Tensor:
@@ -60,7 +77,9 @@ def spelled_out(form) -> Tensor:
     for rest, order in zip(form.rest, form.order, strict=True):
         size, n = form.rest.shape[1], form.order.shape[1]
         block = torch.zeros(size, n, dtype=rest.dtype)
-        block[:, order.long()] = torch.cat((torch.eye(size, dtype=rest.dtype)[:, : min(size, n)], rest), 1)
+        block[:, order.long()] = torch.cat(
+            (torch.eye(size, dtype=rest.dtype)[:, : min(size, n)], rest), 1
+        )
         blocks.append(block)
     return torch.cat(blocks)
 
@@ -74,7 +93,9 @@ def test_a_form_applies_the_matrix_it_stands_for(name):
     assert torch.allclose(form.apply(x), x @ matrix.mT, atol=1e-12)
     assert count(form) <= matrix.numel()
     if not isinstance(form, Sparse | Quantised):
-        assert count(form) == sum(t.numel() for t in tensors_of(form).values() if t.is_floating_point())
+        assert count(form) == sum(
+            t.numel() for t in tensors_of(form).values() if t.is_floating_point()
+        )
 
 
 def test_a_block_identity_saves_its_square():
@@ -102,7 +123,11 @@ def test_a_module_is_described_rebuilt_and_read_back(name, bias):
     x = randn(3, inp)
     expected = x @ value.weight.mT + (0 if value.bias is None else value.bias)
     assert torch.allclose(made["q"](x), expected, atol=1e-12)
-    assert torch.allclose(made["o"](randn(3, 5)), randn(3, 5) @ other.weight.mT + (0 if other.bias is None else other.bias), atol=1e-12)
+    assert torch.allclose(
+        made["o"](randn(3, 5)),
+        randn(3, 5) @ other.weight.mT + (0 if other.bias is None else other.bias),
+        atol=1e-12,
+    )
 
 
 def test_a_shared_down_is_one_module_before_and_after():

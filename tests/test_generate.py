@@ -8,7 +8,9 @@ import torch
 import lrcore
 from lrcore.generate import Decoder, generate, stream
 
-module = importlib.import_module("lrcore.generate")  # `lrcore.generate` is the function of that name
+module = importlib.import_module(
+    "lrcore.generate"
+)  # `lrcore.generate` is the function of that name
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_opt"])
@@ -21,7 +23,11 @@ def greedy_without_cache(model, prompt, count):
     ids = model.tokenizer(prompt).input_ids
     made = []
     for _ in range(count):
-        token = int(model.network(input_ids=torch.tensor([ids + made]), use_cache=False).logits[0, -1].argmax())
+        token = int(
+            model.network(input_ids=torch.tensor([ids + made]), use_cache=False)
+            .logits[0, -1]
+            .argmax()
+        )
         if token == model.tokenizer.eos_token_id:
             break
         made.append(token)
@@ -29,7 +35,9 @@ def greedy_without_cache(model, prompt, count):
 
 
 def test_greedy_is_what_a_loop_without_cache_finds(model):
-    assert generate(model, "Once upon a time", max_new_tokens=24) == greedy_without_cache(model, "Once upon a time", 24)
+    assert generate(model, "Once upon a time", max_new_tokens=24) == greedy_without_cache(
+        model, "Once upon a time", 24
+    )
 
 
 def test_a_seed_decides_the_text_and_leaves_the_global_generator_alone(model):
@@ -47,24 +55,40 @@ def test_a_seed_decides_the_text_and_leaves_the_global_generator_alone(model):
 
 def test_a_tiny_nucleus_is_greedy(model):
     greedy = generate(model, "The dog", max_new_tokens=12)
-    assert generate(model, "The dog", max_new_tokens=12, temperature=0.5, top_p=1e-9, seed=3) == greedy
+    assert (
+        generate(model, "The dog", max_new_tokens=12, temperature=0.5, top_p=1e-9, seed=3) == greedy
+    )
 
 
 def test_sampling_follows_the_shares(model):
-    """Frequencies of the first token over many seeds match softmax(logits / temperature) within five standard errors."""
+    """Frequencies of the first token over many seeds match softmax(logits / temperature) within
+    five standard errors.
+    """
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    draws = torch.tensor([module._choose(logits, 0.7, 1.0, torch.Generator().manual_seed(seed)) for seed in range(2000)])
+    draws = torch.tensor(
+        [
+            module._choose(logits, 0.7, 1.0, torch.Generator().manual_seed(seed))
+            for seed in range(2000)
+        ]
+    )
     shares = torch.softmax(logits / 0.7, 0)
     for token, share in enumerate(shares.tolist()):
-        assert abs(float((draws == token).float().mean()) - share) < 5 * (share * (1 - share) / 2000) ** 0.5
-    kept = {module._choose(logits, 0.7, 0.9, torch.Generator().manual_seed(seed)) for seed in range(300)}
+        assert (
+            abs(float((draws == token).float().mean()) - share)
+            < 5 * (share * (1 - share) / 2000) ** 0.5
+        )
+    kept = {
+        module._choose(logits, 0.7, 0.9, torch.Generator().manual_seed(seed)) for seed in range(300)
+    }
     assert kept == {0, 1}  # shares 0.75, 0.18, ...: two tokens reach 0.9
 
 
 def test_it_ends_when_the_context_is_full(model, monkeypatch):
     prompt = "a" * 120  # of 128 positions
     monkeypatch.setattr(module, "_ends", lambda _model: set())
-    assert len(chosen_tokens(model, prompt, 500, monkeypatch)) == model.context - len(model.tokenizer(prompt).input_ids)
+    assert len(chosen_tokens(model, prompt, 500, monkeypatch)) == model.context - len(
+        model.tokenizer(prompt).input_ids
+    )
 
 
 def test_it_ends_at_an_end_token(model, monkeypatch):

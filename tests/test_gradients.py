@@ -1,4 +1,6 @@
-"""Gradients in the layout of the layers, what is made of them, and the two baselines that read them: FWSVD and Taylor scores."""
+"""Gradients in the layout of the layers, what is made of them, and the two baselines that read
+them: FWSVD and Taylor scores.
+"""
 
 from dataclasses import replace
 
@@ -23,12 +25,22 @@ def loss(network, window: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("family", "step"), [("llama", 1e-4), ("opt", 1e-6), ("gpt2", 1e-6), ("phi3", 1e-4), ("gpt_neox", 1e-6), ("qwen3", 1e-4)]
+    ("family", "step"),
+    [
+        ("llama", 1e-4),
+        ("opt", 1e-6),
+        ("gpt2", 1e-6),
+        ("phi3", 1e-4),
+        ("gpt_neox", 1e-6),
+        ("qwen3", 1e-4),
+    ],
 )
 def test_a_gradient_lies_as_the_layer_does(family: str, step: float) -> None:
-    """Against central differences along a random direction in every matrix, written into the network as values are.
+    """Against central differences along a random direction in every matrix, written into the
+    network as values are.
 
-    Families with RMS norms compute them in float32, so their step is not too small; that of a ReLU is, for its kinks.
+    Families with RMS norms compute them in float32, so their step is not too small; that of a ReLU
+    is, for its kinks.
     """
     network = tiny(family).double().requires_grad_(False)
     g = torch.Generator().manual_seed(1)
@@ -40,7 +52,12 @@ def test_a_gradient_lies_as_the_layer_does(family: str, step: float) -> None:
             sides = []
             for way in (step, -step):
                 moved = clone(network)
-                write_layer(moved, layer.with_matrices(**{name: Linear(projection.weight + way * direction, projection.bias)}))
+                write_layer(
+                    moved,
+                    layer.with_matrices(
+                        **{name: Linear(projection.weight + way * direction, projection.bias)}
+                    ),
+                )
                 sides.append(loss(moved, TOKENS[0]))
             found = float((slopes[index].matrices()[name].weight * direction).sum())
             assert found == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=5e-3)
@@ -55,36 +72,62 @@ def test_statistics_are_means_over_windows(tiny_llama) -> None:
         slopes = [layers[index].matrices() for layers in windows(network)]
         for name, projection in weights.items():
             grads = [slope[name].weight.double() for slope in slopes]
-            assert torch.allclose(moments.values[name, "fisher"], sum((g**2).sum(0) for g in grads) / 3, rtol=1e-6)
+            assert torch.allclose(
+                moments.values[name, "fisher"], sum((g**2).sum(0) for g in grads) / 3, rtol=1e-6
+            )
             if name in ("gate", "up", "down"):
                 product = projection.weight.double() * sum(grads) / 3
-                assert torch.allclose(moments.values[name, "taylor"], product.sum(0 if name == "down" else 1), rtol=1e-4, atol=1e-8)
+                assert torch.allclose(
+                    moments.values[name, "taylor"],
+                    product.sum(0 if name == "down" else 1),
+                    rtol=1e-4,
+                    atol=1e-8,
+                )
 
 
 def windows(network) -> list:
     """All gradients at once, copied: the next window takes the place of the one before."""
     kept = []
     for layers in window_gradients(network, TOKENS):
-        kept.append([x.with_matrices(**{name: replace(p, weight=p.weight.clone()) for name, p in x.matrices().items()}) for x in layers])
+        kept.append(
+            [
+                x.with_matrices(
+                    **{
+                        name: replace(p, weight=p.weight.clone())
+                        for name, p in x.matrices().items()
+                    }
+                )
+                for x in layers
+            ]
+        )
     return kept
 
 
 @pytest.mark.parametrize("name", ["q", "v", "o", "gate", "down"])
 @pytest.mark.parametrize("rank", [1, 4, 9])
 def test_fwsvd_is_the_printed_formula(name: str, rank: int) -> None:
-    """`svd(I W)` of the paper's W [in, out] with `I = diag(f)^{1/2}`, then `A = I^{-1} U S`, `B = V^T`."""
+    """`svd(I W)` of the paper's W [in, out] with `I = diag(f)^{1/2}`, then `A = I^{-1} U S`,
+    `B = V^T`.
+    """
     case = toy(4, 2, "rotary", True, True)
     projection, fisher = case.layer.matrices()[name], case.moments.values[name, "fisher"]
     u, s, vt = torch.linalg.svd(fisher.sqrt().diag() @ projection.weight.T, full_matrices=False)
     literal = fisher.rsqrt().diag() @ u[:, :rank] @ s[:rank].diag() @ vt[:rank]
     factor = svd.factor(case.layer, case.moments, weights="fisher")[name]
-    assert torch.allclose(factor.truncate(case.layer, rank).matrices()[name].weight, literal.T, atol=1e-9)
+    assert torch.allclose(
+        factor.truncate(case.layer, rank).matrices()[name].weight, literal.T, atol=1e-9
+    )
     assert torch.allclose(factor.values, s, atol=1e-9)
 
 
 def test_fwsvd_of_a_matrix_without_gradients_is_the_plain_svd() -> None:
     case = toy(4, 2, "rotary", True, True)
-    still = replace(case.moments, values={need: value * (need != ("o", "fisher")) for need, value in case.moments.values.items()})
+    still = replace(
+        case.moments,
+        values={
+            need: value * (need != ("o", "fisher")) for need, value in case.moments.values.items()
+        },
+    )
     plain, fisher = svd.factor(case.layer, still), svd.factor(case.layer, still, weights="fisher")
     assert torch.equal(fisher["o"].up, plain["o"].up)
     assert not torch.allclose(fisher["v"].values, plain["v"].values)
@@ -97,11 +140,14 @@ def test_neurons_are_kept_by_the_scores_of_the_baselines(kind: str, gated: bool)
     m, values = case.layer.mlp, case.moments.values
     scores = []
     for j in range(len(m.up.weight)):
-        vectors = {"up": m.up.weight[j], "down": m.down.weight[:, j]} | ({"gate": m.gate.weight[j]} if gated else {})
+        vectors = {"up": m.up.weight[j], "down": m.down.weight[:, j]} | (
+            {"gate": m.gate.weight[j]} if gated else {}
+        )
         scores.append(
             {
                 "abs": sum(float(v.abs().sum()) for v in vectors.values()),
-                "wanda": float(vectors["down"].abs().sum()) * float((case.z[:, j] ** 2).mean()) ** 0.5,
+                "wanda": float(vectors["down"].abs().sum())
+                * float((case.z[:, j] ** 2).mean()) ** 0.5,
                 "taylor": sum(abs(float(values[name, "taylor"][j])) for name in vectors),
             }[kind]
         )
@@ -109,13 +155,21 @@ def test_neurons_are_kept_by_the_scores_of_the_baselines(kind: str, gated: bool)
     factor = a3.factor(case.layer, case.moments, mlp=kind)["mlp"]
     assert torch.equal(factor.truncate(case.layer, 7).mlp.up.weight, m.up.weight[sorted(best)])
     default = a3.factor(case.layer, case.moments)["mlp"]
-    assert sorted(factor.values.tolist()) == sorted(default.values.tolist())  # the losses are those of A3, in another order
+    assert sorted(factor.values.tolist()) == sorted(
+        default.values.tolist()
+    )  # the losses are those of A3, in another order
 
 
 def test_a_score_by_taylor_predicts_what_a_neuron_is_worth(tiny_opt) -> None:
-    """First order: where a weight is scaled by 1 - t, the loss changes by -t times its score, up to t^2."""
+    """First order: where a weight is scaled by 1 - t, the loss changes by -t times its score, up
+    to t^2.
+    """
     network = lrcore.load(str(tiny_opt), dtype="float64").network
-    moments, layer, step = collect(network, TOKENS, lambda *_: None)[1], read_layer(network, 1), 1e-4
+    moments, layer, step = (
+        collect(network, TOKENS, lambda *_: None)[1],
+        read_layer(network, 1),
+        1e-4,
+    )
     base = sum(loss(network, w) for w in TOKENS) / 3
     for j in (0, 5, 11):
         down = layer.mlp.down.weight.clone()
@@ -123,23 +177,36 @@ def test_a_score_by_taylor_predicts_what_a_neuron_is_worth(tiny_opt) -> None:
         moved = clone(network)
         write_layer(moved, layer.with_matrices(down=Linear(down, layer.mlp.down.bias)))
         change = sum(loss(moved, w) for w in TOKENS) / 3 - base
-        assert change == pytest.approx(-step * float(moments.values["down", "taylor"][j]), rel=0.02, abs=1e-9)
+        assert change == pytest.approx(
+            -step * float(moments.values["down", "taylor"][j]), rel=0.02, abs=1e-9
+        )
 
 
-@pytest.mark.parametrize(("method", "options"), [("svd", {"weights": "fisher"}), ("a3", {"mlp": "taylor"})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("svd", {"weights": "fisher"}), ("a3", {"mlp": "taylor"})]
+)
 @pytest.mark.parametrize("calibration", ["independent", "sequential"])
 def test_compress_collects_them_once_and_only_where_they_are_read(
     tiny_llama, story_file, tmp_path, monkeypatch, method: str, options: dict, calibration: str
 ) -> None:
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.4, calibration=calibration)
+    recipe = lrcore.Recipe(
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method=method,
+        ratio=0.4,
+        calibration=calibration,
+    )
     plain = lrcore.compress(model, recipe)
     assert not (tmp_path / "gradients").exists()
     small = lrcore.compress(model, recipe.with_(options=options))
     assert len(list((tmp_path / "gradients").rglob("*.safetensors"))) == 3
     assert small.fingerprint != plain.fingerprint
-    monkeypatch.setattr("lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr(
+        "lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used")
+    )
     again = lrcore.compress(model, recipe.with_(options=options))
     ids = TOKENS[:1]
     with torch.inference_mode():
@@ -147,12 +214,16 @@ def test_compress_collects_them_once_and_only_where_they_are_read(
         assert not torch.equal(plain.network(ids).logits, small.network(ids).logits)
 
 
-def test_gradients_work_inside_inference_mode_and_say_what_they_need(tiny_llama, story_file) -> None:
+def test_gradients_work_inside_inference_mode_and_say_what_they_need(
+    tiny_llama, story_file
+) -> None:
     model = lrcore.load(str(tiny_llama))
     with torch.inference_mode():
         inside = next(window_gradients(model.network, TOKENS))[0].attention.q.weight.clone()
     assert torch.equal(inside, next(window_gradients(model.network, TOKENS))[0].attention.q.weight)
-    recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="svd", options={"weights": "fisher"})
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=2, seq_len=16, method="svd", options={"weights": "fisher"}
+    )
     with pytest.raises(lrcore.InputError, match="without offload"):
         lrcore.compress(lrcore.load(str(tiny_llama), offload=True), recipe)
     with pytest.raises(lrcore.InputError, match="compressed already"):

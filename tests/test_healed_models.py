@@ -47,7 +47,11 @@ def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_
     assert torch.equal(logits(back), logits(healed))
     assert back.size == healed.size
     report = json.loads((tmp_path / "healed" / "report.json").read_text())
-    assert report["recipe"] == care.report["recipe"] == json.loads((tmp_path / "healed" / "recipe.json").read_text())
+    assert (
+        report["recipe"]
+        == care.report["recipe"]
+        == json.loads((tmp_path / "healed" / "recipe.json").read_text())
+    )
     assert report["ranks"] == care.report["ranks"]
     assert report["healing"]["rotary_channel"] == 4
     assert lrcore.generate(back, "Once", 8) == lrcore.generate(healed, "Once", 8)
@@ -63,15 +67,28 @@ def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(healed))
     again = lrcore.heal(back, **QUICK)  # further, with the channel it has
     assert again.size == back.size
-    assert not torch.equal(read_layer(again.network, 0).attention.channel.q, read_layer(back.network, 0).attention.channel.q)
+    assert not torch.equal(
+        read_layer(again.network, 0).attention.channel.q,
+        read_layer(back.network, 0).attention.channel.q,
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"steps": 0}, "steps"), ({"batch": 1.5}, "batch"), ({"lr": 0}, "lr"), ({"beta": -1}, "beta"), ({"temperature": float("nan")}, "temp"),
-     ({"rotary_channel": 3}, "even"), ({"rotary_channel": 64}, "at most 8"), ({"train": "latent"}, "Did you mean 'latents'"),
-     ({"seq_len": 1000}, "context"), ({"samples": 0}, "samples"), ({"lr": 1e30, "steps": 30}, "diverged")],
-)  # fmt: skip
+    [
+        ({"steps": 0}, "steps"),
+        ({"batch": 1.5}, "batch"),
+        ({"lr": 0}, "lr"),
+        ({"beta": -1}, "beta"),
+        ({"temperature": float("nan")}, "temp"),
+        ({"rotary_channel": 3}, "even"),
+        ({"rotary_channel": 64}, "at most 8"),
+        ({"train": "latent"}, "Did you mean 'latents'"),
+        ({"seq_len": 1000}, "context"),
+        ({"samples": 0}, "samples"),
+        ({"lr": 1e30, "steps": 30}, "diverged"),
+    ],
+)
 def test_settings_that_cannot_be(settings, says, care) -> None:
     with pytest.raises(lrcore.InputError, match=says):
         lrcore.heal(care, **QUICK | settings)
@@ -92,7 +109,9 @@ def test_models_that_cannot_be_healed(small_of, tiny_llama, tiny_opt, tmp_path) 
         lrcore.heal(lrcore.load(str(tmp_path / "small"), offload=True), **QUICK)
 
 
-def test_the_teacher_is_the_model_it_was_made_of(small_of, tiny_llama, tiny_llama_bias, tmp_path) -> None:
+def test_the_teacher_is_the_model_it_was_made_of(
+    small_of, tiny_llama, tiny_llama_bias, tmp_path
+) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "dense")
     small = small_of(folder, "care")
     assert find_teacher(small).fingerprint == small.report["base_fingerprint"]
@@ -146,12 +165,18 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
     healed = lrcore.load(told["out"])
     expected = lrcore.heal(care, str(story_file), **QUICK, rotary_channel=2, seed=3)
     assert torch.equal(logits(healed), logits(expected))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["healed", "small"]  # nothing is left of the state
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "healed",
+        "small",
+    ]  # nothing is left of the state
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "healing.last_loss" in shown
     assert "protocol" not in shown
-    assert main(["heal", str(tmp_path / "small"), "--out", str(tmp_path / "other"), "--train", "some"]) == 2
+    assert (
+        main(["heal", str(tmp_path / "small"), "--out", str(tmp_path / "other"), "--train", "some"])
+        == 2
+    )
     assert capsys.readouterr().err.startswith("error: Unknown choice of what to train 'some'")
 
 
@@ -162,7 +187,9 @@ def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:
     method = ("care", "fused", "svd_llm")[list(ARCHITECTURES).index(family) % 3]
     small = small_of(dense_of(family), method)
     rotary = method == "care" and read_layer(small.network, 0).attention.position == "rotary"
-    healed = lrcore.heal(small, **QUICK | {"steps": 12, "batch": 8}, rotary_channel=2 if rotary else 0)
+    healed = lrcore.heal(
+        small, **QUICK | {"steps": 12, "batch": 8}, rotary_channel=2 if rotary else 0
+    )
     told = healed.report["healing"]
     assert told["last_loss"] < told["first_loss"]
     back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))

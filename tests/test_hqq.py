@@ -1,4 +1,6 @@
-"""Half-quadratic quantisation against a loop over single numbers, and what must hold of its grids."""
+"""Half-quadratic quantisation against a loop over single numbers, and what must hold of its
+grids.
+"""
 
 import math
 
@@ -23,7 +25,9 @@ def slow(numbers: list[float], bits: int) -> tuple[float, float]:
             code = min(max(round((w - low) / step), 0), top)
             residual = w - low - step * code
             total += abs(residual)
-            shrunk = max(abs(residual) - max(abs(residual), 1e-12) ** (P - 1) / (BETA * GROWTH**number), 0.0)
+            shrunk = max(
+                abs(residual) - max(abs(residual), 1e-12) ** (P - 1) / (BETA * GROWTH**number), 0.0
+            )
             mean += w - math.copysign(shrunk, residual) - step * code
         if total < least * (1 - TIE):
             best, least = low, total
@@ -37,7 +41,9 @@ def test_grids_are_those_of_the_loop(bits):
     groups[3], groups[4, 1:] = 0.25, 0.0  # nothing to spread; one number apart
     low, step = half_quadratic(groups, bits)
     for i, numbers in enumerate(groups.tolist()):
-        assert (float(low[i]), float(step[i])) == pytest.approx(slow(numbers, bits), rel=1e-9, abs=1e-12)
+        assert (float(low[i]), float(step[i])) == pytest.approx(
+            slow(numbers, bits), rel=1e-9, abs=1e-12
+        )
 
 
 def errors(matrix, form):
@@ -56,7 +62,9 @@ def test_no_group_is_worse_off_than_between_its_extremes(bits, scale):
 
 
 def test_outliers_are_let_stand():
-    """One number far from the others, which lie between the places of its wide grid: they decide where the grid lies."""
+    """One number far from the others, which lie between the places of its wide grid: they decide
+    where the grid lies.
+    """
     group = torch.full((1, 64), 0.4, dtype=torch.float64)
     group[0, 0], group[0, 1] = 0.0, 15.0
     low, step = half_quadratic(group, 4)

@@ -25,9 +25,13 @@ def hub(tiny_llama, tmp_path):
     holed.mkdir()
     for file in bare.glob("*.json"):
         (holed / file.name).write_bytes(file.read_bytes())
-    (holed / "model-00001-of-00002.safetensors").write_bytes((tiny_llama / "model.safetensors").read_bytes())
+    (holed / "model-00001-of-00002.safetensors").write_bytes(
+        (tiny_llama / "model.safetensors").read_bytes()
+    )
     shards = {f"tensor{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
-    (holed / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    (holed / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": shards})
+    )
     repositories = {"owner/tiny": tiny_llama, "owner/bare": bare, "owner/holed": holed}
     with serve(repositories) as handler:
         yield handler
@@ -48,12 +52,27 @@ print(json.dumps(outcomes))
 
 @pytest.fixture
 def run(hub, tmp_path):
-    """Generate with each of several model names (and flags) against the hub. Returns their (exit code, stdout, stderr)."""
+    """Generate with each of several model names (and flags) against the hub.
+
+    Returns their (exit code, stdout, stderr).
+    """
 
     def generate(*cases, **environment):
-        own = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "*"}
+        own = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "hf"),
+            "NO_PROXY": "*",
+        }
         command = [sys.executable, "-c", MANY, json.dumps([case.split() for case in cases])]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own | environment, timeout=120)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | own | environment,
+            timeout=120,
+        )
         assert done.stderr == ""
         return json.loads(done.stdout)
 
@@ -84,9 +103,15 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
 
 def test_revisions_and_what_a_hub_refuses(run, hub):
     older, newest, gated, nothing, bare, holed, forbidden, down = run(
-        "owner/tiny --revision older", "owner/tiny --revision newest", "owner/gated", "owner/nothing", "owner/bare", "owner/holed",
-        "owner/forbidden", "owner/down",
-    )  # fmt: skip
+        "owner/tiny --revision older",
+        "owner/tiny --revision newest",
+        "owner/gated",
+        "owner/nothing",
+        "owner/bare",
+        "owner/holed",
+        "owner/forbidden",
+        "owner/down",
+    )
     assert older[0] == 0
     assert any(COMMIT["older"] in path for path in hub.asked)
     assert_refused(newest, "'owner/tiny'", "no revision 'newest'")

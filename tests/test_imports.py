@@ -1,4 +1,6 @@
-"""The house keeps its floors: a module imports lower levels, or its own; read from the source, nothing is imported."""
+"""The house keeps its floors: a module imports lower levels, or its own; read from the source,
+nothing is imported.
+"""
 
 import ast
 from pathlib import Path
@@ -7,14 +9,47 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = {
-    "errors": 0, "files": 0, "linalg": 0, "forms": 0, "hqq": 0, "layer": 0, "recipe": 0, "options": 0, "statistics": 0,
-    "tensor_files": 0, "tables": 0,
-    "spectra": 1, "models": 1,
-    "allocation": 2, "budget": 2, "policies": 2, "methods": 2, "plan": 2,
-    "data": 3, "calibration": 3, "analyse": 3, "generate": 3, "evaluation": 3, "checkpoints": 3, "compression": 3, "runs": 3,
-    "__init__": 4, "cli": 4, "__main__": 4,
-}  # fmt: skip
-TENSORS_ONLY = ("linalg", "forms", "hqq", "layer", "spectra", "budget", "policies", "allocation", "methods")
+    "errors": 0,
+    "files": 0,
+    "linalg": 0,
+    "forms": 0,
+    "hqq": 0,
+    "layer": 0,
+    "recipe": 0,
+    "options": 0,
+    "statistics": 0,
+    "tensor_files": 0,
+    "tables": 0,
+    "spectra": 1,
+    "models": 1,
+    "allocation": 2,
+    "budget": 2,
+    "policies": 2,
+    "methods": 2,
+    "plan": 2,
+    "data": 3,
+    "calibration": 3,
+    "analyse": 3,
+    "generate": 3,
+    "evaluation": 3,
+    "checkpoints": 3,
+    "compression": 3,
+    "runs": 3,
+    "__init__": 4,
+    "cli": 4,
+    "__main__": 4,
+}
+TENSORS_ONLY = (
+    "linalg",
+    "forms",
+    "hqq",
+    "layer",
+    "spectra",
+    "budget",
+    "policies",
+    "allocation",
+    "methods",
+)
 MODULES = sorted((ROOT / "lrcore").rglob("*.py"))
 
 
@@ -40,7 +75,9 @@ def imports(path: Path) -> set[str]:
 def rooms(path: Path) -> set[str]:
     """The rooms of lrcore that a file imports from."""
     parts = [name.split(".") for name in imports(path)]
-    return {part[1] for part in parts if part[0] == "lrcore" and len(part) > 1 and part[1] in LEVELS}
+    return {
+        part[1] for part in parts if part[0] == "lrcore" and len(part) > 1 and part[1] in LEVELS
+    }
 
 
 def outside(path: Path) -> set[str]:
@@ -73,7 +110,13 @@ def test_no_two_rooms_need_each_other():
 
 @pytest.mark.parametrize("path", [path for path in MODULES if room(path) in TENSORS_ONLY], ids=name)
 def test_the_mathematics_sees_tensors_only(path):
-    assert not outside(path) & {"transformers", "safetensors", "huggingface_hub", "datasets", "tokenizers"}
+    assert not outside(path) & {
+        "transformers",
+        "safetensors",
+        "huggingface_hub",
+        "datasets",
+        "tokenizers",
+    }
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
@@ -92,6 +135,8 @@ def test_the_page_uses_the_public_words_only(path):
 def public_words() -> set[str]:
     """`lrcore.__all__`, read from the source."""
     for node in ast.parse((ROOT / "lrcore" / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
+        ):
             return set(ast.literal_eval(node.value))
     raise AssertionError("lrcore/__init__.py names no __all__")

@@ -1,4 +1,6 @@
-"""Reading and writing layers: bit for bit where nothing changed, really smaller where something did."""
+"""Reading and writing layers: bit for bit where nothing changed, really smaller where something
+did.
+"""
 
 import json
 
@@ -33,7 +35,10 @@ def compressed(model, method: str = "a3", keep: float = 0.6):
     for index in range(model.network.config.num_hidden_layers):
         layer = read_layer(network, index)
         factors = row.factor(layer, stream.run(index, row.needs or {("block", "influence")}))
-        offered = {name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap] for name, f in factors.items()}
+        offered = {
+            name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap]
+            for name, f in factors.items()
+        }
         ranks = {name: own[int(keep * len(own))] for name, own in offered.items()}
         write_layer(network, truncate(layer, factors, ranks))
     return network
@@ -51,7 +56,10 @@ def test_a_clone_shares_tensors_and_survives_compression_of_the_other(model) -> 
     small = compressed(model)
     assert torch.equal(logits(model.network), before)
     assert not torch.equal(logits(small), before)
-    assert small.get_input_embeddings().weight.data_ptr() == model.network.get_input_embeddings().weight.data_ptr()
+    assert (
+        small.get_input_embeddings().weight.data_ptr()
+        == model.network.get_input_embeddings().weight.data_ptr()
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -86,14 +94,24 @@ def test_a_left_padded_batch_gives_the_logits_of_each_row_alone(model, method: s
     padded = torch.cat((torch.full((1, 6), 2), TOKENS[:1, :20]), 1)
     mask = torch.cat((torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 20, dtype=torch.long)), 1)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    together = logits(small, torch.cat((padded, TOKENS[1:2, :26])), attention_mask=torch.cat((mask, torch.ones_like(mask))),
-                      position_ids=torch.cat((positions, torch.arange(26).unsqueeze(0))))  # fmt: skip
+    together = logits(
+        small,
+        torch.cat((padded, TOKENS[1:2, :26])),
+        attention_mask=torch.cat((mask, torch.ones_like(mask))),
+        position_ids=torch.cat((positions, torch.arange(26).unsqueeze(0))),
+    )
     assert torch.allclose(together[:1, 6:], alone, atol=2e-5)
 
 
 def test_generate_runs_on_the_small_cache(model) -> None:
     small = compressed(model)
-    out = small.generate(TOKENS[:, :8], max_new_tokens=6, do_sample=False, pad_token_id=2, attention_mask=torch.ones(3, 8))
+    out = small.generate(
+        TOKENS[:, :8],
+        max_new_tokens=6,
+        do_sample=False,
+        pad_token_id=2,
+        attention_mask=torch.ones(3, 8),
+    )
     plain = TOKENS[:, :8]
     for _ in range(out.shape[1] - 8):
         plain = torch.cat((plain, logits(small, plain)[:, -1:].argmax(-1)), 1)
@@ -101,7 +119,9 @@ def test_generate_runs_on_the_small_cache(model) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_structure_survives_json_and_rebuilds_modules_that_take_the_state_dict(model, method: str) -> None:
+def test_structure_survives_json_and_rebuilds_modules_that_take_the_state_dict(
+    model, method: str
+) -> None:
     small = compressed(model, method)
     description = json.loads(json.dumps(structure(small)))
     rebuilt = clone(model.network)

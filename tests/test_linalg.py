@@ -1,9 +1,20 @@
-"""The algebra against slow exact references, and on matrices that are singular in every usual way."""
+"""The algebra against slow exact references, and on matrices that are singular in every usual
+way.
+"""
 
 import pytest
 import torch
 
-from lrcore.linalg import balanced, cholesky, eigh_descending, leverage_complement, ridge_leverage, roots, state_gram, whitened_svd
+from lrcore.linalg import (
+    balanced,
+    cholesky,
+    eigh_descending,
+    leverage_complement,
+    ridge_leverage,
+    roots,
+    state_gram,
+    whitened_svd,
+)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -15,7 +26,9 @@ def test_roots_square_to_the_matrix_and_invert_it() -> None:
     m = x.mT @ x
     root, inverse = roots(m)
     assert torch.allclose(root @ root, m)
-    assert torch.allclose(root @ inverse, torch.eye(7, dtype=torch.float64).expand(3, 7, 7), atol=1e-10)
+    assert torch.allclose(
+        root @ inverse, torch.eye(7, dtype=torch.float64).expand(3, 7, 7), atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("case", ["zero", "few tokens", "dead direction", "duplicate", "constant"])
@@ -35,7 +48,9 @@ def test_roots_of_singular_matrices_are_pseudo_inverses(case: str) -> None:
     root, inverse = roots(m)
     assert torch.isfinite(inverse).all()
     expected = torch.linalg.pinv(m, rtol=1e-10, hermitian=True)
-    assert torch.allclose(inverse @ inverse, expected, atol=1e-6 * max(1.0, float(expected.abs().max())))
+    assert torch.allclose(
+        inverse @ inverse, expected, atol=1e-6 * max(1.0, float(expected.abs().max()))
+    )
     assert torch.allclose(root @ root, m, atol=1e-10 * max(1.0, float(m.abs().max())))
 
 
@@ -48,14 +63,18 @@ def test_state_gram_with_biases_equals_the_average_over_samples() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 6)])
 @pytest.mark.parametrize("tokens", [3, 100])
-def test_whitened_svd_leaves_the_tail_of_the_whitened_singular_values(shape: tuple, tokens: int) -> None:
+def test_whitened_svd_leaves_the_tail_of_the_whitened_singular_values(
+    shape: tuple, tokens: int
+) -> None:
     weight, x = random(*shape), random(tokens, shape[1], seed=1)
     up, values, down = whitened_svd(weight, x.T @ x / tokens)
     s = torch.linalg.svdvals(weight @ x.T / tokens**0.5)
     s = torch.cat((s, s.new_zeros(len(values))))[: len(values)]
     for rank in range(len(values)):
         error = ((x @ (weight - up[:, :rank] @ down[:rank]).T) ** 2).sum() / tokens
-        assert float(error) == pytest.approx(float((s[rank:] ** 2).sum()), abs=1e-9 * float((s**2).sum()))
+        assert float(error) == pytest.approx(
+            float((s[rank:] ** 2).sum()), abs=1e-9 * float((s**2).sum())
+        )
 
 
 def test_balanced_keeps_the_product_and_evens_the_norms() -> None:
@@ -80,7 +99,9 @@ def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_di
     gram = x.T @ x
     literal = (gram @ torch.linalg.inv(gram + 0.5 * torch.eye(6))).diagonal()
     assert torch.allclose(ridge_leverage(gram, 0.5), literal)
-    many = leverage_complement(gram * 1e12, 1.0)  # one minus the leverage is 1e-14 here: a difference of ones has no digits left
+    many = leverage_complement(
+        gram * 1e12, 1.0
+    )  # one minus the leverage is 1e-14 here: a difference of ones has no digits left
     assert torch.allclose(many, torch.linalg.inv(gram).diagonal() * 1e-12, rtol=1e-6)
 
 

@@ -42,14 +42,20 @@ def test_a_folder_loads_ready_to_run(family, request):
     model = load_model(str(folder))
     assert not model.network.training
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
-    assert (model.dtype, model.device.type, model.context) == ("float32", "cpu", 128) or torch.cuda.is_available()
+    assert (model.dtype, model.device.type, model.context) == (
+        "float32",
+        "cpu",
+        128,
+    ) or torch.cuda.is_available()
     assert model.size.parameters == sum(p.numel() for p in model.network.parameters())
     assert model.folder == folder
     assert model.report is None
 
 
 def test_dtype_is_as_asked_or_as_stored(tiny_llama):
-    assert load_model(str(tiny_llama), dtype="bfloat16").network.lm_head.weight.dtype == torch.bfloat16
+    assert (
+        load_model(str(tiny_llama), dtype="bfloat16").network.lm_head.weight.dtype == torch.bfloat16
+    )
     assert load_model(str(tiny_llama), dtype="auto").dtype == "float32"
 
 
@@ -63,10 +69,16 @@ def test_a_demo_model_is_found_by_name(tiny_llama, tmp_path, monkeypatch):
 def test_sharded_weights_load_and_a_missing_shard_is_named(copied):
     state = load_file(copied / "model.safetensors")
     names = sorted(state)
-    shards = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    shards = {
+        "model-00001-of-00002.safetensors": names[:5],
+        "model-00002-of-00002.safetensors": names[5:],
+    }
     for file, members in shards.items():
         save_file({name: state[name] for name in members}, copied / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, members in shards.items() for name in members}}
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, members in shards.items() for name in members},
+    }
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
     (copied / "model.safetensors").unlink()
     loaded = load_model(str(copied)).network.state_dict()
@@ -120,7 +132,13 @@ def test_what_a_folder_can_lack(copied, tmp_path):
 def test_damaged_weight_files(copied):
     file = copied / "model.safetensors"
     whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole[:-1], whole[:5], b"", b"<html>not found</html>"):
+    for damaged in (
+        whole[: len(whole) // 2],
+        whole[:-1],
+        whole[:5],
+        b"",
+        b"<html>not found</html>",
+    ):
         file.write_bytes(damaged)
         refused(copied, "model.safetensors", "interrupted download", f"{len(damaged):,} bytes")
 
@@ -135,7 +153,10 @@ def test_missing_and_mismatched_tensors_are_named(copied):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_named(copied, value):
-    edit_weights(copied, lambda state: state["model.layers.2.self_attn.k_proj.weight"].view(-1)[7].fill_(value))
+    edit_weights(
+        copied,
+        lambda state: state["model.layers.2.self_attn.k_proj.weight"].view(-1)[7].fill_(value),
+    )
     refused(copied, "model.layers.2.self_attn.k_proj.weight", "1 of 512", "NaN")
 
 
@@ -147,7 +168,10 @@ def test_weights_too_large_for_float16_say_so(copied):
 
 def test_configs_that_cannot_be_used(copied):
     config = json.loads((copied / "config.json").read_text())
-    for change, word in [({"model_type": "mamba"}, "Supported: llama, "), ({"hidden_size": "many"}, "no valid llama config")]:
+    for change, word in [
+        ({"model_type": "mamba"}, "Supported: llama, "),
+        ({"hidden_size": "many"}, "no valid llama config"),
+    ]:
         (copied / "config.json").write_text(json.dumps(config | change))
         refused(copied, word)
     (copied / "config.json").write_text("{")

@@ -1,4 +1,6 @@
-"""Local errors against the same quantities computed from the layers' values, and the split of the damage by component."""
+"""Local errors against the same quantities computed from the layers' values, and the split of
+the damage by component.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,15 @@ from lrcore.evaluation.local_errors import local_errors
 
 def compressed(folder, method, story_file, ratio=0.4):
     dense = lrcore.load(str(folder), dtype="float64")
-    recipe = lrcore.Recipe(model=str(folder), dtype="float64", data=str(story_file), samples=16, seq_len=64, ratio=ratio, method=method)
+    recipe = lrcore.Recipe(
+        model=str(folder),
+        dtype="float64",
+        data=str(story_file),
+        samples=16,
+        seq_len=64,
+        ratio=ratio,
+        method=method,
+    )
     return dense, lrcore.compress(dense, recipe)
 
 
@@ -30,20 +40,30 @@ def relative(true, other):
 def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, request, story_file):
     dense, small = compressed(request.getfixturevalue(family), method, story_file)
     found = local_errors(dense, small, str(story_file), samples=3, seq_len=16)
-    ids = torch.tensor(dense.tokenizer(story_file.read_text(), add_special_tokens=False).input_ids)[:48].view(3, 16)
+    ids = torch.tensor(dense.tokenizer(story_file.read_text(), add_special_tokens=False).input_ids)[
+        :48
+    ].view(3, 16)
     run = {"output_hidden_states": True, "use_cache": False}
-    states, drifted = (model.network(input_ids=ids, **run).hidden_states for model in (dense, small))
-    for index, own in enumerate(found.errors[:-1]):  # the last hidden state has gone through the final norm
-        assert own["residual"] == pytest.approx(relative(states[index + 1], drifted[index + 1]), rel=1e-8)
-    # every layer alone in an otherwise dense model: its MLP, on inputs that its own attention already changed, is not comparable,
-    # but its attention is
+    states, drifted = (
+        model.network(input_ids=ids, **run).hidden_states for model in (dense, small)
+    )
+    for index, own in enumerate(
+        found.errors[:-1]
+    ):  # the last hidden state has gone through the final norm
+        assert own["residual"] == pytest.approx(
+            relative(states[index + 1], drifted[index + 1]), rel=1e-8
+        )
+    # every layer alone in an otherwise dense model: its MLP, on inputs that its own attention
+    # already changed, is not comparable, but its attention is
     for index in range(len(found.errors)):
         seen = []
         for model in (dense, small):
             mixed = lrcore.load(dense.name, dtype="float64")
             layers = mixed.network.get_decoder().layers
             layers[index] = model.network.get_decoder().layers[index]
-            handle = layers[index].self_attn.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out[0]))
+            handle = layers[index].self_attn.register_forward_hook(
+                lambda _m, _a, out, seen=seen: seen.append(out[0])
+            )
             with torch.inference_mode():
                 mixed.network(input_ids=ids, use_cache=False)
             handle.remove()
@@ -51,7 +71,9 @@ def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, req
 
 
 def test_the_error_of_scores_is_the_predicted_one_where_the_theory_is_exact(tiny_opt, story_file):
-    """One head, no rotary: Theorem 3.2 predicts E (q . k)^2 over independent tokens; on many windows of noise that is what is measured."""
+    """One head, no rotary: Theorem 3.2 predicts E (q . k)^2 over independent tokens; on many
+    windows of noise that is what is measured.
+    """
     dense, small = compressed(tiny_opt, "a3", story_file)
     found = local_errors(dense, small, str(story_file), samples=16, seq_len=64)
     for row in found.table().query("component == 'scores'").itertuples():
@@ -62,10 +84,22 @@ def test_the_error_of_scores_is_the_predicted_one_where_the_theory_is_exact(tiny
 def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
     dense, small = compressed(tiny_llama, "a3", story_file)
     alone = lrcore.compress(
-        dense, lrcore.Recipe(**{**small.report["recipe"], "overrides": {f"{i}.{c}": 8 for i in range(3) for c in ("qk", "ov")}})
+        dense,
+        lrcore.Recipe(
+            **{
+                **small.report["recipe"],
+                "overrides": {f"{i}.{c}": 8 for i in range(3) for c in ("qk", "ov")},
+            }
+        ),
     )
-    both, one = (local_errors(dense, model, str(story_file), samples=2, seq_len=16) for model in (small, alone))
-    ranks = [{(r["layer"], r["component"]): r["rank"] for r in model.report["ranks"]} for model in (small, alone)]
+    both, one = (
+        local_errors(dense, model, str(story_file), samples=2, seq_len=16)
+        for model in (small, alone)
+    )
+    ranks = [
+        {(r["layer"], r["component"]): r["rank"] for r in model.report["ranks"]}
+        for model in (small, alone)
+    ]
     same = [i for i in range(3) if ranks[0][i, "mlp"] == ranks[1][i, "mlp"]]
     for i in same:
         assert both.errors[i]["mlp"] == pytest.approx(one.errors[i]["mlp"], rel=1e-6)

@@ -25,8 +25,16 @@ def pair(family):
     for index in range(len(decoder_layers(network))):
         layer = read_layer(small, index)
         factors = METHODS["a3"].factor(layer, stream.run(index, METHODS["a3"].needs))
-        offered = {name: [rank for rank in factor.cost.ranks() if rank <= factor.cost.cap] for name, factor in factors.items()}
-        write_layer(small, truncate(layer, factors, {name: own[int(0.7 * len(own))] for name, own in offered.items()}))
+        offered = {
+            name: [rank for rank in factor.cost.ranks() if rank <= factor.cost.cap]
+            for name, factor in factors.items()
+        }
+        write_layer(
+            small,
+            truncate(
+                layer, factors, {name: own[int(0.7 * len(own))] for name, own in offered.items()}
+            ),
+        )
     return [LoadedModel(family, one, None, family, Path("nowhere")) for one in (network, small)]
 
 

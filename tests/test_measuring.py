@@ -10,7 +10,9 @@ from lrcore.cli import main
 
 @pytest.fixture(scope="module")
 def folders(tiny_llama, story_file, tmp_path_factory):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4
+    )
     made = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
     return str(tiny_llama), str(lrcore.save(made, tmp_path_factory.mktemp("made") / "small"))
 
@@ -22,7 +24,19 @@ def run_json(capsys, *arguments):
 
 def test_evaluate_by_protocol(capsys, folders, story_file):
     found = run_json(
-        capsys, "evaluate", folders[1], "--data", story_file, "--protocol", "strided", "--seq-len", 20, "--stride", 5, "--samples", 3
+        capsys,
+        "evaluate",
+        folders[1],
+        "--data",
+        story_file,
+        "--protocol",
+        "strided",
+        "--seq-len",
+        20,
+        "--stride",
+        5,
+        "--samples",
+        3,
     )
     assert found["protocol"]["name"] == "strided"
     assert found["tokens"] == 19 + 5 + 5
@@ -33,7 +47,9 @@ def test_evaluate_by_protocol(capsys, folders, story_file):
 def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, story_file, tmp_path):
     page = tmp_path / "report.html"
     settings = ["--data", story_file, "--samples", 2, "--seq-len", 16]
-    found = run_json(capsys, "compare", *folders, folders[0], *settings, "--speed", "--local", "--html", page)
+    found = run_json(
+        capsys, "compare", *folders, folders[0], *settings, "--speed", "--local", "--html", page
+    )
     assert [row["name"] for row in found["models"]] == [*folders, folders[0]]
     dense, small, again = found["models"]
     assert (dense["kl"], dense["top1"], again["kl"], again["top1"]) == (0, 1, 0, 1)
@@ -41,7 +57,14 @@ def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, sto
     assert small["parameters"] == lrcore.load(folders[1]).size.parameters
     assert small["bytes_on_disk"] > 0
     assert all(row["decode_tokens_per_second"] > 0 for row in found["models"])
-    assert {row["parts"] for row in found["details"][0]["contributions"]} == {"qk", "ov", "mlp", "qk + ov", "qk, ov", "all"}
+    assert {row["parts"] for row in found["details"][0]["contributions"]} == {
+        "qk",
+        "ov",
+        "mlp",
+        "qk + ov",
+        "qk, ov",
+        "all",
+    }
     text = page.read_text()
     assert text.count("<svg") == 4
     assert "fingerprint" in text
@@ -58,7 +81,9 @@ def test_compare_needs_two(capsys, folders):
 def test_tasks_and_cost(capsys, folders, tmp_path):
     items = tmp_path / "items.jsonl"
     items.write_text('{"question": "Tom went to the", "choices": ["park", "tree"], "label": 0}\n')
-    found = run_json(capsys, "tasks", folders[1], "--task", items, "--task", "stories", "--items", 1)
+    found = run_json(
+        capsys, "tasks", folders[1], "--task", items, "--task", "stories", "--items", 1
+    )
     assert [row["items"] for row in found["tasks"]] == [1, 1]
     measured = run_json(capsys, "cost", folders[1], "--context", 20, "--dense", folders[0])
     assert measured["parameters"] == lrcore.load(folders[1]).size.parameters

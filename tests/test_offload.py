@@ -1,4 +1,6 @@
-"""Layers on disk: the same results to the bit, one layer in memory at a time, and nothing left behind."""
+"""Layers on disk: the same results to the bit, one layer in memory at a time, and nothing left
+behind.
+"""
 
 import gc
 import json
@@ -39,7 +41,9 @@ def sharded(tiny_llama_bias, tmp_path_factory) -> Path:
 
 
 def reshard(source: Path, folder: Path, dtype: torch.dtype) -> Path:
-    AutoModelForCausalLM.from_pretrained(source, dtype=dtype).save_pretrained(folder, max_shard_size="10KB")
+    AutoModelForCausalLM.from_pretrained(source, dtype=dtype).save_pretrained(
+        folder, max_shard_size="10KB"
+    )
     add_tokenizer(source, folder)
     assert len(list(folder.glob("*.safetensors"))) > 3
     return folder
@@ -51,37 +55,57 @@ def add_tokenizer(source: Path, folder: Path) -> None:
 
 
 def recipe(story_file: Path, name: str, **more) -> lrcore.Recipe:
-    return lrcore.Recipe(data=str(story_file), samples=6, seq_len=16, ratio=0.3, method=name.partition(" ")[0], **more)
+    return lrcore.Recipe(
+        data=str(story_file),
+        samples=6,
+        seq_len=16,
+        ratio=0.3,
+        method=name.partition(" ")[0],
+        **more,
+    )
 
 
 def in_memory(network) -> list[int]:
     """The layers that have numbers."""
-    return [i for i, layer in enumerate(decoder_layers(network)) if any(not t.is_meta for t in named_tensors(layer).values())]
+    return [
+        i
+        for i, layer in enumerate(decoder_layers(network))
+        if any(not t.is_meta for t in named_tensors(layer).values())
+    ]
 
 
 def files(folder: Path) -> dict[str, bytes]:
     """All that a checkpoint says, but for the seconds that it took."""
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     report = json.loads(found.pop("report.json"))
-    return found | {"report": json.dumps({name: value for name, value in report.items() if name != "seconds"})}
+    return found | {
+        "report": json.dumps({name: value for name, value in report.items() if name != "seconds"})
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", VARIED)
-def test_a_checkpoint_is_the_same_to_the_byte(name, dtype, sharded, story_file, tmp_path, monkeypatch):
+def test_a_checkpoint_is_the_same_to_the_byte(
+    name, dtype, sharded, story_file, tmp_path, monkeypatch
+):
     asked, made = recipe(story_file, name, **VARIED[name]), {}
     for offload in (False, True):
         monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / f"cache-{offload}"))
         model = lrcore.load(str(sharded), dtype=dtype, offload=offload)
         assert model.offloaded == offload
         small = lrcore.compress(model, asked)
-        assert in_memory(small.network) == in_memory(model.network) == ([] if offload else [0, 1, 2])
+        assert (
+            in_memory(small.network) == in_memory(model.network) == ([] if offload else [0, 1, 2])
+        )
         made[offload] = files(lrcore.save(small, tmp_path / str(offload)))
     assert made[True] == made[False]
     again = lrcore.load(str(tmp_path / "True"), offload=True)
     tokens = torch.arange(3, 40).unsqueeze(0)
     with torch.no_grad():
-        logits = [model.network(tokens).logits for model in (small, again, lrcore.load(str(tmp_path / "False")))]
+        logits = [
+            model.network(tokens).logits
+            for model in (small, again, lrcore.load(str(tmp_path / "False")))
+        ]
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[0], logits[2])
 
@@ -90,7 +114,9 @@ def test_a_checkpoint_is_the_same_to_the_byte(name, dtype, sharded, story_file, 
 def test_every_family_runs_from_disk(family, tmp_path, tiny_llama):
     tiny(family).save_pretrained(tmp_path, max_shard_size="10KB")
     add_tokenizer(tiny_llama, tmp_path)
-    whole, waiting = (lrcore.load(str(tmp_path), dtype="bfloat16", offload=offload) for offload in (False, True))
+    whole, waiting = (
+        lrcore.load(str(tmp_path), dtype="bfloat16", offload=offload) for offload in (False, True)
+    )
     tokens = torch.arange(3, 23).view(2, 10)
     with torch.no_grad():
         assert torch.equal(whole.network(tokens).logits, waiting.network(tokens).logits)
@@ -135,7 +161,9 @@ def test_what_a_clone_exchanges_stays_its_own(sharded, story_file):
     before = read_layer(model.network, 0)
     small = lrcore.compress(model, recipe(story_file, "a3"))
     assert read_layer(small.network, 0).attention.qk_size < before.attention.qk_size
-    assert torch.equal(read_layer(clone(model.network), 0).attention.q.weight, before.attention.q.weight)
+    assert torch.equal(
+        read_layer(clone(model.network), 0).attention.q.weight, before.attention.q.weight
+    )
     other = clone(small.network)
     del small
     gc.collect()
@@ -163,13 +191,23 @@ def test_a_model_that_lacks_weights_is_refused(sharded, tmp_path):
 @pytest.mark.parametrize("stock", [False, True])
 def test_exports_are_the_same_to_the_byte(stock, sharded, story_file, tmp_path):
     whole = {"qk": 8, "ov": 8, "mlp": 32}
-    asked = recipe(story_file, "a3", overrides={f"{i}.{name}": rank for i in range(3) for name, rank in whole.items()}).with_(ratio=0.1)
+    asked = recipe(
+        story_file,
+        "a3",
+        overrides={f"{i}.{name}": rank for i in range(3) for name, rank in whole.items()},
+    ).with_(ratio=0.1)
     made = []
     for offload in (False, True):
         small = lrcore.compress(lrcore.load(str(sharded), dtype="bfloat16", offload=offload), asked)
         folder = lrcore.export(small, tmp_path / str(offload) / "model", stock=stock, shard="8KB")
         assert not in_memory(small.network) or not offload
-        made.append({path.name: path.read_bytes() for path in folder.iterdir() if path.name != "report.json"})
+        made.append(
+            {
+                path.name: path.read_bytes()
+                for path in folder.iterdir()
+                if path.name != "report.json"
+            }
+        )
     assert made[0] == made[1]
     assert len(made[0]) > 8
 
@@ -182,19 +220,48 @@ def test_the_recipe_and_the_command_line_say_it(sharded, story_file, tmp_path, c
     assert "--offload --data" in asked.command()
     (tmp_path / "recipe.json").write_text(asked.to_json())
     words = shlex.split(asked.command(str(tmp_path / "by-flag")))[3:]
-    for given in (words, ["compress", "--recipe", str(tmp_path / "recipe.json"), "--out", str(tmp_path / "by-recipe")]):
+    for given in (
+        words,
+        [
+            "compress",
+            "--recipe",
+            str(tmp_path / "recipe.json"),
+            "--out",
+            str(tmp_path / "by-recipe"),
+        ],
+    ):
         assert main([*given, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["recipe"]["offload"] is True
     assert files(tmp_path / "by-flag") == files(tmp_path / "by-recipe")
-    assert main(["evaluate", str(tmp_path / "by-flag"), "--offload", "--data", str(story_file), "--samples", "2", "--seq-len", "16"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(tmp_path / "by-flag"),
+                "--offload",
+                "--data",
+                str(story_file),
+                "--samples",
+                "2",
+                "--seq-len",
+                "16",
+            ]
+        )
+        == 0
+    )
     with pytest.raises(InputError, match="true or false"):
         asked.with_(offload="yes")
 
 
 def test_broken_checkpoints_are_refused_as_they_are_in_memory(sharded, story_file, tmp_path):
-    folder = lrcore.save(lrcore.compress(lrcore.load(str(sharded)), recipe(story_file, "a3")), tmp_path / "small")
+    folder = lrcore.save(
+        lrcore.compress(lrcore.load(str(sharded)), recipe(story_file, "a3")), tmp_path / "small"
+    )
     state = load_file(folder / "model.safetensors")
-    for change in ({"lm_head.weight": torch.full_like(state["lm_head.weight"], torch.nan)}, {"lm_head.weight": torch.zeros(2, 2)}):
+    for change in (
+        {"lm_head.weight": torch.full_like(state["lm_head.weight"], torch.nan)},
+        {"lm_head.weight": torch.zeros(2, 2)},
+    ):
         save_file(state | change, folder / "model.safetensors", metadata={"format": "pt"})
         said = []
         for offload in (False, True):

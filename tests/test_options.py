@@ -15,9 +15,19 @@ OPTIONS = (
 
 
 def test_defaults_and_words_of_the_command_line():
-    assert read_options("method x", OPTIONS, {}) == {"junction": "left", "rounds": 8, "alpha": 0.5, "bias": True}
+    assert read_options("method x", OPTIONS, {}) == {
+        "junction": "left",
+        "rounds": 8,
+        "alpha": 0.5,
+        "bias": True,
+    }
     given = {"junction": "right", "rounds": "3", "alpha": "0.25", "bias": "off"}
-    assert read_options("method x", OPTIONS, given) == {"junction": "right", "rounds": 3, "alpha": 0.25, "bias": False}
+    assert read_options("method x", OPTIONS, given) == {
+        "junction": "right",
+        "rounds": 3,
+        "alpha": 0.25,
+        "bias": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Probes are real losses, curves pass through them, and the plan they lead to is the best there is."""
+"""Probes are real losses, curves pass through them, and the plan they lead to is the best there
+is.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -44,7 +46,9 @@ def test_rises_equal_those_of_whole_forward_passes(case) -> None:
 def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.probe(model, factors)
-    monkeypatch.setattr("lrcore.compression.probing.measure_rises", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr(
+        "lrcore.compression.probing.measure_rises", lambda *_: pytest.fail("the cache was not used")
+    )
     again = lrcore.probe(model, factors)
     assert again.base_nll == first.base_nll
     assert all(torch.equal(s.nats, first.spectra[slot].nats) for slot, s in again.spectra.items())
@@ -75,7 +79,10 @@ def test_a_curve_passes_through_its_probes_and_falls_to_zero() -> None:
 
 
 def test_interpolation_is_linear_between_and_constant_outside() -> None:
-    x, known_x, known_y = (torch.tensor(v, dtype=torch.float64) for v in ([0.0, 1.0, 1.5, 3.0, 9.0], [1.0, 2.0, 4.0], [10.0, 20.0, 0.0]))
+    x, known_x, known_y = (
+        torch.tensor(v, dtype=torch.float64)
+        for v in ([0.0, 1.0, 1.5, 3.0, 9.0], [1.0, 2.0, 4.0], [10.0, 20.0, 0.0])
+    )
     assert interpolate(x, known_x, known_y).tolist() == [10, 10, 15, 10, 0]
 
 
@@ -84,15 +91,28 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
     spectra = {}
     for layer in range(3):
         cost = Cost(6, 5 + layer, (5 + layer) * 6)
-        nats = torch.cat((torch.rand(5, generator=g, dtype=torch.float64).sort(descending=True).values.cumsum(0).flip(0), torch.zeros(1)))
-        spectra[layer, "mlp"] = Spectrum((layer, "mlp"), torch.ones(6, dtype=torch.float64), cost, nats=nats.double())
+        nats = torch.cat(
+            (
+                torch.rand(5, generator=g, dtype=torch.float64)
+                .sort(descending=True)
+                .values.cumsum(0)
+                .flip(0),
+                torch.zeros(1),
+            )
+        )
+        spectra[layer, "mlp"] = Spectrum(
+            (layer, "mlp"), torch.ones(6, dtype=torch.float64), cost, nats=nats.double()
+        )
     total = sum(s.cost.dense for s in spectra.values())
     for ratio in (0.2, 0.35, 0.5, 0.7):
         budget = make_budget("params", ratio, spectra, total, total)
         ranks = plan_ranks("probed", spectra, budget, 1.0, [0, 0, 0])
 
         def loss(choice) -> float:
-            return sum(float(s.nats[s.cost.ranks().index(r)]) for s, r in zip(spectra.values(), choice, strict=True))
+            return sum(
+                float(s.nats[s.cost.ranks().index(r)])
+                for s, r in zip(spectra.values(), choice, strict=True)
+            )
 
         def price(choice) -> int:
             return sum(s.cost.parameters(r) for s, r in zip(spectra.values(), choice, strict=True))
@@ -100,7 +120,8 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
         found = [ranks[slot] for slot in spectra]
         every = list(product(range(1, 7), repeat=3))
         assert price(found) <= budget.limit
-        # a multiplier finds the plans on the convex hull; between two of them it may miss by less than the largest single step
+        # a multiplier finds the plans on the convex hull; between two of them it may miss by less
+        # than the largest single step
         step = max(s.cost.per_rank for s in spectra.values())
         assert loss(found) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
 
@@ -110,5 +131,7 @@ def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> 
     probed = lrcore.probe(model, factors)
     plan = lrcore.allocate(probed, recipe)
     untouched = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
-    assert untouched.predicted_perplexity == pytest.approx(torch.tensor(probed.base_nll).exp().item(), rel=1e-6)
+    assert untouched.predicted_perplexity == pytest.approx(
+        torch.tensor(probed.base_nll).exp().item(), rel=1e-6
+    )
     assert plan.predicted_perplexity >= untouched.predicted_perplexity

@@ -24,7 +24,9 @@ def documents(story_text):
 @pytest.fixture(scope="module")
 def rows_file(tmp_path_factory, documents):
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8"
+    )
     return path
 
 
@@ -38,8 +40,12 @@ def ids_of(model, text, special=False):
     return model.tokenizer(text, add_special_tokens=special).input_ids
 
 
-@pytest.mark.parametrize(("name", "join"), [("gptq-2048", "\n\n"), ("gptq-2048-c4", " "), ("gptq-2048-ptb", " ")])
-def test_gptq_is_one_text_in_windows_as_long_as_the_context(model, rows_file, documents, name, join):
+@pytest.mark.parametrize(
+    ("name", "join"), [("gptq-2048", "\n\n"), ("gptq-2048-c4", " "), ("gptq-2048-ptb", " ")]
+)
+def test_gptq_is_one_text_in_windows_as_long_as_the_context(
+    model, rows_file, documents, name, join
+):
     ids = ids_of(model, join.join(documents), special=True)
     found = lrcore.evaluate(model, str(rows_file), samples=2, protocol=name)
     windows = [ids[:128], ids[128:256]]
@@ -47,14 +53,23 @@ def test_gptq_is_one_text_in_windows_as_long_as_the_context(model, rows_file, do
     assert found.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert (found.windows, found.tokens) == (2, 2 * 127)
     said = found.protocol
-    assert (said["name"], said["seq_len"], said["join"], said["special_tokens"]) == (name, 128, join, True)
+    assert (said["name"], said["seq_len"], said["join"], said["special_tokens"]) == (
+        name,
+        128,
+        join,
+        True,
+    )
     assert said["special_tokens_added"] == model.tokenizer.num_special_tokens_to_add()
 
 
 def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
     path = tmp_path / "many.jsonl"
-    path.write_text("".join(json.dumps({"text": f"Tom had {i} apples."}) + "\n" for i in range(1200)))
-    found = lrcore.evaluation.protocols.make_passages(model, lrcore.evaluation.protocols.Asked(str(path), protocol="gptq-2048-c4"))
+    path.write_text(
+        "".join(json.dumps({"text": f"Tom had {i} apples."}) + "\n" for i in range(1200))
+    )
+    found = lrcore.evaluation.protocols.make_passages(
+        model, lrcore.evaluation.protocols.Asked(str(path), protocol="gptq-2048-c4")
+    )
     assert found.protocol["documents"] == 1100
     assert len(found.rows) == min(256, found.protocol["tokens_available"] // 128)
 
@@ -75,13 +90,19 @@ def test_a_stride_scores_every_token_once(model, story_file, story_text):
     assert (found.protocol["stride"], found.protocol["seq_len"]) == (12, 40)
 
 
-@pytest.mark.parametrize(("tokens", "length", "stride"), [(10, 4, 1), (10, 4, 3), (3, 8, 4), (2, 2, 1), (100, 7, 6)])
+@pytest.mark.parametrize(
+    ("tokens", "length", "stride"), [(10, 4, 1), (10, 4, 3), (3, 8, 4), (2, 2, 1), (100, 7, 6)]
+)
 def test_stride_spans_cover_all_but_the_first(tokens, length, stride):
     spans = list(stride_spans(tokens, length, stride))
     scored = [t for _, last, count in spans for t in range(last - count, last)]
     assert scored == list(range(1, tokens))
     assert all(last - first <= length for first, last, _ in spans)
-    assert all(last - count - first >= length - stride for first, last, count in spans[1:] if last - first == length)
+    assert all(
+        last - count - first >= length - stride
+        for first, last, count in spans[1:]
+        if last - first == length
+    )
 
 
 def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
@@ -94,7 +115,9 @@ def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
             scored = min(128, len(ids) - done)
             start = 0 if done == 0 else done if scored == 128 else done + scored - 128
             whole = [model.tokenizer.bos_token_id, *ids]
-            total += sum(loss(model, whole[start : t + 1], ids[t]) for t in range(done, done + scored))
+            total += sum(
+                loss(model, whole[start : t + 1], ids[t]) for t in range(done, done + scored)
+            )
             done += scored
     words = sum(len(document.split(" ")) for document in documents)
     octets = sum(len(document.encode()) for document in documents)
@@ -139,7 +162,11 @@ def test_a_spoiled_document_is_counted_not_dropped(tiny_llama, rows_file):
     model.network.forward = spoiled
     found = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word").to_dict()
     assert found["nonfinite"] == 2
-    assert (found["perplexity"], found["word_perplexity"], found["bits_per_byte"]) == (None, None, None)
+    assert (found["perplexity"], found["word_perplexity"], found["bits_per_byte"]) == (
+        None,
+        None,
+        None,
+    )
     assert found["nll_finite"] is not None
 
 
@@ -164,17 +191,30 @@ def test_every_protocol_says_what_it_is(model, rows_file):
         found = lrcore.evaluate(model, str(rows_file), samples=1, protocol=name).to_dict()
         json.dumps(found, allow_nan=False)
         assert found["protocol"].keys() >= {
-            "name", "join", "seq_len", "windows", "tokens", "special_tokens", "dtype", "device", "source", "fingerprint",
-        }  # fmt: skip
+            "name",
+            "join",
+            "seq_len",
+            "windows",
+            "tokens",
+            "special_tokens",
+            "dtype",
+            "device",
+            "source",
+            "fingerprint",
+        }
         assert found["seconds"] > 0
 
 
 def test_the_word_perplexity_is_that_of_lm_eval(model, documents, rows_file):
-    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    pytest.importorskip(
+        "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
+    )
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    wrapped = HFLM(pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=1)
+    wrapped = HFLM(
+        pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=1
+    )
     asked = [Instance("loglikelihood_rolling", {}, (document,), 0) for document in documents]
     total = -sum(wrapped.loglikelihood_rolling(asked, disable_tqdm=True))
     found = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")

@@ -31,29 +31,44 @@ def call(hub, tmp_path):
 
     def run(*words, token=""):
         own = {
-            "HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "*",
-            "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }  # fmt: skip
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "hf"),
+            "NO_PROXY": "*",
+            "HF_TOKEN": token,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
         command = [sys.executable, "-c", PUSH, *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | own, timeout=120
+        )
         return done.returncode, done.stdout, done.stderr
 
     return run
 
 
-def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(hub, call, tiny_llama, story_file, tmp_path):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd_llm")
+def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(
+    hub, call, tiny_llama, story_file, tmp_path
+):
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd_llm"
+    )
     small = lrcore.compress(lrcore.load(recipe.model), recipe)
     lrcore.save(small, tmp_path / "small")
     out = tmp_path / "out"
     assert call("export", tmp_path / "small", out)[0] == 0
     assert hub.asked == []  # not a word to the hub before the flag is there
-    code, printed, err = call("export", tmp_path / "small", out, "--push-to-hub", "me/small", "--json", token="writer")
+    code, printed, err = call(
+        "export", tmp_path / "small", out, "--push-to-hub", "me/small", "--json", token="writer"
+    )
     assert (code, err) == (0, "")
     assert json.loads(printed)["repository"] == f"{hub.endpoint}/me/small"
     assert hub.created["me/small"] == "private"
     there = hub.repositories["me/small"]
-    sent = {path.name: path.read_bytes() for path in there.iterdir() if path.name != ".gitattributes"}
+    sent = {
+        path.name: path.read_bytes() for path in there.iterdir() if path.name != ".gitattributes"
+    }
     assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
     assert any(asked.startswith("POST") and asked.endswith("objects/batch") for asked in hub.asked)
     code, text, err = call("generate", "me/small", "--prompt", "Once", "--max-new-tokens", "4")
@@ -63,7 +78,9 @@ def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(hub, call, tiny
 
 @pytest.mark.parametrize("token", ["", "reader"])
 def test_a_refused_upload_is_one_line_with_a_remedy(hub, call, tiny_llama, tmp_path, token):
-    code, out, err = call("export", tiny_llama, tmp_path / "out", "--push-to-hub", "me/small", token=token)
+    code, out, err = call(
+        "export", tiny_llama, tmp_path / "out", "--push-to-hub", "me/small", token=token
+    )
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
     assert "The upload to 'me/small' failed" in err
@@ -76,7 +93,19 @@ def test_a_public_repository_is_made_only_where_asked(tiny_llama, tmp_path, monk
     asked = []
     monkeypatch.setattr(lrcore, "push", lambda folder, name, private: asked.append(private) or name)
     for flags in ([], ["--public"]):
-        assert main(["export", str(tiny_llama), str(tmp_path / "out"), "--push-to-hub", "me/small", *flags]) == 0
+        assert (
+            main(
+                [
+                    "export",
+                    str(tiny_llama),
+                    str(tmp_path / "out"),
+                    "--push-to-hub",
+                    "me/small",
+                    *flags,
+                ]
+            )
+            == 0
+        )
     assert asked == [True, False]
 
 

@@ -1,4 +1,6 @@
-"""Quantised models: smaller in bytes that are counted, the same after saving, close to what they were."""
+"""Quantised models: smaller in bytes that are counted, the same after saving, close to what they
+were.
+"""
 
 import json
 
@@ -24,18 +26,30 @@ def logits(model):
 
 
 def compressed(folder, data, method, **changes):
-    recipe = lrcore.Recipe(model=str(folder), data=str(data), samples=4, seq_len=32, ratio=0.2, method=method, **changes)
+    recipe = lrcore.Recipe(
+        model=str(folder),
+        data=str(data),
+        samples=4,
+        seq_len=32,
+        ratio=0.2,
+        method=method,
+        **changes,
+    )
     return lrcore.compress(lrcore.load(str(folder)), recipe)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_compressed_model_is_quantised_and_comes_back_bit_for_bit(method, bits, tiny_llama, story_file, tmp_path):
+def test_a_compressed_model_is_quantised_and_comes_back_bit_for_bit(
+    method, bits, tiny_llama, story_file, tmp_path
+):
     small = compressed(tiny_llama, story_file, method)
     before = logits(small)
     made = lrcore.quantise(small, bits, group=16)
     assert torch.equal(logits(small), before)
-    assert made.size.parameters == small.size.parameters  # codes count as the numbers they stand for
+    assert (
+        made.size.parameters == small.size.parameters
+    )  # codes count as the numbers they stand for
     assert made.size.kv_values == small.size.kv_values
     scale = float(before.std())
     assert float((logits(made) - before).abs().mean()) < (0.03 if bits == 8 else 0.5) * scale
@@ -48,7 +62,11 @@ def test_a_compressed_model_is_quantised_and_comes_back_bit_for_bit(method, bits
     assert bytes_on_disk(made) is None
     lrcore.save(small, tmp_path / "small")
     assert made.size.stored < small.size.stored
-    assert made.size.stored <= bytes_on_disk(back) < bytes_on_disk(lrcore.load(str(tmp_path / "small")))
+    assert (
+        made.size.stored
+        <= bytes_on_disk(back)
+        < bytes_on_disk(lrcore.load(str(tmp_path / "small")))
+    )
 
 
 def test_every_matrix_is_what_the_codes_of_it_alone_say(tiny_llama_bias):
@@ -57,12 +75,21 @@ def test_every_matrix_is_what_the_codes_of_it_alone_say(tiny_llama_bias):
     for index in range(3):
         before, after = (read_layer(one.network, index).matrices() for one in (model, made))
         for name, projection in before.items():
-            assert torch.equal(after[name].weight, dense(quantise(projection.weight, 4, 32, half_quadratic)))
+            assert torch.equal(
+                after[name].weight, dense(quantise(projection.weight, 4, 32, half_quadratic))
+            )
             assert torch.equal(after[name].bias, projection.bias)
     outside = {name: t for name, t in model.network.state_dict().items() if "_proj" not in name}
-    assert all(torch.equal(made.network.state_dict()[name], tensor) for name, tensor in outside.items())
-    matrices = sum(p.weight.numel() for i in range(3) for p in read_layer(model.network, i).matrices().values())
-    assert model.size.stored - made.size.stored == matrices * 4 - matrices // 2 - matrices // 32 * 2 * 4
+    assert all(
+        torch.equal(made.network.state_dict()[name], tensor) for name, tensor in outside.items()
+    )
+    matrices = sum(
+        p.weight.numel() for i in range(3) for p in read_layer(model.network, i).matrices().values()
+    )
+    assert (
+        model.size.stored - made.size.stored
+        == matrices * 4 - matrices // 2 - matrices // 32 * 2 * 4
+    )
 
 
 def test_a_latent_that_keys_and_values_share_stays_one(tiny_llama, story_file):
@@ -106,11 +133,27 @@ def test_an_export_of_codes_loads_elsewhere_bit_for_bit(tiny_llama, story_file, 
         lrcore.export(made, tmp_path / "stock", stock=True)
 
 
-def test_the_command_quantises_a_folder_and_evaluate_and_compare_read_it(tiny_llama, story_file, tmp_path, capsys):
+def test_the_command_quantises_a_folder_and_evaluate_and_compare_read_it(
+    tiny_llama, story_file, tmp_path, capsys
+):
     from lrcore.cli import main
 
     lrcore.save(compressed(tiny_llama, story_file, "a3"), tmp_path / "small")
-    assert main(["quantise", str(tmp_path / "small"), str(tmp_path / "made"), "--bits", "4", "--group", "32", "--json"]) == 0
+    assert (
+        main(
+            [
+                "quantise",
+                str(tmp_path / "small"),
+                str(tmp_path / "made"),
+                "--bits",
+                "4",
+                "--group",
+                "32",
+                "--json",
+            ]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["quantised"] == {"method": "hqq", "bits": 4, "group": 32}
     assert said["megabytes"] < said["megabytes_before"]

@@ -21,7 +21,12 @@ def blocks(language: str) -> list[str]:
 
 
 def lines(language: str) -> list[str]:
-    return [line.partition(" # ")[0].strip() for block in blocks(language) for line in block.splitlines() if line.strip()]
+    return [
+        line.partition(" # ")[0].strip()
+        for block in blocks(language)
+        for line in block.splitlines()
+        if line.strip()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,15 @@ def somewhere(tmp_path_factory) -> Path:
 
 def run(words: list[str], folder: Path) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        stdin=subprocess.DEVNULL,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -65,14 +78,21 @@ def test_make_run_serves_the_page() -> None:
         port = free.getsockname()[1]
     environment = os.environ | {"GRADIO_SERVER_PORT": str(port)}
     server = subprocess.Popen(
-        ["make", "run"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ["make", "run"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         deadline, page = time.monotonic() + 180, ""
         while "gradio" not in page.lower() and time.monotonic() < deadline:
             time.sleep(1)
             try:
-                page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).read().decode()
+                page = (
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).read().decode()
+                )
             except OSError:
                 continue
         assert "gradio" in page.lower()
@@ -83,9 +103,14 @@ def test_make_run_serves_the_page() -> None:
 
 def test_make_test_runs_the_linter_and_all_tests() -> None:
     """`make test` runs this very file, so here it is only spelled out."""
-    spelled = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    spelled = subprocess.run(
+        ["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert "ruff check" in spelled
-    assert re.findall(r'-m pytest .*-m ("not browser"|browser)', spelled) == ['"not browser"', "browser"]  # together, every test
+    assert re.findall(r'-m pytest .*-m ("not browser"|browser)', spelled) == [
+        '"not browser"',
+        "browser",
+    ]  # together, every test
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", README))))

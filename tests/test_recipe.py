@@ -1,4 +1,6 @@
-"""A recipe survives its files, refuses what it does not know, and writes the command that does the same."""
+"""A recipe survives its files, refuses what it does not know, and writes the command that does
+the same.
+"""
 
 import shlex
 
@@ -10,7 +12,9 @@ from lrcore.recipe import Recipe
 
 
 def test_json_and_yaml_give_the_recipe_back(tmp_path) -> None:
-    recipe = Recipe(method="modegpt", ratio=0.35, temperature=0.1, overrides={"3.mlp": 120}, revision="main")
+    recipe = Recipe(
+        method="modegpt", ratio=0.35, temperature=0.1, overrides={"3.mlp": 120}, revision="main"
+    )
     (tmp_path / "a.json").write_text(recipe.to_json())
     (tmp_path / "b.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
     assert Recipe.read(tmp_path / "a.json") == recipe == Recipe.read(tmp_path / "b.yaml")
@@ -40,7 +44,11 @@ def test_bad_values_are_named(changes: dict, says: str) -> None:
 def test_files_that_are_no_recipe(tmp_path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
     (tmp_path / "broken.json").write_text('{"ratio": ')
-    for name, says in {"list.yaml": "mapping", "broken.json": "neither JSON nor YAML", "none.json": "No recipe file"}.items():
+    for name, says in {
+        "list.yaml": "mapping",
+        "broken.json": "neither JSON nor YAML",
+        "none.json": "No recipe file",
+    }.items():
         with pytest.raises(InputError, match=says):
             Recipe.read(tmp_path / name)
 

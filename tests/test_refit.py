@@ -1,4 +1,6 @@
-"""The residual-corrected refit: the ridge solution itself, and what it does to a compressed model."""
+"""The residual-corrected refit: the ridge solution itself, and what it does to a compressed
+model.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from lrcore.methods import METHODS
 
 
 def slow_ridge(x, y, start, ridge, bias):
-    """Least squares on the rows themselves, with one more row per input that holds the weights near `start`."""
+    """Least squares on the rows themselves, with one more row per input that holds the weights
+    near `start`.
+    """
     if bias:
         mean_x, mean_y = x.mean(0), y.mean(0)
         x, y = x - mean_x, y - mean_y
@@ -24,12 +28,22 @@ def slow_ridge(x, y, start, ridge, bias):
 
 def rows(bias: bool):
     g = torch.Generator().manual_seed(5)
-    x = torch.randn(200, 12, generator=g, dtype=torch.float64) @ torch.randn(12, 12, generator=g, dtype=torch.float64) + 0.5
+    x = (
+        torch.randn(200, 12, generator=g, dtype=torch.float64)
+        @ torch.randn(12, 12, generator=g, dtype=torch.float64)
+        + 0.5
+    )
     y = torch.randn(200, 6, generator=g, dtype=torch.float64)
-    start = Linear(torch.randn(6, 12, generator=g, dtype=torch.float64), torch.randn(6, dtype=torch.float64) if bias else None)
+    start = Linear(
+        torch.randn(6, 12, generator=g, dtype=torch.float64),
+        torch.randn(6, dtype=torch.float64) if bias else None,
+    )
     fit = Regression()
     for part in range(4):
-        fit.add(x[50 * part : 50 * part + 50].view(5, 10, 12), y[50 * part : 50 * part + 50].view(5, 10, 6))
+        fit.add(
+            x[50 * part : 50 * part + 50].view(5, 10, 12),
+            y[50 * part : 50 * part + 50].view(5, 10, 6),
+        )
     return x, y, start, fit
 
 
@@ -58,7 +72,11 @@ def test_an_identity_in_the_up_factor_stays_and_so_do_codes_and_sparse_terms():
     x, y, start, fit = rows(bias=True)
     g = torch.Generator().manual_seed(9)
     down = torch.randn(4, 12, generator=g, dtype=torch.float64)
-    fixed = LowRank(down, IdentityRows(torch.randn(1, 2, 4, dtype=torch.float64), torch.arange(6).int().unsqueeze(0)), start.bias)
+    fixed = LowRank(
+        down,
+        IdentityRows(torch.randn(1, 2, 4, dtype=torch.float64), torch.arange(6).int().unsqueeze(0)),
+        start.bias,
+    )
     assert solved(fixed, fit) is fixed
     sparse = Sparse(torch.ones(3, dtype=torch.float64), torch.tensor([1, 20, 70]).int(), (6, 12))
     up = torch.randn(6, 4, generator=g, dtype=torch.float64)
@@ -69,17 +87,27 @@ def test_an_identity_in_the_up_factor_stays_and_so_do_codes_and_sparse_terms():
     assert torch.allclose(new.bias, shift, atol=1e-6)
     coded = solved(LowRank(down, quantise(up, 8, 8), start.bias), fit)
     assert (coded.up.bits, coded.up.chunk) == (8, 8)
-    assert torch.allclose(dense(coded.up), slow_ridge(x @ down.mT, y, up, 0.3, bias=True)[0], atol=0.05)
+    assert torch.allclose(
+        dense(coded.up), slow_ridge(x @ down.mT, y, up, 0.3, bias=True)[0], atol=0.05
+    )
 
 
 def recipe(folder, story_file, **more):
-    asked = {"samples": 8, "seq_len": 32, "ratio": 0.3, "method": "fused", "dtype": "float64"} | more
+    asked = {
+        "samples": 8,
+        "seq_len": 32,
+        "ratio": 0.3,
+        "method": "fused",
+        "dtype": "float64",
+    } | more
     return lrcore.Recipe(model=str(folder), data=str(story_file), **asked)
 
 
 def stream_error(model, small, tokens):
     """Mean squared distance of the last hidden states, before the final norm."""
-    hidden = [m.network(tokens, output_hidden_states=True).hidden_states[-2] for m in (model, small)]
+    hidden = [
+        m.network(tokens, output_hidden_states=True).hidden_states[-2] for m in (model, small)
+    ]
     return float(((hidden[0] - hidden[1]) ** 2).mean())
 
 
@@ -95,7 +123,9 @@ def stream_error(model, small, tokens):
         ("latentllm", {"sparse": 0.05}),
     ],
 )
-def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(kind, method, options, request, story_file):
+def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
+    kind, method, options, request, story_file
+):
     asked = recipe(request.getfixturevalue(kind), story_file, method=method, options=options)
     model = lrcore.load(asked.model, dtype="float64")
     tokens = lrcore.calibrate(model, asked).tokens

@@ -9,14 +9,23 @@ import pytest
 from lrcore.evaluation.report import Point, page, pareto, said, scatter, section, table
 from lrcore.files import write_text
 
-POINTS = [Point("a", "x", 1, 5), Point("b", "x", 2, 3), Point("c", "y", 3, 4), Point("d", "y", 4, 1)]
+POINTS = [
+    Point("a", "x", 1, 5),
+    Point("b", "x", 2, 3),
+    Point("c", "y", 3, 4),
+    Point("d", "y", 4, 1),
+]
 
 
 def test_the_front_is_what_no_point_beats():
     assert [p.name for p in pareto(POINTS)] == ["a", "b", "d"]
-    assert [p.name for p in pareto([Point("a", "", 1, 1), Point("b", "", 1, 1), Point("c", "", 1, 0.5)])] == ["c"]
+    assert [
+        p.name for p in pareto([Point("a", "", 1, 1), Point("b", "", 1, 1), Point("c", "", 1, 0.5)])
+    ] == ["c"]
     for point in POINTS:
-        beaten = any((q.x <= point.x and q.y < point.y) or (q.x < point.x and q.y <= point.y) for q in POINTS)
+        beaten = any(
+            (q.x <= point.x and q.y < point.y) or (q.x < point.x and q.y <= point.y) for q in POINTS
+        )
         assert (point in pareto(POINTS)) is not beaten
 
 
@@ -38,7 +47,11 @@ def test_one_point_and_none_are_no_trouble():
 
 
 def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
-    text = page("A <b>", section("T & U", table([{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}])), scatter(POINTS, "x", "y"))
+    text = page(
+        "A <b>",
+        section("T & U", table([{"name": "<script>", "n": 1.5}, {"name": "b", "m": None}])),
+        scatter(POINTS, "x", "y"),
+    )
     assert not re.search(r"https?:|src=|href=|@import|url\(|<script", text)
     assert "&lt;script&gt;" in text
     write_text(tmp_path / "deep" / "report.html", text)
@@ -46,7 +59,15 @@ def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(None, "—"), (1.5, "1.5000"), (1e-5, "1.000e-05"), (math.nan, "not finite"), (12345, "12,345"), (True, "True")]
+    ("value", "words"),
+    [
+        (None, "—"),
+        (1.5, "1.5000"),
+        (1e-5, "1.000e-05"),
+        (math.nan, "not finite"),
+        (12345, "12,345"),
+        (True, "True"),
+    ],
 )
 def test_values_in_words(value, words):
     assert said(value) == words

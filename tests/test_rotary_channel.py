@@ -1,4 +1,6 @@
-"""The decoupled rotary channel of a latent model (CARE, section 3.5): what it computes, and that it is there wherever the model goes."""
+"""The decoupled rotary channel of a latent model (CARE, section 3.5): what it computes, and that
+it is there wherever the model goes.
+"""
 
 import json
 from dataclasses import replace
@@ -17,7 +19,13 @@ from lrcore.models.layers import clone, measure, read_layer, write_layer
 from lrcore.models.trainable import add_channel
 
 TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
-FAMILIES = ("llama", "qwen3", "gemma2", "phi", "smollm3")  # scaled angles, norms, softcap and windows, half a head turned, layers without
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "phi",
+    "smollm3",
+)  # scaled angles, norms, softcap and windows, half a head turned, layers without
 ELSEWHERE = """
 import importlib.util, json, sys
 import torch
@@ -47,19 +55,33 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 def compressed(folder, data, **changes):
     asked = {"samples": 4, "seq_len": 32, "method": "care", "ratio": 0.6} | changes
-    return lrcore.compress(lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(data), **asked))
+    return lrcore.compress(
+        lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(data), **asked)
+    )
 
 
 def with_channel(model, size=4, trained=True):
-    """The model with a channel in every layer that can have one; trained: with numbers in W_K^R, too."""
+    """The model with a channel in every layer that can have one; trained: with numbers in W_K^R,
+    too.
+    """
     network = clone(model.network)
     add_channel(network, size)
     for index in range(len(decoder_layers(network)) if trained else 0):
         layer = read_layer(network, index)
         channel = layer.attention.channel
         if channel is not None:
-            k = torch.randn(channel.k.shape, generator=torch.Generator().manual_seed(index)).to(channel.k) * 0.3
-            write_layer(network, replace(layer, attention=replace(layer.attention, channel=RotaryChannel(channel.q, k))))
+            k = (
+                torch.randn(channel.k.shape, generator=torch.Generator().manual_seed(index)).to(
+                    channel.k
+                )
+                * 0.3
+            )
+            write_layer(
+                network,
+                replace(
+                    layer, attention=replace(layer.attention, channel=RotaryChannel(channel.q, k))
+                ),
+            )
     return replace(model, network=network)
 
 
@@ -82,16 +104,23 @@ def turned(states, theta=10000.0):
         for j in range(half):
             angle = torch.tensor(t * theta ** (-j / half), dtype=states.dtype)
             a, b = states[t, j], states[t, j + half]
-            out[t, j], out[t, j + half] = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+            out[t, j], out[t, j + half] = (
+                a * angle.cos() - b * angle.sin(),
+                b * angle.cos() + a * angle.sin(),
+            )
     return out
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_the_attention_is_that_of_the_paper_but_for_the_scale(size, tiny_llama_bias, story_file) -> None:
+def test_the_attention_is_that_of_the_paper_but_for_the_scale(
+    size, tiny_llama_bias, story_file
+) -> None:
     small = with_channel(compressed(tiny_llama_bias, story_file, dtype="float64"), size)
     small.network.double()
     a = read_layer(small.network, 1).attention
-    module = next(m for m in decoder_layers(small.network)[1].modules() if isinstance(m, LatentAttention))
+    module = next(
+        m for m in decoder_layers(small.network)[1].modules() if isinstance(m, LatentAttention)
+    )
     x = torch.randn(1, 9, 32, dtype=torch.float64)
     with torch.inference_mode():
         angles = small.network.model.rotary_emb(x, torch.arange(9)[None])
@@ -101,7 +130,10 @@ def test_the_attention_is_that_of_the_paper_but_for_the_scale(size, tiny_llama_b
     key = turned(latent @ a.channel.k.T)
     heads = []
     for head in range(a.n_q):
-        own, group = slice(head * 8, head * 8 + 8), slice(head // a.group * 8, head // a.group * 8 + 8)
+        own, group = (
+            slice(head * 8, head * 8 + 8),
+            slice(head // a.group * 8, head // a.group * 8 + 8),
+        )
         query = turned(x[0] @ a.channel.q[head * size : head * size + size].T)
         scores = (turned(q[:, own]) @ turned(k[:, group]).T + query @ key.T) * a.scale
         scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
@@ -111,7 +143,9 @@ def test_the_attention_is_that_of_the_paper_but_for_the_scale(size, tiny_llama_b
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_a_channel_without_keys_changes_no_bit(family, folder_of, story_file) -> None:
-    """Heads of 16: their products are summed in the same order with and without the zeros behind them."""
+    """Heads of 16: their products are summed in the same order with and without the zeros behind
+    them.
+    """
     small = compressed(folder_of(family), story_file)
     made = with_channel(small, trained=False)
     assert measure(made.network).parameters > measure(small.network).parameters
@@ -121,23 +155,33 @@ def test_a_channel_without_keys_changes_no_bit(family, folder_of, story_file) ->
 
 def test_in_heads_of_eight_it_changes_the_last_bits_at_most(tiny_llama, story_file) -> None:
     small = compressed(tiny_llama, story_file)
-    assert torch.allclose(logits(with_channel(small, trained=False).network), logits(small.network), atol=1e-5)
+    assert torch.allclose(
+        logits(with_channel(small, trained=False).network), logits(small.network), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"joint": True}])
-def test_the_cache_holds_no_more_and_any_way_through_it_gives_the_same(options, tiny_llama_bias, story_file) -> None:
+def test_the_cache_holds_no_more_and_any_way_through_it_gives_the_same(
+    options, tiny_llama_bias, story_file
+) -> None:
     small = compressed(tiny_llama_bias, story_file, options=options)
     made = with_channel(small)
     assert made.size.kv_values == small.size.kv_values
     whole = logits(made.network)
     for parts in ([17, 1, 1, 21], [1] * 40, [40]):
         cache = DynamicCache(config=made.network.config)
-        pieces = [logits(made.network, part, past_key_values=cache, use_cache=True) for part in TOKENS.split(parts, 1)]
+        pieces = [
+            logits(made.network, part, past_key_values=cache, use_cache=True)
+            for part in TOKENS.split(parts, 1)
+        ]
         assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
         held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
         assert held == small.size.kv_bytes * TOKENS.numel()
     cache = StaticCache(config=made.network.config, max_cache_len=48)
-    pieces = [logits(made.network, part, past_key_values=cache, use_cache=True) for part in TOKENS.split([30, 1, 9], 1)]
+    pieces = [
+        logits(made.network, part, past_key_values=cache, use_cache=True)
+        for part in TOKENS.split([30, 1, 9], 1)
+    ]
     assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
 
 
@@ -148,16 +192,27 @@ def test_rows_padded_on_the_left_give_the_logits_of_each_alone(tiny_llama, story
     mask[0, :6] = 0
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     alone = logits(network, TOKENS[:1, :20])
-    assert torch.allclose(logits(network, tokens, attention_mask=mask, position_ids=positions)[:1, 6:], alone, atol=2e-5)
+    assert torch.allclose(
+        logits(network, tokens, attention_mask=mask, position_ids=positions)[:1, 6:],
+        alone,
+        atol=2e-5,
+    )
     cache, pieces = DynamicCache(config=network.config), []
     for start, stop in ((0, 15), (15, 16), (16, 26)):
-        given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop], "past_key_values": cache, "use_cache": True}
+        given = {
+            "attention_mask": mask[:, :stop],
+            "position_ids": positions[:, start:stop],
+            "past_key_values": cache,
+            "use_cache": True,
+        }
         pieces.append(logits(network, tokens[:, start:stop], **given))
     assert torch.allclose(torch.cat(pieces, 1)[:1, 6:], alone, atol=2e-5)
 
 
 def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tmp_path) -> None:
-    models = {family: with_channel(compressed(folder_of(family), story_file), 4) for family in FAMILIES}
+    models = {
+        family: with_channel(compressed(folder_of(family), story_file), 4) for family in FAMILIES
+    }
     for family, made in models.items():
         back = lrcore.load(str(lrcore.save(made, tmp_path / "saved" / family)))
         assert torch.equal(logits(back.network), logits(made.network))
@@ -167,14 +222,22 @@ def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tm
         half = lrcore.load(str(tmp_path / "saved" / family), dtype="bfloat16")
         assert {p.dtype for p in half.network.parameters()} == {torch.bfloat16}
         lrcore.export(made, tmp_path / "away" / family)
-    elsewhere(ELSEWHERE, json.dumps([str(tmp_path / "away" / family) for family in models]), str(tmp_path / "found.pt"), cwd=tmp_path)
+    elsewhere(
+        ELSEWHERE,
+        json.dumps([str(tmp_path / "away" / family) for family in models]),
+        str(tmp_path / "found.pt"),
+        cwd=tmp_path,
+    )
     for made, found in zip(models.values(), torch.load(tmp_path / "found.pt"), strict=True):
         assert torch.equal(found, logits(made.network))
 
 
 def test_layers_without_rotary_positions_get_none(folder_of, story_file) -> None:
     made = with_channel(compressed(folder_of("smollm3"), story_file))
-    assert [read_layer(made.network, index).attention.channel is None for index in range(2)] == [False, True]
+    assert [read_layer(made.network, index).attention.channel is None for index in range(2)] == [
+        False,
+        True,
+    ]
 
 
 def test_its_parameters_and_products_are_counted(tiny_llama, story_file) -> None:
@@ -182,7 +245,11 @@ def test_its_parameters_and_products_are_counted(tiny_llama, story_file) -> None
     made = with_channel(small, 4)
     ranks = [read_layer(small.network, index).attention.k.rank for index in range(3)]
     more = sum(4 * 4 * 32 + 4 * rank for rank in ranks)
-    assert made.size.parameters - small.size.parameters == made.size.decoder_linear - small.size.decoder_linear == more
+    assert (
+        made.size.parameters - small.size.parameters
+        == made.size.decoder_linear - small.size.decoder_linear
+        == more
+    )
     cost = lrcore.measure_cost(made, 32)
     assert cost.flops_prefill == cost.flops_formula > lrcore.measure_cost(small, 32).flops_prefill
 
@@ -191,17 +258,31 @@ def test_other_jobs_keep_it_or_refuse_it(tiny_llama, story_file) -> None:
     model, small = lrcore.load(str(tiny_llama)), compressed(tiny_llama, story_file)
     made = with_channel(small)
     codes = lrcore.quantise(made, 8, group=16)
-    assert torch.equal(read_layer(codes.network, 0).attention.channel.k, read_layer(made.network, 0).attention.channel.k)
-    rows = {row["parts"]: row["perplexity"] for row in lrcore.contributions(model, made, str(story_file), 4, 32).rows}
-    assert rows["all"] == pytest.approx(lrcore.evaluate(made, str(story_file), samples=4, seq_len=32).perplexity, rel=1e-5)
-    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3")
+    assert torch.equal(
+        read_layer(codes.network, 0).attention.channel.k,
+        read_layer(made.network, 0).attention.channel.k,
+    )
+    rows = {
+        row["parts"]: row["perplexity"]
+        for row in lrcore.contributions(model, made, str(story_file), 4, 32).rows
+    }
+    assert rows["all"] == pytest.approx(
+        lrcore.evaluate(made, str(story_file), samples=4, seq_len=32).perplexity, rel=1e-5
+    )
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3"
+    )
     with pytest.raises(lrcore.InputError, match="rotary channel"):
         lrcore.compress(made, recipe)
 
 
 @pytest.mark.parametrize(
     ("family", "method", "size", "says"),
-    [("tiny_opt", "care", 4, "No layer"), ("tiny_llama", "svd", 4, "No layer"), ("tiny_llama", "care", 10, "at most 8")],
+    [
+        ("tiny_opt", "care", 4, "No layer"),
+        ("tiny_llama", "svd", 4, "No layer"),
+        ("tiny_llama", "care", 10, "at most 8"),
+    ],
 )
 def test_what_cannot_have_one_is_told(family, method, size, says, request, story_file) -> None:
     small = compressed(request.getfixturevalue(family), story_file, method=method)

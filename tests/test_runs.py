@@ -17,7 +17,9 @@ from lrcore.runs.runs import PARTIAL, Runs
 
 @pytest.fixture(scope="module")
 def small(tiny_llama, story_file):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4
+    )
     return lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
 
 
@@ -70,12 +72,19 @@ def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(kept, 
     old = kept.folder / "20250101-000000-a3-abcd"
     old.mkdir()
     evaluations = [{"protocol": {"source": "s"}, "perplexity": 1.5}]
-    (old / "report.json").write_text(json.dumps({"name": "of old", "created": 5.0, **small.report, "evaluations": evaluations}))
+    (old / "report.json").write_text(
+        json.dumps({"name": "of old", "created": 5.0, **small.report, "evaluations": evaluations})
+    )
     (old / "recipe.json").write_text(json.dumps({"model": "demo-llama", "ratio": 0.3}))
     before = kept.stamp()
     assert kept.ids() == [old.name]
     run = kept.get(old.name)
-    assert (run.name, run.created, run.evaluations, run.recipe.ratio) == ("of old", 5.0, evaluations, 0.3)
+    assert (run.name, run.created, run.evaluations, run.recipe.ratio) == (
+        "of old",
+        5.0,
+        evaluations,
+        0.3,
+    )
     kept.rename(run.id, "renamed")
     assert [one.name for one in Runs(kept.folder).all()] == ["renamed"]
     (old / "report.json").unlink()
@@ -88,7 +97,11 @@ def test_the_stamp_changes_with_every_change_of_any_process(kept, small):
     run = kept.write("a", recipe_of(small), small)
     seen.append(kept.stamp())
     code = f"import lrcore; lrcore.Runs({str(kept.folder)!r}).rename({run.id!r}, 'theirs')"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(Path(lrcore.__file__).parents[1])})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(lrcore.__file__).parents[1])},
+    )
     seen.append(kept.stamp())
     assert len(set(seen)) == 3
     assert kept.get(run.id).name == "theirs"
@@ -108,7 +121,9 @@ def test_many_writers_lose_nothing(kept, small):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(one["i"] for one in kept.results(run.id, "count")) == sorted(s + i for s in (0, 100, 200, 300) for i in range(10))
+    assert sorted(one["i"] for one in kept.results(run.id, "count")) == sorted(
+        s + i for s in (0, 100, 200, 300) for i in range(10)
+    )
 
 
 def test_what_a_living_process_writes_is_left_alone(kept):
@@ -132,7 +147,10 @@ def test_a_checkpoint_from_elsewhere_stays_where_it_is(kept, small, tmp_path):
 
 
 def test_only_the_differences(kept, small):
-    runs = [kept.write(name, recipe_of(small, ratio=ratio), small) for name, ratio in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
+    runs = [
+        kept.write(name, recipe_of(small, ratio=ratio), small)
+        for name, ratio in (("a", 0.1), ("b", 0.2), ("c", 0.1))
+    ]
     assert differences(runs) == [{"field": "ratio", "a": 0.1, "b": 0.2, "c": 0.1}]
     assert differences([runs[0], runs[2]]) == []
     for wrong in (runs[:1], runs * 3):
@@ -146,7 +164,9 @@ def run_json(capsys, *arguments):
 
 
 def test_the_command(kept, small, capsys, monkeypatch):
-    one, two = (kept.write(name, recipe_of(small, seed=i), small) for i, name in enumerate(("a", "b")))
+    one, two = (
+        kept.write(name, recipe_of(small, seed=i), small) for i, name in enumerate(("a", "b"))
+    )
     base = ["runs", "--folder", kept.folder]
     listed = run_json(capsys, *base)
     assert [row["name"] for row in listed["runs"]] == ["b", "a"]
@@ -154,7 +174,9 @@ def test_the_command(kept, small, capsys, monkeypatch):
     assert run_json(capsys, *base, "tag", one.id, "x", "y")["tags"] == ["x", "y"]
     assert run_json(capsys, *base, "tag", one.id, "x", "--remove")["tags"] == ["y"]
     assert [row["id"] for row in run_json(capsys, *base, "--tag", "y")["runs"]] == [one.id]
-    assert run_json(capsys, *base, "compare", "first", "b")["differences"] == [{"field": "seed", "first": 0, "b": 1}]
+    assert run_json(capsys, *base, "compare", "first", "b")["differences"] == [
+        {"field": "seed", "first": 0, "b": 1}
+    ]
     assert run_json(capsys, *base, "show", two.id)["recipe"]["seed"] == 1
     assert main([*map(str, base), "delete", "b", "--json"]) == 2
     assert "not deleted" in capsys.readouterr().err

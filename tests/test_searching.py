@@ -15,13 +15,23 @@ def test_the_search_goes_downhill_and_is_never_worse_than_equal_shares() -> None
     def loss(shares) -> float:
         calls.append(shares)
         even = sum(shares) / len(shares)  # what a budget does: shares count relative to their mean
-        return sum((share - even + 0.7 - goal) ** 2 for share, goal in zip(shares, best, strict=True))
+        return sum(
+            (share - even + 0.7 - goal) ** 2 for share, goal in zip(shares, best, strict=True)
+        )
 
     found = best_shares(4, 0.7, loss, lambda *_: None)
     assert loss(found) < 0.3 * loss((0.7,) * 4)
     assert found[0] > found[2] > found[1]
     assert len(set(calls)) <= 4 * (4 + 4) + 1
-    assert best_shares(3, 0.5, lambda shares: abs(shares[0] - 0.5) + abs(shares[1] - 0.5) + abs(shares[2] - 0.5), print) == (0.5,) * 3
+    assert (
+        best_shares(
+            3,
+            0.5,
+            lambda shares: abs(shares[0] - 0.5) + abs(shares[1] - 0.5) + abs(shares[2] - 0.5),
+            print,
+        )
+        == (0.5,) * 3
+    )
 
 
 def test_moves_stay_within_their_range() -> None:
@@ -33,7 +43,9 @@ def test_mix_is_no_worse_than_uniform_on_the_calibration_tokens_and_comes_from_d
     tiny_llama, story_file, method: str, monkeypatch
 ) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, method=method, policy="mix", ratio=0.4)
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=6, seq_len=32, method=method, policy="mix", ratio=0.4
+    )
     plain = lrcore.prepare(model, recipe.with_(policy="uniform"))
     with pytest.raises(lrcore.InputError, match="search"):
         lrcore.allocate(plain, recipe)
@@ -49,7 +61,9 @@ def test_mix_is_no_worse_than_uniform_on_the_calibration_tokens_and_comes_from_d
     assert losses[0] <= losses[1] + 1e-9
     with pytest.raises(lrcore.InputError, match="another budget"):
         lrcore.allocate(factors, recipe.with_(ratio=0.3))
-    monkeypatch.setattr("lrcore.compression.searching.best_shares", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr(
+        "lrcore.compression.searching.best_shares", lambda *_: pytest.fail("the cache was not used")
+    )
     assert lrcore.allocate(lrcore.prepare(model, recipe), recipe).ranks == plan.ranks
     small = lrcore.compress(model, recipe, plain)
     assert small.report["summary"]["achieved"] == plan.summary()["achieved"]

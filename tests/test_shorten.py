@@ -1,4 +1,6 @@
-"""Whole layers dropped: which go, and that what is left is a model of its family, in memory, in the cache and on disk."""
+"""Whole layers dropped: which go, and that what is left is a model of its family, in memory, in
+the cache and on disk.
+"""
 
 import copy
 import json
@@ -45,7 +47,9 @@ def test_a_network_without_a_layer_is_one_of_its_family(family, gone, tmp_path):
     rest = logits(short, TOKENS[:, 20:], past_key_values=first.past_key_values)
     assert torch.allclose(rest, skipped[:, 20:], atol=1e-4 * float(skipped.abs().max()))
     short.save_pretrained(tmp_path)
-    back = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=kernel_of(short.config)).eval()
+    back = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=kernel_of(short.config)
+    ).eval()
     assert torch.equal(logits(back), skipped)
 
 
@@ -69,14 +73,22 @@ def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(asked
     def loss(gone: set[int]) -> float:
         network = copy.deepcopy(model.network)
         for index in gone:
-            decoder_layers(network)[index].forward = lambda hidden_states, *_args, **_kwargs: hidden_states
+            decoder_layers(network)[index].forward = lambda hidden_states, *_args, **_kwargs: (
+                hidden_states
+            )
         scores = logits(network, tokens)[:, :-1].flatten(0, 1)
         return float(torch.nn.functional.cross_entropy(scores, tokens[:, 1:].flatten()))
 
     expected: list[int] = []
     for _ in range(2):
-        expected.append(min(set(range(3)) - set(expected), key=lambda index: loss({*expected, index})))
-    assert lrcore.shorten(model, recipe, 2, by="loss").report["shortened"] == {"by": "loss", "gone": expected, "of": 3}
+        expected.append(
+            min(set(range(3)) - set(expected), key=lambda index: loss({*expected, index}))
+        )
+    assert lrcore.shorten(model, recipe, 2, by="loss").report["shortened"] == {
+        "by": "loss",
+        "gone": expected,
+        "of": 3,
+    }
 
 
 def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked, tmp_path):
@@ -90,13 +102,21 @@ def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked,
     assert {slot["layer"] for slot in small.report["ranks"]} == {0, 1}
     folder = lrcore.export(back, tmp_path / "stock", stock=True)
     assert not list(folder.glob("*.py"))
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)), logits(short.network))
+    assert torch.equal(
+        logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
+        logits(short.network),
+    )
     with pytest.raises(InputError, match="not one model"):
         lrcore.local_errors(model, short, recipe.data, samples=2, seq_len=32)
 
 
 @pytest.mark.parametrize(
-    ("layers", "by", "words"), [(0, "influence", "at least 1"), (3, "influence", "at least 1"), (1, "los", "Did you mean|did you mean")]
+    ("layers", "by", "words"),
+    [
+        (0, "influence", "at least 1"),
+        (3, "influence", "at least 1"),
+        (1, "los", "Did you mean|did you mean"),
+    ],
 )
 def test_what_cannot_be_is_refused_in_words(asked, layers, by, words):
     with pytest.raises(InputError, match=words):
@@ -105,7 +125,19 @@ def test_what_cannot_be_is_refused_in_words(asked, layers, by, words):
 
 def test_the_command_writes_what_the_word_makes(asked, story_file, tmp_path, capsys):
     model, recipe = asked
-    said = ["--data", str(story_file), "--samples", "4", "--seq-len", "32", "--layers", "1", "--by", "loss", "--json"]
+    said = [
+        "--data",
+        str(story_file),
+        "--samples",
+        "4",
+        "--seq-len",
+        "32",
+        "--layers",
+        "1",
+        "--by",
+        "loss",
+        "--json",
+    ]
     assert main(["shorten", recipe.model, str(tmp_path / "out"), *said]) == 0
     told, made = json.loads(capsys.readouterr().out), lrcore.shorten(model, recipe, 1, by="loss")
     assert told["shortened"] == made.report["shortened"]

@@ -1,4 +1,6 @@
-"""A narrower residual stream: the network is the same in any basis, what is cut holds least, and the result is a model as any other."""
+"""A narrower residual stream: the network is the same in any basis, what is cut holds least, and
+the result is a model as any other.
+"""
 
 import copy
 import json
@@ -13,7 +15,13 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.cli import main
-from lrcore.compression.slicing import ROTATIONS, principal, sliced_network, sliced_size, stream_width
+from lrcore.compression.slicing import (
+    ROTATIONS,
+    principal,
+    sliced_network,
+    sliced_size,
+    stream_width,
+)
 from lrcore.errors import InputError
 from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
 from lrcore.models.load import LoadedModel
@@ -21,7 +29,20 @@ from lrcore.models.rotation import check_stream
 from lrcore.models.sliced import residual_parameters
 
 TOKENS = torch.randint(3, 300, (4, 24), generator=torch.Generator().manual_seed(5))
-SLICED = ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "phi3", "gpt2", "opt", "gpt_neo", "smollm3", "starcoder2")
+SLICED = (
+    "llama",
+    "mistral",
+    "ministral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "phi3",
+    "gpt2",
+    "opt",
+    "gpt_neo",
+    "smollm3",
+    "starcoder2",
+)
 WIDTH = 32  # of the tiny models
 
 
@@ -34,7 +55,9 @@ class ExactNorm(nn.Module):
         self.eps = getattr(norm, "variance_epsilon", None) or norm.eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * (self.weight + self.offset)
+        return (
+            x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * (self.weight + self.offset)
+        )
 
 
 def exact(network: nn.Module) -> nn.Module:
@@ -63,7 +86,9 @@ def test_turned_and_not_sliced_a_network_is_what_it_was(family, rotations):
     before = logits(network)
     turned = sliced(network, WIDTH, rotations)
     assert torch.allclose(logits(turned), before, rtol=0, atol=1e-9)
-    assert not torch.allclose(turned.get_input_embeddings().weight, network.get_input_embeddings().weight, atol=0.1)
+    assert not torch.allclose(
+        turned.get_input_embeddings().weight, network.get_input_embeddings().weight, atol=0.1
+    )
     assert torch.equal(logits(network), before)  # the one given is untouched
 
 
@@ -78,21 +103,31 @@ def test_tied_untied_and_with_biases(folder, request):
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "starcoder2"])
 def test_layer_norm_leaves_one_direction_empty(family):
-    """Every writer is centred, so that the stream has no part along (1, ..., 1): one column less loses nothing."""
+    """Every writer is centred, so that the stream has no part along (1, ..., 1): one column less
+    loses nothing.
+    """
     network = exact(tiny(family))
     assert torch.allclose(logits(sliced(network, WIDTH - 1)), logits(network), rtol=0, atol=1e-9)
-    assert not torch.allclose(logits(sliced(network, WIDTH - 2)), logits(network), rtol=0, atol=1e-3)
+    assert not torch.allclose(
+        logits(sliced(network, WIDTH - 2)), logits(network), rtol=0, atol=1e-3
+    )
 
 
 def test_no_other_subspace_holds_more():
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(200, 12, generator=generator, dtype=torch.float64) @ torch.randn(12, 12, generator=generator, dtype=torch.float64)
+    x = torch.randn(200, 12, generator=generator, dtype=torch.float64) @ torch.randn(
+        12, 12, generator=generator, dtype=torch.float64
+    )
     q = principal(x.mT @ x / len(x), 5)
     assert torch.allclose(q.mT @ q, torch.eye(5, dtype=torch.float64), atol=1e-12)
     kept = float((x @ q).square().sum() / len(x))
-    assert kept == pytest.approx(float(torch.linalg.svdvals(x)[:5].square().sum() / len(x)), rel=1e-12)
+    assert kept == pytest.approx(
+        float(torch.linalg.svdvals(x)[:5].square().sum() / len(x)), rel=1e-12
+    )
     for _ in range(200):
-        other = torch.linalg.qr(q + 0.3 * torch.randn(12, 5, generator=generator, dtype=torch.float64)).Q
+        other = torch.linalg.qr(
+            q + 0.3 * torch.randn(12, 5, generator=generator, dtype=torch.float64)
+        ).Q
         assert float((x @ other).square().sum() / len(x)) < kept
 
 
@@ -111,18 +146,29 @@ def test_what_the_first_block_loses_is_the_eigenvalues_dropped():
 
 
 def reference_logits(network: nn.Module, width: int) -> torch.Tensor:
-    """SliceGPT on a Llama without a rotation: in the full width, the stream is projected before each component, one after another."""
+    """SliceGPT on a Llama without a rotation: in the full width, the stream is projected before
+    each component, one after another.
+    """
     body = network.model
 
     def projected(h: torch.Tensor) -> torch.Tensor:
-        rows = (h / (h.square().mean(-1, keepdim=True) + network.config.rms_norm_eps).sqrt()).flatten(0, 1)
+        rows = (
+            h / (h.square().mean(-1, keepdim=True) + network.config.rms_norm_eps).sqrt()
+        ).flatten(0, 1)
         basis = torch.linalg.svd(rows).Vh[:width]
         return h @ basis.mT @ basis
 
-    angles = body.rotary_emb(body.embed_tokens(TOKENS), position_ids=torch.arange(TOKENS.shape[1])[None])
+    angles = body.rotary_emb(
+        body.embed_tokens(TOKENS), position_ids=torch.arange(TOKENS.shape[1])[None]
+    )
     h = projected(body.embed_tokens(TOKENS))
     for layer in body.layers:
-        h = projected(h + layer.self_attn(layer.input_layernorm(h), position_embeddings=angles, attention_mask=None)[0])
+        h = projected(
+            h
+            + layer.self_attn(
+                layer.input_layernorm(h), position_embeddings=angles, attention_mask=None
+            )[0]
+        )
         h = projected(h + layer.mlp(layer.post_attention_layernorm(h)))
     return network.lm_head(body.norm(h))
 
@@ -136,10 +182,16 @@ def test_each_basis_is_found_on_what_the_sliced_layers_before_it_give(width):
 
 
 def test_one_rotation_for_all_is_that_of_the_mean_of_the_moments():
-    """By hooks on the dense norms; what is sliced away of the embeddings is the rest of that basis."""
+    """By hooks on the dense norms; what is sliced away of the embeddings is the rest of that
+    basis.
+    """
     network, seen = exact(tiny("llama")), []
     for norm in [module for module in network.modules() if isinstance(module, ExactNorm)]:
-        norm.register_forward_pre_hook(lambda own, args: seen.append(args[0] / (args[0].square().mean(-1, keepdim=True) + own.eps).sqrt()))
+        norm.register_forward_pre_hook(
+            lambda own, args: seen.append(
+                args[0] / (args[0].square().mean(-1, keepdim=True) + own.eps).sqrt()
+            )
+        )
     logits(network)
     assert len(seen) == 2 * 2 + 1
     basis = torch.linalg.svd(torch.cat(seen).flatten(0, 1), full_matrices=False).Vh[:20]
@@ -163,7 +215,9 @@ def test_parameters_are_counted_as_they_are_and_the_ratio_is_met(family, rotatio
             removed.append(1 - held / dense.size.decoder_linear)
         assert removed[0] >= ratio > removed[1]
         made = LoadedModel(family, sliced(dense.network, width, rotations), None, "", None)
-        assert 1 - made.size.decoder_linear / dense.size.decoder_linear == pytest.approx(removed[0], abs=1e-12)
+        assert 1 - made.size.decoder_linear / dense.size.decoder_linear == pytest.approx(
+            removed[0], abs=1e-12
+        )
         assert made.size.parameters == sum(p.numel() for p in made.network.parameters())
         assert made.size.kv_values == dense.size.kv_values
 
@@ -184,13 +238,20 @@ def test_the_cache_gives_what_the_whole_gives(family):
     network = sliced(tiny(family), 24)
     whole = logits(network)
     first = network(input_ids=TOKENS[:, :20], use_cache=True)
-    rest = [logits(network, TOKENS[:, i : i + 1], past_key_values=first.past_key_values, use_cache=True) for i in range(20, 24)]
-    assert torch.allclose(torch.cat(rest, dim=1), whole[:, 20:], atol=1e-4 * float(whole.abs().max()))
+    rest = [
+        logits(network, TOKENS[:, i : i + 1], past_key_values=first.past_key_values, use_cache=True)
+        for i in range(20, 24)
+    ]
+    assert torch.allclose(
+        torch.cat(rest, dim=1), whole[:, 20:], atol=1e-4 * float(whole.abs().max())
+    )
 
 
 @pytest.fixture
 def asked(tiny_llama, story_file):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3)
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3
+    )
     return lrcore.load(str(tiny_llama)), recipe
 
 
@@ -200,7 +261,9 @@ FOLDERS = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("rotations", ROTATIONS)
 def test_saved_it_comes_back_to_the_bit(folder, rotations, request, asked, tmp_path):
-    small = lrcore.slice_hidden(lrcore.load(str(request.getfixturevalue(folder))), asked[1], rotations)
+    small = lrcore.slice_hidden(
+        lrcore.load(str(request.getfixturevalue(folder))), asked[1], rotations
+    )
     saved = lrcore.save(small, tmp_path / "saved")
     back = lrcore.load(str(saved))
     assert torch.equal(logits(back.network), logits(small.network))
@@ -211,11 +274,20 @@ def test_saved_it_comes_back_to_the_bit(folder, rotations, request, asked, tmp_p
 def test_exported_it_loads_where_this_project_is_not_installed(request, asked, tmp_path):
     models, folders = [], []
     for folder, rotations in [*((folder, "block") for folder in FOLDERS), ("tiny_llama", "one")]:
-        models.append(lrcore.slice_hidden(lrcore.load(str(request.getfixturevalue(folder))), asked[1], rotations))
+        models.append(
+            lrcore.slice_hidden(
+                lrcore.load(str(request.getfixturevalue(folder))), asked[1], rotations
+            )
+        )
         folders.append(lrcore.export(models[-1], tmp_path / f"{folder}-{rotations}"))
-    for model, folder, found in zip(models, folders, loaded_elsewhere(folders, tmp_path), strict=True):
+    for model, folder, found in zip(
+        models, folders, loaded_elsewhere(folders, tmp_path), strict=True
+    ):
         assert torch.equal(found, logits(model.network, THERE))
-        assert f"{model.report['sliced']['width']} wide instead of 32" in (folder / "README.md").read_text()
+        assert (
+            f"{model.report['sliced']['width']} wide instead of 32"
+            in (folder / "README.md").read_text()
+        )
 
 
 @pytest.mark.slow
@@ -226,13 +298,19 @@ def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, aske
         dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
         models.append(lrcore.slice_hidden(dense, asked[1], rotations))
         folders.append(lrcore.export(models[-1], tmp_path / f"{family}-out"))
-        assert torch.equal(logits(lrcore.load(str(folders[-1])).network), logits(models[-1].network))
-    for family, model, found in zip(SLICED, models, loaded_elsewhere(folders, tmp_path), strict=True):
+        assert torch.equal(
+            logits(lrcore.load(str(folders[-1])).network), logits(models[-1].network)
+        )
+    for family, model, found in zip(
+        SLICED, models, loaded_elsewhere(folders, tmp_path), strict=True
+    ):
         assert torch.equal(found, logits(model.network, THERE)), family
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen3"])
-def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(family, tiny_llama, asked, tmp_path):
+def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(
+    family, tiny_llama, asked, tmp_path
+):
     dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
     small = lrcore.slice_hidden(dense, asked[1], "one", multiple=4)
     folder = lrcore.export(small, tmp_path / "stock", stock=True)
@@ -248,10 +326,20 @@ def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(family, tiny_ll
 
 @pytest.mark.parametrize(
     ("family", "rotations", "words"),
-    [("llama", "block", "more than one basis"), ("opt", "one", "do not allow"), ("gemma", "one", "do not"), ("qwen2", "one", "do not")],
+    [
+        ("llama", "block", "more than one basis"),
+        ("opt", "one", "do not allow"),
+        ("gemma", "one", "do not"),
+        ("qwen2", "one", "do not"),
+    ],
 )
 def test_what_is_no_stock_model_says_why(family, rotations, words, tiny_llama, asked, tmp_path):
-    small = lrcore.slice_hidden(lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family))), asked[1], rotations, multiple=4)
+    small = lrcore.slice_hidden(
+        lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family))),
+        asked[1],
+        rotations,
+        multiple=4,
+    )
     assert not small.report["stock"]["qualifies"]
     with pytest.raises(InputError, match=words):
         lrcore.export(small, tmp_path / "stock", stock=True)
@@ -265,11 +353,15 @@ def test_a_width_that_is_no_multiple_of_the_heads_is_not_stock(asked, tmp_path):
 def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(asked, tmp_path):
     small = lrcore.slice_hidden(*asked, "one", 4)
     recipe = asked[1].with_(method="a3", ratio=0.1)
-    suggested = lrcore.stock_fit(small, lrcore.allocate(lrcore.prepare(small, recipe), recipe)).to_dict()["ranks"]
+    suggested = lrcore.stock_fit(
+        small, lrcore.allocate(lrcore.prepare(small, recipe), recipe)
+    ).to_dict()["ranks"]
     less = lrcore.compress(small, recipe.with_(overrides=suggested))
     assert less.report["stock"]["qualifies"]
     folder = lrcore.export(less, tmp_path / "stock", stock=True)
-    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(less.network), atol=1e-4)
+    assert torch.allclose(
+        logits(AutoModelForCausalLM.from_pretrained(folder)), logits(less.network), atol=1e-4
+    )
 
 
 def test_half_precision_is_saved_as_it_is(tiny_llama, asked, tmp_path):
@@ -284,10 +376,18 @@ def test_the_report_says_what_is_there(asked):
     small = lrcore.slice_hidden(model, recipe, multiple=4)
     told, summary = small.report["sliced"], small.report["summary"]
     layers = decoder_layers(small.network)
-    assert told["residual_parameters"] == sum(map(residual_parameters, layers)) == 2 * 3 * told["width"] ** 2
+    assert (
+        told["residual_parameters"]
+        == sum(map(residual_parameters, layers))
+        == 2 * 3 * told["width"] ** 2
+    )
     assert (told["of"], told["width"] % 4, told["asked"]) == (32, 0, 0.3)
     assert told["removed"] == 1 - small.size.decoder_linear / model.size.decoder_linear >= 0.3
-    assert summary["parameters"] == small.size.parameters == sum(p.numel() for p in small.network.parameters())
+    assert (
+        summary["parameters"]
+        == small.size.parameters
+        == sum(p.numel() for p in small.network.parameters())
+    )
     assert summary["megabytes"] == small.size.megabytes
     assert summary["dense_parameters"] == model.size.parameters
     assert summary["removed_params"] == told["removed"]
@@ -297,7 +397,9 @@ def test_the_report_says_what_is_there(asked):
 def test_the_other_jobs_take_it(asked, tmp_path):
     model, recipe = asked
     small = lrcore.slice_hidden(model, recipe)
-    assert lrcore.generate(small, "Once upon", max_new_tokens=5) == lrcore.generate(small, "Once upon", max_new_tokens=5)
+    assert lrcore.generate(small, "Once upon", max_new_tokens=5) == lrcore.generate(
+        small, "Once upon", max_new_tokens=5
+    )
     both = lrcore.compare(model, small, recipe.data, samples=4, seq_len=32)
     assert both.kl > 0
     cost = lrcore.measure_cost(small, context=24)
@@ -318,7 +420,9 @@ def test_with_one_rotation_it_is_compressed_as_any_model(method, folder, request
     less = lrcore.compress(small, asked[1].with_(method=method, ratio=0.2))
     assert less.size.decoder_linear < small.size.decoder_linear
     errors = lrcore.local_errors(small, less, asked[1].data, samples=2, seq_len=32).errors
-    assert all(0 <= value < 0.5 for layer in errors for name, value in layer.items() if name != "residual")
+    assert all(
+        0 <= value < 0.5 for layer in errors for name, value in layer.items() if name != "residual"
+    )
     back = lrcore.load(str(lrcore.save(less, tmp_path / "less")))
     assert torch.equal(logits(back.network), logits(less.network))
 
@@ -329,7 +433,9 @@ def test_other_families_are_refused(family):
     with pytest.raises(InputError, match="cannot be sliced"):
         check_stream(network)
     row = architecture_of(network)
-    assert row.norm_after or all(decoder_layers(network)[0].get_submodule(path) is not None for path in row.block_norms)
+    assert row.norm_after or all(
+        decoder_layers(network)[0].get_submodule(path) is not None for path in row.block_norms
+    )
     assert network.get_submodule(row.last_norm) is not None
 
 
@@ -386,7 +492,21 @@ def test_it_can_be_stopped_and_says_how_far_it_is(asked):
 
 def test_the_command_writes_what_the_word_makes(asked, tmp_path, capsys):
     model, recipe = asked
-    said = ["--data", recipe.data, "--samples", "4", "--seq-len", "32", "--ratio", "0.3", "--rotations", "one", "--multiple", "2", "--json"]
+    said = [
+        "--data",
+        recipe.data,
+        "--samples",
+        "4",
+        "--seq-len",
+        "32",
+        "--ratio",
+        "0.3",
+        "--rotations",
+        "one",
+        "--multiple",
+        "2",
+        "--json",
+    ]
     assert main(["slice", recipe.model, str(tmp_path / "out"), *said]) == 0
     told, made = json.loads(capsys.readouterr().out), lrcore.slice_hidden(model, recipe, "one", 2)
     assert told["sliced"] == json.loads(json.dumps(made.report["sliced"]))

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from lrcore.spectra import Cost, Spectrum, condition_number, cumulative_energy, effective_rank, energy_rank, stable_rank
+from lrcore.spectra import (
+    Cost,
+    Spectrum,
+    condition_number,
+    cumulative_energy,
+    effective_rank,
+    energy_rank,
+    stable_rank,
+)
 
 
 def test_flat_and_one_hot_spectra_have_the_ranks_they_should() -> None:
@@ -41,7 +49,9 @@ def test_cost_never_offers_a_factored_rank_that_saves_nothing() -> None:
 
 
 def test_tail_and_energy_count_columns_not_steps() -> None:
-    s = Spectrum((0, "qk"), torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64), Cost(6, 10, 60, step=2))
+    s = Spectrum(
+        (0, "qk"), torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64), Cost(6, 10, 60, step=2)
+    )
     assert [s.tail(r) for r in (2, 4, 6)] == [2, 1, 0]
     assert s.energy(2) == pytest.approx(4 / 6)
 

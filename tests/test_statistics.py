@@ -22,12 +22,17 @@ def test_a_sample_is_spread_evenly_whatever_the_batches(count, batch):
 @pytest.mark.parametrize("n", [7, BLOCK, 2 * BLOCK + 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_second_moment_formed_in_blocks_is_the_whole_product(n, dtype):
-    accumulator, x = Accumulator([("mlp_in", "second"), BLOCK_INFLUENCE]), torch.randn(4, 5, n).to(dtype)
+    accumulator, x = (
+        Accumulator([("mlp_in", "second"), BLOCK_INFLUENCE]),
+        torch.randn(4, 5, n).to(dtype),
+    )
     for batch in x.split(2):
         accumulator.observe("mlp_in", batch)
         accumulator.observe_block(batch, batch)
     second = accumulator.moments().second("mlp_in")
     rows = x.flatten(0, 1).double()
     assert second.dtype == torch.float64
-    torch.testing.assert_close(second, rows.mT @ rows / 20, rtol=0, atol=1e-6 if dtype == torch.float32 else 2e-2)
+    torch.testing.assert_close(
+        second, rows.mT @ rows / 20, rtol=0, atol=1e-6 if dtype == torch.float32 else 2e-2
+    )
     torch.testing.assert_close(second, second.mT, rtol=0, atol=1e-6)

@@ -10,9 +10,17 @@ from lrcore.cli import main
 from lrcore.evaluation.tasks import continuations, encode_pair, likelihoods, read_items
 
 ITEMS = [
-    {"question": "Tom and his sister went to the", "choices": ["park", "small dog", "tall tree"], "label": 0},
+    {
+        "question": "Tom and his sister went to the",
+        "choices": ["park", "small dog", "tall tree"],
+        "label": 0,
+    },
     {"question": "She gave three apples to ", "choices": ["her friend, and two", "a"], "label": 1},
-    {"question": "Ben was older than Tom so _ was in the tree.", "choices": ["Ben", "Tom"], "label": 0},
+    {
+        "question": "Ben was older than Tom so _ was in the tree.",
+        "choices": ["Ben", "Tom"],
+        "label": 0,
+    },
 ]
 
 
@@ -55,7 +63,9 @@ def test_scores_are_those_of_a_straight_loop(model, file):
 
 def test_batches_of_unequal_rows_change_nothing(model):
     rows = [encode_pair(model, *pair) for item in ITEMS for pair in continuations(item)]
-    assert likelihoods(model, rows, 8) == pytest.approx([log_likelihood(model, *row) for row in rows], rel=1e-4)
+    assert likelihoods(model, rows, 8) == pytest.approx(
+        [log_likelihood(model, *row) for row in rows], rel=1e-4
+    )
 
 
 def test_a_blank_is_filled_and_what_follows_is_scored():
@@ -63,7 +73,10 @@ def test_a_blank_is_filled_and_what_follows_is_scored():
         ("Ben was older than Tom so Ben", " was in the tree."),
         ("Ben was older than Tom so Tom", " was in the tree."),
     ]
-    assert continuations({"question": "The ____ is", "choices": ["a", " b"]}) == [("The ____ is", " a"), ("The ____ is", " b")]
+    assert continuations({"question": "The ____ is", "choices": ["a", " b"]}) == [
+        ("The ____ is", " a"),
+        ("The ____ is", " b"),
+    ]
 
 
 def test_blanks_before_a_choice_belong_to_it(model):
@@ -76,7 +89,11 @@ def test_blanks_before_a_choice_belong_to_it(model):
 
 def test_long_questions_lose_their_beginning(model, tmp_path):
     path = tmp_path / "long.jsonl"
-    path.write_text(json.dumps({"question": "Tom and his sister. " * 60, "choices": ["park", "dog"], "label": 0}))
+    path.write_text(
+        json.dumps(
+            {"question": "Tom and his sister. " * 60, "choices": ["park", "dog"], "label": 0}
+        )
+    )
     assert lrcore.score_choices(model, str(path)).cut == 1
 
 
@@ -112,20 +129,31 @@ def test_unknown_tasks_are_told(tmp_path):
 
 
 def test_the_scores_are_those_of_lm_eval(model):
-    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    pytest.importorskip(
+        "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
+    )
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    wrapped = HFLM(pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=1)
+    wrapped = HFLM(
+        pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=1
+    )
     pairs = [pair for item in ITEMS for pair in continuations(item)]
-    theirs = wrapped.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs], disable_tqdm=True)
+    theirs = wrapped.loglikelihood(
+        [Instance("loglikelihood", {}, pair, 0) for pair in pairs], disable_tqdm=True
+    )
     ours = likelihoods(model, [encode_pair(model, *pair) for pair in pairs], 4)
     assert ours == pytest.approx([score for score, _ in theirs], rel=1e-4)
 
 
-@pytest.mark.parametrize(("text", "words"), [("- a", "names no task"), ("task: !function x.y", "cannot be read"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("- a", "names no task"), ("task: !function x.y", "cannot be read"), (None, "cannot be read")],
+)
 def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
-    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    pytest.importorskip(
+        "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
+    )
     if text is not None:
         (tmp_path / "task.yaml").write_text(text)
     with pytest.raises(lrcore.InputError, match=words):
@@ -133,34 +161,69 @@ def test_task_files_that_are_none_are_told(model, tmp_path, text, words):
 
 
 def test_a_task_file_on_the_command_line_finds_our_word_perplexity(tiny_llama, tmp_path, capsys):
-    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
-    documents = ["Tom and his sister went to the park. " * 12, "She gave  three apples\nto her friend.", "Ben was tall."]
+    pytest.importorskip(
+        "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
+    )
+    documents = [
+        "Tom and his sister went to the park. " * 12,
+        "She gave  three apples\nto her friend.",
+        "Ben was tall.",
+    ]
     rows, task = tmp_path / "rows.jsonl", tmp_path / "words.yaml"
     rows.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
     metrics = [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]
-    task.write_text(json.dumps({
-        "task": "words", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}}, "test_split": "test",
-        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": metrics,
-    }))  # fmt: skip
+    task.write_text(
+        json.dumps(
+            {
+                "task": "words",
+                "dataset_path": "json",
+                "dataset_kwargs": {"data_files": {"test": str(rows)}},
+                "test_split": "test",
+                "output_type": "loglikelihood_rolling",
+                "doc_to_text": "",
+                "doc_to_target": "{{text}}",
+                "metric_list": metrics,
+            }
+        )
+    )
     assert main(["tasks", str(tiny_llama), "--task", f"lm-eval:{task}", "--json"]) == 0
     theirs = json.loads(capsys.readouterr().out)["lm_eval"]["words"]
     ours = lrcore.evaluate(lrcore.load(str(tiny_llama)), str(rows), protocol="lm-eval-word")
     for metric in metrics:
-        assert getattr(ours, metric["metric"]) == pytest.approx(theirs[f"{metric['metric']},none"], rel=1e-6)
+        assert getattr(ours, metric["metric"]) == pytest.approx(
+            theirs[f"{metric['metric']},none"], rel=1e-6
+        )
 
 
 def test_a_task_run_by_lm_eval_has_the_same_accuracies(tmp_path):
-    pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError)
+    pytest.importorskip(
+        "lm_eval.models.huggingface", reason="lm-eval is not installed", exc_type=ImportError
+    )
     from lrcore.data import stories_probes
 
     path, items = tmp_path / "probes.jsonl", stories_probes("test", 30)
-    bare = [{"question": one["question"], "choices": [c.strip() for c in one["choices"]], "label": one["label"]} for one in items]
+    bare = [
+        {
+            "question": one["question"],
+            "choices": [c.strip() for c in one["choices"]],
+            "label": one["label"],
+        }
+        for one in items
+    ]
     path.write_text("".join(json.dumps(one) + "\n" for one in bare))
     task = {
-        "task": "probes", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test",
-        "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}",
+        "task": "probes",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{label}}",
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-    }  # fmt: skip
+    }
     model = lrcore.load("demo-llama")
     theirs, ours = lrcore.lm_eval(model, [task])["probes"], lrcore.score_choices(model, str(path))
-    assert (ours.accuracy, ours.accuracy_normalised) == pytest.approx((theirs["acc,none"], theirs["acc_norm,none"]))
+    assert (ours.accuracy, ours.accuracy_normalised) == pytest.approx(
+        (theirs["acc,none"], theirs["acc_norm,none"])
+    )

@@ -1,4 +1,6 @@
-"""Figures in trackio's local store, written by the command line in a process that can reach no network."""
+"""Figures in trackio's local store, written by the command line in a process that can reach no
+network.
+"""
 
 import importlib.util
 import json
@@ -12,7 +14,9 @@ import pytest
 import lrcore
 from lrcore.cli import main
 
-installed = pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("trackio") is None, reason="trackio is not installed"
+)
 
 ALONE = """
 import socket, sys
@@ -36,8 +40,13 @@ print("\\n@" + json.dumps(found, default=str))
 @pytest.fixture
 def tracked(tmp_path):
     """Run a command alone and read back what a project holds: name, config and logs of each run."""
-    elsewhere = {"TRACKIO_DIR": str(tmp_path / "store"), "TRACKIO_SPACE_ID": "somebody/space", "TRACKIO_WEBHOOK_URL": "https://example.org",
-                 "HF_TOKEN": "hf_none", "PYTHONPATH": os.pathsep.join([str(Path(lrcore.__file__).parents[1]), *sys.path])}  # fmt: skip
+    elsewhere = {
+        "TRACKIO_DIR": str(tmp_path / "store"),
+        "TRACKIO_SPACE_ID": "somebody/space",
+        "TRACKIO_WEBHOOK_URL": "https://example.org",
+        "HF_TOKEN": "hf_none",
+        "PYTHONPATH": os.pathsep.join([str(Path(lrcore.__file__).parents[1]), *sys.path]),
+    }
 
     def run(*words):
         done = subprocess.run(
@@ -57,11 +66,29 @@ def tracked(tmp_path):
 def test_a_sweep_is_one_run_per_cell_and_never_twice(tracked, tiny_llama, story_file, tmp_path):
     file, out = tmp_path / "sweep.yaml", tmp_path / "out"
     base = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
-    file.write_text(json.dumps(base.to_dict() | {"evaluation": {"data": str(story_file), "samples": 2, "seq_len": 16}}))
-    words = ("sweep", file, "--out", out, "--methods", "a3,svd", "--ratios", "0.3", "--trackio", "study")
+    file.write_text(
+        json.dumps(
+            base.to_dict() | {"evaluation": {"data": str(story_file), "samples": 2, "seq_len": 16}}
+        )
+    )
+    words = (
+        "sweep",
+        file,
+        "--out",
+        out,
+        "--methods",
+        "a3,svd",
+        "--ratios",
+        "0.3",
+        "--trackio",
+        "study",
+    )
     found = {one["name"]: one for one in tracked(*words)}
     rows = json.loads((out / "table.json").read_text())["rows"]
-    assert list(found) == [f"dense on {story_file}", *(f"{name} uniform 30%, {story_file} on {story_file}" for name in ("a3", "svd"))]
+    assert list(found) == [
+        f"dense on {story_file}",
+        *(f"{name} uniform 30%, {story_file} on {story_file}" for name in ("a3", "svd")),
+    ]
     for row, one in zip(rows, found.values(), strict=True):
         assert [log["perplexity"] for log in one["logs"]] == [row["perplexity"]]
         assert one["logs"][0]["parameters"] == row["parameters"]
@@ -77,23 +104,39 @@ def test_compressing_and_measuring_are_runs(tracked, tiny_llama, story_file, tmp
     assert made["logs"][0]["parameters"] == lrcore.load(str(tmp_path / "small")).size.parameters
     assert made["logs"][0]["seconds/compress"] > 0
     measured = tracked("evaluate", tmp_path / "small", *asked)[-1]
-    expected = lrcore.evaluate(lrcore.load(str(tmp_path / "small")), str(story_file), samples=4, seq_len=32)
+    expected = lrcore.evaluate(
+        lrcore.load(str(tmp_path / "small")), str(story_file), samples=4, seq_len=32
+    )
     assert measured["logs"][0]["perplexity"] == pytest.approx(expected.perplexity)
     assert measured["config"]["protocol"]["tokens"] == expected.protocol["tokens"]
 
 
 @installed
 def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4
+    )
     kept = lrcore.Runs(tmp_path / "runs")
     run = kept.write("first", recipe, lrcore.compress(lrcore.load(str(tiny_llama)), recipe))
-    kept.add_evaluation(run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 2.5, "kl": float("nan")})
+    kept.add_evaluation(
+        run.id,
+        {
+            "protocol": {"source": "stories", "name": "strided"},
+            "perplexity": 2.5,
+            "kl": float("nan"),
+        },
+    )
     (found,) = tracked("runs", "--folder", kept.folder, "track", "study", "first")
     assert (found["name"], found["config"]["ratio"]) == ("first", 0.4)
     assert found["logs"][0]["stories, strided/perplexity"] == 2.5
     assert not any(name.endswith("/kl") for name in found["logs"][0])
-    kept.add_evaluation(run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 3.5})
-    assert [log["stories, strided/perplexity"] for log in tracked("runs", "--folder", kept.folder, "track", "study")[0]["logs"]] == [
+    kept.add_evaluation(
+        run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 3.5}
+    )
+    assert [
+        log["stories, strided/perplexity"]
+        for log in tracked("runs", "--folder", kept.folder, "track", "study")[0]["logs"]
+    ] == [
         2.5,
         3.5,
     ]

@@ -1,4 +1,6 @@
-"""A tiny random-weight network of every family in the table, made on the spot, with what sets the family apart."""
+"""A tiny random-weight network of every family in the table, made on the spot, with what sets
+the family apart.
+"""
 
 from pathlib import Path
 
@@ -9,33 +11,70 @@ from lrcore.models.architectures import ARCHITECTURES
 
 _COMMON = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 _LLAMA = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "head_dim": 8,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "head_dim": 8,
+}
 _WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts_per_tok": 2}
-_MHA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
+_MHA = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
 _LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 
 CONFIGS: dict[str, dict] = {
     "llama": {**_LLAMA, "rope_parameters": _LLAMA3_ROPE},
     "mistral": {**_LLAMA, "sliding_window": 6},
     "ministral": {**_LLAMA, **_WINDOWS},
-    "qwen2": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, **_WINDOWS, "use_sliding_window": True},
+    "qwen2": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        **_WINDOWS,
+        "use_sliding_window": True,
+    },
     "qwen3": {**_LLAMA, "head_dim": 16},
     "gemma": {**_LLAMA, "head_dim": 16},
-    "gemma2": {**_LLAMA, **_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 2.0},
+    "gemma2": {
+        **_LLAMA,
+        **_WINDOWS,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 12,
+        "attn_logit_softcapping": 2.0,
+    },
     "gemma3_text": {**_LLAMA, **_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 12},
-    "phi": {**_MHA, "intermediate_size": 64, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
-    "phi3": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 128},
+    "phi": {
+        **_MHA,
+        "intermediate_size": 64,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+    },
+    "phi3": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 128,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48},
     "opt": {**_MHA, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0},
     "gpt_neox": {**_MHA, "intermediate_size": 64, "rotary_pct": 0.5},
     "gpt_neo": {
-        "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 128, "window_size": 6,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "max_position_embeddings": 128,
+        "window_size": 6,
         "attention_types": [[["global", "local"], 1]],
     },
     "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 6},
@@ -44,14 +83,24 @@ CONFIGS: dict[str, dict] = {
     "smollm3": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, "no_rope_layers": [1, 0]},
     "starcoder2": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}},
     "mixtral": {**_LLAMA, **_EXPERTS, "num_local_experts": 4},
-    "qwen3_moe": {**_LLAMA, **_EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [0]},
-}  # fmt: skip
+    "qwen3_moe": {
+        **_LLAMA,
+        **_EXPERTS,
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [0],
+    },
+}
 
 
 def tiny(family: str) -> PreTrainedModel:
-    """Random weights of seed 0 in eval mode; fresh biases and norms would be zeros and ones and hide mistakes, so all get noise."""
+    """Random weights of seed 0 in eval mode; fresh biases and norms would be zeros and ones and
+    hide mistakes, so all get noise.
+    """
     config = AutoConfig.for_model(family, **(_COMMON | CONFIGS[family]))
-    network = AutoModelForCausalLM.from_config(config, attn_implementation=ARCHITECTURES[family].kernel, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_config(
+        config, attn_implementation=ARCHITECTURES[family].kernel, dtype=torch.float32
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -1,4 +1,6 @@
-"""A decoder layer with random weights and the tokens it saw: small enough to solve by brute force in float64."""
+"""A decoder layer with random weights and the tokens it saw: small enough to solve by brute
+force in float64.
+"""
 
 from dataclasses import dataclass
 
@@ -24,7 +26,8 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Toy:
-    """layer, its moments, and the samples they were taken from: x [N, d], heads a [N, n_q * d_h], z [N, d_f].
+    """layer, its moments, and the samples they were taken from: x [N, d], heads a [N, n_q * d_h], z
+    [N, d_f].
 
     mixtures [n_q, N, N]: how every query head attends.
     """
@@ -37,8 +40,12 @@ class Toy:
     mixtures: Tensor
 
 
-def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
-    """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a multiple of the identity."""
+def toy(
+    n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int = 0, tokens: int = TOKENS
+) -> Toy:
+    """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a
+    multiple of the identity.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
@@ -48,17 +55,33 @@ def toy(n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int =
         return Linear(randn(out, inp) / inp**0.5, 0.3 * randn(out) if bias else None)
 
     attention = Attention(
-        q=linear(n_q * HEAD, D), k=linear(n_kv * HEAD, D), v=linear(n_kv * HEAD, D), o=linear(D, n_q * HEAD),
-        n_q=n_q, n_kv=n_kv, head_size=HEAD, qk_size=HEAD, v_size=HEAD, scale=HEAD**-0.5, position=position,
+        q=linear(n_q * HEAD, D),
+        k=linear(n_kv * HEAD, D),
+        v=linear(n_kv * HEAD, D),
+        o=linear(D, n_q * HEAD),
+        n_q=n_q,
+        n_kv=n_kv,
+        head_size=HEAD,
+        qk_size=HEAD,
+        v_size=HEAD,
+        scale=HEAD**-0.5,
+        position=position,
         frequencies=FREQUENCIES if position == "rotary" else None,
-    )  # fmt: skip
-    mlp = MLP(up=linear(D_F, D), down=linear(D, D_F), gate=linear(D_F, D) if gated else None, activation="silu" if gated else "relu")
+    )
+    mlp = MLP(
+        up=linear(D_F, D),
+        down=linear(D, D_F),
+        gate=linear(D_F, D) if gated else None,
+        activation="silu" if gated else "relu",
+    )
     x = randn(tokens, D) @ randn(D, D) / D**0.5 + 0.4 * randn(D)
     return watched(Layer(0, attention, mlp), x, g)
 
 
 def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
-    """What a layer gives on x, every query head attending in a way of its own drawn from g, and the moments of it all."""
+    """What a layer gives on x, every query head attending in a way of its own drawn from g, and
+    the moments of it all.
+    """
     g = g or torch.Generator().manual_seed(0)
     attention, mlp = layer.attention, layer.mlp
     n_q, n_kv, tokens = attention.n_q, attention.n_kv, len(x)
@@ -68,7 +91,11 @@ def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
     )  # every query head attends in its own way
     a = torch.cat([mixtures[i] @ values[:, i // (n_q // n_kv)] for i in range(n_q)], 1)
     up = apply(mlp.up, x)
-    z = torch.nn.functional.silu(apply(mlp.gate, x)) * up if mlp.gate is not None else torch.relu(up)
+    z = (
+        torch.nn.functional.silu(apply(mlp.gate, x)) * up
+        if mlp.gate is not None
+        else torch.relu(up)
+    )
     attended = (mixtures @ values.flatten(1)).transpose(0, 1).flatten(1)
     return Toy(layer, moments_of(layer, x, a, z, attended), x, a, z, mixtures)
 
@@ -79,14 +106,22 @@ def apply(linear: Linear, x: Tensor) -> Tensor:
     return y if linear.bias is None else y + linear.bias
 
 
-def moments_of(layer: Layer, x: Tensor, a: Tensor, z: Tensor, attended: Tensor | None = None) -> Moments:
+def moments_of(
+    layer: Layer, x: Tensor, a: Tensor, z: Tensor, attended: Tensor | None = None
+) -> Moments:
     """Every statistic that a method may ask for, from plain samples."""
-    taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z} | ({} if attended is None else {"attended": attended})
+    taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z} | (
+        {} if attended is None else {"attended": attended}
+    )
     attention = layer.attention
     for name in ("q", "k"):
         states = apply(getattr(attention, name), x)
         taps[f"{name}_rotated"] = rotated(states) if attention.position == "rotary" else states
-    accumulator = Accumulator((tap, statistic) for tap in taps for statistic in ("second", "mean", "abs", "square", "sample"))
+    accumulator = Accumulator(
+        (tap, statistic)
+        for tap in taps
+        for statistic in ("second", "mean", "abs", "square", "sample")
+    )
     for tap, values in taps.items():
         accumulator.observe(tap, values)
     accumulator.observe_block(x, x + a[:, :1], x)
@@ -98,7 +133,9 @@ def slopes(layer: Layer) -> dict:
     """Statistics of gradients that nobody took, of the right shapes, for options that read them."""
     g, found = torch.Generator().manual_seed(5), {}
     for name, projection in layer.matrices().items():
-        found[name, "fisher"] = torch.rand(projection.weight.shape[1], generator=g, dtype=torch.float64)
+        found[name, "fisher"] = torch.rand(
+            projection.weight.shape[1], generator=g, dtype=torch.float64
+        )
         if name in ("gate", "up", "down"):
             found[name, "taylor"] = torch.randn(D_F, generator=g, dtype=torch.float64)
     return found
@@ -111,6 +148,8 @@ def rotated(states: Tensor) -> Tensor:
     return rotate_states(states.unsqueeze(0), angle.cos(), angle.sin()).squeeze(0)
 
 
-def relative(found: float | Tensor, expected: float | Tensor, scale: float | Tensor | None = None) -> float:
+def relative(
+    found: float | Tensor, expected: float | Tensor, scale: float | Tensor | None = None
+) -> float:
     """|found - expected| as a share of expected (or of scale)."""
     return float(abs(found - expected) / abs(expected if scale is None else scale))

@@ -24,7 +24,10 @@ LAUNCH = {
 }
 
 # An open sidebar covers a narrow page.
-CLOSE_ON_NARROW = "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
+CLOSE_ON_NARROW = (
+    "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open "
+    ".toggle-button')?.click(); }"
+)
 
 
 def build_app(session: Session | None = None) -> gr.Blocks:

@@ -19,7 +19,8 @@ def build(session: Session) -> None:
         """Rank measures of every layer, component and matrix, raw and activation-aware.
 
         Args:
-            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories", "samples": 64, "method": "a3",
+            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data":
+            "stories", "samples": 64, "method": "a3",
                 "policy": "uniform", "ratio": 0.2}; those left out keep their defaults.
             threshold: the share of the energy, between 0 and 1, that the energy rank holds.
         """
@@ -28,10 +29,12 @@ def build(session: Session) -> None:
         return session.analysis(asked).table(threshold).to_dict("records")
 
     def allocate(recipe: dict) -> dict:
-        """Ranks that a recipe gives, and what the model would weigh: {"summary": ..., "ranks": [...]}.
+        """Ranks that a recipe gives, and what the model would weigh: {"summary": ..., "ranks":
+        [...]}.
 
         Args:
-            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories", "samples": 64, "method": "a3",
+            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data":
+            "stories", "samples": 64, "method": "a3",
                 "policy": "uniform", "ratio": 0.2}; those left out keep their defaults.
         """
         asked = read(recipe)
@@ -43,13 +46,18 @@ def build(session: Session) -> None:
         """Compress by a recipe, keep the run, and return its id.
 
         Args:
-            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories", "samples": 64, "method": "a3",
+            recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data":
+            "stories", "samples": 64, "method": "a3",
                 "policy": "uniform", "ratio": 0.2}; those left out keep their defaults.
             name: what the run is called on the page; made from the recipe where it is empty.
         """
         asked = read(recipe)
         spec = {"recipe": asked.to_dict(), "name": name[:80], "evaluation": None}
-        return finished(session.jobs.submit("compress", f"{asked.method} {asked.ratio:.0%} on {asked.model}", spec)).result[0]
+        return finished(
+            session.jobs.submit(
+                "compress", f"{asked.method} {asked.ratio:.0%} on {asked.model}", spec
+            )
+        ).result[0]
 
     def evaluate(run: str, data: str = "stories", samples: int = 32, seq_len: int = 256) -> dict:
         """Perplexity of a kept run and of its dense model, with the protocol.
@@ -60,12 +68,32 @@ def build(session: Session) -> None:
             samples: windows to measure; 0: the whole test split.
             seq_len: tokens per window.
         """
-        settings = {"data": data, "samples": samples or None, "seq_len": seq_len, "sampling": "first", "seed": 0}
+        settings = {
+            "data": data,
+            "samples": samples or None,
+            "seq_len": seq_len,
+            "sampling": "first",
+            "seed": 0,
+        }
         kept = spoken(lambda: session.runs.get(run))
-        finished(session.jobs.submit("measure", f"Measure {kept.name}", {"runs": [run], "evaluation": settings}))
-        return next(one for one in reversed(session.runs.get(run).evaluations) if one["settings"] == settings)
+        finished(
+            session.jobs.submit(
+                "measure", f"Measure {kept.name}", {"runs": [run], "evaluation": settings}
+            )
+        )
+        return next(
+            one
+            for one in reversed(session.runs.get(run).evaluations)
+            if one["settings"] == settings
+        )
 
-    def compare(runs: list[str], prompt: str, max_new_tokens: int = 64, temperature: float = 0.0, seed: int = 0) -> dict:
+    def compare(
+        runs: list[str],
+        prompt: str,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> dict:
         """Continuations of one prompt by the dense model ("dense") and by each run (its id).
 
         Args:
@@ -76,8 +104,15 @@ def build(session: Session) -> None:
             seed: of the sampling, the same for every model.
         """
         kept = [spoken(lambda run=run: session.runs.get(run)) for run in runs]
-        models = ({"dense": session.dense(kept[0].recipe)} if kept else {}) | {run.id: session.small(run) for run in kept}
-        return {name: spoken(lambda m=m: lrcore.generate(m, prompt, max_new_tokens, temperature, 1.0, seed)) for name, m in models.items()}
+        models = ({"dense": session.dense(kept[0].recipe)} if kept else {}) | {
+            run.id: session.small(run) for run in kept
+        }
+        return {
+            name: spoken(
+                lambda m=m: lrcore.generate(m, prompt, max_new_tokens, temperature, 1.0, seed)
+            )
+            for name, m in models.items()
+        }
 
     for endpoint in (analyse, allocate, compress, evaluate, compare):
         gr.api(endpoint, api_name=endpoint.__name__, concurrency_limit=4)

@@ -12,7 +12,9 @@ from .runs import Run
 def model_card(run: Run, stock: bool = False) -> str:
     """The card that an export of a run carries."""
     parameters = run.report["summary"]["parameters"]
-    return lrcore.model_card(run.name, run.checkpoint, run.report, parameters, run.evaluations, stock)
+    return lrcore.model_card(
+        run.name, run.checkpoint, run.report, parameters, run.evaluations, stock
+    )
 
 
 def target(run: Run, stock: bool) -> Path:
@@ -28,11 +30,20 @@ def report_html(run: Run) -> str:
     """One page that needs nothing else: summary, measurements, recipe, ranks."""
     recipe_rows = "".join(row(name, value) for name, value in run.fields.items())
     measured = "".join(
-        row(text.protocol(one["protocol"]), figure(one["perplexity"]), figure(one["dense_perplexity"])) for one in run.evaluations
+        row(
+            text.protocol(one["protocol"]),
+            figure(one["perplexity"]),
+            figure(one["dense_perplexity"]),
+        )
+        for one in run.evaluations
     )
-    head, *body = [line.split(",") for line in run.ranks_csv.splitlines() if line] or [[text.NO_RANKS]]
+    head, *body = [line.split(",") for line in run.ranks_csv.splitlines() if line] or [
+        [text.NO_RANKS]
+    ]
     ranks = row(*head, tag="th") + "".join(row(*line) for line in body)
-    seconds = "".join(row(stage, f"{value:.2f} s") for stage, value in run.report.get("seconds", {}).items())
+    seconds = "".join(
+        row(stage, f"{value:.2f} s") for stage, value in run.report.get("seconds", {}).items()
+    )
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(run.name)}</title><style>
 body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}
 table{{border-collapse:collapse;margin:.5rem 0 1.5rem}}td,th{{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:left}}

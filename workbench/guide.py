@@ -1,4 +1,6 @@
-"""The path through the page in four steps, with one primary button: what to do next from the tab on show."""
+"""The path through the page in four steps, with one primary button: what to do next from the tab
+on show.
+"""
 
 import json
 
@@ -6,7 +8,12 @@ import gradio as gr
 
 from .session import Session
 
-STEPS = (("Spectra", "Analyse"), ("Allocation", "Allocate"), ("Compress", "Compress"), ("Compare", "Compare"))
+STEPS = (
+    ("Spectra", "Analyse"),
+    ("Allocation", "Allocate"),
+    ("Compress", "Compress"),
+    ("Compare", "Compare"),
+)
 NEXT = {
     "Spectra": ("Next: set the ranks", "Allocation"),
     "Allocation": ("Next: compress", "Compress"),
@@ -46,11 +53,17 @@ watch('value', draw);
 def build() -> gr.HTML:
     """Its value, what `said` gives, says which steps are done."""
     steps = "".join(
-        f"<li><button type='button'><span class='tick'>{i + 1}</span> {label}</button></li>" for i, (_, label) in enumerate(STEPS)
+        f"<li><button type='button'><span class='tick'>{i + 1}</span> {label}</button></li>"
+        for i, (_, label) in enumerate(STEPS)
     )
-    template = f"<nav class='guide' aria-label='Steps'><ol>{steps}</ol><button type='button' class='next' hidden></button></nav>"
+    template = (
+        f"<nav class='guide' aria-label='Steps'><ol>{steps}</ol><button type='button' class='next' "
+        "hidden></button></nav>"
+    )
     script = DRAW.replace("STEPS", json.dumps(STEPS)).replace("NEXT", json.dumps(NEXT))
-    return gr.HTML(said(False, False, False), html_template=template, js_on_load=script, elem_id="guide")
+    return gr.HTML(
+        said(False, False, False), html_template=template, js_on_load=script, elem_id="guide"
+    )
 
 
 def said(analysed: bool, factored: bool, ran: bool) -> str:

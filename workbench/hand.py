@@ -17,7 +17,9 @@ def slot_name(slot: tuple | list) -> str:
     return f"{slot[0]}.{slot[1]}"
 
 
-def step(history: History, now: Ranks, then: Ranks, gesture: str | None = None) -> tuple[Ranks, History]:
+def step(
+    history: History, now: Ranks, then: Ranks, gesture: str | None = None
+) -> tuple[Ranks, History]:
     """Go from the ranks `now` to `then`. Steps of one gesture (one drag) are undone together."""
     if then == now:
         return now, history
@@ -42,8 +44,11 @@ def redo(history: History, now: Ranks) -> tuple[Ranks, History]:
 
 @dataclass(frozen=True)
 class Change:
-    """A slot whose rank differs from what the policy alone gives. parameters: how many more it costs; hand: set by hand, not by the policy
-    in answer to that."""
+    """A slot whose rank differs from what the policy alone gives.
+
+    parameters: how many more it costs; hand: set by hand, not by the policy
+    in answer to that.
+    """
 
     layer: int
     component: str
@@ -54,13 +59,25 @@ class Change:
 
 
 def changes(plan: Any, alone: Any, hand: Mapping[str, int]) -> list[Change]:
-    """Slots that differ between a plan and the policy's own, those set by hand first, then the largest answers."""
+    """Slots that differ between a plan and the policy's own, those set by hand first, then the
+    largest answers.
+    """
     found = []
     for slot, rank in plan.ranks.items():
         before, cost = alone.ranks[slot], plan.spectra[slot].cost
         if rank != before or slot_name(slot) in hand:
-            found.append(Change(*slot, before, rank, cost.parameters(rank) - cost.parameters(before), slot_name(slot) in hand))
-    return sorted(found, key=lambda one: (not one.hand, -abs(one.parameters), one.layer, one.component))
+            found.append(
+                Change(
+                    *slot,
+                    before,
+                    rank,
+                    cost.parameters(rank) - cost.parameters(before),
+                    slot_name(slot) in hand,
+                )
+            )
+    return sorted(
+        found, key=lambda one: (not one.hand, -abs(one.parameters), one.layer, one.component)
+    )
 
 
 def alone(factors: Any, recipe: lrcore.Recipe) -> Any:

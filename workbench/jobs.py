@@ -1,4 +1,7 @@
-"""Jobs: one worker thread, a queue, progress and cancel. The registry lives on the server, so a page reload loses nothing."""
+"""Jobs: one worker thread, a queue, progress and cancel.
+
+The registry lives on the server, so a page reload loses nothing.
+"""
 
 import json
 import logging
@@ -17,12 +20,30 @@ import lrcore
 log = logging.getLogger("workbench.jobs")
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
-KEPT = ("id", "kind", "title", "spec", "state", "stage", "done", "total", "error", "result", "created", "started", "ended", "log")
+KEPT = (
+    "id",
+    "kind",
+    "title",
+    "spec",
+    "state",
+    "stage",
+    "done",
+    "total",
+    "error",
+    "result",
+    "created",
+    "started",
+    "ended",
+    "log",
+)
 
 
 @dataclass
 class Job:
-    """One piece of work. `spec` is plain data: whoever has it can run the job again, after a restart as well."""
+    """One piece of work.
+
+    `spec` is plain data: whoever has it can run the job again, after a restart as well.
+    """
 
     kind: str
     title: str
@@ -49,7 +70,10 @@ class Job:
         log.info("job %s: %s", self.id, line)
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """What the core calls once per layer or batch. Raises lrcore.Cancelled when somebody asked to stop."""
+        """What the core calls once per layer or batch.
+
+        Raises lrcore.Cancelled when somebody asked to stop.
+        """
         now = time.monotonic()
         if stage != self.stage:
             self.say(stage)
@@ -62,7 +86,9 @@ class Job:
             raise lrcore.Cancelled(f"{stage} {done}/{total}")
 
     def eta(self) -> float | None:
-        """Seconds left in this stage, from the measured time of its last units; None until one unit was measured."""
+        """Seconds left in this stage, from the measured time of its last units; None until one
+        unit was measured.
+        """
         if self.state != "running" or not self._units or not self.total:
             return None
         return (self.total - self.done) * sum(self._units) / len(self._units)
@@ -75,7 +101,10 @@ class Job:
 
 
 class Jobs:
-    """The queue and its one worker. `work[kind](job)` does the work and returns the ids of the runs it made."""
+    """The queue and its one worker.
+
+    `work[kind](job)` does the work and returns the ids of the runs it made.
+    """
 
     def __init__(self, folder: Path, work: Mapping[str, Callable[[Job], list[str]]]) -> None:
         self.folder, self.work = folder, work
@@ -86,8 +115,13 @@ class Jobs:
         self._read()
         threading.Thread(target=self._run, name="worker", daemon=True).start()
 
-    def submit(self, kind: str, title: str, spec: dict[str, Any], kept: bool = True, once: bool = False) -> Job:
-        """Put a job in the queue. once: a waiting or running job with the same spec is returned instead of a second one."""
+    def submit(
+        self, kind: str, title: str, spec: dict[str, Any], kept: bool = True, once: bool = False
+    ) -> Job:
+        """Put a job in the queue.
+
+        once: a waiting or running job with the same spec is returned instead of a second one.
+        """
         with self._lock:
             if once:
                 for job in self.waiting():
@@ -100,7 +134,9 @@ class Jobs:
         return job
 
     def cancel(self, job_id: str) -> None:
-        """Ask a job to stop: a waiting one leaves the queue at once, a running one stops after its present layer."""
+        """Ask a job to stop: a waiting one leaves the queue at once, a running one stops after
+        its present layer.
+        """
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None or job.state in ENDED:
@@ -111,7 +147,10 @@ class Jobs:
                 self._end(job, "cancelled")
 
     def again(self, job_id: str) -> Job:
-        """A new job from an ended one's spec. What the ended one had finished on disk is not computed twice."""
+        """A new job from an ended one's spec.
+
+        What the ended one had finished on disk is not computed twice.
+        """
         old = self._jobs[job_id]
         self.forget(job_id)
         return self.submit(old.kind, old.title, old.spec)
@@ -134,7 +173,10 @@ class Jobs:
 
     def waiting(self) -> list[Job]:
         """The running job and those queued, in the order they will run."""
-        return sorted((job for job in self.all() if job.state not in ENDED), key=lambda job: job.state != "running")
+        return sorted(
+            (job for job in self.all() if job.state not in ENDED),
+            key=lambda job: job.state != "running",
+        )
 
     def place(self, job: Job) -> int:
         """How many jobs come before this one."""
@@ -159,21 +201,36 @@ class Jobs:
             except Exception as error:
                 log.exception("job %s failed", job.id)
                 line = (str(error).strip().splitlines() or [""])[0][:300]
-                self._end(job, "failed", f"{type(error).__name__}: {line} The server's log has the details.")
+                self._end(
+                    job,
+                    "failed",
+                    f"{type(error).__name__}: {line} The server's log has the details.",
+                )
 
     def _end(self, job: Job, state: str, error: str = "") -> None:
-        where = f" at {job.stage} {job.done}/{job.total}" if state == "cancelled" and job.stage else ""
+        where = (
+            f" at {job.stage} {job.done}/{job.total}" if state == "cancelled" and job.stage else ""
+        )
         job.error, job.ended, job.part = error, time.time(), ""
         job.say(f"{state}{where}{': ' + error if error else ''}")
-        self._write(job, state)  # first on disk: a job that is seen to have ended may be forgotten, and then must not be written again
+        self._write(
+            job,
+            state,
+            # first on disk: a job that is seen to have ended may be forgotten, and then must not be
+            # written again
+        )
         job.state = state
 
     def _write(self, job: Job, state: str = "") -> None:
         if not job.kept:
             return
         whole = self.folder / f"{job.id}.json"
-        partial = self.folder / f"{job.id}.{uuid.uuid4().hex[:8]}.tmp"  # of this write alone: a worker and a page may write one job at once
-        partial.write_text(json.dumps(job.record() | {"state": state or job.state}), encoding="utf-8")
+        partial = (
+            self.folder / f"{job.id}.{uuid.uuid4().hex[:8]}.tmp"
+        )  # of this write alone: a worker and a page may write one job at once
+        partial.write_text(
+            json.dumps(job.record() | {"state": state or job.state}), encoding="utf-8"
+        )
         os.replace(partial, whole)  # a reader never sees half a record
 
     def _read(self) -> None:

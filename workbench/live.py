@@ -1,7 +1,9 @@
-"""The actual perplexity of the plan on show: compressed in memory and measured on a small held-out sample, in the background.
+"""The actual perplexity of the plan on show: compressed in memory and measured on a small held-out
+sample, in the background.
 
-One worker of its own, outside the queue of jobs. Each browser has one wish, its newest; work on an older one stops at the next layer or
-batch. The worker reads a dense model of its own: a job may exchange the layers of the shared one for a moment while it streams through it.
+One worker of its own, outside the queue of jobs. Each browser has one wish, its newest; work on an
+older one stops at the next layer or batch. The worker reads a dense model of its own: a job may
+exchange the layers of the shared one for a moment while it streams through it.
 """
 
 import hashlib
@@ -23,15 +25,20 @@ from .shelf import Shelf
 log = logging.getLogger("workbench.live")
 
 WINDOWS, LENGTH = 8, 128  # of the sample: about a thousand tokens
-STILL = 0.25  # seconds without a new wish before work begins: a slider that moves has the processor for itself
-MOST = 2e11  # parameters x tokens run through them that are worth measuring unasked; a few seconds on two cores
+# seconds without a new wish before work begins: a slider that moves has the processor for itself
+STILL = 0.25
+# parameters x tokens run through them that are worth measuring unasked; a few seconds on two cores
+MOST = 2e11
 ACCELERATED = 100  # times as much where the model is not on the CPU
 KEPT = 256  # figures remembered
 
 
 @dataclass(frozen=True)
 class Figure:
-    """perplexity of the compressed and of the dense model on the same windows; protocol says which. error: why there is none."""
+    """perplexity of the compressed and of the dense model on the same windows; protocol says which.
+
+    error: why there is none.
+    """
 
     perplexity: float | None = None
     dense: float | None = None
@@ -41,7 +48,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a browser shows now. key: of all that its figure depends on; it marks the place on the page where the figure belongs."""
+    """What a browser shows now.
+
+    key: of all that its figure depends on; it marks the place on the page where the figure belongs.
+    """
 
     key: str
     browser: Hashable
@@ -53,19 +63,31 @@ class Wish:
 
 def key_of(factors: Any, recipe: lrcore.Recipe, plan: Any) -> str:
     ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
-    asked = [recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.data, recipe.calibration, recipe.refit]
+    asked = [
+        recipe.model,
+        recipe.revision,
+        recipe.dtype,
+        recipe.device,
+        recipe.data,
+        recipe.calibration,
+        recipe.refit,
+    ]
     parts = [factors.calibration.key, factors.method, sorted(factors.options.items()), asked, ranks]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def tokens_run(recipe: lrcore.Recipe, refits: bool) -> int:
-    """Tokens that pass through the model for one figure; a sequential or refitted compression runs the calibration windows as well."""
+    """Tokens that pass through the model for one figure; a sequential or refitted compression
+    runs the calibration windows as well.
+    """
     streams = 2 * refits + (recipe.calibration == "sequential" and not refits)
     return WINDOWS * LENGTH + streams * recipe.samples * recipe.seq_len
 
 
 def affordable(factors: Any, recipe: lrcore.Recipe) -> bool:
-    """Whether the model is small enough to be measured unasked, for the sample and for what its compression runs."""
+    """Whether the model is small enough to be measured unasked, for the sample and for what its
+    compression runs.
+    """
     own = any(row["refit"] for row in lrcore.methods() if row["name"] == recipe.method)
     refits = recipe.refit == "on" or (recipe.refit == "auto" and own)
     most = MOST * (1 if str(factors.calibration.device) == "cpu" else ACCELERATED)
@@ -121,7 +143,9 @@ class Live:
         return self._newest.get(browser)
 
     def _run(self) -> None:
-        with suppress(AttributeError, OSError):  # on Linux a thread has a priority of its own: what redraws the page comes first
+        with suppress(
+            AttributeError, OSError
+        ):  # on Linux a thread has a priority of its own: what redraws the page comes first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             wish = self._next()
@@ -139,7 +163,9 @@ class Live:
                 self._found += 1
                 while len(self._known) > KEPT:
                     self._known.popitem(last=False)
-                for browser in [browser for browser, other in self._wishes.items() if other.key == wish.key]:
+                for browser in [
+                    browser for browser, other in self._wishes.items() if other.key == wish.key
+                ]:
                     del self._wishes[browser]
 
     def _next(self) -> Wish:
@@ -161,7 +187,9 @@ class Live:
         where = (recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
         dense = self.shelf.get("live", where, lambda: lrcore.load(*where))
         sample = {"data": recipe.data, "samples": WINDOWS, "seq_len": LENGTH, "batch": 2}
-        before = self.shelf.get("live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, **sample))
+        before = self.shelf.get(
+            "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, **sample)
+        )
         small = lrcore.compress(dense, recipe, wish.factors, wish.plan, go_on)
         found = lrcore.evaluate(small, **sample, progress=go_on).to_dict()
         return Figure(found["perplexity"], before.to_dict()["perplexity"], found["protocol"])

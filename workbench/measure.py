@@ -13,7 +13,12 @@ class Measure:
     """The evaluation's controls, made once; Compress places them, Compare uses the same ones."""
 
     def __init__(self) -> None:
-        self.on = gr.Checkbox(True, label="Measure dense and compressed after compressing", elem_id="measure-on", render=False)
+        self.on = gr.Checkbox(
+            True,
+            label="Measure dense and compressed after compressing",
+            elem_id="measure-on",
+            render=False,
+        )
         self.data = gr.Dropdown(
             list(lrcore.DATASETS),
             value=lrcore.Recipe().data,
@@ -23,10 +28,24 @@ class Measure:
             elem_id="measure-data",
             render=False,
         )
-        self.samples = gr.Number(32, precision=0, label="Windows", info="0: all of the test split", elem_id="measure-samples", render=False)
-        self.seq_len = gr.Number(256, precision=0, label="Tokens per window", elem_id="measure-seq-len", render=False)
+        self.samples = gr.Number(
+            32,
+            precision=0,
+            label="Windows",
+            info="0: all of the test split",
+            elem_id="measure-samples",
+            render=False,
+        )
+        self.seq_len = gr.Number(
+            256, precision=0, label="Tokens per window", elem_id="measure-seq-len", render=False
+        )
         self.protocol = gr.Dropdown(
-            list(lrcore.PROTOCOLS), value="windows", label="Protocol", info=text.PROTOCOL_INFO, elem_id="measure-protocol", render=False
+            list(lrcore.PROTOCOLS),
+            value="windows",
+            label="Protocol",
+            info=text.PROTOCOL_INFO,
+            elem_id="measure-protocol",
+            render=False,
         )
 
     @property
@@ -40,13 +59,29 @@ class Measure:
                 part.render()
 
     @staticmethod
-    def settings(on: bool, data: str, samples: float | None, seq_len: float | None, protocol: str = "windows") -> dict[str, Any] | None:
-        """Arguments of lrcore.evaluate; None where nothing is to be measured. Raises InputError for an empty box."""
+    def settings(
+        on: bool, data: str, samples: float | None, seq_len: float | None, protocol: str = "windows"
+    ) -> dict[str, Any] | None:
+        """Arguments of lrcore.evaluate; None where nothing is to be measured.
+
+        Raises InputError for an empty box.
+        """
         if not on:
             return None
         if protocol != "windows":
             own = int(seq_len) if seq_len and lrcore.PROTOCOLS[protocol].kind == "strided" else None
-            return {"data": data, "samples": int(samples) if samples else None, "seq_len": own, "protocol": protocol}
+            return {
+                "data": data,
+                "samples": int(samples) if samples else None,
+                "seq_len": own,
+                "protocol": protocol,
+            }
         if seq_len is None or seq_len < 2:
             raise lrcore.InputError(f"Tokens per window must be at least 2, got {seq_len!r}.")
-        return {"data": data, "samples": int(samples) if samples else None, "seq_len": int(seq_len), "sampling": "first", "seed": 0}
+        return {
+            "data": data,
+            "samples": int(samples) if samples else None,
+            "seq_len": int(seq_len),
+            "sampling": "first",
+            "seed": 0,
+        }

@@ -11,28 +11,46 @@ from . import text
 LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 
 
-def needed(model: Any, recipe: lrcore.Recipe, summary: dict[str, Any], evaluation: dict[str, Any] | None) -> int:
-    """Bytes: the compressed tensors (the rest is shared with the dense model), hidden states of the calibration windows, logits.
+def needed(
+    model: Any, recipe: lrcore.Recipe, summary: dict[str, Any], evaluation: dict[str, Any] | None
+) -> int:
+    """Bytes: the compressed tensors (the rest is shared with the dense model), hidden states of the
+    calibration windows, logits.
 
-    A sequential calibration keeps the states of the compressed layers, a refit those of the dense ones as well.
+    A sequential calibration keeps the states of the compressed layers, a refit those of the dense
+    ones as well.
     """
     config = model.network.config.get_text_config()
     own = any(row["refit"] for row in lrcore.methods() if row["name"] == recipe.method)
     refits = recipe.refit == "on" or (recipe.refit == "auto" and own)
     streams = 2 if refits else int(recipe.calibration == "sequential")
-    states = streams * recipe.samples * recipe.seq_len * config.hidden_size * model.network.dtype.itemsize
+    states = (
+        streams
+        * recipe.samples
+        * recipe.seq_len
+        * config.hidden_size
+        * model.network.dtype.itemsize
+    )
     compressed = int(summary["megabytes"] * 1e6)
-    logits = min(LOGITS, 8 * (evaluation.get("seq_len") or 256) * config.vocab_size * 4) if evaluation else 0
+    logits = (
+        min(LOGITS, 8 * (evaluation.get("seq_len") or 256) * config.vocab_size * 4)
+        if evaluation
+        else 0
+    )
     return compressed + states + logits
 
 
 def free(device: str) -> int | None:
-    """Bytes that are free on the model's device; None where nobody says, as for a device of its own memory."""
+    """Bytes that are free on the model's device; None where nobody says, as for a device of its
+    own memory.
+    """
     if device != "cpu":
         return None
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+        return 1024 * int(
+            next(line for line in lines if line.startswith("MemAvailable")).split()[1]
+        )
     return None
 
 

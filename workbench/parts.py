@@ -1,4 +1,6 @@
-"""Own components on gr.HTML: a plot that keeps its zoom and reports clicks, a panel with buttons, a downloader."""
+"""Own components on gr.HTML: a plot that keeps its zoom and reports clicks, a panel with
+buttons, a downloader.
+"""
 
 import functools
 import inspect
@@ -21,7 +23,8 @@ PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
 
-# One listener on the root survives every redraw of the inside; any element with data-action reports a click with all its data-*.
+# One listener on the root survives every redraw of the inside; any element with data-action reports
+# a click with all its data-*.
 REPORT = """
 element.addEventListener('click', e => {
   const button = e.target.closest('[data-action]');
@@ -40,7 +43,8 @@ watch('value', () => {
 });
 """
 
-# Cells that are known later than the panel they stand in. Each names its plan, so one of an earlier slider position has no place to go.
+# Cells that are known later than the panel they stand in. Each names its plan, so one of an earlier
+# slider position has no place to go.
 LATE = """
 const known = {};
 let seen = null;
@@ -58,18 +62,24 @@ watch('value', () => {
 """
 
 
-def listen(events: list[Any], handler: Callable, inputs: Any, outputs: Any, **settings: Any) -> gr.events.Dependency:
-    """A listener that runs by itself, as gr.on(events, handler, ...) does not where an event has several.
+def listen(
+    events: list[Any], handler: Callable, inputs: Any, outputs: Any, **settings: Any
+) -> gr.events.Dependency:
+    """A listener that runs by itself, as gr.on(events, handler, ...) does not where an event has
+    several.
 
-    Gradio's page runs the listeners of one event one after the other, and where one of them was asked for again meanwhile, it repeats the
-    whole event. A slow figure would then hold up what changes the form, and repeat it later over what was chosen since. Each handler
-    therefore follows an empty step of its own. It gets no event data.
+    Gradio's page runs the listeners of one event one after the other, and where one of them was
+    asked for again meanwhile, it repeats the whole event. A slow figure would then hold up what
+    changes the form, and repeat it later over what was chosen since. Each handler therefore follows
+    an empty step of its own. It gets no event data.
     """
     return gr.on(events, None, None, None, **QUIET).then(handler, inputs, outputs, **settings)
 
 
 def plot(elem_id: str, height: int) -> gr.HTML:
-    """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom of the point clicked."""
+    """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom
+    of the point clicked.
+    """
     return gr.HTML(
         "",
         html_template=f"<div class='plot' style='width:100%;height:{height}px'></div>",
@@ -85,20 +95,33 @@ def panel(elem_id: str, render: bool = True) -> gr.HTML:
 
 
 def downloader() -> gr.HTML:
-    """Unseen; writing download(...) into it makes the browser save a file. Nothing is written on the server."""
+    """Unseen; writing download(...) into it makes the browser save a file.
+
+    Nothing is written on the server.
+    """
     return gr.HTML("", html_template="<span></span>", js_on_load=DOWNLOAD, elem_id="downloader")
 
 
 def late_cells() -> gr.HTML:
-    """Unseen; writing the JSON of {plan: html} into it exchanges the cells on the page that name these plans in data-plan."""
-    return gr.HTML("", html_template="<span></span>", js_on_load=LATE, elem_id="late-cells", elem_classes="unseen")
+    """Unseen; writing the JSON of {plan: html} into it exchanges the cells on the page that name
+    these plans in data-plan.
+    """
+    return gr.HTML(
+        "",
+        html_template="<span></span>",
+        js_on_load=LATE,
+        elem_id="late-cells",
+        elem_classes="unseen",
+    )
 
 
 _downloads = iter(range(10**12))
 
 
 def download(name: str, text: str) -> str:
-    return json.dumps({"name": name, "text": text, "count": next(_downloads)})  # the count makes the same file twice two changes
+    return json.dumps(
+        {"name": name, "text": text, "count": next(_downloads)}
+    )  # the count makes the same file twice two changes
 
 
 def clicked(event: gr.EventData) -> dict[str, Any]:
@@ -107,7 +130,9 @@ def clicked(event: gr.EventData) -> dict[str, Any]:
 
 
 def spoken(handler: Callable) -> Callable:
-    """A listener whose failures reach the reader as a sentence: the core's own for wrong input, one line and a log otherwise."""
+    """A listener whose failures reach the reader as a sentence: the core's own for wrong input,
+    one line and a log otherwise.
+    """
 
     def say(error: Exception) -> gr.Error:
         if isinstance(error, gr.Error):
@@ -116,7 +141,11 @@ def spoken(handler: Callable) -> Callable:
             return gr.Error(str(error), print_exception=False, duration=None)
         log.error("a listener failed", exc_info=error)
         line = (str(error).strip().splitlines() or [""])[0][:300]
-        return gr.Error(f"{type(error).__name__}: {line} The server's log has the details.", print_exception=False, duration=None)
+        return gr.Error(
+            f"{type(error).__name__}: {line} The server's log has the details.",
+            print_exception=False,
+            duration=None,
+        )
 
     if inspect.isgeneratorfunction(handler):
 

@@ -1,4 +1,6 @@
-"""One selected layer and component for the whole page: chosen in any plot or table, marked in all of them, kept in the address bar."""
+"""One selected layer and component for the whole page: chosen in any plot or table, marked in
+all of them, kept in the address bar.
+"""
 
 import json
 from typing import Any
@@ -17,7 +19,8 @@ function address(changes) {
   history.replaceState(history.state, '', url);
 }
 """
-# The plots listen for lrw-selected and draw their own marks, so a selection needs no figure from the server.
+# The plots listen for lrw-selected and draw their own marks, so a selection needs no figure from
+# the server.
 REMEMBER = """
 function spread() {
   const [layer, component, chosen] = JSON.parse(props.value || '[]');
@@ -46,14 +49,24 @@ function remember() {
 def mark() -> gr.HTML:
     """Unseen; its value, what `said` gives, tells the browser which slot to mark."""
     return gr.HTML(
-        said([*FIRST], False), html_template="<span></span>", js_on_load=ADDRESS + REMEMBER, elem_id="selection", elem_classes="unseen"
+        said([*FIRST], False),
+        html_template="<span></span>",
+        js_on_load=ADDRESS + REMEMBER,
+        elem_id="selection",
+        elem_classes="unseen",
     )
 
 
 def run_in_address() -> gr.HTML:
     """Unseen; its value, the id of a run or "", is kept in the address bar."""
     script = ADDRESS + "watch('value', () => address({run: props.value}));"
-    return gr.HTML("", html_template="<span></span>", js_on_load=script, elem_id="run-address", elem_classes="unseen")
+    return gr.HTML(
+        "",
+        html_template="<span></span>",
+        js_on_load=script,
+        elem_id="run-address",
+        elem_classes="unseen",
+    )
 
 
 def wire(session: Session) -> None:
@@ -61,16 +74,30 @@ def wire(session: Session) -> None:
 
     def linked(request: gr.Request) -> tuple[Any, Any, Any]:
         asked = request.query_params
-        layer, component, tab = asked.get("layer", ""), asked.get("component", FIRST[1]), asked.get("tab")
+        layer, component, tab = (
+            asked.get("layer", ""),
+            asked.get("component", FIRST[1]),
+            asked.get("tab"),
+        )
         slot = [int(layer) if layer.isdigit() else FIRST[0], component]
-        return slot, said(slot, layer.isdigit()), gr.Tabs(selected=tab) if tab in session.titles else gr.skip()
+        return (
+            slot,
+            said(slot, layer.isdigit()),
+            gr.Tabs(selected=tab) if tab in session.titles else gr.skip(),
+        )
 
-    # in a second step: a run named in the address opens its tab in the first one, and a tab named there as well wins
-    session.opened(lambda: None, None, None, **QUIET).then(linked, None, [session.selected, session.mark, session.tabs], **QUIET)
+    # in a second step: a run named in the address opens its tab in the first one, and a tab named
+    # there as well wins
+    session.opened(lambda: None, None, None, **QUIET).then(
+        linked, None, [session.selected, session.mark, session.tabs], **QUIET
+    )
 
 
 def follow(session: Session, *events: Any) -> None:
-    """Let a click on a point of a plot select its slot. A point without a component selects its layer."""
+    """Let a click on a point of a plot select its slot.
+
+    A point without a component selects its layer.
+    """
 
     gr.on(list(events), clicked_slot, session.selected, [session.selected, session.mark], **QUIET)
 

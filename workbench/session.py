@@ -1,4 +1,7 @@
-"""What the tabs share: jobs, runs, heavy objects. One Session per server; a browser's own state is only its form and light ids."""
+"""What the tabs share: jobs, runs, heavy objects.
+
+One Session per server; a browser's own state is only its form and light ids.
+"""
 
 import time
 from typing import Any
@@ -17,7 +20,10 @@ from .parts import downloader, late_cells, panel
 from .runs import Run, Runs, root
 from .shelf import Shelf
 
-FIRST_SLOT = (0, next(row["components"][0] for row in lrcore.methods() if row["name"] == lrcore.Recipe().method))
+FIRST_SLOT = (
+    0,
+    next(row["components"][0] for row in lrcore.methods() if row["name"] == lrcore.Recipe().method),
+)
 
 
 class Session:
@@ -28,7 +34,10 @@ class Session:
         self.shelf = Shelf()
         self.live = Live(self.shelf)
         self.runs = Runs(folder)
-        self.jobs = Jobs(folder / ".jobs", {kind: lambda job, do=do: do(self, job) for kind, do in work.WORK.items()})
+        self.jobs = Jobs(
+            folder / ".jobs",
+            {kind: lambda job, do=do: do(self, job) for kind, do in work.WORK.items()},
+        )
 
     def make_components(self) -> None:
         """The components that several tabs touch. Called once, inside the Blocks."""
@@ -43,11 +52,15 @@ class Session:
         self.factored = gr.State(None)  # key of the factors behind the sliders
         self.surveyed = gr.State([])  # the methods whose factors are here
         self.figures = gr.State(0)  # how many live figures are known
-        self.planned = gr.State("")  # key of the ranks on show and of what their live figure depends on
+        self.planned = gr.State(
+            ""
+        )  # key of the ranks on show and of what their live figure depends on
         self.selected = gr.State([*FIRST_SLOT])  # layer and component, marked in every plot
         self.history = gr.State(hand.EMPTY)  # of the ranks set by hand
         self.stamp = gr.State("")  # of the runs on disk
-        self.chosen = gr.State([START.method, START.policy, 0.0])  # whose options the form holds, and when a recipe was put into it
+        self.chosen = gr.State(
+            [START.method, START.policy, 0.0]
+        )  # whose options the form holds, and when a recipe was put into it
 
     @property
     def filled(self) -> list[gr.components.Component]:
@@ -66,12 +79,16 @@ class Session:
     def calibration(self, recipe: lrcore.Recipe, progress=None) -> Any:
         plain = recipe.with_(calibration="independent")
         return self.shelf.get(
-            "calibration", calibration_key(recipe), lambda: lrcore.calibrate(self.dense(recipe), plain, progress=progress)
+            "calibration",
+            calibration_key(recipe),
+            lambda: lrcore.calibrate(self.dense(recipe), plain, progress=progress),
         )
 
     def analysis(self, recipe: lrcore.Recipe, progress=None) -> Any:
         def make() -> Any:
-            return lrcore.analyse(self.dense(recipe), self.calibration(recipe, progress), progress=progress)
+            return lrcore.analyse(
+                self.dense(recipe), self.calibration(recipe, progress), progress=progress
+            )
 
         return self.shelf.get("analysis", calibration_key(recipe), make)
 
@@ -80,21 +97,36 @@ class Session:
 
         def make() -> Any:
             if not measures(recipe):
-                return lrcore.factorise(self.dense(recipe), self.calibration(recipe, progress), recipe.method, progress, recipe.options)
+                return lrcore.factorise(
+                    self.dense(recipe),
+                    self.calibration(recipe, progress),
+                    recipe.method,
+                    progress,
+                    recipe.options,
+                )
             plain = self.factors(recipe.with_(policy=lrcore.Recipe().policy), progress)
             return lrcore.measured(self.dense(recipe), plain, recipe, progress=progress)
 
         return self.shelf.get("factors", factor_key(recipe), make)
 
     def small(self, run: Run) -> Any:
-        return self.shelf.get("small", run.id, lambda: lrcore.load(str(run.checkpoint), dtype=run.recipe.dtype, device=run.recipe.device))
+        return self.shelf.get(
+            "small",
+            run.id,
+            lambda: lrcore.load(
+                str(run.checkpoint), dtype=run.recipe.dtype, device=run.recipe.device
+            ),
+        )
 
     def analysis_shown(self, key: list | None) -> Any | None:
         """The analysis with this key, while it is on the shelf."""
         return self.shelf.peek("analysis", tuple(key)) if key else None
 
     def plan(self, recipe: lrcore.Recipe | None) -> Any | None:
-        """The rank plan of a recipe, while its factors are on the shelf. Raises InputError for a budget that cannot be met."""
+        """The rank plan of a recipe, while its factors are on the shelf.
+
+        Raises InputError for a budget that cannot be met.
+        """
         factors = self.peek_factors(recipe) if recipe else None
         return None if factors is None else lrcore.allocate(factors, recipe)
 
@@ -108,13 +140,22 @@ class Session:
         return self.shelf.peek("factors", factor_key(recipe))
 
     def by_method(self, recipe: lrcore.Recipe) -> list[lrcore.Recipe]:
-        """The recipe for every method; the others have their default options and no ranks set by hand."""
-        others = [recipe.with_(method=row["name"], options={}, component_ratios={}, overrides={}) for row in lrcore.methods()]
+        """The recipe for every method; the others have their default options and no ranks set by
+        hand.
+        """
+        others = [
+            recipe.with_(method=row["name"], options={}, component_ratios={}, overrides={})
+            for row in lrcore.methods()
+        ]
         return [recipe if other.method == recipe.method else other for other in others]
 
     def methods_here(self, recipe: lrcore.Recipe) -> list[str]:
-        """The methods whose factors are on the shelf, with a mark of what was measured that serves every budget."""
-        serving = [recipe.with_(policy=row["name"]) for row in lrcore.policies() if not row["searched"]]
+        """The methods whose factors are on the shelf, with a mark of what was measured that
+        serves every budget.
+        """
+        serving = [
+            recipe.with_(policy=row["name"]) for row in lrcore.policies() if not row["searched"]
+        ]
         policies = {measures(asked): asked.policy for asked in serving}
         found = []
         for other in self.by_method(recipe):
@@ -135,4 +176,6 @@ class Session:
     def start_survey(self, recipe: lrcore.Recipe) -> Job:
         """Queue the factors of every method for these settings."""
         spec = {"recipe": recipe.with_(overrides={}).to_dict()}
-        return self.jobs.submit("survey", f"Every method on {recipe.model}", spec, kept=False, once=True)
+        return self.jobs.submit(
+            "survey", f"Every method on {recipe.model}", spec, kept=False, once=True
+        )

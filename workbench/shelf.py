@@ -1,16 +1,32 @@
-"""Heavy objects shared by every browser: models, analyses, factorisations. The least recently used leave first."""
+"""Heavy objects shared by every browser: models, analyses, factorisations.
+
+The least recently used leave first.
+"""
 
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-# A dense model and its factors are the largest things in memory; a few of each serve several people without filling a laptop.
-ROOM = {"dense": 2, "calibration": 3, "analysis": 4, "factors": 24, "small": 6, "live": 1, "live dense": 16, "lines": 200}
+# A dense model and its factors are the largest things in memory; a few of each serve several people
+# without filling a laptop.
+ROOM = {
+    "dense": 2,
+    "calibration": 3,
+    "analysis": 4,
+    "factors": 24,
+    "small": 6,
+    "live": 1,
+    "live dense": 16,
+    "lines": 200,
+}
 
 
 class Shelf:
-    """At most ROOM[kind] objects of each kind. Two callers asking for the same missing object make it once."""
+    """At most ROOM[kind] objects of each kind.
+
+    Two callers asking for the same missing object make it once.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +48,9 @@ class Shelf:
             found = self.peek(kind, key)
             found = found if found is not None else self.put(kind, key, make())
         with self._lock:
-            self._making.pop((kind, key), None)  # who waits still has it; who comes later finds the object
+            self._making.pop(
+                (kind, key), None
+            )  # who waits still has it; who comes later finds the object
         return found
 
     def put(self, kind: str, key: Hashable, value: Any) -> Any:

@@ -31,9 +31,17 @@ def build(session: Session) -> None:
     with gr.Accordion(text.RECIPE, open=False):
         with gr.Row():
             save = gr.Button(text.SAVE_RECIPE, size="sm", elem_id="save-recipe")
-            load = gr.UploadButton(text.LOAD_RECIPE, size="sm", file_types=[".json", ".yaml", ".yml"], elem_id="load-recipe")
+            load = gr.UploadButton(
+                text.LOAD_RECIPE,
+                size="sm",
+                file_types=[".json", ".yaml", ".yml"],
+                elem_id="load-recipe",
+            )
         gr.Markdown(text.EXAMPLES)
-        examples = [(gr.Button(title, size="sm", variant="secondary"), recipe) for title, recipe in example_recipes()]
+        examples = [
+            (gr.Button(title, size="sm", variant="secondary"), recipe)
+            for title, recipe in example_recipes()
+        ]
 
     @spoken
     def start(*values: Any) -> None:
@@ -51,10 +59,16 @@ def build(session: Session) -> None:
     save.click(give, form.all, session.downloads, **QUIET)
     load.upload(take, load, session.filled, **QUIET).then(start, form.all, None, **QUIET)
     for pressed, recipe in examples:
-        pressed.click(lambda recipe=recipe: session.fill(recipe), None, session.filled, **QUIET).then(start, form.all, None, **QUIET)
+        pressed.click(
+            lambda recipe=recipe: session.fill(recipe), None, session.filled, **QUIET
+        ).then(start, form.all, None, **QUIET)
 
 
 def example_recipes() -> list[tuple[str, lrcore.Recipe]]:
     """A complete recipe for each paper whose method is here."""
     known = {row["name"] for row in lrcore.methods()}
-    return [(title, lrcore.Recipe(method=name, **more)) for name, (title, more) in text.EXAMPLE_RECIPES.items() if name in known]
+    return [
+        (title, lrcore.Recipe(method=name, **more))
+        for name, (title, more) in text.EXAMPLE_RECIPES.items()
+        if name in known
+    ]

@@ -28,9 +28,16 @@ def build_surprise(session: Session, chosen: gr.Dropdown) -> None:
         blocks = []
         for run in runs:
             small = lrcore.token_losses(session.small(run), passage)
-            tokens = [(token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)]
-            rise = sum(now - before for _, before, now in tokens[1:]) / max(len(tokens) - 1, 1)  # nothing predicts the first token
-            blocks.append(f"<h4>{markup.escape(run.name)}: {rise:+.3f} nats per token</h4>{markup.coloured(tokens)}")
+            tokens = [
+                (token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)
+            ]
+            rise = sum(now - before for _, before, now in tokens[1:]) / max(
+                len(tokens) - 1, 1
+            )  # nothing predicts the first token
+            blocks.append(
+                f"<h4>{markup.escape(run.name)}: {rise:+.3f} nats per "
+                f"token</h4>{markup.coloured(tokens)}"
+            )
         return "".join(blocks)
 
     colour.click(paint, [passage, chosen, *session.form.all], out, api_visibility="private")

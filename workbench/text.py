@@ -16,14 +16,25 @@ FIELDS = {
     "seq_len": ("Tokens per window", ""),
     "sampling": ("Windows drawn", ""),
     "seed": ("Seed", ""),
-    "refit": ("Refit", "on: each layer makes up for what the compressed layers before it lost; auto: as the method does"),
-    "calibration": ("Calibration passes", "independent: every layer sees the dense model; sequential: the compressed layers before it"),
+    "refit": (
+        "Refit",
+        "on: each layer makes up for what the compressed layers before it lost; auto: as the "
+        "method does",
+    ),
+    "calibration": (
+        "Calibration passes",
+        "independent: every layer sees the dense model; sequential: the compressed layers before "
+        "it",
+    ),
     "method": ("Method", ""),
     "policy": ("Policy", ""),
     "ratio": ("Remove", "share of what the budget counts"),
     "budget": ("Budget", ""),
     "temperature": ("Temperature", "small: uneven ranks; large: even ranks"),
-    "component_ratios": ("Component ratios", "share removed from single components, such as qk=0.3; the others meet the overall share"),
+    "component_ratios": (
+        "Component ratios",
+        "share removed from single components, such as qk=0.3; the others meet the overall share",
+    ),
     "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
     "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit graphics cards"),
     "rule": ("Temperature by rule of thumb", ""),
@@ -43,35 +54,47 @@ MEASURES = {
 }
 KINDS = {"Activation-aware": "aware", "Raw weight": "raw"}
 SPECTRA_HELP = {
-    "effective_rank": "exp of the entropy of the singular values: how many directions share the work (Roy and Vetterli 2007). "
+    "effective_rank": "exp of the entropy of the singular values: how many directions share the work (Roy and "
+    "Vetterli 2007). "
     "Dark cells need few and bear a low rank; bright ones lose with every rank.",
-    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum of squares). "
+    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum of "
+    "squares). "
     "Dark cells can be cut there almost for nothing; bright ones cannot.",
-    "stable_rank": "sum of squares over the largest square: low, and dark, where a single direction dominates. It ignores the tail that a "
+    "stable_rank": "sum of squares over the largest square: low, and dark, where a single direction "
+    "dominates. It ignores the tail that a "
     "small rank would lose.",
-    "condition": "largest over smallest singular value: bright cells have directions that hardly matter; dark ones use all of theirs.",
+    "condition": "largest over smallest singular value: bright cells have directions that hardly matter; "
+    "dark ones use all of theirs.",
 }
 CLICK_A_CELL = "Click a cell to see its singular values."
 NOT_ANALYSED = "Nothing is analysed for these settings yet. Press Analyse in the sidebar."
 WORKING = "Being analysed: the result appears here by itself."
 STALE = "Not analysed with these settings yet: the curves show the ones before."
 NO_FACTORS = (
-    "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; they are kept for every later slider move."
+    "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; "
+    "they are kept for every later slider move."
 )
 ALL_HEADS, MORE = "All heads", "how it is done here"
 
 EVEN_BARS = "Even ranks: every bar ends where its grey ghost does."
-BARS = "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%}); grey is what even ranks would keep."
+BARS = (
+    "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%}); grey is "
+    "what even ranks would keep."
+)
 OPTIONS = "Options of {}"
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"
-SURVEY_CONCLUDE = "Where the lines part, the policies disagree about which layers matter; where they meet, the choice hardly matters."
+SURVEY_CONCLUDE = (
+    "Where the lines part, the policies disagree about which layers matter; where they meet, the "
+    "choice hardly matters."
+)
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."
 MEMORY = "Compressing takes about {} of memory beyond the dense model."
 MEMORY_FREE = "Compressing takes about {} of memory beyond the dense model; {} are free."
 MEMORY_SHORT = (
-    "**It will not fit.** Use fewer or shorter windows (Calibration text), refit off, independent calibration, "
+    "**It will not fit.** Use fewer or shorter windows (Calibration text), refit off, independent "
+    "calibration, "
     "a smaller number type, or close other programs."
 )
 EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a small model goes)
@@ -88,7 +111,9 @@ AGAINST_EVEN = "the same method and budget, every layer the same share"
 HURTS = "these ranks hurt on this model: {:.1%} above even ones"
 HELPS = "these ranks help on this model: {:.1%} below even ones"
 NO_MATTER = "these ranks make no difference that this sample shows ({:.1%})"
-RANKED = "Of what was measured at this budget, on the same small held-out sample, {} with {} is lowest."
+RANKED = (
+    "Of what was measured at this budget, on the same small held-out sample, {} with {} is lowest."
+)
 RANKED_HURTS = " {} with {}, on show, is {:.1%} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
@@ -98,13 +123,20 @@ SLOT_INFO = "of {}; the policy alone gives {}. Drag the mark on its bar, or use 
 UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Leave it to the policy", "Clear all"
 BY_HAND_NONE = "No rank is set by hand: the policy alone has chosen. Click a bar to select it."
 BY_HAND = (
-    "What changed against the policy: {hand} set by hand, {others} others moved by the policy to keep the budget. "
+    "What changed against the policy: {hand} set by hand, {others} others moved by the policy to "
+    "keep the budget. "
     "Predicted energy kept {before:.2%} → {after:.2%}."
 )
 OVERRIDE_HELP = (
-    "Type a rank into the table, or drag the mark on a bar, to fix it by hand; the policy divides what is left among the others."
+    "Type a rank into the table, or drag the mark on a bar, to fix it by hand; the policy divides "
+    "what is left among the others."
 )
-BUDGETS = {"auto": "what the method shrinks", "params": "decoder parameters", "total": "all parameters", "kv": "KV cache"}
+BUDGETS = {
+    "auto": "what the method shrinks",
+    "params": "decoder parameters",
+    "total": "all parameters",
+    "kv": "KV cache",
+}
 SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 
@@ -113,83 +145,141 @@ SWEEP_TABLES = {"CSV": "table.csv", "JSON": "table.json", "Report": "report.html
 CROSS = "a cross-calibration study: two texts or more, all pairs"
 SWEEP_EMPTY = "none: as in the form; several: each of them"
 PROTOCOL_INFO = "windows: as set here; the others fix their own length, joins and special tokens"
-SEQUENTIAL_NOTE = "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
+SEQUENTIAL_NOTE = (
+    "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
+)
 NOTHING_QUEUED = "No jobs yet."
-NO_RUNS = "No runs yet. Press Start under Compress; a finished run appears here and stays after a restart."
-NO_SPEED = "No run measured on this text has its speed measured: choose runs above and press Measure their speed."
+NO_RUNS = (
+    "No runs yet. Press Start under Compress; a finished run appears here and stays after a "
+    "restart."
+)
+NO_SPEED = (
+    "No run measured on this text has its speed measured: choose runs above and press Measure "
+    "their speed."
+)
 FEW_POINTS = "Left is smaller, down is better. Runs appear here as they are measured on this text."
 FRONT = "No measured run is both smaller and better than {}."
 BEATEN = " {} is beaten in both by {}."
 BEATEN_MORE = " {} more are beaten."
 CHOOSE_RUNS = "Choose up to six runs; the dense model is always the first column."
 PROMPT = "One morning, Tom went to the"
-TOKENS_HELP = "Red: the compressed model is more surprised by this token than the dense one; blue: less. Hover for the numbers (nats)."
+TOKENS_HELP = (
+    "Red: the compressed model is more surprised by this token than the dense one; blue: less. "
+    "Hover for the numbers (nats)."
+)
 RECIPES_EQUAL = "These runs are equal in every field."
 NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
-OTHER_BASE = "The dense model's files have changed since this run was made: its delta mixes two models."
-PASSAGE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine with her friends."
+OTHER_BASE = (
+    "The dense model's files have changed since this run was made: its delta mixes two models."
+)
+PASSAGE = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the "
+    "sunshine with her friends."
+)
 EXPORT_HELP = (
-    "Writes a Hugging Face folder beside the checkpoint. `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads it "
-    "where the workbench is not installed; a stock export is an architecture that transformers has, and needs no code."
+    "Writes a Hugging Face folder beside the checkpoint. "
+    "`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads it "
+    "where the workbench is not installed; a stock export is an architecture that transformers "
+    "has, and needs no code."
 )
 QUANTISE_HELP = (
-    "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is measured as this one was and stands beside "
-    "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not time."
+    "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is "
+    "measured as this one was and stands beside "
+    "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not "
+    "time."
 )
 WHOLE = "Drop whole layers, or slice the hidden size"
 WHOLE_HELP = (
-    "Two ways to make the model smaller as a whole; the ranks of the Allocation tab have no part in them. The result is a run as any "
+    "Two ways to make the model smaller as a whole; the ranks of the Allocation tab have no part "
+    "in them. The result is a run as any "
     "other, measured as set above."
 )
-DROP = "**Drop whole layers.** What is left is a dense model of the same family, with a smaller KV cache."
-SLICE = "**Slice the hidden size** (SliceGPT). The residual stream is rotated and cut where it holds least; layers and KV cache stay."
-SLICE_RATIO = "share of the decoder parameters; the matrices that lead from one basis to the next count against it"
-ROTATIONS = {"block": "one before every attention and MLP, with matrices between", "one": "one for all, without matrices"}
+DROP = (
+    "**Drop whole layers.** What is left is a dense model of the same family, with a smaller KV "
+    "cache."
+)
+SLICE = (
+    "**Slice the hidden size** (SliceGPT). The residual stream is rotated and cut where it holds "
+    "least; layers and KV cache stay."
+)
+SLICE_RATIO = (
+    "share of the decoder parameters; the matrices that lead from one basis to the next count "
+    "against it"
+)
+ROTATIONS = {
+    "block": "one before every attention and MLP, with matrices between",
+    "one": "one for all, without matrices",
+}
 TO_BE_SLICED = (
-    "The hidden size goes from {of} to {width}, the decoder from {} to {} parameters, the whole model from {} to {} parameters, {} to {}{}."
+    "The hidden size goes from {of} to {width}, the decoder from {} to {} parameters, the whole "
+    "model from {} to {} parameters, {} to {}{}."
 )
 SLICED_GROWS = ": more than before, for a head tied to the embeddings no longer can be"
-SLICED = "The hidden size went from {of} to {width}: asked to remove {asked:.1%} of the decoder parameters, removed {removed:.1%}{}."
+SLICED = (
+    "The hidden size went from {of} to {width}: asked to remove {asked:.1%} of the decoder "
+    "parameters, removed {removed:.1%}{}."
+)
 SLICED_RESIDUAL = ", {} of those left being matrices between the bases"
 ORDERS = {"influence": "Block Influence (ShortGPT)", "loss": "the loss, one by one (SLEB)"}
 DROPPED = (
-    "{gone} would go: Block Influence {least}, against {most:.3g} at most. It is 1 minus the mean cosine between what enters a layer and "
+    "{gone} would go: Block Influence {least}, against {most:.3g} at most. It is 1 minus the mean "
+    "cosine between what enters a layer and "
     "what leaves it, so it is small where the layer changes little."
 )
-DROPPED_LATER = "Which {count} of {of} go is found as it runs: each time the layer without which the loss on calibration windows is least."
-DROPPED_SIZE = " The model goes from {} to {} parameters, {} to {}, its KV cache from {} to {} bytes per token{}."
+DROPPED_LATER = (
+    "Which {count} of {of} go is found as it runs: each time the layer without which the loss on "
+    "calibration windows is least."
+)
+DROPPED_SIZE = (
+    " The model goes from {} to {} parameters, {} to {}, its KV cache from {} to {} bytes per "
+    "token{}."
+)
 DROPPED_ALIKE = ", where all layers are of one size"
 NO_RANKS = "No ranks made this run: its model was changed as a whole."
 SHORT_STOCK = "What is left is a model of its own family: a stock export does without code."
 HEAL_HELP = (
-    "Trains what compression changed (of `care` the latents) on the run's calibration text, by cross-entropy and the distance to the dense "
-    "model's answers, and keeps the result as a run of its own, measured as this one was. Stopped, it goes on where it was."
+    "Trains what compression changed (of `care` the latents) on the run's calibration text, by "
+    "cross-entropy and the distance to the dense "
+    "model's answers, and keeps the result as a run of its own, measured as this one was. "
+    "Stopped, it goes on where it was."
 )
 PUSH_HELP = (
-    "Exports the run as chosen above and uploads that folder with the token of `hf auth login` or `HF_TOKEN`. "
+    "Exports the run as chosen above and uploads that folder with the token of `hf auth login` or "
+    "`HF_TOKEN`. "
     "Nothing is uploaded before you press Push."
 )
 STOCK_YES = "These ranks fit a stock architecture: the export can do without code."
 STOCK_NOT = "No stock architecture is like this: {}."
 STOCK_NO = "No stock architecture has these ranks: {}."
 STOCK_RANKS = " It would be one with {}, and all else whole."
-STOCK_UNKNOWN = "Whether these ranks fit a stock architecture was not asked when this run was made. A stock export will say."
+STOCK_UNKNOWN = (
+    "Whether these ranks fit a stock architecture was not asked when this run was made. A stock "
+    "export will say."
+)
 DELETE_SURE = "Delete this run and its checkpoint for good?"
 
 
 def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     """What Start will do."""
     counted = summary.get("budget", recipe.budget)
-    what = f"of the {budget(counted)}" if counted not in ("auto", "total") else f"of {budget(counted)}"
-    policy = recipe.policy + (f" at temperature {recipe.temperature:g}" if recipe.temperature else "")
+    what = (
+        f"of the {budget(counted)}" if counted not in ("auto", "total") else f"of {budget(counted)}"
+    )
+    policy = recipe.policy + (
+        f" at temperature {recipe.temperature:g}" if recipe.temperature else ""
+    )
     lines = [
-        f"**{recipe.method}** will remove **{recipe.ratio:.1%}** {what} of **{recipe.model}**, ranks allocated by **{policy}**, "
-        f"calibrated on {recipe.samples} {recipe.sampling} windows of {recipe.seq_len} tokens from {recipe.data} (seed {recipe.seed})."
+        f"**{recipe.method}** will remove **{recipe.ratio:.1%}** {what} of **{recipe.model}**, "
+        f"ranks allocated by **{policy}**, "
+        f"calibrated on {recipe.samples} {recipe.sampling} windows of {recipe.seq_len} tokens "
+        f"from {recipe.data} (seed {recipe.seed})."
     ]
     if summary:
         lines.append(
-            f"The model goes from {megabytes(summary['dense_megabytes'])} to {megabytes(summary['megabytes'])}, its KV cache from "
-            f"{count(summary['dense_kv_bytes_per_token'])} to {count(summary['kv_bytes_per_token'])} bytes per token."
+            f"The model goes from {megabytes(summary['dense_megabytes'])} to "
+            f"{megabytes(summary['megabytes'])}, its KV cache from "
+            f"{count(summary['dense_kv_bytes_per_token'])} to "
+            f"{count(summary['kv_bytes_per_token'])} bytes per token."
         )
     if recipe.overrides:
         lines.append(f"{len(recipe.overrides)} rank(s) are set by hand.")
@@ -202,12 +292,17 @@ def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
 
 
 def stock(fit: dict | None, dense: bool = False) -> str:
-    """Whether ranks fit a stock architecture, why not, and which would. fit: as `StockFit.to_dict` gives it. dense: no ranks made it."""
+    """Whether ranks fit a stock architecture, why not, and which would.
+
+    fit: as `StockFit.to_dict` gives it. dense: no ranks made it.
+    """
     if fit is None:
         return SHORT_STOCK if dense else STOCK_UNKNOWN
     if fit["qualifies"]:
         return SHORT_STOCK if dense else STOCK_YES
-    width = next((rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None)
+    width = next(
+        (rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None
+    )
     said = (STOCK_NOT if dense else STOCK_NO).format("; ".join(fit["reasons"]))
     return said + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
 
@@ -217,7 +312,10 @@ def healed(report: dict) -> str:
     told = report.get("healing")
     if not told:
         return ""
-    words = f"Healed in {told['steps']} steps on {told['data']}, {told['tokens']:,} tokens, in {duration(told['seconds'])}"
+    words = (
+        f"Healed in {told['steps']} steps on {told['data']}, {told['tokens']:,} tokens, in "
+        f"{duration(told['seconds'])}"
+    )
     if told["perplexity_before"] and told["perplexity_after"]:
         words += f"; perplexity on {protocol(told['test_protocol'])}: {told['perplexity_before']:.4f} before, "
         words += f"{told['perplexity_after']:.4f} after"
@@ -225,7 +323,10 @@ def healed(report: dict) -> str:
 
 
 def dropped(influence: list[float], gone: list[int], by: str, summary: dict) -> str:
-    """What dropping layers would do. gone: those of least influence; by loss they stand for the size alone."""
+    """What dropping layers would do.
+
+    gone: those of least influence; by loss they stand for the size alone.
+    """
     if by == "influence":
         values = ", ".join(f"{influence[i]:.3g}" for i in gone)
         words = DROPPED.format(gone=layers(gone), least=values, most=max(influence))
@@ -243,14 +344,30 @@ def shortened(report: dict) -> str:
     if not told:
         return ""
     order = " in this order" if len(told["gone"]) > 1 else ""
-    return f"{layers(told['gone'])} went{order}, of {told['of']} counted from 0; chosen by {ORDERS.get(told['by'], told['by'])}."
+    return (
+        f"{layers(told['gone'])} went{order}, of {told['of']} counted from 0; chosen by "
+        f"{ORDERS.get(told['by'], told['by'])}."
+    )
 
 
 def to_be_sliced(size: dict, dense: Any) -> str:
-    """What slicing would leave. size: as `lrcore.sliced_size` gives it; dense: the size of the model."""
-    counts = (dense.decoder_linear, size["decoder_parameters"], dense.parameters, size["parameters"])
+    """What slicing would leave.
+
+    size: as `lrcore.sliced_size` gives it; dense: the size of the model.
+    """
+    counts = (
+        dense.decoder_linear,
+        size["decoder_parameters"],
+        dense.parameters,
+        size["parameters"],
+    )
     weights = [megabytes(number * dense.bytes_per_value / 1e6) for number in counts[2:]]
-    return TO_BE_SLICED.format(*map(count, counts), *weights, SLICED_GROWS if size["parameters"] > dense.parameters else "", **size)
+    return TO_BE_SLICED.format(
+        *map(count, counts),
+        *weights,
+        SLICED_GROWS if size["parameters"] > dense.parameters else "",
+        **size,
+    )
 
 
 def sliced(report: dict) -> str:
@@ -258,7 +375,12 @@ def sliced(report: dict) -> str:
     told = report.get("sliced")
     if not told:
         return ""
-    return SLICED.format(SLICED_RESIDUAL.format(count(told["residual_parameters"])) if told["residual_parameters"] else "", **told)
+    return SLICED.format(
+        SLICED_RESIDUAL.format(count(told["residual_parameters"]))
+        if told["residual_parameters"]
+        else "",
+        **told,
+    )
 
 
 def layers(numbers: list[int]) -> str:
@@ -278,9 +400,13 @@ def protocol(settings: dict) -> str:
     name = settings.get("name") or settings.get("protocol") or "windows"
     if name != "windows":
         parts[0] += f" · {name}"
-        return " · ".join([*parts, f"stride {settings['stride']}"] if settings.get("stride") else parts)
+        return " · ".join(
+            [*parts, f"stride {settings['stride']}"] if settings.get("stride") else parts
+        )
     sampling, seed = settings.get("sampling", "first"), settings.get("seed")
-    parts.append(f"{sampling} windows" if sampling == "first" or seed is None else f"{sampling}, seed {seed}")
+    parts.append(
+        f"{sampling} windows" if sampling == "first" or seed is None else f"{sampling}, seed {seed}"
+    )
     return " · ".join(parts)
 
 
@@ -291,7 +417,11 @@ def duration(seconds: float | None) -> str:
     if seconds < 60:
         return f"{seconds} s"
     minutes, seconds = divmod(seconds, 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {seconds:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def count(number: float) -> str:

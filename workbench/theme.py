@@ -1,4 +1,7 @@
-"""The look: one restrained theme for light and dark. Fonts are the reader's own, so that nothing is fetched."""
+"""The look: one restrained theme for light and dark.
+
+Fonts are the reader's own, so that nothing is fetched.
+"""
 
 import gradio as gr
 

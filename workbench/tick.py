@@ -1,4 +1,6 @@
-"""Once a second, and when the page opens: the strip, the jobs, and marks that change when something is ready."""
+"""Once a second, and when the page opens: the strip, the jobs, and marks that change when
+something is ready.
+"""
 
 from typing import Any
 
@@ -11,7 +13,11 @@ from .session import Session
 
 
 def wire(session: Session) -> None:
-    seen = gr.State(())  # what this browser was last sent: only what changed is sent again, so a selection in the log stays
+    seen = gr.State(
+        ()
+        # what this browser was last sent: only what changed is sent again, so a selection in the log
+        # stays
+    )
     watched = [
         session.strip,
         session.job_panel,
@@ -27,7 +33,10 @@ def wire(session: Session) -> None:
     def look(seen: tuple, *said: Any) -> list[Any]:
         now = state(session, said)
         old = [*seen] if seen else [None] * len(now)
-        sent = [new if new != before and new is not None else gr.skip() for new, before in zip(now, old, strict=True)]
+        sent = [
+            new if new != before and new is not None else gr.skip()
+            for new, before in zip(now, old, strict=True)
+        ]
         kept = [new if new is not None else before for new, before in zip(now, old, strict=True)]
         return [*sent, kept if kept != old else gr.skip()]
 
@@ -35,13 +44,22 @@ def wire(session: Session) -> None:
     def act(event: gr.EventData) -> Any:
         said = clicked(event)
         if said["action"] == "table":
-            return download(said["file"], sweeps.tables(session.jobs.get(said["job"]), session.runs)[said["file"]])
-        {"cancel": session.jobs.cancel, "again": session.jobs.again, "forget": session.jobs.forget}[said["action"]](said["job"])
+            return download(
+                said["file"],
+                sweeps.tables(session.jobs.get(said["job"]), session.runs)[said["file"]],
+            )
+        {"cancel": session.jobs.cancel, "again": session.jobs.again, "forget": session.jobs.forget}[
+            said["action"]
+        ](said["job"])
         return gr.skip()
 
-    gr.Timer(1).tick(look, [seen, *session.form.all], [*watched, seen], **QUIET, concurrency_limit=None)
+    gr.Timer(1).tick(
+        look, [seen, *session.form.all], [*watched, seen], **QUIET, concurrency_limit=None
+    )
     for board in (session.strip, session.job_panel):
-        board.select(act, None, session.downloads, **QUIET).then(look, [seen, *session.form.all], [*watched, seen], **LIVE)
+        board.select(act, None, session.downloads, **QUIET).then(
+            look, [seen, *session.form.all], [*watched, seen], **LIVE
+        )
 
 
 def state(session: Session, said: Any) -> list[Any]:

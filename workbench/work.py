@@ -1,4 +1,7 @@
-"""What each kind of job does. A job's spec is plain data; what it makes is a run on disk or an object on the shelf."""
+"""What each kind of job does.
+
+A job's spec is plain data; what it makes is a run on disk or an object on the shelf.
+"""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,9 +29,11 @@ def analyse(session: "Session", job: Job) -> list[str]:
 
 
 def survey(session: "Session", job: Job) -> list[str]:
-    """The factors of every method, probed where the policy asks for it, so that their allocations can be laid side by side.
+    """The factors of every method, probed where the policy asks for it, so that their allocations
+    can be laid side by side.
 
-    Where the model is small enough, each is also measured at the recipe's budget, by its policy and with even ranks.
+    Where the model is small enough, each is also measured at the recipe's budget, by its policy and
+    with even ranks.
     """
     recipe = lrcore.Recipe.from_dict(job.spec["recipe"])
     load(session, recipe, job)
@@ -44,7 +49,9 @@ def survey(session: "Session", job: Job) -> list[str]:
 
 
 def compress(session: "Session", job: Job) -> list[str]:
-    """One run: compress, keep, and measure against the dense model unless the spec says otherwise."""
+    """One run: compress, keep, and measure against the dense model unless the spec says
+    otherwise.
+    """
     recipe = lrcore.Recipe.from_dict(job.spec["recipe"])
     return [one_run(session, job, recipe, job.spec.get("name", ""), job.spec.get("evaluation")).id]
 
@@ -52,7 +59,9 @@ def compress(session: "Session", job: Job) -> list[str]:
 def shorten(session: "Session", job: Job) -> list[str]:
     """A run without some of the model's layers: kept and measured as a compressed one."""
     recipe, spec = lrcore.Recipe.from_dict(job.spec["recipe"]), job.spec
-    small = lrcore.shorten(load(session, recipe, job), recipe, spec["layers"], spec["by"], progress=job.progress)
+    small = lrcore.shorten(
+        load(session, recipe, job), recipe, spec["layers"], spec["by"], progress=job.progress
+    )
     told = small.report["shortened"]
     job.say(text.shortened(small.report))
     name = spec["name"] or f"without {len(told['gone'])} of {told['of']} layers, {told['by']}"
@@ -62,7 +71,13 @@ def shorten(session: "Session", job: Job) -> list[str]:
 def slice_hidden(session: "Session", job: Job) -> list[str]:
     """A run with a narrower residual stream: kept and measured as a compressed one."""
     recipe, spec = lrcore.Recipe.from_dict(job.spec["recipe"]), job.spec
-    small = lrcore.slice_hidden(load(session, recipe, job), recipe, spec["rotations"], recipe.multiple, progress=job.progress)
+    small = lrcore.slice_hidden(
+        load(session, recipe, job),
+        recipe,
+        spec["rotations"],
+        recipe.multiple,
+        progress=job.progress,
+    )
     told = small.report["sliced"]
     job.say(text.sliced(small.report))
     name = spec["name"] or f"sliced to {told['width']} of {told['of']}, {told['rotations']}"
@@ -70,14 +85,20 @@ def slice_hidden(session: "Session", job: Job) -> list[str]:
 
 
 def sweep(session: "Session", job: Job) -> list[str]:
-    """Every method, policy, ratio and calibration set, as one job. What is there already, from before a stop, is not made again.
+    """Every method, policy, ratio and calibration set, as one job.
 
-    A run that cannot be made, such as a KV budget for a method that leaves the cache as it is, is left out and said in the log.
+    What is there already, from before a stop, is not made again.
+
+    A run that cannot be made, such as a KV budget for a method that leaves the cache as it is, is
+    left out and said in the log.
     """
     todo, asked, refused = sweep_of(job.spec).cells(), measurements(job.spec), None
     for i, recipe in enumerate(todo):
         job.part = f"run {i + 1} of {len(todo)}"
-        job.say(f"{job.part}: {recipe.method}, {recipe.policy}, remove {recipe.ratio:.0%}, calibrated on {recipe.data}")
+        job.say(
+            f"{job.part}: {recipe.method}, {recipe.policy}, remove {recipe.ratio:.0%}, calibrated "
+            f"on {recipe.data}"
+        )
         run = made(session.runs.all(), recipe)
         if run is not None:
             job.say(f"there already as {run.name} ({run.id})")
@@ -107,24 +128,43 @@ def measure(session: "Session", job: Job) -> list[str]:
 def quantise(session: "Session", job: Job) -> list[str]:
     """A run as codes of a few bits, kept as a run of its own and measured as the first one was."""
     run, bits = session.runs.get(job.spec["run"]), job.spec["bits"]
-    return [derived(session, job, run, f"{run.name} · {bits} bit", lrcore.quantise(session.small(run), bits, progress=job.progress))]
+    return [
+        derived(
+            session,
+            job,
+            run,
+            f"{run.name} · {bits} bit",
+            lrcore.quantise(session.small(run), bits, progress=job.progress),
+        )
+    ]
 
 
 def heal(session: "Session", job: Job) -> list[str]:
-    """A run trained for some steps against its dense model, kept as a run of its own and measured as the first one was.
+    """A run trained for some steps against its dense model, kept as a run of its own and measured
+    as the first one was.
 
-    Stopped and started again, it goes on from the state that the training keeps in the run's folder.
+    Stopped and started again, it goes on from the state that the training keeps in the run's
+    folder.
     """
     run = session.runs.get(job.spec["run"])
     teacher, state = load(session, run.recipe, job), run.folder / "healing.safetensors"
-    small = lrcore.heal(session.small(run), lrcore.Healing(**job.spec["healing"]), teacher=teacher, state=state, progress=job.progress)
+    small = lrcore.heal(
+        session.small(run),
+        lrcore.Healing(**job.spec["healing"]),
+        teacher=teacher,
+        state=state,
+        progress=job.progress,
+    )
     made = derived(session, job, run, f"{run.name} · healed", small)
     state.unlink(missing_ok=True)
     return [made]
 
 
 def derived(session: "Session", job: Job, run: Run, name: str, small: Any) -> str:
-    """Keep what was made of a run as a run, and measure it by every protocol of the first one. Returns its id."""
+    """Keep what was made of a run as a run, and measure it by every protocol of the first one.
+
+    Returns its id.
+    """
     made = kept(session, job, run.recipe, name, small, None)
     for one in run.evaluations:
         if "settings" in one:
@@ -133,10 +173,19 @@ def derived(session: "Session", job: Job, run: Run, name: str, small: Any) -> st
 
 
 def export(session: "Session", job: Job) -> list[str]:
-    """Write a run as a Hugging Face folder, anew each time: its name and measurements may have changed."""
+    """Write a run as a Hugging Face folder, anew each time: its name and measurements may have
+    changed.
+    """
     run, stock = session.runs.get(job.spec["run"]), job.spec["stock"]
     job.progress("export", 0, 1)
-    folder = lrcore.export(session.small(run), target(run, stock), run.evaluations, stock, overwrite=True, title=run.name)
+    folder = lrcore.export(
+        session.small(run),
+        target(run, stock),
+        run.evaluations,
+        stock,
+        overwrite=True,
+        title=run.name,
+    )
     session.runs.add_result(run.id, "export", {"stock": stock}, {"folder": str(folder)})
     job.say(f"written to {folder}")
     job.progress("export", 1, 1)
@@ -144,14 +193,18 @@ def export(session: "Session", job: Job) -> list[str]:
 
 
 def speed(session: "Session", job: Job) -> list[str]:
-    """Tokens per second of kept runs and of their dense model, taking turns, so that a busy machine slows all of them alike."""
+    """Tokens per second of kept runs and of their dense model, taking turns, so that a busy
+    machine slows all of them alike.
+    """
     runs = [session.runs.get(run_id) for run_id in job.spec["runs"]]
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         groups.setdefault(model_key(run.recipe), []).append(run)
     for own in groups.values():
         models = [load(session, own[0].recipe, job), *(session.small(run) for run in own)]
-        dense, *found = (one.to_dict() for one in lrcore.measure_speed(models, progress=job.progress))
+        dense, *found = (
+            one.to_dict() for one in lrcore.measure_speed(models, progress=job.progress)
+        )
         for run, one in zip(own, found, strict=True):
             where = {"device": str(models[0].device), "dtype": models[0].dtype}
             session.runs.add_result(run.id, "speed", where, {"dense": dense, "small": one})
@@ -168,14 +221,32 @@ def push(session: "Session", job: Job) -> list[str]:
     return []
 
 
-def one_run(session: "Session", job: Job, recipe: lrcore.Recipe, name: str, measured: dict[str, Any] | None) -> Run:
+def one_run(
+    session: "Session", job: Job, recipe: lrcore.Recipe, name: str, measured: dict[str, Any] | None
+) -> Run:
     dense = load(session, recipe, job)
     factors = session.factors(recipe, job.progress)
-    small = lrcore.compress(dense, recipe, factors=factors, plan=lrcore.allocate(factors, recipe), progress=job.progress)
-    return kept(session, job, recipe, name or f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}", small, measured)
+    small = lrcore.compress(
+        dense, recipe, factors=factors, plan=lrcore.allocate(factors, recipe), progress=job.progress
+    )
+    return kept(
+        session,
+        job,
+        recipe,
+        name or f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}",
+        small,
+        measured,
+    )
 
 
-def kept(session: "Session", job: Job, recipe: lrcore.Recipe, name: str, small: Any, measured: dict[str, Any] | None) -> Run:
+def kept(
+    session: "Session",
+    job: Job,
+    recipe: lrcore.Recipe,
+    name: str,
+    small: Any,
+    measured: dict[str, Any] | None,
+) -> Run:
     """Keep what was made of a dense model as a run, and measure it where that is asked for."""
     job.progress("save", 0, 1)
     run = session.runs.write(name, recipe, small)
@@ -194,14 +265,26 @@ def load(session: "Session", recipe: lrcore.Recipe, job: Job) -> Any:
 
 
 def evaluation(session: "Session", run: Run, settings: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Perplexity of a run and of its dense model on the same tokens, and how far their predictions are apart."""
+    """Perplexity of a run and of its dense model on the same tokens, and how far their
+    predictions are apart.
+    """
     dense = session.dense(run.recipe)
     found = lrcore.compare(
-        dense, session.small(run), **settings, progress=lambda _, done, total: job.progress("evaluate both", done, total)
+        dense,
+        session.small(run),
+        **settings,
+        progress=lambda _, done, total: job.progress("evaluate both", done, total),
     ).to_dict()
-    more = {"dense_perplexity": found["dense"]["perplexity"], "kl": found["kl"], "top1": found["top1"], "delta": found["delta"]}
+    more = {
+        "dense_perplexity": found["dense"]["perplexity"],
+        "kl": found["kl"],
+        "top1": found["top1"],
+        "delta": found["delta"],
+    }
     same_base = dense.fingerprint == run.report.get("base_fingerprint")
-    return found["small"] | more | {"same_base": same_base, "settings": settings, "when": time.time()}
+    return (
+        found["small"] | more | {"same_base": same_base, "settings": settings, "when": time.time()}
+    )
 
 
 WORK = {

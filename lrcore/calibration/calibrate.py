@@ -1,4 +1,6 @@
-"""Calibration: one streamed pass that collects what all methods need, layer by layer, kept on disk under a key of all it depends on."""
+"""Calibration: one streamed pass that collects what all methods need, layer by layer, kept on
+disk under a key of all it depends on.
+"""
 
 import hashlib
 import json
@@ -32,37 +34,66 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 def all_needs() -> frozenset[Need]:
-    """What the methods together read, and the influences for the policies: collected once, used by every method and ratio."""
-    return frozenset((part, "influence") for part in PARTS).union(*(method.needs for method in METHODS.values()))
+    """What the methods together read, and the influences for the policies: collected once, used
+    by every method and ratio.
+    """
+    return frozenset((part, "influence") for part in PARTS).union(
+        *(method.needs for method in METHODS.values())
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The moments of every layer, on disk. key names all they depend on; protocol says it in words; layers is their number."""
+    """The moments of every layer, on disk.
+
+    key names all they depend on; protocol says it in words; layers is their number.
+    """
 
     folder: Path
     key: str
     layers: int
     protocol: dict
     device: str = "cpu"
-    tokens: object = field(default=None, repr=False)  # the windows [n, t], for methods and policies that run the model again
+    tokens: object = field(
+        default=None, repr=False
+    )  # the windows [n, t], for methods and policies that run the model again
     extra: Path | None = None  # the folder of what `also` has collected besides
-    gradients: Path | None = None  # the folder of what lrcore/calibration/gradients.py has collected besides, where it was asked for
+    gradients: Path | None = (
+        # the folder of what lrcore/calibration/gradients.py has collected besides, where it was
+        # asked for
+        None
+    )
 
     def moments(self, layer: int) -> Moments:
         """The moments of one layer, read from disk onto the model's device."""
-        own, *more = (read_moments(layer_file(folder, layer), self.device) for folder in (self.folder, self.extra) if folder)
-        return self.joined(Moments({**own.values, **more[0].values}, own.tokens) if more else own, layer)
+        own, *more = (
+            read_moments(layer_file(folder, layer), self.device)
+            for folder in (self.folder, self.extra)
+            if folder
+        )
+        return self.joined(
+            Moments({**own.values, **more[0].values}, own.tokens) if more else own, layer
+        )
 
     def joined(self, moments: Moments, layer: int) -> Moments:
-        """These moments of a layer, and the statistics of the dense model's gradients where they were collected."""
+        """These moments of a layer, and the statistics of the dense model's gradients where they
+        were collected.
+        """
         if self.gradients is None:
             return moments
-        return Moments({**moments.values, **read_moments(layer_file(self.gradients, layer), self.device).values}, moments.tokens)
+        return Moments(
+            {
+                **moments.values,
+                **read_moments(layer_file(self.gradients, layer), self.device).values,
+            },
+            moments.tokens,
+        )
 
     @cached_property
     def influence(self) -> dict[str, list[float]]:
-        """Influence of every layer ("block"), of its attention and of its MLP, [L] each, every entry in [0, 2]."""
+        """Influence of every layer ("block"), of its attention and of its MLP, [L] each, every
+        entry in [0, 2].
+        """
         files = [layer_file(self.folder, layer) for layer in range(self.layers)]
         return {part: [_read_one(file, (part, "influence")) for file in files] for part in PARTS}
 
@@ -73,22 +104,30 @@ class Calibration:
 
 
 def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows:
-    """The windows a recipe calibrates on. Raises InputError where they are longer than the model's context."""
+    """The windows a recipe calibrates on.
+
+    Raises InputError where they are longer than the model's context.
+    """
     model.check_length(recipe.seq_len)
     texts = data.load_texts(recipe.data, role="calibration")
-    return data.make_windows(texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed)
+    return data.make_windows(
+        texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed
+    )
 
 
 def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:
-    """Collect the moments that every method needs from the dense model; instant where they are on disk already.
+    """Collect the moments that every method needs from the dense model; instant where they are on
+    disk already.
 
-    The key covers model files, window tokens, dtype, needs and file format. Layers already on disk are not collected again, so a
-    cancelled or killed pass goes on where it stopped. Raises InputError for a model sliced with a rotation per block.
+    The key covers model files, window tokens, dtype, needs and file format. Layers already on disk
+    are not collected again, so a cancelled or killed pass goes on where it stopped. Raises
+    InputError for a model sliced with a rotation per block.
     """
     progress = progress or silent
     if has_residual_matrices(model.network):
         raise InputError(
-            f"The residual stream of '{model.name}' is in another basis before every component, and no method knows of that. Compress the "
+            f"The residual stream of '{model.name}' is in another basis before every component, "
+            "and no method knows of that. Compress the "
             "dense model, or one sliced with one rotation for all."
         )
     windows = make_calibration_windows(model, recipe)
@@ -97,14 +136,27 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     folder = cache_folder() / "moments" / key
     layers = len(decoder_layers(model.network))
-    protocol = windows.protocol | {"windows": len(windows.tokens), "tokens": windows.tokens.numel(), "dtype": str(model.network.dtype)}
-    calibration = Calibration(folder, key, layers, protocol, str(model.network.device), windows.tokens)
+    protocol = windows.protocol | {
+        "windows": len(windows.tokens),
+        "tokens": windows.tokens.numel(),
+        "dtype": str(model.network.dtype),
+    }
+    calibration = Calibration(
+        folder, key, layers, protocol, str(model.network.device), windows.tokens
+    )
     _collect(model, windows.tokens, needs, folder, progress)
     return calibration
 
 
-def also(model: LoadedModel, calibration: Calibration, needs: frozenset[Need], progress: Progress | None = None) -> Calibration:
-    """The calibration with further statistics of its own windows, for the few choices that read them; itself where there are none."""
+def also(
+    model: LoadedModel,
+    calibration: Calibration,
+    needs: frozenset[Need],
+    progress: Progress | None = None,
+) -> Calibration:
+    """The calibration with further statistics of its own windows, for the few choices that read
+    them; itself where there are none.
+    """
     if not needs:
         return calibration
     key = hashlib.sha256(json.dumps([calibration.key, sorted(needs)]).encode()).hexdigest()[:24]
@@ -113,8 +165,12 @@ def also(model: LoadedModel, calibration: Calibration, needs: frozenset[Need], p
     return replace(calibration, extra=folder)
 
 
-def _collect(model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress) -> None:
-    """Pass the windows [n, t] through the model and write the moments of every layer that is not in the folder yet."""
+def _collect(
+    model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress
+) -> None:
+    """Pass the windows [n, t] through the model and write the moments of every layer that is not
+    in the folder yet.
+    """
     layers = len(decoder_layers(model.network))
     missing = [layer for layer in range(layers) if not layer_file(folder, layer).is_file()]
     if missing:

@@ -1,9 +1,12 @@
-"""Gradients of the loss by the weights of the dense model: a pass of its own, made only where a method's options read what it gives.
+"""Gradients of the loss by the weights of the dense model: a pass of its own, made only where a
+method's options read what it gives.
 
 Statistics, by the name of a matrix (see `statistics.Moments.values`):
-  fisher  [in]   E_w sum_i G_ij^2, the empirical Fisher information of input j (FWSVD, Hsu et al. 2022: I-hat of a row of its W^T)
-  taylor  [d_f]  E_w of `sum w G` over a neuron's row in gate and up, or its column in down; signed (LLM-Pruner, first order)
-G is the gradient of the mean token loss of one window, E_w the mean over the first WINDOWS calibration windows. Float64, and kept on disk.
+  fisher [in] E_w sum_i G_ij^2, the empirical Fisher information of input j (FWSVD, Hsu et al. 2022:
+  I-hat of a row of its W^T) taylor [d_f] E_w of `sum w G` over a neuron's row in gate and up, or
+  its column in down; signed (LLM-Pruner, first order)
+G is the gradient of the mean token loss of one window, E_w the mean over the first WINDOWS
+calibration windows. Float64, and kept on disk.
 """
 
 import copy
@@ -32,19 +35,35 @@ WINDOWS = 64
 FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
 
 
-def with_gradients(model: LoadedModel, calibration: Calibration, progress: Progress | None = None) -> Calibration:
-    """The calibration with the statistics of the gradients in its moments; instant where they are on disk already.
+def with_gradients(
+    model: LoadedModel, calibration: Calibration, progress: Progress | None = None
+) -> Calibration:
+    """The calibration with the statistics of the gradients in its moments; instant where they are
+    on disk already.
 
-    One forward and one backward pass of the whole model per window: it takes the memory of the decoder's weights once more, and of one
-    window's activations. Raises InputError for a model whose layers wait on disk, or whose matrices are not plain.
+    One forward and one backward pass of the whole model per window: it takes the memory of the
+    decoder's weights once more, and of one window's activations. Raises InputError for a model
+    whose layers wait on disk, or whose matrices are not plain.
     """
     if model.offloaded:
-        raise InputError("These options need gradients of the whole model at once: load it without offload, or choose other options.")
+        raise InputError(
+            "These options need gradients of the whole model at once: load it without offload, or "
+            "choose other options."
+        )
     total = len(decoder_layers(model.network))
-    if any(not isinstance(p, Linear) for i in range(total) for p in read_layer(model.network, i).matrices().values()):
-        raise InputError("These options need the gradients of a dense model; this one is compressed already. Start from the dense one.")
+    if any(
+        not isinstance(p, Linear)
+        for i in range(total)
+        for p in read_layer(model.network, i).matrices().values()
+    ):
+        raise InputError(
+            "These options need the gradients of a dense model; this one is compressed already. "
+            "Start from the dense one."
+        )
     tokens = calibration.tokens[:WINDOWS]
-    key = hashlib.sha256(json.dumps([FORMAT, calibration.key, len(tokens)]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([FORMAT, calibration.key, len(tokens)]).encode()).hexdigest()[
+        :24
+    ]
     folder = cache_folder() / "gradients" / key
     if not all(layer_file(folder, layer).is_file() for layer in range(total)):
         for layer, moments in enumerate(collect(model.network, tokens, progress or silent)):
@@ -53,15 +72,23 @@ def with_gradients(model: LoadedModel, calibration: Calibration, progress: Progr
 
 
 def fisher_information(
-    model: LoadedModel, calibration: Calibration, slots: Iterable[Slot], progress: Progress | None = None
+    model: LoadedModel,
+    calibration: Calibration,
+    slots: Iterable[Slot],
+    progress: Progress | None = None,
 ) -> dict[Slot, float]:
-    """Of every slot: the mean of `E_w G_ij^2` over all entries of its matrices, without their biases. Collects gradients as above."""
+    """Of every slot: the mean of `E_w G_ij^2` over all entries of its matrices, without their
+    biases. Collects gradients as above.
+    """
     folder, by_layer = with_gradients(model, calibration, progress).gradients, {}
     for layer, name in slots:
         by_layer.setdefault(layer, []).append(name)
     found = {}
     for layer, names in by_layer.items():
-        weights, values = read_layer(model.network, layer).matrices(), read_moments(layer_file(folder, layer)).values
+        weights, values = (
+            read_layer(model.network, layer).matrices(),
+            read_moments(layer_file(folder, layer)).values,
+        )
         for name in names:
             own = [one for one in matrices_of(name) if one in weights]
             entries = sum(weights[one].weight.numel() for one in own)
@@ -79,7 +106,10 @@ def collect(network: nn.Module, tokens: Tensor, progress: Progress) -> list[Mome
             for need, value in statistics_of(layer, slope).items():
                 own[need] = own[need] + value if need in own else value
     progress("gradients", len(tokens), len(tokens))
-    return [Moments({need: value / len(tokens) for need, value in own.items()}, tokens.numel()) for own in sums]
+    return [
+        Moments({need: value / len(tokens) for need, value in own.items()}, tokens.numel())
+        for own in sums
+    ]
 
 
 def statistics_of(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
@@ -94,16 +124,29 @@ def statistics_of(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
 
 
 def window_gradients(network: nn.Module, tokens: Tensor) -> Iterator[list[Layer]]:
-    """Of every window [t] of tokens [n, t]: the gradient of its mean token loss in nats, as layers that hold it in place of the weights.
+    """Of every window [t] of tokens [n, t]: the gradient of its mean token loss in nats, as layers
+    that hold it in place of the weights.
 
-    The network is left as it is: gradients belong to a twin that shares its numbers. What is yielded holds until the next window.
+    The network is left as it is: gradients belong to a twin that shares its numbers. What is
+    yielded holds until the next window.
     """
     inside = {id(p) for layer in decoder_layers(network) for p in layer.parameters()}
-    learning = _twin(network, {id(p): nn.Parameter(p.detach()) for p in network.parameters() if id(p) in inside})
-    slopes = _twin(
-        network, {id(p): nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in network.parameters() if id(p) in inside}
+    learning = _twin(
+        network, {id(p): nn.Parameter(p.detach()) for p in network.parameters() if id(p) in inside}
     )
-    pairs = [(a, b) for a, b in zip(learning.parameters(), slopes.parameters(), strict=True) if a.requires_grad]
+    slopes = _twin(
+        network,
+        {
+            id(p): nn.Parameter(torch.zeros_like(p), requires_grad=False)
+            for p in network.parameters()
+            if id(p) in inside
+        },
+    )
+    pairs = [
+        (a, b)
+        for a, b in zip(learning.parameters(), slopes.parameters(), strict=True)
+        if a.requires_grad
+    ]
     for window in tokens.to(network.device).split(1):
         with torch.inference_mode(False), torch.enable_grad():
             ids = window.clone()
@@ -116,6 +159,8 @@ def window_gradients(network: nn.Module, tokens: Tensor) -> Iterator[list[Layer]
 
 
 def _twin(network: nn.Module, own: dict[int, nn.Parameter]) -> nn.Module:
-    """The network's modules again with some parameters of its own, by id; all other tensors are shared."""
+    """The network's modules again with some parameters of its own, by id; all other tensors are
+    shared.
+    """
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, memo=shared | own)

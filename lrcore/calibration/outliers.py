@@ -16,10 +16,12 @@ FILE = "outliers.json"  # beside the moments of a calibration: no method has a p
 
 
 def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
-    """Share of all entries of `|W_ij| |x_j|_2`, over all matrices of the layer, that are 1, 2, ... THRESHOLDS times their mean or more.
+    """Share of all entries of `|W_ij| |x_j|_2`, over all matrices of the layer, that are 1, 2, ...
+    THRESHOLDS times their mean or more.
 
-    OWL, section 3.2: its layerwise outlier distribution D_l for M = 1, 2, ... The norm of an input is the root of its second moment times
-    the number of tokens, which the ratio to the mean does not see. Shares are in [0, 1] and fall; zeros for a layer of zeros.
+    OWL, section 3.2: its layerwise outlier distribution D_l for M = 1, 2, ... The norm of an input
+    is the root of its second moment times the number of tokens, which the ratio to the mean does
+    not see. Shares are in [0, 1] and fall; zeros for a layer of zeros.
     """
     scales = {name: moments.square(TAPS[name]).clamp_min(0).sqrt() for name in layer.matrices()}
     total, count = 0.0, 0
@@ -40,7 +42,11 @@ def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
 def read_outliers(folder: Path) -> list[tuple[float, ...]]:
     """The ratios of every layer that were counted with these moments; empty where none were."""
     file = folder / FILE
-    return [tuple(ratios) for ratios in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
+    return (
+        [tuple(ratios) for ratios in json.loads(file.read_text(encoding="utf-8"))]
+        if file.is_file()
+        else []
+    )
 
 
 def keep_outliers(folder: Path, ratios: Sequence[tuple[float, ...]]) -> None:

@@ -5,7 +5,8 @@
     lrcore.json         format, base model, shapes of the replaced modules, which tensors are tied
     recipe.json         what was asked for        ranks.csv, report.json    what came out
 
-The folder needs this package to be read: its layers have shapes that no config of a model family describes.
+The folder needs this package to be read: its layers have shapes that no config of a model family
+describes.
 """
 
 import csv
@@ -50,11 +51,19 @@ SHARD = "5GB"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
-def load(name: str, revision: str | None = None, dtype: str | None = None, device: str = "auto", offload: bool = False) -> LoadedModel:
-    """A model by demo name, folder or hub id; a folder written by `save` comes back as the compressed model it was.
+def load(
+    name: str,
+    revision: str | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    offload: bool = False,
+) -> LoadedModel:
+    """A model by demo name, folder or hub id; a folder written by `save` comes back as the
+    compressed model it was.
 
-    dtype None: float32 for a dense model, as saved for a checkpoint. offload: decoder layers wait on disk and are read one at a time, so
-    that a model larger than memory can be calibrated, compressed and saved; all results are the same to the bit.
+    dtype None: float32 for a dense model, as saved for a checkpoint. offload: decoder layers wait
+    on disk and are read one at a time, so that a model larger than memory can be calibrated,
+    compressed and saved; all results are the same to the bit.
     Raises InputError in one line for whatever is wrong.
     """
     folder = locate(name, revision)
@@ -64,16 +73,21 @@ def load(name: str, revision: str | None = None, dtype: str | None = None, devic
 
 
 def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Path:
-    """Write `model` to `folder` and return it. The folder appears whole or not at all: it is written beside and then renamed.
+    """Write `model` to `folder` and return it.
 
-    An earlier checkpoint there is replaced. Any other folder that is not empty is refused with InputError unless overwrite is set,
-    which deletes what is in it.
+    The folder appears whole or not at all: it is written beside and then renamed.
+
+    An earlier checkpoint there is replaced. Any other folder that is not empty is refused with
+    InputError unless overwrite is set, which deletes what is in it.
     """
     return write_folder(folder, overwrite, lambda draft: write_checkpoint(model, draft))
 
 
 def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], None]) -> Path:
-    """Let `write` fill a draft, and put it in the place of `folder` once it is whole. Refusals as of `save`."""
+    """Let `write` fill a draft, and put it in the place of `folder` once it is whole.
+
+    Refusals as of `save`.
+    """
     folder = Path(folder).expanduser().absolute()
     check_target(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,21 +102,40 @@ def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], No
 
 
 def check_target(folder: str | Path, overwrite: bool = False) -> None:
-    """Raise InputError where `save` would refuse the folder: worth asking before a long computation."""
+    """Raise InputError where `save` would refuse the folder: worth asking before a long
+    computation.
+    """
     folder = Path(folder).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"'{folder}' is a file. Give a folder to write the compressed model to.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file() and not overwrite:
-        raise InputError(f"'{folder}' is not empty and holds no compressed model (no {MARK}). Choose another folder, or empty it first.")
+    if (
+        folder.is_dir()
+        and any(folder.iterdir())
+        and not (folder / MARK).is_file()
+        and not overwrite
+    ):
+        raise InputError(
+            f"'{folder}' is not empty and holds no compressed model (no {MARK}). Choose another "
+            "folder, or empty it first."
+        )
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not os.access(nearest, os.W_OK):
-        raise InputError(f"'{folder}' cannot be written: no permission in '{nearest}'. Choose another folder.")
+        raise InputError(
+            f"'{folder}' cannot be written: no permission in '{nearest}'. Choose another folder."
+        )
 
 
 def load_checkpoint(
-    folder: str | Path, dtype: str = "auto", device: str = "auto", name: str | None = None, offload: bool = False
+    folder: str | Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+    offload: bool = False,
 ) -> LoadedModel:
-    """A compressed model from a folder written by `save`. With dtype "auto" its logits are bit-identical to the saved model's."""
+    """A compressed model from a folder written by `save`.
+
+    With dtype "auto" its logits are bit-identical to the saved model's.
+    """
     folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
     described = _read_mark(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
@@ -116,9 +149,18 @@ def load_checkpoint(
             waiting = _wait(network, files, tied, into, target)
         else:
             network.load_state_dict(_state(files, tied, into), strict=True, assign=True)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever shapes that are not ours lead to
+    except (
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # whatever shapes that are not ours lead to
         detail = (str(error).splitlines() or [""])[-1].strip()
-        raise InputError(f"The weights in '{folder}' do not fit its {MARK} ({detail}). Files of two checkpoints were mixed.") from error
+        raise InputError(
+            f"The weights in '{folder}' do not fit its {MARK} ({detail}). Files of two "
+            "checkpoints were mixed."
+        ) from error
     if offload:
         checked(network, waiting, folder)
     else:
@@ -126,21 +168,31 @@ def load_checkpoint(
         check_finite(network.state_dict().items(), folder, network.dtype)
         settle(network, target)
     report = read_json(folder / "report.json") if (folder / "report.json").is_file() else None
-    return LoadedModel(name or str(folder), network, tokenizer, fingerprint(folder, files), folder, report)
+    return LoadedModel(
+        name or str(folder), network, tokenizer, fingerprint(folder, files), folder, report
+    )
 
 
 def _read_mark(folder: Path) -> dict[str, Any]:
     described = read_json(folder / MARK)
     found = described.get("format")
     if found != FORMAT:
-        raise InputError(f"'{folder}' has checkpoint format {found!r}, but this version reads {FORMAT}. Use the version that wrote it.")
+        raise InputError(
+            f"'{folder}' has checkpoint format {found!r}, but this version reads {FORMAT}. Use "
+            "the version that wrote it."
+        )
     lacking = [key for key in ("dtype", "structure", "tied") if key not in described]
     if lacking:
-        raise InputError(f"'{folder / MARK}' lacks {', '.join(lacking)}. The file was changed or cut: copy the checkpoint again.")
+        raise InputError(
+            f"'{folder / MARK}' lacks {', '.join(lacking)}. The file was changed or cut: copy the "
+            "checkpoint again."
+        )
     return described
 
 
-def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]) -> PreTrainedModel:
+def _empty_network(
+    config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]
+) -> PreTrainedModel:
     """The modules without weights."""
     network = empty_network(config, dtype)
     with torch.device("meta"), no_init_weights():
@@ -149,28 +201,45 @@ def _empty_network(config: PretrainedConfig, dtype: torch.dtype, shapes: dict[st
 
 
 def _wait(
-    network: PreTrainedModel, files: list[Path], tied: dict[str, str], dtype: torch.dtype | None, device: torch.device
+    network: PreTrainedModel,
+    files: list[Path],
+    tied: dict[str, str],
+    dtype: torch.dtype | None,
+    device: torch.device,
 ) -> dict[str, Stored]:
-    """Leave the layers of an empty network on disk, and say where. Raises ValueError where the files hold other tensors than it has."""
+    """Leave the layers of an empty network on disk, and say where.
+
+    Raises ValueError where the files hold other tensors than it has.
+    """
     stored = stored_in(files)
     stored = as_dtype(stored, dtype) if dtype else stored
     stored |= {name: stored[first] for name, first in tied.items()}
     gaps = wait_on_disk(network, stored, device, cache_folder() / WAITING)
     for names in gaps.values():
         if names:
-            raise ValueError(f"{len(names)} tensors are missing or of another shape, first {names[0]}")
+            raise ValueError(
+                f"{len(names)} tensors are missing or of another shape, first {names[0]}"
+            )
     return stored
 
 
 def _state(files: list[Path], tied: dict[str, str], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """All tensors by name, in memory of their own: aligned, and independent of the file once read."""
+    """All tensors by name, in memory of their own: aligned, and independent of the file once
+    read.
+    """
     stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    state = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone() for name, tensor in stored.items()}
+    state = {
+        name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
+        for name, tensor in stored.items()
+    }
     return state | {name: state[first] for name, first in tied.items()}
 
 
 def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
-    """The files of a checkpoint, in a folder that is there. Weights beyond `shard` are split over several files with an index."""
+    """The files of a checkpoint, in a folder that is there.
+
+    Weights beyond `shard` are split over several files with an index.
+    """
     network = model.network
     state, tied = untied(network)
     described = {
@@ -196,7 +265,9 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
 
 
 def write_companions(model: LoadedModel, folder: Path) -> None:
-    """What stands beside config and weights and does not change: generation config, tokenizer, and how images are prepared."""
+    """What stands beside config and weights and does not change: generation config, tokenizer,
+    and how images are prepared.
+    """
     model.network.generation_config.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     for name in PROCESSORS:
@@ -205,13 +276,23 @@ def write_companions(model: LoadedModel, folder: Path) -> None:
 
 
 def write_weights(state: dict[str, Tensor | Stored], folder: Path, shard: str = SHARD) -> None:
-    """Tensors by name as safetensors: one file, or shards of at most `shard` with an index. Those on disk are read one at a time."""
-    shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
-    split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard, filename_pattern="model{suffix}.safetensors")
+    """Tensors by name as safetensors: one file, or shards of at most `shard` with an index.
+
+    Those on disk are read one at a time.
+    """
+    shapes = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for name, tensor in state.items()
+    }
+    split = split_torch_state_dict_into_shards(
+        shapes, max_shard_size=shard, filename_pattern="model{suffix}.safetensors"
+    )
     for file, names in split.filename_to_tensors.items():
         write_tensors(folder / file, {name: state[name] for name in names}, {"format": "pt"})
     if split.is_sharded:
-        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        write_json(
+            folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        )
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -1,7 +1,9 @@
-"""Checkpoints that leave the house: a Hugging Face folder that loads where this project is not installed.
+"""Checkpoints that leave the house: a Hugging Face folder that loads where this project is not
+installed.
 
-`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` reads it by the modeling file inside, which is cut from the
-sources of the modules (see models/portable.py); a stock export (see stock.py) needs no code at all. Both load by `lrcore.load` too.
+`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` reads it by the modeling file
+inside, which is cut from the sources of the modules (see models/portable.py); a stock export (see
+stock.py) needs no code at all. Both load by `lrcore.load` too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,13 +31,15 @@ def export(
     shard: str = SHARD,
     title: str | None = None,
 ) -> Path:
-    """Write `model` as a Hugging Face folder with its code and a model card, and return the folder; it appears whole or not at all.
+    """Write `model` as a Hugging Face folder with its code and a model card, and return the folder;
+    it appears whole or not at all.
 
-    results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an architecture of transformers with no code of
-    ours; raises InputError with the reasons where the model does not fit one. shard: largest weight file, such as "5GB". title: of the
-    card; else the model's name, or the new folder's where the model came from a folder.
-    Loaded with the dtype it was saved in, its logits are bit-identical, but for a sliced model as a stock one, whose norms round otherwise.
-    Folders are refused as by `save`.
+    results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an
+    architecture of transformers with no code of ours; raises InputError with the reasons where the
+    model does not fit one. shard: largest weight file, such as "5GB". title: of the card; else the
+    model's name, or the new folder's where the model came from a folder.
+    Loaded with the dtype it was saved in, its logits are bit-identical, but for a sliced model as a
+    stock one, whose norms round otherwise. Folders are refused as by `save`.
     """
 
     def write(draft: Path) -> None:
@@ -44,9 +48,13 @@ def export(
         else:
             write_checkpoint(model, draft, shard)
             _add_code(model, draft)
-        named = title or (Path(folder).name if Path(model.name).expanduser().is_dir() else model.name)
+        named = title or (
+            Path(folder).name if Path(model.name).expanduser().is_dir() else model.name
+        )
         loader = auto_class(model.network.config).__name__
-        card = model_card(named, model.folder, model.report, model.size.parameters, results, stock, loader)
+        card = model_card(
+            named, model.folder, model.report, model.size.parameters, results, stock, loader
+        )
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     return write_folder(folder, overwrite, write)
@@ -58,7 +66,16 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
     config = read_json(folder / "config.json")
     lowrank = {"layers": read_json(folder / MARK)["structure"]}
     auto_map = {auto_class(model.network.config).__name__: f"{MODELING}.{CLASS}"}
-    write_json(folder / "config.json", config | {"architectures": [CLASS], "auto_map": auto_map, "dtype": model.dtype, "lowrank": lowrank})
+    write_json(
+        folder / "config.json",
+        config
+        | {
+            "architectures": [CLASS],
+            "auto_map": auto_map,
+            "dtype": model.dtype,
+            "lowrank": lowrank,
+        },
+    )
 
 
 def run_checkpoint(name: str) -> str:
@@ -68,20 +85,33 @@ def run_checkpoint(name: str) -> str:
 
 
 def read_results(name: str, files: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """Measurements for the card: those kept with a run, then those in files, an evaluation each. Raises InputError for other files."""
+    """Measurements for the card: those kept with a run, then those in files, an evaluation each.
+
+    Raises InputError for other files.
+    """
     report = Path(name).expanduser() / "report.json"
-    kept = read_json(report).get("evaluations", []) if run_checkpoint(name) != name and report.is_file() else []
+    kept = (
+        read_json(report).get("evaluations", [])
+        if run_checkpoint(name) != name and report.is_file()
+        else []
+    )
     given = [read_json(file) for file in files]
     for file, result in zip(files, given, strict=True):
         if not {"perplexity", "protocol"} <= result.keys():
-            raise InputError(f"'{file}' holds no evaluation (no perplexity and protocol). Give what `evaluate --json` printed.")
+            raise InputError(
+                f"'{file}' holds no evaluation (no perplexity and protocol). Give what `evaluate "
+                "--json` printed."
+            )
     return [*kept, *given]
 
 
 def push(folder: str | Path, repository: str, private: bool = True) -> str:
-    """Upload an exported folder to the hub as `owner/name` and return its address. Never called by anything but an explicit wish.
+    """Upload an exported folder to the hub as `owner/name` and return its address.
 
-    The token is the hub client's (HF_TOKEN or a login). Raises InputError in one line where the hub refuses or cannot be reached.
+    Never called by anything but an explicit wish.
+
+    The token is the hub client's (HF_TOKEN or a login). Raises InputError in one line where the hub
+    refuses or cannot be reached.
     """
     from huggingface_hub import HfApi
 
@@ -92,5 +122,8 @@ def push(folder: str | Path, repository: str, private: bool = True) -> str:
         HfApi().upload_folder(repo_id=repository, folder_path=folder)
     except Exception as error:  # the client lets errors of its network library through
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise InputError(f"The upload to '{repository}' failed ({reason}). Set HF_TOKEN to a token that may write there.") from error
+        raise InputError(
+            f"The upload to '{repository}' failed ({reason}). Set HF_TOKEN to a token that may "
+            "write there."
+        ) from error
     return str(address)

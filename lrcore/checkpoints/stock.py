@@ -1,7 +1,9 @@
-"""Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one that transformers already has.
+"""Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one
+that transformers already has.
 
-So is one whose residual stream was sliced with one rotation, where the family has RMSNorm and a head size of its own: a config of that
-width, every norm with the weight sqrt(d / d') and eps d / d', which makes a mean over d' columns one over the d there were.
+So is one whose residual stream was sliced with one rotation, where the family has RMSNorm and a
+head size of its own: a config of that width, every norm with the weight sqrt(d / d') and eps d /
+d', which makes a mean over d' columns one over the d there were.
 """
 
 import copy
@@ -27,13 +29,20 @@ from ..plan import RankPlan
 from ..spectra import Slot
 from .checkpoint import SHARD, write_companions, write_weights
 
-SLICED_FIELDS = ("head_dim", "rms_norm_eps")  # config fields of the families that a sliced model can be one of
-BIASES = {"llama": "mlp_bias"}  # config fields that give a family's MLP the biases that a method may add
+SLICED_FIELDS = (
+    "head_dim",
+    "rms_norm_eps",
+)  # config fields of the families that a sliced model can be one of
+BIASES = {
+    "llama": "mlp_bias"
+}  # config fields that give a family's MLP the biases that a method may add
 
 
 @dataclass(frozen=True)
 class StockFit:
-    """Whether a plan or model qualifies, why not, and the ranks nearest to the plan's parameters that do; None where none do."""
+    """Whether a plan or model qualifies, why not, and the ranks nearest to the plan's parameters
+    that do; None where none do.
+    """
 
     qualifies: bool
     reasons: list[str]
@@ -41,30 +50,49 @@ class StockFit:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; the ranks as a recipe's overrides name them, "layer.component"."""
-        ranks = self.ranks and {f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()}
+        ranks = self.ranks and {
+            f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()
+        }
         return {"qualifies": self.qualifies, "reasons": self.reasons, "ranks": ranks}
 
 
 def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
-    """Whether the model that a plan makes of a dense one can be written with no code of ours, and which ranks would make it so.
+    """Whether the model that a plan makes of a dense one can be written with no code of ours, and
+    which ranks would make it so.
 
-    The ranks suggested keep QK and OV whole and give all MLPs one width, the largest with no more parameters than the plan has; where
-    the MLPs alone cannot save as much, the smallest.
+    The ranks suggested keep QK and OV whole and give all MLPs one width, the largest with no more
+    parameters than the plan has; where the MLPs alone cannot save as much, the smallest.
     """
     family = text_config(model.network).model_type
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
     structural = structural_reasons(model.network)
     reasons = [*structural]
     if not mlp:
-        reasons.append("the method factors matrices, which no stock architecture has; a method on components would do")
-    changed = sorted({name for (_, name), rank in plan.ranks.items() if name != "mlp" and rank < plan.spectra[_, name].cost.full})
+        reasons.append(
+            "the method factors matrices, which no stock architecture has; a method on components "
+            "would do"
+        )
+    changed = sorted(
+        {
+            name
+            for (_, name), rank in plan.ranks.items()
+            if name != "mlp" and rank < plan.spectra[_, name].cost.full
+        }
+    )
     if changed:
         reasons.append(f"{', '.join(changed)} below full rank")
     if len({plan.ranks[slot] for slot in mlp}) > 1:
         reasons.append("MLPs of different widths")
     fixable = not structural and mlp
-    if mlp and any(cost.fixed for cost in mlp.values()) and not _has_biases(model.network) and family not in BIASES:
-        reasons.append(f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none")
+    if (
+        mlp
+        and any(cost.fixed for cost in mlp.values())
+        and not _has_biases(model.network)
+        and family not in BIASES
+    ):
+        reasons.append(
+            f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none"
+        )
         fixable = False
     return StockFit(not reasons, reasons, _even_ranks(plan) if fixable else None)
 
@@ -83,11 +111,26 @@ def _sliced(network: PreTrainedModel) -> list[str]:
     """Why a sliced network is no stock one."""
     text, embedding = text_config(network), network.get_input_embeddings()
     if has_residual_matrices(network):
-        return ["its residual stream is sliced in more than one basis, with matrices in between that no family has"]
-    if type(embedding) is not torch.nn.Embedding or not all(hasattr(type(text)(), name) for name in SLICED_FIELDS):
-        return [f"its residual stream is sliced, and head size, norms or embeddings of a {text.model_type} model do not allow for that"]
+        return [
+            "its residual stream is sliced in more than one basis, with matrices in between that "
+            "no family has"
+        ]
+    if type(embedding) is not torch.nn.Embedding or not all(
+        hasattr(type(text)(), name) for name in SLICED_FIELDS
+    ):
+        return [
+            "its residual stream is sliced, and head size, norms or embeddings of a "
+            f"{text.model_type} model do not allow for that"
+        ]
     heads, width = text.num_attention_heads, embedding.embedding_dim
-    return [f"its stream is {width} wide, no multiple of its {heads} heads: slice it with multiple {heads}"] if width % heads else []
+    return (
+        [
+            f"its stream is {width} wide, no multiple of its {heads} heads: slice it with "
+            f"multiple {heads}"
+        ]
+        if width % heads
+        else []
+    )
 
 
 def _has_biases(network: PreTrainedModel) -> bool:
@@ -100,21 +143,30 @@ def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
     target = sum(cost.parameters(plan.ranks[slot]) for slot, cost in costs.items())
     target -= sum(cost.dense for slot, cost in costs.items() if slot[1] != "mlp")
     mlp = [cost for slot, cost in costs.items() if slot[1] == "mlp"]
-    width = bisect_right(range(1, mlp[0].full + 1), target, key=lambda r: sum(cost.parameters(r) for cost in mlp))
+    width = bisect_right(
+        range(1, mlp[0].full + 1), target, key=lambda r: sum(cost.parameters(r) for cost in mlp)
+    )
     return full | {slot: max(width, 1) for slot in full if slot[1] == "mlp"}
 
 
 def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
-    """Config, weights, tokenizer and generation config of a model that qualifies. Raises InputError with the reasons for another."""
+    """Config, weights, tokenizer and generation config of a model that qualifies.
+
+    Raises InputError with the reasons for another.
+    """
     config, native = _stock_network(model.network)
-    state = {name: tensor.detach().cpu() for name, tensor in _stock_state(model.network, native).items()}
+    state = {
+        name: tensor.detach().cpu() for name, tensor in _stock_state(model.network, native).items()
+    }
     write_weights(state, folder, shard)
     config.save_pretrained(folder)
     write_companions(model, folder)
 
 
 def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
-    """The config and an empty network (on the meta device) of the stock architecture that a compressed network is one of."""
+    """The config and an empty network (on the meta device) of the stock architecture that a
+    compressed network is one of.
+    """
     row, config = architecture_of(network), copy.deepcopy(network.config)
     text = config.get_text_config()
     family = text.model_type
@@ -137,16 +189,24 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
             text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
         config.dtype = network.dtype
         with torch.device("meta"), quiet(), no_init_weights():
-            native = auto_class(config).from_config(config, dtype=network.dtype, attn_implementation=row.kernel)
+            native = auto_class(config).from_config(
+                config, dtype=network.dtype, attn_implementation=row.kernel
+            )
         if any(layer.biased for layer in layers) and not _has_biases(native):
             reasons.append(f"biases that a {family} layer has no place for")
     if reasons:
-        raise InputError(f"This model is no stock {family}: {'; '.join(reasons)}. Export it with its code, or choose even MLP ranks only.")
+        raise InputError(
+            f"This model is no stock {family}: {'; '.join(reasons)}. Export it with its code, or "
+            "choose even MLP ranks only."
+        )
     return config, native
 
 
 class _Facts(NamedTuple):
-    """What decides whether a layer is a stock one. width: of its MLP, None without a dense one. biased: of its down projection."""
+    """What decides whether a layer is a stock one.
+
+    width: of its MLP, None without a dense one. biased: of its down projection.
+    """
 
     factored: bool
     narrowed: bool
@@ -160,25 +220,40 @@ def _facts(layer: Layer) -> _Facts:
     factored = any(not isinstance(p, Linear) for p in layer.matrices().values())
     narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
     width = down.weight.shape[1] if isinstance(down, Linear) else None
-    return _Facts(factored, narrowed, a.head_size, width, down is not None and down.bias is not None)
+    return _Facts(
+        factored, narrowed, a.head_size, width, down is not None and down.bias is not None
+    )
 
 
 def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights under the names and in the shapes of the stock network; tied ones once; biases that are new are zero."""
+    """The weights under the names and in the shapes of the stock network; tied ones once; biases
+    that are new are zero.
+    """
     row, state = architecture_of(network), {}
-    have = network.state_dict() | {name: stored.map() for name, stored in stored_of(network).items()}
+    have = network.state_dict() | {
+        name: stored.map() for name, stored in stored_of(network).items()
+    }
     tied = native.all_tied_weights_keys
     for name, wanted in native.state_dict().items():
         if name in tied:
             continue
         parent, _, leaf = name.rpartition(".")
-        place, module = parent.removeprefix(f"{row.layers}.").partition(".")[2], native.get_submodule(parent)
+        place, module = (
+            parent.removeprefix(f"{row.layers}.").partition(".")[2],
+            native.get_submodule(parent),
+        )
         if name in have:
-            transposed = isinstance(module, Conv1D) and leaf == "weight" and isinstance(network.get_submodule(parent), nn.Linear)
+            transposed = (
+                isinstance(module, Conv1D)
+                and leaf == "weight"
+                and isinstance(network.get_submodule(parent), nn.Linear)
+            )
             state[name] = (have[name].T if transposed else have[name]).contiguous()
         elif row.gate == row.up == place:
             prefix = parent.removesuffix(row.up) + row.mlp
-            state[name] = torch.cat([have[f"{prefix}.{part}_proj.{leaf}"] for part in ("gate", "up")])
+            state[name] = torch.cat(
+                [have[f"{prefix}.{part}_proj.{leaf}"] for part in ("gate", "up")]
+            )
         elif isinstance(own := network.get_submodule(parent), StreamNorm):
             state[name] = torch.full_like(wanted, (own.width / len(wanted)) ** 0.5, device="cpu")
         else:

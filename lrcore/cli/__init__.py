@@ -1,4 +1,6 @@
-"""The command line, `python -m lrcore`: the same recipe as the page, the same words as the package."""
+"""The command line, `python -m lrcore`: the same recipe as the page, the same words as the
+package.
+"""
 
 from .commands import main
 

@@ -1,4 +1,6 @@
-"""What the command line says: one JSON object or a small table on stdout; progress and errors, one line each, on stderr."""
+"""What the command line says: one JSON object or a small table on stdout; progress and errors,
+one line each, on stderr.
+"""
 
 import json
 import math
@@ -10,7 +12,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class ProgressLine:
-    """A progress callback: one line that renews itself on a terminal, one line per stage elsewhere."""
+    """A progress callback: one line that renews itself on a terminal, one line per stage
+    elsewhere.
+    """
 
     def __init__(self) -> None:
         self._stage, self._open = "", False
@@ -42,7 +46,9 @@ def show(as_json: bool, values: Mapping[str, Any], name: str = "", rows: Rows = 
     print_table(rows)
     if rows:
         print()
-    print_values({key: value for key, value in values.items() if key != "recipe"})  # a person has just typed it
+    print_values(
+        {key: value for key, value in values.items() if key != "recipe"}
+    )  # a person has just typed it
 
 
 def say(message: str) -> None:
@@ -78,7 +84,11 @@ def print_values(values: Mapping[str, Any]) -> None:
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs = []
     for name, value in values.items():
-        pairs += _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+        pairs += (
+            _flatten(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else [(f"{prefix}{name}", value)]
+        )
     return pairs
 
 
@@ -91,7 +101,12 @@ def print_table(rows: Rows) -> None:
     widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
     numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
     for line in (columns, *cells):
-        print("  ".join(text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)).rstrip())
+        print(
+            "  ".join(
+                text.rjust(w) if right else text.ljust(w)
+                for text, w, right in zip(line, widths, numeric, strict=True)
+            ).rstrip()
+        )
 
 
 def _cell(value: Any) -> str:

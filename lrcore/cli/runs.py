@@ -11,10 +11,19 @@ from .console import show
 from .measuring import AsJson
 
 app = typer.Typer(
-    help="The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare them.", invoke_without_command=True
+    help="The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare "
+    "them.",
+    invoke_without_command=True,
 )
 
-Folder = Annotated[Path | None, typer.Option(metavar="DIR", help="Where they are. Default: $LRCORE_RUNS, else ./runs.", show_default=False)]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where they are. Default: $LRCORE_RUNS, else ./runs.",
+        show_default=False,
+    ),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
 
 
@@ -26,24 +35,43 @@ def _runs(ctx: typer.Context) -> Any:
 
 @app.callback()
 def runs(
-    ctx: typer.Context, folder: Folder = None,
-    tag: Annotated[str | None, typer.Option(help="Only those with this tag.", show_default=False)] = None, as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare them."""
+    ctx: typer.Context,
+    folder: Folder = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Only those with this tag.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The runs kept on this machine.
+
+    List them; show, add, rename, tag, track, delete, compare them.
+    """
     ctx.obj = folder
     if ctx.invoked_subcommand is None:
         kept = _runs(ctx)
-        show(as_json, {"folder": str(kept.folder)}, "runs", [summary(run) for run in reversed(kept.all(tag))])
+        show(
+            as_json,
+            {"folder": str(kept.folder)},
+            "runs",
+            [summary(run) for run in reversed(kept.all(tag))],
+        )
 
 
 def summary(run: Any) -> dict[str, Any]:
     """A run in one row."""
     last, account = (run.evaluations or [{}])[-1], run.report.get("summary", {})
     return {
-        "id": run.id, "name": run.name, "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
-        "model": run.recipe.model, "method": run.method, "policy": run.policy, "ratio": run.fields.get("ratio"),
-        "parameters": account.get("parameters"), "perplexity": last.get("perplexity"), "tags": list(run.tags),
-    }  # fmt: skip
+        "id": run.id,
+        "name": run.name,
+        "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
+        "model": run.recipe.model,
+        "method": run.method,
+        "policy": run.policy,
+        "ratio": run.fields.get("ratio"),
+        "parameters": account.get("parameters"),
+        "perplexity": last.get("perplexity"),
+        "tags": list(run.tags),
+    }
 
 
 @app.command("show")
@@ -61,7 +89,12 @@ def show_run(ctx: typer.Context, run: RunName, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def add(ctx: typer.Context, checkpoint: Path, name: Annotated[str, typer.Option(help="Its name.")] = "", as_json: AsJson = False) -> None:
+def add(
+    ctx: typer.Context,
+    checkpoint: Path,
+    name: Annotated[str, typer.Option(help="Its name.")] = "",
+    as_json: AsJson = False,
+) -> None:
     """Take up a folder that `compress` wrote. Its files stay where they are."""
     show(as_json, summary(_runs(ctx).add(checkpoint, name)))
 
@@ -77,9 +110,12 @@ def rename(ctx: typer.Context, run: RunName, name: str, as_json: AsJson = False)
 
 @app.command()
 def tag(
-    ctx: typer.Context, run: RunName, tags: list[str], remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
+    ctx: typer.Context,
+    run: RunName,
+    tags: list[str],
+    remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Put tags on a run, or take them off."""
     kept = _runs(ctx)
     found = kept.find(run)
@@ -90,11 +126,18 @@ def tag(
 
 @app.command()
 def track(
-    ctx: typer.Context, project: str,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="As above. Default: all.", show_default=False)] = None,
+    ctx: typer.Context,
+    project: str,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN...]", help="As above. Default: all.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Write runs into a project of trackio's local store. What is there already is not written twice."""
+) -> None:
+    """Write runs into a project of trackio's local store.
+
+    What is there already is not written twice.
+    """
     from ..runs.tracking import Tracker
 
     kept, tracker = _runs(ctx), Tracker(project)
@@ -106,12 +149,18 @@ def track(
 
 @app.command()
 def delete(
-    ctx: typer.Context, run: RunName, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, as_json: AsJson = False
+    ctx: typer.Context,
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a run and its checkpoint. Asks first; of a run that was only added, the files stay."""
     kept = _runs(ctx)
     found = kept.find(run)
-    if not yes and (as_json or not typer.confirm(f"Delete '{found.name}' ({found.id}) in {found.folder}?", err=True)):
+    if not yes and (
+        as_json
+        or not typer.confirm(f"Delete '{found.name}' ({found.id}) in {found.folder}?", err=True)
+    ):
         raise InputError(f"'{found.name}' was not deleted. Say --yes to delete without a question.")
     kept.delete(found.id)
     show(as_json, {"deleted": found.id})

@@ -30,10 +30,17 @@ from .refit import refit_layer
 from .searching import search, search_key
 
 
-def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None, seconds: dict[str, float] | None = None) -> Factorisation:
-    """All that allocating and compressing by a recipe needs: calibration, factors, and what its policy measures.
+def prepare(
+    model: LoadedModel,
+    recipe: Recipe,
+    progress: Progress | None = None,
+    seconds: dict[str, float] | None = None,
+) -> Factorisation:
+    """All that allocating and compressing by a recipe needs: calibration, factors, and what its
+    policy measures.
 
-    seconds, where given, receives the time of each stage. Raises InputError for an unknown method or policy before any work is done.
+    seconds, where given, receives the time of each stage. Raises InputError for an unknown method
+    or policy before any work is done.
     """
     find_method(recipe.method).choose(recipe.options)
     policy, seconds = find_policy(recipe.policy), {} if seconds is None else seconds
@@ -46,44 +53,78 @@ def prepare(model: LoadedModel, recipe: Recipe, progress: Progress | None = None
         return measured(model, factors, recipe, progress)
 
 
-def measured(model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None) -> Factorisation:
-    """The factorisation with what the recipe's policy measures on the model, where it is not there yet.
+def measured(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
+) -> Factorisation:
+    """The factorisation with what the recipe's policy measures on the model, where it is not there
+    yet.
 
-    Probes of every slot or squared gradients of its weights, which serve every budget, or a search for the recipe's own budget. Others
-    come back as they are.
+    Probes of every slot or squared gradients of its weights, which serve every budget, or a search
+    for the recipe's own budget. Others come back as they are.
     """
     policy = find_policy(recipe.policy)
     if policy.probed and factors.base_nll is None:
         return probe(model, factors, progress)
     if policy.gradients and any(s.fisher is None for s in factors.spectra.values()):
         found = fisher_information(model, factors.calibration, factors.spectra, progress)
-        return replace(factors, spectra={slot: replace(s, fisher=found[slot]) for slot, s in factors.spectra.items()})
+        return replace(
+            factors,
+            spectra={slot: replace(s, fisher=found[slot]) for slot, s in factors.spectra.items()},
+        )
     if policy.searched and factors.searched != search_key(recipe):
         return search(model, factors, recipe, lambda found: allocate(found, recipe).ranks, progress)
     return factors
 
 
 def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
-    """Ranks for a recipe's policy, ratios, budget, temperature and overrides. Milliseconds: nothing is decomposed again.
+    """Ranks for a recipe's policy, ratios, budget, temperature and overrides.
 
-    Raises InputError for an unknown policy, a budget the method cannot meet, or a ratio or override that names no slot.
+    Milliseconds: nothing is decomposed again.
+
+    Raises InputError for an unknown policy, a budget the method cannot meet, or a ratio or override
+    that names no slot.
     """
     row = find_policy(recipe.policy)
     if row.searched and factors.searched and factors.searched != search_key(recipe):
-        raise InputError(f"Policy '{row.name}' was searched for another budget than this one; search again (lrcore.prepare does).")
+        raise InputError(
+            f"Policy '{row.name}' was searched for another budget than this one; search again "
+            "(lrcore.prepare does)."
+        )
     spectra, influence, shape = factors.spectra, factors.influence, factors.shape
-    fixed, offered = _fixed_ranks(recipe, spectra), {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()}
+    fixed, offered = (
+        _fixed_ranks(recipe, spectra),
+        {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()},
+    )
     kind = find_method(recipe.method).budget(recipe.budget)
     budget = make_budget(kind, recipe.ratio, offered, shape.decoder_linear, shape.parameters)
     counted = {slot: s for slot, s in offered.items() if budget.counts(s.cost)}
     suggested = row.suggest(counted, budget, influence) if row.suggest else None
     temperature = (recipe.temperature or suggested) if row.suggest else None
     ranks = plan_ranks(
-        recipe.policy, offered, budget, temperature or 1.0, influence, fixed, recipe.rounding == "nearest", recipe.component_ratios,
+        recipe.policy,
+        offered,
+        budget,
+        temperature or 1.0,
+        influence,
+        fixed,
+        recipe.rounding == "nearest",
+        recipe.component_ratios,
         recipe.policy_options,
-    )  # fmt: skip
-    plan = RankPlan(ranks, spectra, shape, kind, recipe.ratio, recipe.seq_len, temperature, suggested, factors.base_nll)
-    if {component for _, component in counted} <= set(recipe.component_ratios):  # nothing is left to meet the overall ratio: it follows
+    )
+    plan = RankPlan(
+        ranks,
+        spectra,
+        shape,
+        kind,
+        recipe.ratio,
+        recipe.seq_len,
+        temperature,
+        suggested,
+        factors.base_nll,
+    )
+    if {component for _, component in counted} <= set(
+        recipe.component_ratios
+    ):  # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, asked=plan.summary()["achieved"])
     return plan
 
@@ -97,12 +138,18 @@ def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, in
             components = sorted({component for _, component in spectra})
             layers = 1 + max(layer for layer, _ in spectra)
             raise InputError(
-                f"Override '{name}': method '{recipe.method}' has components {', '.join(components)} in layers 0 to {layers - 1}."
+                f"Override '{name}': method '{recipe.method}' has components "
+                f"{', '.join(components)} in layers 0 to {layers - 1}."
             )
         cost = spectra[slot].cost
         if not 1 <= rank <= cost.full or (rank % cost.step and rank != cost.full):
-            raise InputError(f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of {cost.step}.")
-        fixed[slot] = rank if rank <= max(cost.cap, cost.kv_cap) else cost.full  # above, the factored form saves nothing
+            raise InputError(
+                f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of "
+                f"{cost.step}."
+            )
+        fixed[slot] = (
+            rank if rank <= max(cost.cap, cost.kv_cap) else cost.full
+        )  # above, the factored form saves nothing
     return fixed
 
 
@@ -113,16 +160,25 @@ def compress(
     plan: RankPlan | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """A smaller model by a recipe; the dense one is untouched. `factors` and `plan` are made where they are not given.
+    """A smaller model by a recipe; the dense one is untouched.
 
-    With calibration "sequential" the ranks come from the dense model's spectra, and each layer is then solved again on what the
-    compressed layers before it give; with `refit` it also makes up for what they have lost. The report holds the recipe, ranks, account,
-    protocol and seconds per stage.
+    `factors` and `plan` are made where they are not given.
+
+    With calibration "sequential" the ranks come from the dense model's spectra, and each layer is
+    then solved again on what the compressed layers before it give; with `refit` it also makes up
+    for what they have lost. The report holds the recipe, ranks, account, protocol and seconds per
+    stage.
     """
     progress, seconds = progress or silent, {}
     refit = refits(recipe, model.network)
-    if factors is not None and (factors.method, factors.options) != (recipe.method, find_method(recipe.method).choose(recipe.options)):
-        raise InputError(f"The factors given are of '{factors.method}' {factors.options}, the recipe says otherwise. Factorise again.")
+    if factors is not None and (factors.method, factors.options) != (
+        recipe.method,
+        find_method(recipe.method).choose(recipe.options),
+    ):
+        raise InputError(
+            f"The factors given are of '{factors.method}' {factors.options}, the recipe says "
+            "otherwise. Factorise again."
+        )
     if factors is None:
         factors = prepare(model, recipe, progress, seconds)
     elif plan is None:
@@ -142,22 +198,51 @@ def compress(
         "stock": stock_fit(model, plan).to_dict(),
         "seconds": seconds,
     }
-    identity = json.dumps([model.fingerprint, recipe.to_dict(), sorted([*slot, rank] for slot, rank in plan.ranks.items())])
+    identity = json.dumps(
+        [
+            model.fingerprint,
+            recipe.to_dict(),
+            sorted([*slot, rank] for slot, rank in plan.ranks.items()),
+        ]
+    )
     fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    return replace(model, name=f"{model.name} {recipe.method} {recipe.ratio:.0%}", network=network, fingerprint=fingerprint, report=report)
+    return replace(
+        model,
+        name=f"{model.name} {recipe.method} {recipe.ratio:.0%}",
+        network=network,
+        fingerprint=fingerprint,
+        report=report,
+    )
 
 
 def refits(recipe: Recipe, network: nn.Module) -> bool:
-    """Whether a recipe refits: as it says, or as its method does by itself. Raises InputError where it says so and the family cannot."""
+    """Whether a recipe refits: as it says, or as its method does by itself.
+
+    Raises InputError where it says so and the family cannot.
+    """
     possible = not architecture_of(network).norm_after
     if recipe.refit == "on" and not possible:
         family = text_config(network).model_type
-        raise InputError(f"A {family} model norms what a component gives before adding it, so no refit is linear there. Use refit 'off'.")
-    return possible and (recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit))
+        raise InputError(
+            f"A {family} model norms what a component gives before adding it, so no refit is "
+            "linear there. Use refit 'off'."
+        )
+    return possible and (
+        recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
+    )
 
 
-def _write(model: LoadedModel, recipe: Recipe, factors: Factorisation, plan: RankPlan, refit: bool, progress: Progress) -> nn.Module:
-    """A clone with every layer compressed, one after the other; the calibration windows pass through it where the recipe needs them."""
+def _write(
+    model: LoadedModel,
+    recipe: Recipe,
+    factors: Factorisation,
+    plan: RankPlan,
+    refit: bool,
+    progress: Progress,
+) -> nn.Module:
+    """A clone with every layer compressed, one after the other; the calibration windows pass
+    through it where the recipe needs them.
+    """
     network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
     needs = row.reads(factors.options)
     sequential, tokens = recipe.calibration == "sequential", factors.calibration.tokens

@@ -1,4 +1,6 @@
-"""A model made of another without ranks: what it is called and known by, and what it weighs beside the one it was made of."""
+"""A model made of another without ranks: what it is called and known by, and what it weighs
+beside the one it was made of.
+"""
 
 import hashlib
 import json
@@ -12,18 +14,29 @@ from ..evaluation.cost import predicted_flops
 from ..models.load import LoadedModel
 
 
-def derived(model: LoadedModel, name: str, network: nn.Module, identity: Sequence[Any]) -> LoadedModel:
-    """The model of another network, whose fingerprint follows from that of `model` and from what was done, `identity`, JSON-able.
+def derived(
+    model: LoadedModel, name: str, network: nn.Module, identity: Sequence[Any]
+) -> LoadedModel:
+    """The model of another network, whose fingerprint follows from that of `model` and from what
+    was done, `identity`, JSON-able.
 
     Its report is the one `model` has, or names `model` as its base.
     """
     words = json.dumps([model.fingerprint, *identity], sort_keys=True)
     report = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
-    return replace(model, name=name, network=network, fingerprint=hashlib.sha256(words.encode()).hexdigest(), report=report)
+    return replace(
+        model,
+        name=name,
+        network=network,
+        fingerprint=hashlib.sha256(words.encode()).hexdigest(),
+        report=report,
+    )
 
 
 def account(model: LoadedModel, made: LoadedModel, context: int = 256) -> dict[str, Any]:
-    """What the card and the page say of a model beside its dense base, under the names of a plan's summary."""
+    """What the card and the page say of a model beside its dense base, under the names of a
+    plan's summary.
+    """
     now, then = _weighed(made, context), _weighed(model, context)
     shares = {
         "removed_params": 1 - now["decoder_parameters"] / then["decoder_parameters"],

@@ -1,7 +1,9 @@
-"""Training one network against another: the loss of CARE, eq. 6-8, and a descent that goes on where it was stopped.
+"""Training one network against another: the loss of CARE, eq. 6-8, and a descent that goes on where
+it was stopped.
 
-AdamW without weight decay (what is trained stands near where it should, and zero does not), gradients cut to norm 1, a linear warm-up and
-then half a cosine to zero. A network of 16 bits is trained by masters in float32, of which it is the rounded copy after every step.
+AdamW without weight decay (what is trained stands near where it should, and zero does not),
+gradients cut to norm 1, a linear warm-up and then half a cosine to zero. A network of 16 bits is
+trained by masters in float32, of which it is the rounded copy after every step.
 """
 
 import json
@@ -28,10 +30,13 @@ Parts = Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]
 
 
 def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature: float) -> Terms:
-    """L_CE and L_KD of CARE, eq. 6-7, means over tokens, in nats. student, teacher [..., vocab] logits; targets [...] the next tokens.
+    """L_CE and L_KD of CARE, eq. 6-7, means over tokens, in nats.
 
-    L_KD = mean KL(softmax(teacher / tau) | softmax(student / tau)). The cross-entropy is at temperature 1, as perplexity is. Logits of
-    16 bits are taken as float32. teacher None: L_KD is zero.
+    student, teacher [..., vocab] logits; targets [...] the next tokens.
+
+    L_KD = mean KL(softmax(teacher / tau) | softmax(student / tau)). The cross-entropy is at
+    temperature 1, as perplexity is. Logits of 16 bits are taken as float32. teacher None: L_KD is
+    zero.
     """
     student = (student if student.dtype.itemsize >= 4 else student.float()).flatten(0, -2)
     entropy = F.cross_entropy(student, targets.flatten())
@@ -45,24 +50,48 @@ def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature:
 def pace(step: int, steps: int) -> float:
     """The share of the learning rate at a step, counted from 0."""
     warm = max(1, min(WARM_UP, steps // 10))
-    return (step + 1) / warm if step < warm else 0.5 * (1 + math.cos(math.pi * (step - warm + 1) / (steps - warm + 1)))
+    return (
+        (step + 1) / warm
+        if step < warm
+        else 0.5 * (1 + math.cos(math.pi * (step - warm + 1) / (steps - warm + 1)))
+    )
 
 
 class Descent:
-    """Steps of AdamW on some parameters of a network. state, where given: a file from which the same descent goes on, told by its key."""
+    """Steps of AdamW on some parameters of a network.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, steps: int, state: Path | None = None, key: str = "") -> None:
-        self.parameters, self.lr, self.steps, self.state, self.key = list(parameters), lr, steps, state, key
+    state, where given: a file from which the same descent goes on, told by its key.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        steps: int,
+        state: Path | None = None,
+        key: str = "",
+    ) -> None:
+        self.parameters, self.lr, self.steps, self.state, self.key = (
+            list(parameters),
+            lr,
+            steps,
+            state,
+            key,
+        )
         self.masters = [p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters]
         self.optimizer = torch.optim.AdamW(self.masters, lr=lr, weight_decay=0.0)
         self.done, self.seconds, self.losses = 0, 0.0, []
         if state is not None and state.is_file():
             self._resume()
 
-    def run(self, parts: Parts, weight: float, progress: Callable[[str, int, int], None]) -> list[tuple[float, float]]:
-        """All steps that are left; returns L_CE and L_KD of every step, those before it was stopped among them.
+    def run(
+        self, parts: Parts, weight: float, progress: Callable[[str, int, int], None]
+    ) -> list[tuple[float, float]]:
+        """All steps that are left; returns L_CE and L_KD of every step, those before it was stopped
+        among them.
 
-        parts(step): the pieces of the step's batch, each its share and what computes its terms. weight: beta tau^2 of eq. 8.
+        parts(step): the pieces of the step's batch, each its share and what computes its terms.
+        weight: beta tau^2 of eq. 8.
         Raises InputError at a loss or gradient that is not finite.
         """
         for step in range(self.done, self.steps):
@@ -75,20 +104,27 @@ class Descent:
         progress("heal", self.steps, self.steps)
         return self.losses
 
-    def _step(self, step: int, parts: Sequence[tuple[float, Callable[[], Terms]]], weight: float) -> tuple[float, float]:
+    def _step(
+        self, step: int, parts: Sequence[tuple[float, Callable[[], Terms]]], weight: float
+    ) -> tuple[float, float]:
         entropy = divergence = 0.0
         for share, compute in parts:
             own = compute()
             (share * (own[0] + weight * own[1])).backward()
-            entropy, divergence = entropy + share * float(own[0].detach()), divergence + share * float(own[1].detach())
+            entropy, divergence = (
+                entropy + share * float(own[0].detach()),
+                divergence + share * float(own[1].detach()),
+            )
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad = parameter.grad.float()
         norm = float(nn.utils.clip_grad_norm_(self.masters, CLIP))
         if not math.isfinite(entropy + divergence + norm):
             raise InputError(
-                f"Healing diverged at step {step + 1} of {self.steps}: the loss ({entropy:g} + {weight:g} * {divergence:g}) or its "
-                f"gradient ({norm:g}) is not finite. Use a smaller lr (it was {self.lr:g}), or dtype float32."
+                f"Healing diverged at step {step + 1} of {self.steps}: the loss ({entropy:g} + "
+                f"{weight:g} * {divergence:g}) or its "
+                f"gradient ({norm:g}) is not finite. Use a smaller lr (it was {self.lr:g}), or "
+                "dtype float32."
             )
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * pace(step, self.steps)
@@ -107,8 +143,15 @@ class Descent:
     def _keep(self) -> None:
         tensors = {f"{i}.value": master for i, master in enumerate(self.masters)}
         for i, master in enumerate(self.masters):
-            tensors |= {f"{i}.{name}": value for name, value in self.optimizer.state[master].items()}
-        told = {"key": self.key, "done": str(self.done), "seconds": str(self.seconds), "losses": json.dumps(self.losses)}
+            tensors |= {
+                f"{i}.{name}": value for name, value in self.optimizer.state[master].items()
+            }
+        told = {
+            "key": self.key,
+            "done": str(self.done),
+            "seconds": str(self.seconds),
+            "losses": json.dumps(self.losses),
+        }
         with draft_of(self.state) as draft:
             write_tensors(draft, tensors, told)
 
@@ -125,7 +168,9 @@ class Descent:
                 if part == "value":
                     master.copy_(tensor)
                 else:
-                    self.optimizer.state[master][part] = tensor if part == "step" else tensor.to(master.device)
+                    self.optimizer.state[master][part] = (
+                        tensor if part == "step" else tensor.to(master.device)
+                    )
         self._round()
         self.done, self.seconds = int(told["done"]), float(told["seconds"])
         self.losses = [tuple(pair) for pair in json.loads(told["losses"])]

@@ -23,11 +23,14 @@ from ..tensor_files import OnDisk
 
 @dataclass(frozen=True, eq=False)
 class Factorisation:
-    """One method's decompositions of every layer: all that the sliders need. layers[i] holds the factors of decoder layer i.
+    """One method's decompositions of every layer: all that the sliders need.
+
+    layers[i] holds the factors of decoder layer i.
 
     options: every option of the method, as it was chosen.
 
-    base_nll: mean token loss of the dense model on the probing windows, None unless the slots were probed.
+    base_nll: mean token loss of the dense model on the probing windows, None unless the slots were
+    probed.
     searched: the mark of the budget whose shares stand on the spectra, "" where none was searched.
     outliers: of every layer, see `outliers.outlier_ratios`.
     """
@@ -55,7 +58,9 @@ def factorise(
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Factorisation:
-    """Decompose every layer with one method: the expensive, rank-free half. Factors of an offloaded model wait on disk.
+    """Decompose every layer with one method: the expensive, rank-free half.
+
+    Factors of an offloaded model wait on disk.
 
     Raises InputError for an unknown method or option, and for a model with a rotary channel.
     """
@@ -72,21 +77,36 @@ def factorise(
         layer, moments = read_layer(model.network, index), seen.moments(index)
         if layer.attention.channel is not None:
             raise InputError(
-                f"'{model.name}' has a rotary channel, which was trained for the latents it has. Compress its dense model, then heal."
+                f"'{model.name}' has a rotary channel, which was trained for the latents it has. "
+                "Compress its dense model, then heal."
             )
         factors = row.factor(layer, moments, **chosen)
-        spectra |= {(index, name): spectrum(index, name, factor) for name, factor in factors.items()}
+        spectra |= {
+            (index, name): spectrum(index, name, factor) for name, factor in factors.items()
+        }
         if not known:
             counted.append(outlier_ratios(layer, moments))
         layers.append(factors)
     if not known:
         keep_outliers(calibration.folder, counted)
     progress("factorise", total, total)
-    return Factorisation(method, layers, spectra, calibration, shape_of(model), outliers=known or counted, options=chosen)
+    return Factorisation(
+        method,
+        layers,
+        spectra,
+        calibration,
+        shape_of(model),
+        outliers=known or counted,
+        options=chosen,
+    )
 
 
-def truncate_layer(network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]) -> None:
-    """Put one layer of `network`, truncated to its own among these ranks, in the place of the dense one."""
+def truncate_layer(
+    network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]
+) -> None:
+    """Put one layer of `network`, truncated to its own among these ranks, in the place of the
+    dense one.
+    """
     own = {component: rank for (layer, component), rank in ranks.items() if layer == index}
     write_layer(network, truncate(read_layer(network, index), factors, own))
 
@@ -96,4 +116,12 @@ def shape_of(model: LoadedModel) -> Shape:
     size, attention = measure(model.network), read_layer(model.network, 0).attention
     head = model.network.get_output_embeddings().weight.numel()
     layers = len(decoder_layers(model.network))
-    return Shape(size.parameters, size.decoder_linear, size.bytes_per_value, layers, attention.n_q, attention.head_size, head)
+    return Shape(
+        size.parameters,
+        size.decoder_linear,
+        size.bytes_per_value,
+        layers,
+        attention.n_q,
+        attention.head_size,
+        head,
+    )

@@ -1,4 +1,6 @@
-"""Quantised on top: the projections of a model, compressed or dense, as codes of 8 or 4 bits, by HQQ (see hqq.py) and without data."""
+"""Quantised on top: the projections of a model, compressed or dense, as codes of 8 or 4 bits, by
+HQQ (see hqq.py) and without data.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -20,21 +22,33 @@ BITS = (8, 4)
 NO_STOCK = {"qualifies": False, "reasons": ["its matrices are codes"], "ranks": None}
 
 
-def quantise(model: LoadedModel, bits: int = 8, group: int = 64, progress: Progress | None = None) -> LoadedModel:
-    """The model with every matrix of its decoder projections, or of their factors, as codes in groups of `group` numbers, row by row.
+def quantise(
+    model: LoadedModel, bits: int = 8, group: int = 64, progress: Progress | None = None
+) -> LoadedModel:
+    """The model with every matrix of its decoder projections, or of their factors, as codes in
+    groups of `group` numbers, row by row.
 
-    The model given is untouched. Biases, norms, embeddings, head and experts stay as they are; factors that are codes already, too. A
-    matrix is laid out for the length of its product, so what falls is the room that weights take, in memory and on disk. Its report has
-    "quantised", and its account the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below 8, and for a
-    model quantised before.
+    The model given is untouched. Biases, norms, embeddings, head and experts stay as they are;
+    factors that are codes already, too. A matrix is laid out for the length of its product, so what
+    falls is the room that weights take, in memory and on disk. Its report has "quantised", and its
+    account the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below
+    8, and for a model quantised before.
     """
     if bits not in BITS or group < 8:
         raise InputError(
-            f"Codes of {bits} bits in groups of {group} were asked for. Use 8 or 4 bits, and groups of at least 8, such as 64."
+            f"Codes of {bits} bits in groups of {group} were asked for. Use 8 or 4 bits, and "
+            "groups of at least 8, such as 64."
         )
     if (model.report or {}).get("quantised"):
-        raise InputError(f"'{model.name}' is quantised already: its matrices are codes. Quantise the model that it was made of.")
-    network, progress, total = clone(model.network), progress or silent, len(decoder_layers(model.network))
+        raise InputError(
+            f"'{model.name}' is quantised already: its matrices are codes. Quantise the model "
+            "that it was made of."
+        )
+    network, progress, total = (
+        clone(model.network),
+        progress or silent,
+        len(decoder_layers(model.network)),
+    )
     for index in range(total):
         progress("quantise", index, total)
         write_layer(network, quantised(read_layer(network, index), bits, group))
@@ -42,7 +56,9 @@ def quantise(model: LoadedModel, bits: int = 8, group: int = 64, progress: Progr
     settings = {"method": "hqq", "bits": bits, "group": group}
     made = derived(model, f"{model.name} hqq {bits} bit", network, [settings])
     account = made.report.get("summary", {}) | {"megabytes": made.size.megabytes, "bits": bits}
-    return replace(made, report=made.report | {"summary": account, "quantised": settings, "stock": NO_STOCK})
+    return replace(
+        made, report=made.report | {"summary": account, "quantised": settings, "stock": NO_STOCK}
+    )
 
 
 def quantised(layer: Layer, bits: int, group: int) -> Layer:

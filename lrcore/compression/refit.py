@@ -1,13 +1,17 @@
-"""Sequential residual-corrected refit: each layer makes up for what the layers before it have lost. Ours; in no paper.
+"""Sequential residual-corrected refit: each layer makes up for what the layers before it have lost.
 
-With the compressed layers before it in place, the output projection and then the down projection of a layer are solved again, so
-that the residual stream after them comes as near as it can to that of the dense model. With a^ the input that the projection has
-in the compressed model and h the residual stream,
+Ours; in no paper.
 
-    min over W, b of   E |h_dense_after - (h_compressed_before + W a^ + b)|^2  +  RIDGE * |(W - W_0) diag(E[a^ a^T])^{1/2}|^2,
+With the compressed layers before it in place, the output projection and then the down projection of
+a layer are solved again, so that the residual stream after them comes as near as it can to that of
+the dense model. With a^ the input that the projection has in the compressed model and h the
+residual stream,
 
-W_0 the closed-form weights of the method. Only second and cross moments of a^ and the target are kept. A projection without a bias
-gets none here, so the parameters stay as planned.
+    min over W, b of E |h_dense_after - (h_compressed_before + W a^ + b)|^2 + RIDGE * |(W - W_0)
+    diag(E[a^ a^T])^{1/2}|^2,
+
+W_0 the closed-form weights of the method. Only second and cross moments of a^ and the target are
+kept. A projection without a bias gets none here, so the parameters stay as planned.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +27,8 @@ from ..models.layers import read_layer, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream
 
-# The diagonal's share that pulls towards the closed form: with none of it a small calibration set is learned by heart.
+# The diagonal's share that pulls towards the closed form: with none of it a small calibration set
+# is learned by heart.
 RIDGE = 0.3
 
 
@@ -38,27 +43,39 @@ class Regression:
     yx: Tensor | float = 0.0
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Take in a batch, [..., in] and [..., out]. Products in the dtype given, sums in float64."""
+        """Take in a batch, [..., in] and [..., out].
+
+        Products in the dtype given, sums in float64.
+        """
         x, y = x.flatten(0, -2), y.flatten(0, -2)
         self.count += len(x)
-        self.x, self.y = self.x + x.sum(0, dtype=torch.float64), self.y + y.sum(0, dtype=torch.float64)
+        self.x, self.y = (
+            self.x + x.sum(0, dtype=torch.float64),
+            self.y + y.sum(0, dtype=torch.float64),
+        )
         self.xx, self.yx = self.xx + (x.mT @ x).double(), self.yx + (y.mT @ x).double()
 
     def solve(self, start: Linear, ridge: float = RIDGE) -> Linear:
-        """The ridge solution towards `start`, with a bias where start has one. ridge >= 0: share of the diagonal of E[x x^T]."""
+        """The ridge solution towards `start`, with a bias where start has one.
+
+        ridge >= 0: share of the diagonal of E[x x^T].
+        """
         xx, yx = self.xx / self.count, self.yx / self.count
         if start.bias is not None:
             mean_x, mean_y = self.x / self.count, self.y / self.count
             xx, yx = xx - torch.outer(mean_x, mean_x), yx - torch.outer(mean_y, mean_x)
         weight = start.weight.double()
         lower = cholesky(xx + torch.diag(ridge * xx.diagonal()))
-        weight = weight + torch.cholesky_solve((yx - weight @ xx).mT, lower).mT  # the step from W_0: none where nothing is lost
+        weight = (
+            weight + torch.cholesky_solve((yx - weight @ xx).mT, lower).mT
+        )  # the step from W_0: none where nothing is lost
         bias = None if start.bias is None else (mean_y - weight @ mean_x).to(start.weight.dtype)
         return Linear(weight.to(start.weight.dtype), bias)
 
 
 def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
-    """Refit the output and down projections of layer `index` of the compressed network, then lead both streams past the layer.
+    """Refit the output and down projections of layer `index` of the compressed network, then lead
+    both streams past the layer.
 
     dense and small stand before the layer; `network` is the one that `small` runs.
     """
@@ -89,9 +106,11 @@ def _install(network: nn.Module, index: int, name: str, fit: Regression) -> None
 
 
 def solved(projection: Projection, fit: Regression) -> Projection:
-    """The projection refit on the sums; of a factored one the up factor alone, since its down factor chose what is seen.
+    """The projection refit on the sums; of a factored one the up factor alone, since its down
+    factor chose what is seen.
 
-    Codes become codes again, a sparse term stays, and an up factor that leaves an identity block out is not free to move: it stays, too.
+    Codes become codes again, a sparse term stays, and an up factor that leaves an identity block
+    out is not free to move: it stays, too.
     """
     if not isinstance(projection, LowRank):
         return fit.solve(projection)

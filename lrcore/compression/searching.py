@@ -1,8 +1,10 @@
-"""A3-mix: a small search over the layers' shares, by the loss of calibration tokens (A3, appendix F, which gives no more than that).
+"""A3-mix: a small search over the layers' shares, by the loss of calibration tokens (A3, appendix
+F, which gives no more than that).
 
-The search starts from equal shares and moves whole plans that meet the budget: first one layer at a time is favoured, to see which
-gains most; then the layers that gained most are raised and those that gained least are lowered by the same step. The best plan is
-kept where the loss falls; otherwise the step is halved.
+The search starts from equal shares and moves whole plans that meet the budget: first one layer at a
+time is favoured, to see which gains most; then the layers that gained most are raised and those
+that gained least are lowered by the same step. The best plan is kept where the loss falls;
+otherwise the step is halved.
 """
 
 import hashlib
@@ -30,11 +32,19 @@ Ranks = dict[Slot, int]
 Plan = Callable[[Factorisation], Ranks]
 
 
-def search(model: LoadedModel, factors: Factorisation, recipe: Recipe, plan: Plan, progress: Progress | None = None) -> Factorisation:
-    """The factorisation with the best `share` found for every layer's slots, for policy `mix` at the recipe's budget.
+def search(
+    model: LoadedModel,
+    factors: Factorisation,
+    recipe: Recipe,
+    plan: Plan,
+    progress: Progress | None = None,
+) -> Factorisation:
+    """The factorisation with the best `share` found for every layer's slots, for policy `mix` at
+    the recipe's budget.
 
-    plan gives the ranks of a factorisation whose shares are set. At most ROUNDS x (layers + 3) + 1 evaluations of the first 32 calibration
-    windows, cut to 128 tokens; kept on disk under a key of the calibration, the method, its options and the whole recipe.
+    plan gives the ranks of a factorisation whose shares are set. At most ROUNDS x (layers + 3) + 1
+    evaluations of the first 32 calibration windows, cut to 128 tokens; kept on disk under a key of
+    the calibration, the method, its options and the whole recipe.
     """
     path = _cache_file(factors, recipe)
     if path.is_file():
@@ -56,8 +66,13 @@ def search(model: LoadedModel, factors: Factorisation, recipe: Recipe, plan: Pla
     return with_shares(factors, shares, recipe)
 
 
-def best_shares(layers: int, start: float, loss: Callable[[Shares], float], progress: Progress) -> Shares:
-    """The shares of least loss that the search finds, never worse than equal ones. start in (0, 1): the equal share."""
+def best_shares(
+    layers: int, start: float, loss: Callable[[Shares], float], progress: Progress
+) -> Shares:
+    """The shares of least loss that the search finds, never worse than equal ones.
+
+    start in (0, 1): the equal share.
+    """
     shares, step = (start,) * layers, STEP
     least = loss(shares)
     for number in range(ROUNDS):
@@ -79,9 +94,14 @@ def best_shares(layers: int, start: float, loss: Callable[[Shares], float], prog
 
 
 def moved(shares: Shares, up: list[int], down: list[int], step: float) -> Shares:
-    """Shares with some layers raised and some lowered by a step, within [LEAST, 1]; rounding to ranks then brings them into the budget."""
+    """Shares with some layers raised and some lowered by a step, within [LEAST, 1]; rounding to
+    ranks then brings them into the budget.
+    """
     change = dict.fromkeys(down, -step) | dict.fromkeys(up, step)
-    return tuple(min(1.0, max(LEAST, round(share + change.get(layer, 0.0), 6))) for layer, share in enumerate(shares))
+    return tuple(
+        min(1.0, max(LEAST, round(share + change.get(layer, 0.0), 6)))
+        for layer, share in enumerate(shares)
+    )
 
 
 def with_shares(factors: Factorisation, shares: Shares, recipe: Recipe) -> Factorisation:
@@ -99,10 +119,22 @@ def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torc
 
 
 def search_key(recipe: Recipe) -> str:
-    """What the shares depend on besides the factors, as one word; equal for recipes that differ in nothing that moves a rank."""
+    """What the shares depend on besides the factors, as one word; equal for recipes that differ
+    in nothing that moves a rank.
+    """
     free = (
-        "calibration", "refit", "temperature", "policy", "policy_options", "model", "revision", "device", "offload", "options", "method",
-    )  # fmt: skip
+        "calibration",
+        "refit",
+        "temperature",
+        "policy",
+        "policy_options",
+        "model",
+        "revision",
+        "device",
+        "offload",
+        "options",
+        "method",
+    )
     said = {name: value for name, value in recipe.to_dict().items() if name not in free}
     return json.dumps(said, sort_keys=True)
 
@@ -120,4 +152,8 @@ def _cache_file(factors: Factorisation, recipe: Recipe) -> Path:
         LENGTH,
         slots,
     ]
-    return cache_folder() / "searches" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]}.json"
+    return (
+        cache_folder()
+        / "searches"
+        / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]}.json"
+    )

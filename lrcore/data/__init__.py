@@ -1,8 +1,19 @@
-"""Calibration and evaluation text: built-in names, local files, hub data sets, and the token windows cut from them."""
+"""Calibration and evaluation text: built-in names, local files, hub data sets, and the token
+windows cut from them.
+"""
 
 from lrcore.data.stories import probes as stories_probes
 from lrcore.data.texts import BUILTIN, Texts, load_texts
 from lrcore.data.tokens import Tokenised, tokenise
 from lrcore.data.windows import Windows, make_windows
 
-__all__ = ["BUILTIN", "Texts", "Tokenised", "Windows", "load_texts", "make_windows", "stories_probes", "tokenise"]
+__all__ = [
+    "BUILTIN",
+    "Texts",
+    "Tokenised",
+    "Windows",
+    "load_texts",
+    "make_windows",
+    "stories_probes",
+    "tokenise",
+]

@@ -10,38 +10,56 @@ from lrcore.errors import InputError
 
 
 def looks_like_path(data: str) -> bool:
-    """Whether ``data`` means a file here: it exists, has a known extension, or begins like a path. Folders are data sets, not files."""
+    """Whether ``data`` means a file here: it exists, has a known extension, or begins like a path.
+
+    Folders are data sets, not files.
+    """
     path = Path(data).expanduser()
     try:
         if path.is_file():
             return True
     except OSError:  # a name too long for the file system
         return False
-    return path.suffix.lower() in READERS or (data.startswith(("/", "./", "../", "~")) and not path.is_dir())
+    return path.suffix.lower() in READERS or (
+        data.startswith(("/", "./", "../", "~")) and not path.is_dir()
+    )
 
 
 def read(path: Path) -> list[str]:
     """The documents of a local file. Raises InputError with the path, the cause and the way out."""
     if not path.exists():
-        raise InputError(f"No file '{path}'.{_neighbour(path)} Relative paths start at {Path.cwd()}.")
+        raise InputError(
+            f"No file '{path}'.{_neighbour(path)} Relative paths start at {Path.cwd()}."
+        )
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise InputError(f"Cannot read '{path}': its extension is '{path.suffix}'. Known: {', '.join(READERS)}. Convert or rename it.")
+        raise InputError(
+            f"Cannot read '{path}': its extension is '{path.suffix}'. Known: "
+            f"{', '.join(READERS)}. Convert or rename it."
+        )
     try:
         if path.stat().st_size == 0:
             raise InputError(f"'{path}' is empty (0 bytes). Choose a file with text.")
         return reader(path)
     except UnicodeDecodeError as error:
         byte = f"byte {error.start} is 0x{error.object[error.start]:02x}"
-        raise InputError(f"'{path}' is not UTF-8 text ({byte}): it has another encoding or is a binary file. Save it as UTF-8.") from error
+        raise InputError(
+            f"'{path}' is not UTF-8 text ({byte}): it has another encoding or is a binary file. "
+            "Save it as UTF-8."
+        ) from error
     except OSError as error:
-        raise InputError(f"Cannot read '{path}': {error.strerror or error}. Check that it is a file and that you may read it.") from error
+        raise InputError(
+            f"Cannot read '{path}': {error.strerror or error}. Check that it is a file and that "
+            "you may read it."
+        ) from error
 
 
 def _neighbour(path: Path) -> str:
     if not path.parent.is_dir():
         return f" Its folder '{path.parent}' does not exist either."
-    near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.6)
+    near = get_close_matches(
+        path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.6
+    )
     return f" Did you mean '{path.with_name(near[0])}'?" if near else ""
 
 
@@ -61,7 +79,10 @@ def _json_lines(path: Path) -> list[str]:
 def _json(path: Path) -> list[str]:
     rows = _parse(path.read_text(encoding="utf-8-sig"), f"'{path}'")
     if not isinstance(rows, list):
-        raise InputError(f"'{path}' holds one JSON {type(rows).__name__}, not a list of rows. Wrap the rows in [...], or use .jsonl.")
+        raise InputError(
+            f"'{path}' holds one JSON {type(rows).__name__}, not a list of rows. Wrap the rows in "
+            "[...], or use .jsonl."
+        )
     return documents_of(rows, f"'{path}'")
 
 
@@ -81,8 +102,15 @@ def _parquet(path: Path) -> list[str]:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:
         cause = str(error).splitlines()[0]
-        raise InputError(f"'{path}' is not a readable parquet file: {cause} Check that it was copied completely.") from error
+        raise InputError(
+            f"'{path}' is not a readable parquet file: {cause} Check that it was copied completely."
+        ) from error
     return documents_of(rows, f"'{path}'")
 
 
-READERS: dict[str, Callable[[Path], list[str]]] = {".txt": _text, ".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], list[str]]] = {
+    ".txt": _text,
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+}

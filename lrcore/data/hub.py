@@ -1,4 +1,6 @@
-"""Data sets of the Hugging Face hub, through `datasets`; code that comes with a data set is never run."""
+"""Data sets of the Hugging Face hub, through `datasets`; code that comes with a data set is
+never run.
+"""
 
 import os
 from collections.abc import Iterable
@@ -6,22 +8,27 @@ from collections.abc import Iterable
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
 
-CHARACTERS = 64_000_000  # of a split are read at most: about 15 M tokens, ten times what any published calibration uses
-_DOWNLOAD = 2_000_000_000  # bytes; a larger repository (C4 has 300 GB) is read as a stream instead of copied
+# of a split are read at most: about 15 M tokens, ten times what any published calibration uses
+CHARACTERS = 64_000_000
+# bytes; a larger repository (C4 has 300 GB) is read as a stream instead of copied
+_DOWNLOAD = 2_000_000_000
 _TIMEOUT = 20  # seconds for the hub's first answer
 _FORM = "owner/name, owner/name:config or owner/name:config:split"
 _INSTEAD = "Built-in data (stories, python-docs) and local files need no network."
 
 
 def read(data: str, role: str, revision: str | None = None) -> tuple[list[str], str]:
-    """The documents of ``name``, ``name:config`` or ``name:config:split`` and the exact source, "name:config:split@commit".
+    """The documents of ``name``, ``name:config`` or ``name:config:split`` and the exact source,
+    "name:config:split@commit".
 
     Reads the rows in order, up to the first 64 million characters. Raises InputError.
     """
     name, config, split = _parts(data, role)
     commit, bytes_stored = _look_up(name, revision)
     rows = _load(name, config, split, commit or revision, stream=bytes_stored > _DOWNLOAD)
-    source = f"{name}:{config or 'default'}:{split}" + (f"@{commit or revision}" if commit or revision else "")
+    source = f"{name}:{config or 'default'}:{split}" + (
+        f"@{commit or revision}" if commit or revision else ""
+    )
     return documents_of(rows, source), source
 
 
@@ -34,42 +41,66 @@ def _parts(data: str, role: str) -> tuple[str, str | None, str]:
 
 
 def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
-    """Commit and stored bytes. Asked first because its failures are exact and quick, where `datasets` retries for half a minute."""
+    """Commit and stored bytes.
+
+    Asked first because its failures are exact and quick, where `datasets` retries for half a
+    minute.
+    """
     from huggingface_hub import HfApi, errors
 
     if os.path.isdir(name):
         return None, 0
     try:
-        info = HfApi().dataset_info(name, revision=revision, timeout=_TIMEOUT, expand=["sha", "usedStorage"])
+        info = HfApi().dataset_info(
+            name, revision=revision, timeout=_TIMEOUT, expand=["sha", "usedStorage"]
+        )
     except errors.OfflineModeIsEnabled:
         return None, 0  # `datasets` may still have a copy in its cache
     except errors.GatedRepoError as error:
-        raise InputError(f"The hub data set '{name}' is gated. Accept its terms on the hub and log in with a token. {_INSTEAD}") from error
+        raise InputError(
+            f"The hub data set '{name}' is gated. Accept its terms on the hub and log in with a "
+            f"token. {_INSTEAD}"
+        ) from error
     except errors.RevisionNotFoundError as error:
-        raise InputError(f"The hub data set '{name}' has no revision '{revision}'. Give a branch, tag or commit of it, or none.") from error
+        raise InputError(
+            f"The hub data set '{name}' has no revision '{revision}'. Give a branch, tag or "
+            "commit of it, or none."
+        ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise InputError(
-            f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has no public data set of that name. "
-            f"Check the spelling; a private one needs a token; a file needs its extension. {_INSTEAD}"
+            f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has "
+            "no public data set of that name. "
+            "Check the spelling; a private one needs a token; a file needs its extension. "
+            f"{_INSTEAD}"
         ) from error
-    except Exception as error:  # the client lets errors of its network library through, under names that change between versions
+    # the client lets errors of its network library through, under names that change between
+    # versions
+    except Exception as error:
         raise InputError(
-            f"'{name}' is no built-in name and no local file, so it was looked for on the hub, which cannot be reached "
-            f"({_first_line(error)}). Check the name, the network and HF_ENDPOINT; with a copy in the cache, set HF_HUB_OFFLINE=1. "
-            + _INSTEAD
+            f"'{name}' is no built-in name and no local file, so it was looked for on the hub, "
+            "which cannot be reached "
+            f"({_first_line(error)}). Check the name, the network and HF_ENDPOINT; with a copy in "
+            "the cache, set HF_HUB_OFFLINE=1. " + _INSTEAD
         ) from error
     return info.sha, info.used_storage or 0
 
 
-def _load(name: str, config: str | None, split: str, revision: str | None, stream: bool) -> list[dict]:
+def _load(
+    name: str, config: str | None, split: str, revision: str | None, stream: bool
+) -> list[dict]:
     import datasets
 
     try:
-        return _first_rows(datasets.load_dataset(name, config, split=split, revision=revision, streaming=stream))
+        return _first_rows(
+            datasets.load_dataset(name, config, split=split, revision=revision, streaming=stream)
+        )
     except Exception as error:  # of many libraries: the network's, the parsers', datasets' own
         # `datasets` names the configs or splits that exist in the first line of its own message.
         what = f"'{name}' (config {config or 'default'}, split {split})"
-        raise InputError(f"Cannot load the hub data set {what}: {_first_line(error)} Give it as {_FORM}. {_INSTEAD}") from error
+        raise InputError(
+            f"Cannot load the hub data set {what}: {_first_line(error)} Give it as {_FORM}. "
+            f"{_INSTEAD}"
+        ) from error
 
 
 def _first_rows(rows: Iterable[dict]) -> list[dict]:
@@ -83,4 +114,6 @@ def _first_rows(rows: Iterable[dict]) -> list[dict]:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

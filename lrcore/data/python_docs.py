@@ -1,4 +1,6 @@
-"""Built-in technical text: the documentation that comes with the running interpreter, read where it lies, split by module."""
+"""Built-in technical text: the documentation that comes with the running interpreter, read where
+it lies, split by module.
+"""
 
 import ast
 import hashlib
@@ -13,15 +15,29 @@ from lrcore.errors import unknown
 
 Split = Literal["train", "calibration", "test"]
 SPLITS = ("train", "calibration", "test")
-_SHORTEST = 80  # characters; below this a docstring is a label ("Return self.") and says nothing to a language model
-_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "ensurepip"}
+# characters; below this a docstring is a label ("Return self.") and says nothing to a language
+# model
+_SHORTEST = 80
+_SKIPPED = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "pydoc_data",
+    "ensurepip",
+}
 
 
 def documents(split: Split) -> list[str]:
-    """Docstrings of the standard library (one document per module) and the topics of ``help()`` that belong to ``split``.
+    """Docstrings of the standard library (one document per module) and the topics of ``help()``
+    that belong to ``split``.
 
-    The split of a module or topic is a stable hash of its name: about 80 % train, 10 % calibration, 10 % test. Source files are parsed,
-    never imported. The text is that of the running Python version, so fingerprints differ between versions.
+    The split of a module or topic is a stable hash of its name: about 80 % train, 10 % calibration,
+    10 % test. Source files are parsed, never imported. The text is that of the running Python
+    version, so fingerprints differ between versions.
     """
     if split not in SPLITS:
         raise unknown("python-docs split", split, SPLITS)
@@ -59,7 +75,11 @@ def _docstrings(path: Path) -> list[str]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a few library files are templates or deliberately broken
         return []
-    owners = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef))
+    owners = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    )
     texts = (ast.get_docstring(node) for node in owners)
     return [text for text in texts if text and len(text) >= _SHORTEST]
 

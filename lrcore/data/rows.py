@@ -8,9 +8,11 @@ _ALPACA = ("instruction", "input", "output")
 
 
 def documents_of(rows: Sequence, where: str) -> list[str]:
-    """One document per row: its ``text``; or its instruction, input (if any) and output, one per line; or its only field that holds text.
+    """One document per row: its ``text``; or its instruction, input (if any) and output, one per
+    line; or its only field that holds text.
 
-    Rows may also be plain strings. The fields are chosen from the first row and then required of every row.
+    Rows may also be plain strings. The fields are chosen from the first row and then required of
+    every row.
     Raises InputError, which begins with ``where`` and says which fields were found.
     """
     if not rows:
@@ -19,12 +21,17 @@ def documents_of(rows: Sequence, where: str) -> list[str]:
         fields = None
     else:
         fields = _fields_with_text(rows[0], where)
-    return [_document(row, fields, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
+    return [
+        _document(row, fields, f"{where}, row {number}") for number, row in enumerate(rows, start=1)
+    ]
 
 
 def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
     if not isinstance(row, dict):
-        raise InputError(f"{where}: a row is a JSON {type(row).__name__}, expected an object with named fields or a string.")
+        raise InputError(
+            f"{where}: a row is a JSON {type(row).__name__}, expected an object with named fields "
+            "or a string."
+        )
     if "text" in row:
         return ("text",)
     if "instruction" in row and "output" in row:
@@ -35,7 +42,8 @@ def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
     found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "none"
     raise InputError(
         f"{where}: cannot tell which field is the text. Fields found: {found}. "
-        "Needed: 'text', or 'instruction' and 'output' (and 'input'), or exactly one field that holds a string. Rename one to 'text'."
+        "Needed: 'text', or 'instruction' and 'output' (and 'input'), or exactly one field that "
+        "holds a string. Rename one to 'text'."
     )
 
 
@@ -45,9 +53,14 @@ def _document(row: object, fields: tuple[str, ...] | None, where: str) -> str:
     elif isinstance(row, dict):
         values = [row.get(name) for name in fields]
     else:
-        raise InputError(f"{where}: expected an object with the field {fields[0]}, got {type(row).__name__}.")
+        raise InputError(
+            f"{where}: expected an object with the field {fields[0]}, got {type(row).__name__}."
+        )
     for name, value in zip(fields or ("",), values, strict=True):
         if not isinstance(value, str) and not (name == "input" and value is None):
             what = f"field '{name}'" if name else "the row"
-            raise InputError(f"{where}: {what} is {type(value).__name__}, expected text. Remove or repair the row.")
+            raise InputError(
+                f"{where}: {what} is {type(value).__name__}, expected text. Remove or repair the "
+                "row."
+            )
     return values[0] if len(values) == 1 else "\n".join(value for value in values if value)

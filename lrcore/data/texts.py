@@ -1,4 +1,6 @@
-"""Where text comes from: one name says it all, whether it is built in, a file here or a data set on the hub."""
+"""Where text comes from: one name says it all, whether it is built in, a file here or a data set
+on the hub.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -12,17 +14,24 @@ from lrcore.errors import InputError, unknown
 
 Role = Literal["calibration", "test"]
 
-BUILTIN: Mapping[str, Callable[[str], list[str]]] = {"python-docs": python_docs.documents, "stories": stories.documents}
+BUILTIN: Mapping[str, Callable[[str], list[str]]] = {
+    "python-docs": python_docs.documents,
+    "stories": stories.documents,
+}
 SPLITS = ("calibration", "test", "train")
-_HINT = "Otherwise give a local .txt, .jsonl, .json or .parquet file, or a hub data set as owner/name:config:split."
+_HINT = (
+    "Otherwise give a local .txt, .jsonl, .json or .parquet file, or a hub data set as "
+    "owner/name:config:split."
+)
 
 
 @dataclass(frozen=True)
 class Texts:
     """Documents in a fixed order.
 
-    documents: at least one, not all blank. source: where they are from, e.g. "stories/calibration". join: what stands between two
-    documents when they are tokenised as one text. fingerprint: sha256 (hex) of the documents and ``join``.
+    documents: at least one, not all blank. source: where they are from, e.g. "stories/calibration".
+    join: what stands between two documents when they are tokenised as one text. fingerprint: sha256
+    (hex) of the documents and ``join``.
     """
 
     documents: tuple[str, ...]
@@ -33,7 +42,8 @@ class Texts:
     def __post_init__(self) -> None:
         if not any(document.strip() for document in self.documents):
             raise InputError(
-                f"{self.source} has no text: all of its {len(self.documents)} documents are blank. Choose another data set or file."
+                f"{self.source} has no text: all of its {len(self.documents)} documents are "
+                "blank. Choose another data set or file."
             )
         # Set here, not by the caller, so that a fingerprint always is that of the content.
         object.__setattr__(self, "fingerprint", _fingerprint(self.documents, self.join))
@@ -46,29 +56,41 @@ def _fingerprint(documents: tuple[str, ...], join: str) -> str:
     digest = hashlib.sha256()
     for part in (join, *documents):
         encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)  # the length, so that moving a document's border is a change
+        digest.update(
+            len(encoded).to_bytes(8, "big") + encoded
+        )  # the length, so that moving a document's border is a change
     return digest.hexdigest()
 
 
 def load_texts(data: str, role: Role = "calibration", revision: str | None = None) -> Texts:
     """The documents that ``data`` names.
 
-    - a built-in name, "stories" or "python-docs": the split is ``role``; or with a split, "stories/test";
-    - a local ``.txt`` (one document), ``.jsonl``, ``.json`` or ``.parquet`` file: one document per row, from the field ``text``, or from
+    - a built-in name, "stories" or "python-docs": the split is ``role``; or with a split,
+    "stories/test";
+    - a local ``.txt`` (one document), ``.jsonl``, ``.json`` or ``.parquet`` file: one document per
+    row, from the field ``text``, or from
       ``instruction``, ``input`` and ``output``, or from the only field that holds text;
-    - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows; without a split, "test" for
-      ``role="test"`` and "train" for ``role="calibration"``; ``revision`` (hub only) is a branch, tag or commit. Its code is never run.
+    - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows;
+    without a split, "test" for
+      ``role="test"`` and "train" for ``role="calibration"``; ``revision`` (hub only) is a branch,
+      tag or commit. Its code is never run.
 
-    Raises InputError: unknown name or split, missing, unreadable or empty file, no field with text, unreachable hub.
+    Raises InputError: unknown name or split, missing, unreadable or empty file, no field with text,
+    unreachable hub.
     """
     if role not in ("calibration", "test"):
         raise unknown("role", role, ("calibration", "test"))
     if not isinstance(data, str) or not data.strip():
-        raise InputError(f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}")
+        raise InputError(
+            f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
+        )
     name, _, split = data.partition("/")
     is_path = files.looks_like_path(data)
     if revision is not None and (name in BUILTIN or is_path):
-        raise InputError(f"revision '{revision}' was given for '{data}', but only a hub data set has revisions. Leave revision out.")
+        raise InputError(
+            f"revision '{revision}' was given for '{data}', but only a hub data set has "
+            "revisions. Leave revision out."
+        )
     if name in BUILTIN:
         return _builtin(name, split or role)
     if is_path:
@@ -85,7 +107,8 @@ def _builtin(name: str, split: str) -> Texts:
 
 
 def _refuse_misspelling(data: str, name: str) -> None:
-    # A bare word could be an old hub name ("imdb"). One that is nearly a built-in name is taken for that, and is not looked up online.
+    # A bare word could be an old hub name ("imdb"). One that is nearly a built-in name is taken for
+    # that, and is not looked up online.
     bare = ":" not in data and ("/" not in data or data.partition("/")[2] in SPLITS)
     if bare and get_close_matches(name.lower(), BUILTIN, n=1, cutoff=0.6):
         raise unknown("data set", name, BUILTIN, _HINT)

@@ -9,22 +9,32 @@ from torch import LongTensor
 
 @dataclass(frozen=True, eq=False)
 class Tokenised:
-    """ids [n] int64. ends [n] int64: the UTF-8 bytes of the text up to the end of each token, never falling (a special token reaches
-    no further than the one before it); None where the tokenizer gives no offsets."""
+    """ids [n] int64.
+
+    ends [n] int64: the UTF-8 bytes of the text up to the end of each token, never falling (a
+    special token reaches no further than the one before it); None where the tokenizer gives no
+    offsets.
+    """
 
     ids: LongTensor
     ends: LongTensor | None
 
     def bytes(self, first: int, last: int) -> int | None:
-        """Bytes of the text that the tokens first..last - 1 add to what the tokens before `first` reach."""
+        """Bytes of the text that the tokens first..last - 1 add to what the tokens before
+        `first` reach.
+        """
         if self.ends is None:
             return None
         return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else 0)
 
 
 def tokenise(text: str, tokenizer, special_tokens: bool = False) -> Tokenised:
-    """The whole text tokenised at once. special_tokens: with those that the tokenizer puts around a text, as `tokenizer(text)` does."""
-    # verbose=False: the text is meant to be longer than the model's context, it is cut into windows afterwards.
+    """The whole text tokenised at once.
+
+    special_tokens: with those that the tokenizer puts around a text, as `tokenizer(text)` does.
+    """
+    # verbose=False: the text is meant to be longer than the model's context, it is cut into windows
+    # afterwards.
     wanted = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
     found = tokenizer(text, add_special_tokens=special_tokens, verbose=False, **wanted)
     ids = torch.tensor(found["input_ids"], dtype=torch.long)

@@ -17,9 +17,12 @@ SAMPLINGS = ("first", "random")
 
 @dataclass(frozen=True)
 class Windows:
-    """tokens: [n, seq_len] int64, n >= 1. protocol: JSON-able, all that the windows depend on. key: sha256 (hex) of shape and tokens.
+    """tokens: [n, seq_len] int64, n >= 1.
 
-    predicted_bytes: UTF-8 bytes of the text that the tokens after the first of each window add; None where the tokenizer gives no offsets.
+    protocol: JSON-able, all that the windows depend on. key: sha256 (hex) of shape and tokens.
+
+    predicted_bytes: UTF-8 bytes of the text that the tokens after the first of each window add;
+    None where the tokenizer gives no offsets.
     """
 
     tokens: LongTensor
@@ -28,12 +31,21 @@ class Windows:
     predicted_bytes: int | None = None
 
 
-def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sampling: Sampling = "random", seed: int = 0) -> Windows:
-    """Windows of ``seq_len`` tokens from the documents, joined and tokenised once, without special tokens.
+def make_windows(
+    texts: Texts,
+    tokenizer,
+    samples: int | None,
+    seq_len: int,
+    sampling: Sampling = "random",
+    seed: int = 0,
+) -> Windows:
+    """Windows of ``seq_len`` tokens from the documents, joined and tokenised once, without special
+    tokens.
 
-    sampling "first": the first ``samples`` non-overlapping windows, fewer where the text ends (the last partial window is left out).
-    sampling "random": ``samples`` windows that begin anywhere, drawn with replacement by a generator seeded with ``seed``.
-    ``samples=None``: all non-overlapping windows, in order, whatever ``sampling`` says. samples >= 1, seq_len >= 2.
+    sampling "first": the first ``samples`` non-overlapping windows, fewer where the text ends (the
+    last partial window is left out). sampling "random": ``samples`` windows that begin anywhere,
+    drawn with replacement by a generator seeded with ``seed``. ``samples=None``: all
+    non-overlapping windows, in order, whatever ``sampling`` says. samples >= 1, seq_len >= 2.
     ``tokenizer`` is called as a transformers tokenizer is.
 
     Raises InputError for values out of range and for a text shorter than one window.
@@ -44,11 +56,17 @@ def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sam
     if available < seq_len:
         raise InputError(
             f"{texts.source} has {available} tokens, fewer than one window of seq_len = {seq_len}. "
-            + (f"Use seq_len <= {available} or a longer text." if available >= 2 else "Choose a longer text.")
+            + (
+                f"Use seq_len <= {available} or a longer text."
+                if available >= 2
+                else "Choose a longer text."
+            )
         )
     drawn = "first" if samples is None else sampling
     if drawn == "random":
-        starts = torch.randint(available - seq_len + 1, (samples,), generator=torch.Generator().manual_seed(seed))
+        starts = torch.randint(
+            available - seq_len + 1, (samples,), generator=torch.Generator().manual_seed(seed)
+        )
     else:
         starts = torch.arange(0, available - seq_len + 1, seq_len)[:samples]
     tokens = text.ids[starts[:, None] + torch.arange(seq_len)]  # [n, seq_len]
@@ -64,7 +82,11 @@ def make_windows(texts: Texts, tokenizer, samples: int | None, seq_len: int, sam
         "samples_asked": samples,
         "samples": len(tokens),
     }
-    counted = [text.bytes(start + 1, start + seq_len) for start in starts.tolist()] if text.ends is not None else None
+    counted = (
+        [text.bytes(start + 1, start + seq_len) for start in starts.tolist()]
+        if text.ends is not None
+        else None
+    )
     return Windows(tokens, protocol, _key(tokens), None if counted is None else sum(counted))
 
 
@@ -77,9 +99,12 @@ def _check(samples: int | None, seq_len: int, sampling: str, seed: int) -> None:
         raise unknown("sampling", str(sampling), SAMPLINGS)
     if type(seq_len) is not int or seq_len < 2:
         raise InputError(
-            f"seq_len = {seq_len!r}: a window needs at least 2 tokens, one to read and one to predict. Give a whole number >= 2."
+            f"seq_len = {seq_len!r}: a window needs at least 2 tokens, one to read and one to "
+            "predict. Give a whole number >= 2."
         )
     if samples is not None and (type(samples) is not int or samples < 1):
-        raise InputError(f"samples = {samples!r}: give a whole number >= 1, or None for all windows.")
+        raise InputError(
+            f"samples = {samples!r}: give a whole number >= 1, or None for all windows."
+        )
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise InputError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1.")

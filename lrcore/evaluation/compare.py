@@ -1,4 +1,6 @@
-"""Two models on the same tokens: the loss of each, and how far the second one's predictions are from the first one's."""
+"""Two models on the same tokens: the loss of each, and how far the second one's predictions are
+from the first one's.
+"""
 
 import math
 import time
@@ -20,9 +22,11 @@ from .protocols import Asked, make_passages
 class Comparison:
     """What two models say of the same scored tokens.
 
-    dense, small: the evaluation of each. kl: mean over the tokens of KL(dense || small) of the next-token distributions, nats, >= 0.
-    top1: share of the tokens at which both find the same token likeliest, in [0, 1]. kl and top1 are NaN where a prediction is not finite.
-    delta: small's mean loss minus dense's, nats. losses: per group of equally long rows, dense's and small's [n, scored], float32, aligned.
+    dense, small: the evaluation of each. kl: mean over the tokens of KL(dense || small) of the
+    next-token distributions, nats, >= 0.
+    top1: share of the tokens at which both find the same token likeliest, in [0, 1]. kl and top1
+    are NaN where a prediction is not finite. delta: small's mean loss minus dense's, nats. losses:
+    per group of equally long rows, dense's and small's [n, scored], float32, aligned.
     """
 
     dense: Evaluation
@@ -38,7 +42,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are none become None."""
         own = {
-            name: value if math.isfinite(value) else None for name, value in (("kl", self.kl), ("top1", self.top1), ("delta", self.delta))
+            name: value if math.isfinite(value) else None
+            for name, value in (("kl", self.kl), ("top1", self.top1), ("delta", self.delta))
         }
         return {"dense": self.dense.to_dict(), "small": self.small.to_dict()} | own
 
@@ -52,9 +57,11 @@ def compare(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Loss, KL divergence and top-1 agreement on the tokens that a protocol scores; the arguments are those of `evaluate`.
+    """Loss, KL divergence and top-1 agreement on the tokens that a protocol scores; the arguments
+    are those of `evaluate`.
 
-    Raises InputError, besides what `evaluate` does, where the two models do not read the text as the same tokens.
+    Raises InputError, besides what `evaluate` does, where the two models do not read the text as
+    the same tokens.
     """
     began = time.perf_counter()
     passages = make_passages(dense, Asked.of(data, settings))
@@ -67,37 +74,71 @@ def compare(
             if progress is not None:
                 progress("compare", done, len(passages.rows))
     seconds = time.perf_counter() - began
-    sides = [summarise(model, passages, [part[i].double() for part in parts], seconds) for i, model in enumerate((dense, small))]
+    sides = [
+        summarise(model, passages, [part[i].double() for part in parts], seconds)
+        for i, model in enumerate((dense, small))
+    ]
     kl, agree = (torch.cat([part[i].flatten() for part in parts]) for i in (2, 3))
     known = bool(torch.isfinite(kl).all())
     losses = [(part[0], part[1]) for part in parts]
-    return Comparison(*sides, float(kl.mean()) if known else math.nan, float(agree.double().mean()) if known else math.nan, losses)
+    return Comparison(
+        *sides,
+        float(kl.mean()) if known else math.nan,
+        float(agree.double().mean()) if known else math.nan,
+        losses,
+    )
 
 
 def check_tokens(dense: LoadedModel, small: LoadedModel, rows: list[tuple[Tensor, int]]) -> None:
-    """Raise InputError unless both models read and predict the same tokens, in rows of these lengths."""
+    """Raise InputError unless both models read and predict the same tokens, in rows of these
+    lengths.
+    """
     sizes = {text_config(model.network).vocab_size for model in (dense, small)}
     if dense.tokenizer.get_vocab() != small.tokenizer.get_vocab() or len(sizes) > 1:
-        raise InputError(f"'{dense.name}' and '{small.name}' have different vocabularies, so their tokens cannot be laid side by side.")
+        raise InputError(
+            f"'{dense.name}' and '{small.name}' have different vocabularies, so their tokens "
+            "cannot be laid side by side."
+        )
     small.check_length(max(len(tokens) for tokens, _ in rows) - 1)
 
 
 @torch.inference_mode()
-def _compare_rows(dense: LoadedModel, small: LoadedModel, tokens: Tensor, scored: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """tokens [b, t] on dense's device -> losses of both (float32), KL (float64) and agreement, [b, scored] each, on the CPU."""
+def _compare_rows(
+    dense: LoadedModel, small: LoadedModel, tokens: Tensor, scored: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """tokens [b, t] on dense's device -> losses of both (float32), KL (float64) and agreement,
+    [b, scored] each, on the CPU.
+    """
     targets = tokens[:, -scored:].flatten()
-    logits = [_scored_logits(model, tokens.to(model.device), scored).to(dense.device) for model in (dense, small)]  # [b * scored, vocab]
+    logits = [
+        _scored_logits(model, tokens.to(model.device), scored).to(dense.device)
+        for model in (dense, small)
+    ]  # [b * scored, vocab]
     step = max(1, _ROWS // logits[0].shape[1])
-    pieces = [_compare_logits(*piece) for piece in zip(*(t.split(step) for t in (*logits, targets)), strict=True)]
-    return tuple(torch.cat(column).view(len(tokens), scored).cpu() for column in zip(*pieces, strict=True))
+    pieces = [
+        _compare_logits(*piece)
+        for piece in zip(*(t.split(step) for t in (*logits, targets)), strict=True)
+    ]
+    return tuple(
+        torch.cat(column).view(len(tokens), scored).cpu() for column in zip(*pieces, strict=True)
+    )
 
 
 def _scored_logits(model: LoadedModel, tokens: Tensor, scored: int) -> Tensor:
-    return model.network(input_ids=tokens[:, :-1], use_cache=False).logits[:, -scored:].flatten(0, 1)
+    return (
+        model.network(input_ids=tokens[:, :-1], use_cache=False).logits[:, -scored:].flatten(0, 1)
+    )
 
 
-def _compare_logits(dense: Tensor, small: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compare_logits(
+    dense: Tensor, small: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logits [n, vocab] of both and targets [n] -> losses of both, KL and agreement, [n] each."""
     p, q = (F.log_softmax(logits.float(), dim=-1) for logits in (dense, small))
     kl = (p.exp() * (p - q)).sum(-1, dtype=torch.float64)
-    return F.nll_loss(p, targets, reduction="none"), F.nll_loss(q, targets, reduction="none"), kl, p.argmax(-1) == q.argmax(-1)
+    return (
+        F.nll_loss(p, targets, reduction="none"),
+        F.nll_loss(q, targets, reduction="none"),
+        kl,
+        p.argmax(-1) == q.argmax(-1),
+    )

@@ -1,8 +1,9 @@
-"""What a model costs, measured: parameters, bytes on disk and in the KV cache, FLOPs, tokens per second, peak memory.
+"""What a model costs, measured: parameters, bytes on disk and in the KV cache, FLOPs, tokens per
+second, peak memory.
 
-FLOPs are those of matrix products, a multiply-add counted as two, as torch's own counter sees them; scores over all positions, masked or
-not; experts in fused kernels are in neither count. Speed is only comparable within one call of `measure_speed`, where the models take
-turns.
+FLOPs are those of matrix products, a multiply-add counted as two, as torch's own counter sees them;
+scores over all positions, masked or not; experts in fused kernels are in neither count. Speed is
+only comparable within one call of `measure_speed`, where the models take turns.
 """
 
 import os
@@ -32,9 +33,11 @@ from ..models.weights import fingerprint, weight_files
 class ModelCost:
     """Measured.
 
-    bytes_on_disk: of the weight files; None for a compressed model that was not saved. kv_bytes_per_token: of the cache object after a
-    forward pass, over its tokens: less than the shapes say where layers keep only a window. flops_prefill: per token of a prompt of
-    `context` tokens; flops_decode: of one token after so many; flops_formula: what `predicted_flops` says for the same.
+    bytes_on_disk: of the weight files; None for a compressed model that was not saved.
+    kv_bytes_per_token: of the cache object after a forward pass, over its tokens: less than the
+    shapes say where layers keep only a window. flops_prefill: per token of a prompt of `context`
+    tokens; flops_decode: of one token after so many; flops_formula: what `predicted_flops` says for
+    the same.
     """
 
     parameters: int
@@ -51,8 +54,11 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians over the rounds, in tokens per second. peak_memory: bytes at the highest, of the CUDA allocator or else of the process
-    (which holds all models loaded); None where neither can be read. memory_of: "cuda" or "process"."""
+    """Medians over the rounds, in tokens per second.
+
+    peak_memory: bytes at the highest, of the CUDA allocator or else of the process
+    (which holds all models loaded); None where neither can be read. memory_of: "cuda" or "process".
+    """
 
     name: str
     prefill: float
@@ -66,7 +72,8 @@ class Speed:
 
 
 def measure_cost(model: LoadedModel, context: int = 256) -> ModelCost:
-    """The exact costs of a model; `context` tokens are the prompt of a prefill, and what a decoded token looks back on.
+    """The exact costs of a model; `context` tokens are the prompt of a prefill, and what a decoded
+    token looks back on.
 
     Raises InputError where the model has no positions for context + 1 tokens.
     """
@@ -90,7 +97,9 @@ def measure_cost(model: LoadedModel, context: int = 256) -> ModelCost:
 
 
 class _counting(FlopCounterMode):
-    """Counts matrix products, with attention taken apart into its two: the fused kernels of a CPU are not in the counter's table."""
+    """Counts matrix products, with attention taken apart into its two: the fused kernels of a
+    CPU are not in the counter's table.
+    """
 
     def __init__(self) -> None:
         super().__init__(display=False)
@@ -106,15 +115,22 @@ class _counting(FlopCounterMode):
 
 
 def predicted_flops(model: LoadedModel, context: int) -> int:
-    """FLOPs of one token with `context` tokens to look at, from the shapes: `2 (sum of weights + head) + 2 context n_q (d_qk + d_v)`
-    per layer, d_qk and d_v widened by a rotary channel, the residual matrices of a sliced layer among the weights. Norms, activations,
-    biases and rotations, all linear in the width, are left out."""
+    """FLOPs of one token with `context` tokens to look at, from the shapes:
+    `2 (sum of weights + head) + 2 context n_q (d_qk + d_v)` per layer, d_qk and d_v widened by a
+    rotary channel, the residual matrices of a sliced layer among the weights. Norms, activations,
+    biases and rotations, all linear in the width, are left out.
+    """
     total = 2 * model.network.get_output_embeddings().weight.numel()
     for index in range(len(decoder_layers(model.network))):
         layer = read_layer(model.network, index)
-        total += 2 * sum(p.parameters - (0 if p.bias is None else p.bias.numel()) for p in layer.matrices().values())
+        total += 2 * sum(
+            p.parameters - (0 if p.bias is None else p.bias.numel())
+            for p in layer.matrices().values()
+        )
         total += 2 * residual_parameters(decoder_layers(model.network)[index])
-        total += 2 * context * layer.attention.n_q * (layer.attention.qk_size + layer.attention.v_size)
+        total += (
+            2 * context * layer.attention.n_q * (layer.attention.qk_size + layer.attention.v_size)
+        )
         if (channel := layer.attention.channel) is not None:
             total += 2 * channel.parameters + 4 * context * layer.attention.n_q * channel.size
     return total
@@ -122,27 +138,46 @@ def predicted_flops(model: LoadedModel, context: int) -> int:
 
 def cache_bytes(cache: Any) -> int:
     """Bytes of every key and value tensor that a KV cache holds."""
-    return sum(tensor.numel() * tensor.itemsize for layer in cache.layers for tensor in (layer.keys, layer.values))
+    return sum(
+        tensor.numel() * tensor.itemsize
+        for layer in cache.layers
+        for tensor in (layer.keys, layer.values)
+    )
 
 
 def bytes_on_disk(model: LoadedModel) -> int | None:
-    """Of the safetensors files in the model's folder; None where they are gone or hold another model, the one it was made of."""
+    """Of the safetensors files in the model's folder; None where they are gone or hold another
+    model, the one it was made of.
+    """
     try:
         files = weight_files(model.folder)
     except InputError:
         return None
-    return sum(file.stat().st_size for file in files) if fingerprint(model.folder, files) == model.fingerprint else None
+    return (
+        sum(file.stat().st_size for file in files)
+        if fingerprint(model.folder, files) == model.fingerprint
+        else None
+    )
 
 
 def measure_speed(
-    models: Sequence[LoadedModel], prompt: int | None = None, new: int | None = None, rounds: int = 5, progress: Progress | None = None
+    models: Sequence[LoadedModel],
+    prompt: int | None = None,
+    new: int | None = None,
+    rounds: int = 5,
+    progress: Progress | None = None,
 ) -> list[Speed]:
-    """Prefill and decode speed of each model, taking turns in every round, so that a busy machine slows all of them alike.
+    """Prefill and decode speed of each model, taking turns in every round, so that a busy machine
+    slows all of them alike.
 
-    prompt tokens are read in one pass, then `new` ones are decoded greedily: 128 and 32, or three quarters and one of the shortest
-    context. One round before the first is not counted. Raises InputError where a context holds fewer.
+    prompt tokens are read in one pass, then `new` ones are decoded greedily: 128 and 32, or three
+    quarters and one of the shortest context. One round before the first is not counted. Raises
+    InputError where a context holds fewer.
     """
-    progress, room = progress or silent, min((model.context or 160 for model in models), default=160)
+    progress, room = (
+        progress or silent,
+        min((model.context or 160 for model in models), default=160),
+    )
     prompt, new = prompt or min(128, room * 3 // 4), new or min(32, room // 4)
     for model in models:
         model.check_length(prompt + new)
@@ -178,7 +213,12 @@ def _time(model: LoadedModel, prompt: Tensor, new: int) -> tuple[float, float]:
         between = _now(model.device)
         for _ in range(new):
             token = out.logits[:, -1:].argmax(-1)
-            out = model.network(input_ids=token, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
+            out = model.network(
+                input_ids=token,
+                past_key_values=out.past_key_values,
+                use_cache=True,
+                logits_to_keep=1,
+            )
     return between - begin, _now(model.device) - between
 
 
@@ -191,7 +231,9 @@ def _now(device: torch.device) -> float:
 def _prompt(model: LoadedModel, tokens: int) -> Tensor:
     """Any tokens, [1, tokens]: what they say changes no cost."""
     rows = model.network.get_input_embeddings().num_embeddings
-    return torch.randint(rows, (1, tokens), generator=torch.Generator().manual_seed(0)).to(model.device)
+    return torch.randint(rows, (1, tokens), generator=torch.Generator().manual_seed(0)).to(
+        model.device
+    )
 
 
 @torch.inference_mode()
@@ -200,7 +242,10 @@ def _forward(model: LoadedModel, tokens: Tensor, cache: Any = None) -> Any:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the highest memory so far. On a CPU that is Linux's own mark; elsewhere it stays, and `read_peak` is that of the process."""
+    """Forget the highest memory so far.
+
+    On a CPU that is Linux's own mark; elsewhere it stays, and `read_peak` is that of the process.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -209,7 +254,9 @@ def reset_peak(device: torch.device) -> None:
 
 
 def read_peak(device: torch.device) -> int | None:
-    """Bytes: the CUDA allocator's highest, or the highest resident size of this process; None where the system does not tell."""
+    """Bytes: the CUDA allocator's highest, or the highest resident size of this process; None
+    where the system does not tell.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError, StopIteration):

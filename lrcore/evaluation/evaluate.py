@@ -1,7 +1,8 @@
 """Perplexity by a named protocol, and the loss of every token.
 
-A protocol cuts the text into rows of tokens and says which of them are scored; by default, non-overlapping full windows of T tokens
-that predict T - 1. The loss is taken in float32 from the model's logits and summed in float64.
+A protocol cuts the text into rows of tokens and says which of them are scored; by default,
+non-overlapping full windows of T tokens that predict T - 1. The loss is taken in float32 from the
+model's logits and summed in float64.
 """
 
 import math
@@ -22,7 +23,10 @@ from .protocols import Asked, Passages, Row, make_passages
 
 Progress = Callable[[str, int, int], None]
 
-_LOGIT_BYTES = 2**29  # logits of one forward pass; a vocabulary of 128 k at 2048 tokens takes 1 GB per window in float32
+_LOGIT_BYTES = (
+    2**29
+    # logits of one forward pass; a vocabulary of 128 k at 2048 tokens takes 1 GB per window in float32
+)
 _ROWS = 2**24  # float32 numbers per piece of the loss, 64 MB
 
 
@@ -30,11 +34,13 @@ _ROWS = 2**24  # float32 numbers per piece of the loss, 64 MB
 class Evaluation:
     """What was measured.
 
-    nll: mean over `tokens` predicted tokens, in nats; perplexity = exp(nll). nonfinite: windows in which a loss is NaN or infinite.
-    They are never dropped: where there is one, nll and perplexity are NaN (null in `to_dict`), and nll_finite alone is the mean
-    over the other windows (NaN where there is none). protocol: all that the figure depends on.
-    bits_per_byte: of the UTF-8 text that the scored tokens stand for; None where the tokenizer gives no offsets. word_perplexity,
-    byte_perplexity: only by protocols that count words.
+    nll: mean over `tokens` predicted tokens, in nats; perplexity = exp(nll). nonfinite: windows in
+    which a loss is NaN or infinite.
+    They are never dropped: where there is one, nll and perplexity are NaN (null in `to_dict`), and
+    nll_finite alone is the mean over the other windows (NaN where there is none). protocol: all
+    that the figure depends on.
+    bits_per_byte: of the UTF-8 text that the scored tokens stand for; None where the tokenizer
+    gives no offsets. word_perplexity, byte_perplexity: only by protocols that count words.
     """
 
     perplexity: float
@@ -51,7 +57,10 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""
-        return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in asdict(self).items()}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
 
 
 def evaluate(
@@ -62,11 +71,13 @@ def evaluate(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Evaluation:
-    """Perplexity of `model` on the test split of `data` by a named protocol (see `lrcore.protocols`).
+    """Perplexity of `model` on the test split of `data` by a named protocol (see
+    `lrcore.protocols`).
 
-    settings: the other fields of `Asked`, which may also be given whole as `data`: samples, seq_len, sampling, seed, protocol, stride.
-    batch: the most windows per forward pass. Raises InputError where the data set cannot be read, is too short, or seq_len exceeds the
-    model's context.
+    settings: the other fields of `Asked`, which may also be given whole as `data`: samples,
+    seq_len, sampling, seed, protocol, stride. batch: the most windows per forward pass. Raises
+    InputError where the data set cannot be read, is too short, or seq_len exceeds the model's
+    context.
     """
     began = time.perf_counter()
     passages = make_passages(model, Asked.of(data, settings))
@@ -74,8 +85,12 @@ def evaluate(
     return summarise(model, passages, losses, time.perf_counter() - began)
 
 
-def summarise(model: LoadedModel, passages: Passages, losses: list[Tensor], seconds: float) -> Evaluation:
-    """The figures of a protocol from the losses of its scored tokens, [n, scored] per group of equal rows, float64."""
+def summarise(
+    model: LoadedModel, passages: Passages, losses: list[Tensor], seconds: float
+) -> Evaluation:
+    """The figures of a protocol from the losses of its scored tokens, [n, scored] per group of
+    equal rows, float64.
+    """
     finite = [torch.isfinite(part).all(dim=1) for part in losses]
     kept = torch.cat([part[good].flatten() for part, good in zip(losses, finite, strict=True)])
     nonfinite = sum(int((~good).sum()) for good in finite)
@@ -103,7 +118,9 @@ def summarise(model: LoadedModel, passages: Passages, losses: list[Tensor], seco
 
 
 def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:
-    """Rows of equal length and equal count of scored tokens together, as ([n, t], scored), in the order of their first."""
+    """Rows of equal length and equal count of scored tokens together, as ([n, t], scored), in
+    the order of their first.
+    """
     found: dict[tuple[int, int], list[Tensor]] = {}
     for tokens, scored in rows:
         found.setdefault((len(tokens), scored), []).append(tokens)
@@ -111,7 +128,9 @@ def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:
         yield torch.stack(alike), scored
 
 
-def row_losses(model: LoadedModel, rows: list[Row], batch: int = 8, progress: Progress | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+def row_losses(
+    model: LoadedModel, rows: list[Row], batch: int = 8, progress: Progress | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The groups of `rows` with the losses of their scored tokens: ([n, t], [n, scored])."""
     done = 0
     for tokens, scored in groups(rows):
@@ -124,8 +143,13 @@ def row_losses(model: LoadedModel, rows: list[Row], batch: int = 8, progress: Pr
         done += len(tokens)
 
 
-def window_losses(model: LoadedModel, tokens: Tensor, batch: int = 8, progress: Progress | None = None) -> Tensor:
-    """Loss of every predicted token. tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t)."""
+def window_losses(
+    model: LoadedModel, tokens: Tensor, batch: int = 8, progress: Progress | None = None
+) -> Tensor:
+    """Loss of every predicted token.
+
+    tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t).
+    """
     done, parts = 0, []
     for part in batches(model, tokens, batch):
         parts.append(_losses(model, part))
@@ -136,28 +160,38 @@ def window_losses(model: LoadedModel, tokens: Tensor, batch: int = 8, progress: 
 
 
 def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
-    """Pieces of tokens [n, T] on the model's device: at most `batch` rows, fewer where their logits would not fit."""
+    """Pieces of tokens [n, T] on the model's device: at most `batch` rows, fewer where their
+    logits would not fit.
+    """
     model.check_tokens(int(tokens.max()))
-    per_window = tokens.shape[1] * text_config(model.network).vocab_size * model.network.dtype.itemsize
+    per_window = (
+        tokens.shape[1] * text_config(model.network).vocab_size * model.network.dtype.itemsize
+    )
     for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
         yield part.to(model.device)
 
 
 @torch.inference_mode()
 def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
-    logits = model.network(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)  # [b (T - 1), vocab]
+    logits = model.network(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(
+        0, 1
+    )  # [b (T - 1), vocab]
     targets = tokens[:, 1:].flatten()
     step = max(1, _ROWS // logits.shape[1])
     pieces = zip(logits.split(step), targets.split(step), strict=True)
-    losses = torch.cat([F.cross_entropy(piece.float(), target, reduction="none") for piece, target in pieces])
+    losses = torch.cat(
+        [F.cross_entropy(piece.float(), target, reduction="none") for piece, target in pieces]
+    )
     return losses.view(len(tokens), -1).cpu()
 
 
 def token_losses(model: LoadedModel, text: str) -> list[tuple[str, float]]:
-    """Every token of `text` with its loss in nats: (piece, -log p(token | those before)); the pieces joined give the text back.
+    """Every token of `text` with its loss in nats: (piece, -log p(token | those before)); the
+    pieces joined give the text back.
 
-    No special tokens are added, so nothing predicts the first token: its loss is NaN. A character spread over several tokens
-    stands with the last of them; the others have an empty piece. Raises InputError for an empty text or one beyond the context.
+    No special tokens are added, so nothing predicts the first token: its loss is NaN. A character
+    spread over several tokens stands with the last of them; the others have an empty piece. Raises
+    InputError for an empty text or one beyond the context.
     """
     ids = model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if not ids:

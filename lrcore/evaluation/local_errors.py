@@ -1,8 +1,11 @@
-"""Where a compressed model errs: each component fed what the dense model feeds it, and the residual stream as it drifts.
+"""Where a compressed model errs: each component fed what the dense model feeds it, and the residual
+stream as it drifts.
 
-One pass over the decoder layers of both networks, on held-out tokens. An error is relative and squared, `sum |x - x^|^2 / sum |x|^2`:
-the unit in which a spectrum predicts it, `1 - energy` (A3's scores on independent tokens, without positions; MoDeGPT's and SVD's in
-their own units). Scores are those that enter the softmax, over the positions that the mask leaves.
+One pass over the decoder layers of both networks, on held-out tokens. An error is relative and
+squared, `sum |x - x^|^2 / sum |x|^2`:
+the unit in which a spectrum predicts it, `1 - energy` (A3's scores on independent tokens, without
+positions; MoDeGPT's and SVD's in their own units). Scores are those that enter the softmax, over
+the positions that the mask leaves.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,10 +36,11 @@ _SLOT = {"scores": "qk", "ov": "ov", "mlp": "mlp"}  # whose spectrum predicts th
 
 @dataclass(frozen=True)
 class LocalErrors:
-    """errors[layer][component]: "scores"; "ov", the output of the attention under the dense scores; "attention", under its own; "mlp", the
-    output of the MLP; "residual", the stream after the layer, with the errors of all layers up to it. No "scores" where a family does
-    not use torch's attention, no "mlp" where experts take its place. predicted[layer][slot]: 1 - energy of the plan's ranks, only for
-    the slots "qk", "ov", "mlp" that the method solves. protocol: the tokens.
+    """errors[layer][component]: "scores"; "ov", the output of the attention under the dense scores;
+    "attention", under its own; "mlp", the output of the MLP; "residual", the stream after the
+    layer, with the errors of all layers up to it. No "scores" where a family does not use torch's
+    attention, no "mlp" where experts take its place. predicted[layer][slot]: 1 - energy of the
+    plan's ranks, only for the slots "qk", "ov", "mlp" that the method solves. protocol: the tokens.
     """
 
     errors: list[dict[str, float]]
@@ -44,10 +48,17 @@ class LocalErrors:
     protocol: dict[str, Any]
 
     def table(self) -> "pd.DataFrame":
-        """One row per layer and component: layer, component, error, predicted (None where the method's spectra say nothing of it)."""
+        """One row per layer and component: layer, component, error, predicted (None where the
+        method's spectra say nothing of it).
+        """
         return frame(
             [
-                {"layer": layer, "component": name, "error": own[name], "predicted": self.predicted[layer].get(_SLOT.get(name))}
+                {
+                    "layer": layer,
+                    "component": name,
+                    "error": own[name],
+                    "predicted": self.predicted[layer].get(_SLOT.get(name)),
+                }
                 for layer, own in enumerate(self.errors)
                 for name in COMPONENTS
                 if name in own
@@ -57,11 +68,18 @@ class LocalErrors:
 
 @torch.inference_mode()
 def local_errors(
-    dense: LoadedModel, small: LoadedModel, data: str, samples: int = 8, seq_len: int | None = None, progress: Progress | None = None
+    dense: LoadedModel,
+    small: LoadedModel,
+    data: str,
+    samples: int = 8,
+    seq_len: int | None = None,
+    progress: Progress | None = None,
 ) -> LocalErrors:
-    """Errors of every layer of `small` against `dense` on the first `samples` windows of the test split of `data`.
+    """Errors of every layer of `small` against `dense` on the first `samples` windows of the test
+    split of `data`.
 
-    Raises InputError where the data set cannot be read, or the models do not read the same tokens or differ in their layers.
+    Raises InputError where the data set cannot be read, or the models do not read the same tokens
+    or differ in their layers.
     """
     progress = progress or silent
     passages = make_passages(dense, Asked(data, samples, seq_len))
@@ -102,7 +120,8 @@ class _Ratio:
 
 
 def _layer_errors(networks: list[nn.Module], index: int, stream: LayerStream) -> dict[str, float]:
-    """The layer of the dense network, of the small one, and of the dense one with small's OV, all on the dense layer's input.
+    """The layer of the dense network, of the small one, and of the dense one with small's OV, all
+    on the dense layer's input.
 
     The stream goes on with the dense output.
     """
@@ -125,8 +144,11 @@ def _layer_errors(networks: list[nn.Module], index: int, stream: LayerStream) ->
 
 
 @contextmanager
-def _watch(layer: nn.Module, row: Architecture, attention: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
-    """What a layer computes inside: its scores where it calls torch's attention, and the outputs of its output and down projections.
+def _watch(
+    layer: nn.Module, row: Architecture, attention: Tensor | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """What a layer computes inside: its scores where it calls torch's attention, and the outputs of
+    its output and down projections.
 
     attention: given on instead of the layer's own, so that the MLP reads what the dense one reads.
     """
@@ -141,36 +163,56 @@ def _watch(layer: nn.Module, row: Architecture, attention: Tensor | None = None)
 
     paths = projection_paths(row, layer)
     with ExitStack() as stack:
-        stack.callback(layer.get_submodule(paths["o"]).register_forward_hook(note("attention", attention)).remove)
+        stack.callback(
+            layer.get_submodule(paths["o"])
+            .register_forward_hook(note("attention", attention))
+            .remove
+        )
         if "down" in paths:
-            stack.callback(layer.get_submodule(paths["down"]).register_forward_hook(note("mlp")).remove)
+            stack.callback(
+                layer.get_submodule(paths["down"]).register_forward_hook(note("mlp")).remove
+            )
         stack.enter_context(_Scores(seen))
         yield seen
 
 
 class _Scores(TorchFunctionMode):
-    """Notes the scores of every call of torch's attention, whichever family and head sizes it is called for."""
+    """Notes the scores of every call of torch's attention, whichever family and head sizes it is
+    called for.
+    """
 
     def __init__(self, seen: dict[str, Tensor]) -> None:
         super().__init__()
         self._seen = seen
 
-    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if function is nn.functional.scaled_dot_product_attention:
             self._seen["scores"] = _scores(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
 def _scores(
-    query: Tensor, key: Tensor, _value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    _value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """The scaled products of the positions that may be seen, zero elsewhere. [b, n_q, t, t]."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if attn_mask is None:
         return scores.tril() if is_causal else scores
-    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+    seen = (
+        attn_mask
+        if attn_mask.dtype == torch.bool
+        else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+    )
     return scores * seen
 
 

@@ -1,6 +1,8 @@
-"""One HTML page that needs nothing else: tables, and figures drawn as SVG. No script, no request to any host.
+"""One HTML page that needs nothing else: tables, and figures drawn as SVG. No script, no request to
+any host.
 
-Drawn here rather than by a plotting library, whose code alone is 4 MB per page; a figure's values show as the browser's own tooltips.
+Drawn here rather than by a plotting library, whose code alone is 4 MB per page; a figure's values
+show as the browser's own tooltips.
 """
 
 import math
@@ -34,7 +36,10 @@ class Point:
 
 def page(title: str, *parts: str) -> str:
     """The whole document."""
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width">'
+    )
     return f"{head}<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>{''.join(parts)}</html>\n"
 
 
@@ -51,7 +56,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     def line(cells: Sequence[str], tag: str) -> str:
         marks = zip(columns, cells, strict=True)
-        return "<tr>" + "".join(f"<{tag}{' class=n' if right[name] else ''}>{escape(cell)}</{tag}>" for name, cell in marks) + "</tr>"
+        return (
+            "<tr>"
+            + "".join(
+                f"<{tag}{' class=n' if right[name] else ''}>{escape(cell)}</{tag}>"
+                for name, cell in marks
+            )
+            + "</tr>"
+        )
 
     body = "".join(line([said(row.get(name)) for name in columns], "td") for row in rows)
     return f"<div class=wide><table>{line(columns, 'th')}{body}</table></div>"
@@ -63,13 +75,21 @@ def facts(values: Mapping[str, Any]) -> str:
 
 
 def said(value: Any) -> str:
-    """A value in words: four digits after the point where that is precise enough, thousands apart."""
+    """A value in words: four digits after the point where that is precise enough, thousands
+    apart.
+    """
     if value is None:
         return "—"
     if isinstance(value, float):
         if not math.isfinite(value):
             return "not finite"
-        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4f}" if abs(value) >= 1e-2 or value == 0 else f"{value:.3e}"
+        return (
+            f"{value:,.0f}"
+            if abs(value) >= 1e5
+            else f"{value:.4f}"
+            if abs(value) >= 1e-2 or value == 0
+            else f"{value:.3e}"
+        )
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, Mapping):
@@ -82,7 +102,10 @@ def _number(value: Any) -> bool:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats: none has as small an x and a smaller y. In the order of x."""
+    """Those that no other point beats: none has as small an x and a smaller y.
+
+    In the order of x.
+    """
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (p.x, p.y)):
         if not front or point.y < front[-1].y:
@@ -92,15 +115,21 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = False) -> str:
     """Points by series, with the Pareto front (small x, small y) as a line."""
-    points = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y) and (p.y > 0 or not log_y)]
+    points = [
+        p for p in points if math.isfinite(p.x) and math.isfinite(p.y) and (p.y > 0 or not log_y)
+    ]
     if not points:
         return "<p>Nothing to draw: no finite value.</p>"
-    across, up = _Axis([p.x for p in points], LEFT, WIDTH - RIGHT), _Axis([p.y for p in points], HEIGHT - BOTTOM, TOP, log_y)
+    across, up = (
+        _Axis([p.x for p in points], LEFT, WIDTH - RIGHT),
+        _Axis([p.y for p in points], HEIGHT - BOTTOM, TOP, log_y),
+    )
     front = " ".join(f"{across(p.x):.1f},{up(p.y):.1f}" for p in pareto(points))
     series = list(dict.fromkeys(p.series for p in points))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
     marks = "".join(
-        f'<circle cx="{across(p.x):.1f}" cy="{up(p.y):.1f}" r="5" fill="{colour[p.series]}" fill-opacity=".85">'
+        f'<circle cx="{across(p.x):.1f}" cy="{up(p.y):.1f}" r="5" fill="{colour[p.series]}" '
+        'fill-opacity=".85">'
         f"<title>{escape(f'{p.name}: {x_name} {said(p.x)}, {y_name} {said(p.y)}')}</title></circle>"
         for p in points
     )
@@ -109,10 +138,14 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = Fal
         f'<text x="{WIDTH - RIGHT + 34}" y="{TOP + 14 + 20 * i}">{escape(name)}</text>'
         for i, name in enumerate(series)
     )
-    line = f'<polyline points="{front}" fill="none" stroke="currentColor" stroke-opacity=".5" stroke-dasharray="5 4"/>'
+    line = (
+        f'<polyline points="{front}" fill="none" stroke="currentColor" stroke-opacity=".5" '
+        'stroke-dasharray="5 4"/>'
+    )
     label = f"{y_name} against {x_name}; the dashed line joins the points that no other beats"
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
+        f'aria-label="{escape(label)}">'
         f"{_grid(across, up, x_name, y_name)}{line}{marks}{keys}</svg>"
     )
 
@@ -120,7 +153,9 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = Fal
 class _Axis:
     """Values to pixels, linear or logarithmic, with a margin of 5 % at both ends."""
 
-    def __init__(self, values: Sequence[float], begin: float, end: float, log: bool = False) -> None:
+    def __init__(
+        self, values: Sequence[float], begin: float, end: float, log: bool = False
+    ) -> None:
         self._log = log
         low, high = (self._scaled(value) for value in (min(values), max(values)))
         margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
@@ -131,12 +166,16 @@ class _Axis:
         return math.log(value) if self._log else value
 
     def __call__(self, value: float) -> float:
-        return self._begin + (self._scaled(value) - self._low) / self._span * (self._end - self._begin)
+        return self._begin + (self._scaled(value) - self._low) / self._span * (
+            self._end - self._begin
+        )
 
     def ticks(self) -> list[float]:
         """About five round values; on a logarithmic axis evenly spaced ones."""
         if self._log:
-            return [float(f"{math.exp(self._low + self._span * (i + 0.5) / 5):.3g}") for i in range(5)]
+            return [
+                float(f"{math.exp(self._low + self._span * (i + 0.5) / 5):.3g}") for i in range(5)
+            ]
         step = 10 ** math.floor(math.log10(self._span / 4))
         step *= next(m for m in (1, 2, 5, 10) if self._span / (step * m) <= 6)
         first = math.ceil(self._low / step)
@@ -147,13 +186,25 @@ def _grid(across: _Axis, up: _Axis, x_name: str, y_name: str) -> str:
     bottom, right, parts = HEIGHT - BOTTOM, WIDTH - RIGHT, []
     for value in up.ticks():
         y = up(value)
-        parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" stroke-opacity=".15"/>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
+            'stroke-opacity=".15"/>'
+        )
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
     for value in across.ticks():
         x = across(value)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="currentColor" stroke-opacity=".15"/>')
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="currentColor" '
+            'stroke-opacity=".15"/>'
+        )
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{value:.4g}</text>')
     middle = (TOP + bottom) / 2
-    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>')
-    parts.append(f'<text x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 {middle})">{escape(y_name)}</text>')
+    parts.append(
+        f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 10}" '
+        f'text-anchor="middle">{escape(x_name)}</text>'
+    )
+    parts.append(
+        f'<text x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 '
+        f'{middle})">{escape(y_name)}</text>'
+    )
     return "".join(parts)

@@ -1,8 +1,10 @@
 """Multiple choice: which continuation the model finds likeliest, as it is and per character.
 
-Local files are .jsonl with {"question", "choices", "label"}; built-in are the stories' probes. Conventions are lm-eval's: a choice
-follows the question after a space, trailing blanks of the question belong to the choice, and the normalised score divides by the
-choice's characters. A question with a blank "_" (WinoGrande) is completed by each choice, and what follows the blank is scored.
+Local files are .jsonl with {"question", "choices", "label"}; built-in are the stories' probes.
+Conventions are lm-eval's: a choice follows the question after a space, trailing blanks of the
+question belong to the choice, and the normalised score divides by the choice's characters. A
+question with a blank "_" (WinoGrande) is completed by each choice, and what follows the blank is
+scored.
 """
 
 import json
@@ -22,15 +24,19 @@ from .evaluate import Progress, window_losses
 from .protocols import prefix_token
 
 BUILTIN_TASKS = ("stories",)
-_BLANK = re.compile(r"(?<!\S)_(?!_)")  # one underscore that begins a word: "so _ always"; a line of them is no blank to fill
+_BLANK = re.compile(
+    r"(?<!\S)_(?!_)"
+)  # one underscore that begins a word: "so _ always"; a line of them is no blank to fill
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """accuracy: share of items whose likeliest choice is the labelled one; accuracy_normalised: likeliest per character. Both in [0, 1].
+    """accuracy: share of items whose likeliest choice is the labelled one; accuracy_normalised:
+    likeliest per character. Both in [0, 1].
 
-    chance: the expected share of blind guessing. error: standard error of `accuracy`. nonfinite: items with a score that is NaN or
-    infinite; they count as wrong. cut: items whose question lost its beginning to fit the context.
+    chance: the expected share of blind guessing. error: standard error of `accuracy`. nonfinite:
+    items with a score that is NaN or infinite; they count as wrong. cut: items whose question lost
+    its beginning to fit the context.
     """
 
     task: str
@@ -48,42 +54,88 @@ class TaskResult:
 
 
 def read_items(task: str, count: int | None = None) -> list[dict[str, Any]]:
-    """The items of a built-in task or a .jsonl file, the first `count`. Raises InputError naming the line that is no item."""
+    """The items of a built-in task or a .jsonl file, the first `count`.
+
+    Raises InputError naming the line that is no item.
+    """
     if task in BUILTIN_TASKS:
         return stories_probes("test", count)
     path = Path(task).expanduser()
     if path.suffix != ".jsonl" or not path.is_file():
         if path.suffix == ".jsonl":
             raise InputError(f"No file '{path}'. Relative paths start at {Path.cwd()}.")
-        raise unknown("task", task, BUILTIN_TASKS, 'Otherwise give a .jsonl file of {"question", "choices", "label"}.')
+        raise unknown(
+            "task",
+            task,
+            BUILTIN_TASKS,
+            'Otherwise give a .jsonl file of {"question", "choices", "label"}.',
+        )
     lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     if not lines:
-        raise InputError(f"'{path}' has no items. Each line is one JSON object with question, choices and label.")
-    return [_item(line, f"line {number} of '{path}'") for number, line in enumerate(lines[:count], start=1)]
+        raise InputError(
+            f"'{path}' has no items. Each line is one JSON object with question, choices and label."
+        )
+    return [
+        _item(line, f"line {number} of '{path}'")
+        for number, line in enumerate(lines[:count], start=1)
+    ]
 
 
 def _item(line: str, where: str) -> dict[str, Any]:
     try:
         item = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not valid JSON: {error}. Each line is one object with question, choices and label.") from error
-    choices, label = (item.get("choices"), item.get("label")) if isinstance(item, dict) else (None, None)
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
-        raise InputError(f"{where} has no list of at least two choices. An item reads {{'question': ..., 'choices': [...], 'label': 0}}.")
-    if not isinstance(item.get("question"), str) or type(label) is not int or not 0 <= label < len(choices):
-        raise InputError(f"{where}: question must be text and label the right choice's place, 0 to {len(choices) - 1}; got {label!r}.")
+        raise InputError(
+            f"{where} is not valid JSON: {error}. Each line is one object with question, choices "
+            "and label."
+        ) from error
+    choices, label = (
+        (item.get("choices"), item.get("label")) if isinstance(item, dict) else (None, None)
+    )
+    if (
+        not isinstance(choices, list)
+        or len(choices) < 2
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
+        raise InputError(
+            f"{where} has no list of at least two choices. An item reads {{'question': ..., "
+            f"'choices': [...], 'label': 0}}."
+        )
+    if (
+        not isinstance(item.get("question"), str)
+        or type(label) is not int
+        or not 0 <= label < len(choices)
+    ):
+        raise InputError(
+            f"{where}: question must be text and label the right choice's place, 0 to "
+            f"{len(choices) - 1}; got {label!r}."
+        )
     return item
 
 
-def score_choices(model: LoadedModel, task: str, items: int | None = None, batch: int = 16, progress: Progress | None = None) -> TaskResult:
-    """Accuracy of `model` on multiple choice. task: "stories" or a .jsonl file. items: the first so many; None: all."""
+def score_choices(
+    model: LoadedModel,
+    task: str,
+    items: int | None = None,
+    batch: int = 16,
+    progress: Progress | None = None,
+) -> TaskResult:
+    """Accuracy of `model` on multiple choice.
+
+    task: "stories" or a .jsonl file. items: the first so many; None: all.
+    """
     asked = read_items(task, items)
     pairs = [pair for item in asked for pair in continuations(item)]
     encoded = [encode_pair(model, *pair) for pair in pairs]
     room = model.context or max(len(ids) for ids, _ in encoded)
-    rows = [(ids[-(room + 1) :], scored) for ids, scored in encoded]  # the last token is predicted, never read
+    rows = [
+        (ids[-(room + 1) :], scored) for ids, scored in encoded
+    ]  # the last token is predicted, never read
     if any(scored >= len(ids) for ids, scored in rows):
-        raise InputError(f"A choice alone is longer than the context of '{model.name}' ({room} tokens). Use a model with a longer one.")
+        raise InputError(
+            f"A choice alone is longer than the context of '{model.name}' ({room} tokens). Use a "
+            "model with a longer one."
+        )
     scores = likelihoods(model, rows, batch, progress)
     right, right_normalised, bad, cut, at = 0, 0, 0, 0, 0
     for item in asked:
@@ -95,10 +147,20 @@ def score_choices(model: LoadedModel, task: str, items: int | None = None, batch
         bad += not finite
         cut += any(len(ids) > room + 1 for ids, _ in encoded[own])
         right += finite and best(raw) == item["label"]
-        right_normalised += finite and best([score / n for score, n in zip(raw, lengths, strict=True)]) == item["label"]
+        right_normalised += (
+            finite
+            and best([score / n for score, n in zip(raw, lengths, strict=True)]) == item["label"]
+        )
     n, accuracy = len(asked), right / len(asked)
     chance = sum(1 / len(item["choices"]) for item in asked) / n
-    protocol = {"task": task, "items": n, "shots": 0, "special_tokens": False, "dtype": model.dtype, "device": str(model.device)}
+    protocol = {
+        "task": task,
+        "items": n,
+        "shots": 0,
+        "special_tokens": False,
+        "dtype": model.dtype,
+        "device": str(model.device),
+    }
     error = math.sqrt(accuracy * (1 - accuracy) / max(n - 1, 1))
     return TaskResult(task, n, accuracy, right_normalised / n, chance, error, bad, cut, protocol)
 
@@ -118,20 +180,33 @@ def continuations(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def encode_pair(model: LoadedModel, context: str, continuation: str) -> tuple[list[int], int]:
-    """Tokens of both together, and how many of the last belong to the continuation. An empty context becomes the prefix token."""
+    """Tokens of both together, and how many of the last belong to the continuation.
+
+    An empty context becomes the prefix token.
+    """
     stripped = context.rstrip()
     continuation, context = context[len(stripped) :] + continuation, stripped
     encode = model.tokenizer
     whole = encode(context + continuation, add_special_tokens=False, verbose=False).input_ids
-    begin = len(encode(context, add_special_tokens=False, verbose=False).input_ids) if context else 0
+    begin = (
+        len(encode(context, add_special_tokens=False, verbose=False).input_ids) if context else 0
+    )
     if begin == 0:
         whole, begin = [prefix_token(model), *whole], 1
     return whole, max(1, len(whole) - begin)
 
 
-def likelihoods(model: LoadedModel, rows: list[tuple[list[int], int]], batch: int, progress: Progress | None = None) -> list[float]:
-    """log p of the last `scored` tokens of each row, nats. Rows of similar length go together, filled up on the right, where a causal
-    model does not look."""
+def likelihoods(
+    model: LoadedModel,
+    rows: list[tuple[list[int], int]],
+    batch: int,
+    progress: Progress | None = None,
+) -> list[float]:
+    """log p of the last `scored` tokens of each row, nats.
+
+    Rows of similar length go together, filled up on the right, where a causal
+    model does not look.
+    """
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     scores = [math.nan] * len(rows)
     for start in range(0, len(rows), batch):
@@ -147,28 +222,59 @@ def likelihoods(model: LoadedModel, rows: list[tuple[list[int], int]], batch: in
     return scores
 
 
-LM_EVAL_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "mmlu", "openbookqa", "piqa", "winogrande")
+LM_EVAL_TASKS = (
+    "arc_challenge",
+    "arc_easy",
+    "boolq",
+    "hellaswag",
+    "lambada_openai",
+    "mmlu",
+    "openbookqa",
+    "piqa",
+    "winogrande",
+)
 
 
-def lm_eval(model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | None = None, batch: int = 8) -> dict[str, dict[str, float]]:
-    """Results of lm-eval on a loaded model, {task: {metric: value}}; the tasks' data come from the hub.
+def lm_eval(
+    model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | None = None, batch: int = 8
+) -> dict[str, dict[str, float]]:
+    """Results of lm-eval on a loaded model, {task: {metric: value}}; the tasks' data come from the
+    hub.
 
-    A task is a name of lm-eval's, or a configuration of its own: a mapping, or a .yaml file of one. Raises InputError where lm-eval (extra:
-    `pip install lm-eval accelerate`) is not installed, a task is unknown or its data cannot be fetched.
+    A task is a name of lm-eval's, or a configuration of its own: a mapping, or a .yaml file of one.
+    Raises InputError where lm-eval (extra: `pip install lm-eval accelerate`) is not installed, a
+    task is unknown or its data cannot be fetched.
     """
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
-        raise InputError(f"lm-eval cannot be imported ({error}). Run `pip install lm-eval accelerate`, or use built-in tasks.") from error
+        raise InputError(
+            f"lm-eval cannot be imported ({error}). Run `pip install lm-eval accelerate`, or use "
+            "built-in tasks."
+        ) from error
     asked = [_task_file(task) if str(task).endswith((".yaml", ".yml")) else task for task in tasks]
-    wrapped = HFLM(pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch)
+    wrapped = HFLM(
+        pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch
+    )
     try:
-        found = simple_evaluate(model=wrapped, tasks=asked, limit=limit, bootstrap_iters=0)["results"]
-    except (OSError, KeyError, ValueError) as error:  # an unknown task, or one whose data cannot be fetched
+        found = simple_evaluate(model=wrapped, tasks=asked, limit=limit, bootstrap_iters=0)[
+            "results"
+        ]
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+    ) as error:  # an unknown task, or one whose data cannot be fetched
         line = (str(error).splitlines() or [""])[0]
-        raise InputError(f"lm-eval could not run {', '.join(map(str, tasks))}: {line} Check the names and the network.") from error
-    return {task: {name: value for name, value in row.items() if isinstance(value, float)} for task, row in found.items()}
+        raise InputError(
+            f"lm-eval could not run {', '.join(map(str, tasks))}: {line} Check the names and the "
+            "network."
+        ) from error
+    return {
+        task: {name: value for name, value in row.items() if isinstance(value, float)}
+        for task, row in found.items()
+    }
 
 
 def _task_file(path: str) -> dict[str, Any]:
@@ -177,7 +283,13 @@ def _task_file(path: str) -> dict[str, Any]:
         found = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         line = (str(error).splitlines() or [""])[0]
-        raise InputError(f"'{path}' cannot be read as a task of lm-eval's: {line}. It is YAML without tags such as !function.") from error
+        raise InputError(
+            f"'{path}' cannot be read as a task of lm-eval's: {line}. It is YAML without tags "
+            "such as !function."
+        ) from error
     if not isinstance(found, dict) or "task" not in found:
-        raise InputError(f"'{path}' names no task. A task of lm-eval's is a mapping with task, dataset_path, output_type, ...")
+        raise InputError(
+            f"'{path}' names no task. A task of lm-eval's is a mapping with task, dataset_path, "
+            "output_type, ..."
+        )
     return found

@@ -1,11 +1,16 @@
-"""A3: an Analytical Low-Rank Approximation Framework for Attention. Three components, each solved for its own functional output.
+"""A3: an Analytical Low-Rank Approximation Framework for Attention.
 
-QK: Theorem 3.2 (no rotary, MHA), joint SVD over the group (GQA, Appendix B), CUR on rotary pairs (rotary). OV: Theorem 3.3 (MHA), joint
-SVD (GQA). MLP: CUR on the hidden neurons (eq. 15-16, unweighted as in its experiments). All in Gram space, `d_h x d_h`; the errors
-equal those of the paper's `d x d` formulas. Theorem 3.3 is printed with a stray R^{-1/2} on W_o; here it is the one that is optimal.
+Three components, each solved for its own functional output.
 
-Options, all from the paper's Appendix B.2.3 and E: one side of QK blind to the data (A3-Q-only, A3-K-only) or both (CLOVER); other scores
-for the rotary pairs; OV from the layer's input (A3-x_kv) or over all heads at once (Theorem B.1), which saves parameters and costs cache.
+QK: Theorem 3.2 (no rotary, MHA), joint SVD over the group (GQA, Appendix B), CUR on rotary pairs
+(rotary). OV: Theorem 3.3 (MHA), joint SVD (GQA). MLP: CUR on the hidden neurons (eq. 15-16,
+unweighted as in its experiments). All in Gram space, `d_h x d_h`; the errors equal those of the
+paper's `d x d` formulas. Theorem 3.3 is printed with a stray R^{-1/2} on W_o; here it is the one
+that is optimal.
+
+Options, all from the paper's Appendix B.2.3 and E: one side of QK blind to the data (A3-Q-only,
+A3-K-only) or both (CLOVER); other scores for the rotary pairs; OV from the layer's input (A3-x_kv)
+or over all heads at once (Theorem B.1), which saves parameters and costs cache.
 """
 
 import torch
@@ -31,23 +36,51 @@ from .factors import (
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
 
 OPTIONS = (
-    Option("qk", "both", "side of the scores that the data weights; weights: neither (CLOVER)", ("both", "q_only", "k_only", "weights")),
-    Option("scores", "a3", "what rotary pairs are kept by; no effect without rotary", ("a3", "abs", "wanda", "random")),
+    Option(
+        "qk",
+        "both",
+        "side of the scores that the data weights; weights: neither (CLOVER)",
+        ("both", "q_only", "k_only", "weights"),
+    ),
+    Option(
+        "scores",
+        "a3",
+        "what rotary pairs are kept by; no effect without rotary",
+        ("a3", "abs", "wanda", "random"),
+    ),
     Option("seed", 0, "of scores=random", low=0),
-    Option("ov", "heads", "moments of each head's output; of the layer's input; or all heads at once, with a larger KV cache",
-           ("heads", "inputs", "overall")),
-    Option("mlp", "a3", "what neurons are kept by; taylor: weight times gradient, in one backward pass per window",
-           ("a3", "abs", "wanda", "taylor")),
-)  # fmt: skip
+    Option(
+        "ov",
+        "heads",
+        "moments of each head's output; of the layer's input; or all heads at once, with a larger "
+        "KV cache",
+        ("heads", "inputs", "overall"),
+    ),
+    Option(
+        "mlp",
+        "a3",
+        "what neurons are kept by; taylor: weight times gradient, in one backward pass per window",
+        ("a3", "abs", "wanda", "taylor"),
+    ),
+)
 NEEDS = frozenset(
     {("attn_in", "second"), ("attn_in", "mean"), ("attn_out", "second"), ("mlp_hidden", "second")},
 )
 
 
 def factor(
-    layer: Layer, moments: Moments, qk: str = "both", scores: str = "a3", seed: int = 0, ov: str = "heads", mlp: str = "a3"
+    layer: Layer,
+    moments: Moments,
+    qk: str = "both",
+    scores: str = "a3",
+    seed: int = 0,
+    ov: str = "heads",
+    mlp: str = "a3",
 ) -> Factors:
-    """Solve QK, OV and MLP of one layer, those that it has, for all ranks. The options are those of OPTIONS."""
+    """Solve QK, OV and MLP of one layer, those that it has, for all ranks.
+
+    The options are those of OPTIONS.
+    """
     a = layer.attention
 
     def solve_qk() -> HeadMaps | ColumnOrder:
@@ -55,7 +88,11 @@ def factor(
             return qk_pairs(a, moments, qk, scores, seed + layer.index)
         return qk_svd(a, moments, qk) if a.group == 1 else qk_joint(a, moments, qk)
 
-    solve = {"qk": solve_qk, "ov": lambda: _values(a, moments, ov), "mlp": lambda: mlp_cur(layer, moments, mlp)}
+    solve = {
+        "qk": solve_qk,
+        "ov": lambda: _values(a, moments, ov),
+        "mlp": lambda: mlp_cur(layer, moments, mlp),
+    }
     return {name: solve[name]() for name in layer.components}
 
 
@@ -63,15 +100,19 @@ def _values(a: Attention, moments: Moments, ov: str) -> ValueMaps | SummedValues
     if ov == "overall":
         return ov_overall(a, moments)
     if a.group > 1:
-        return ov_joint(a, moments)  # heads that share their values already share the moments of the layer's input
+        return ov_joint(
+            a, moments
+        )  # heads that share their values already share the moments of the layer's input
     return ov_svd(a, moments) if ov == "heads" else per_head_values(a, head_gram(a, "v", moments))
 
 
 def score_grams(a: Attention, moments: Moments, qk: str = "both") -> tuple[Tensor, Tensor]:
-    """Moments of the query states [n_q, d_h, d_h] and key states [n_kv, d_h, d_h] that the QK problem is solved in.
+    """Moments of the query states [n_q, d_h, d_h] and key states [n_kv, d_h, d_h] that the QK
+    problem is solved in.
 
-    "q_only" and "k_only" put the identity in place of the other side's input moment (the paper's A3-Q-only, A3-K-only), "weights" on
-    both sides (CLOVER): that side's Gram is then `W W^T`, a bias counting as one more input column.
+    "q_only" and "k_only" put the identity in place of the other side's input moment (the paper's
+    A3-Q-only, A3-K-only), "weights" on both sides (CLOVER): that side's Gram is then `W W^T`, a
+    bias counting as one more input column.
     """
     blind = identity_input(moments)
     query = head_gram(a, "q", moments if qk in ("both", "q_only") else blind)
@@ -81,7 +122,8 @@ def score_grams(a: Attention, moments: Moments, qk: str = "both") -> tuple[Tenso
 def qk_svd(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
     """Theorem 3.2: minimises E (q_i . k_i - q^_i . k^_i)^2 over independent tokens, per head.
 
-    `U S V^T = svd(G_q^{1/2} G_k^{1/2})`, `T_q = S^{1/2} U^T G_q^{-1/2}`, `T_k = S^{1/2} V^T G_k^{-1/2}`; loss at rank r = sum_{j>=r} S_j^2.
+    `U S V^T = svd(G_q^{1/2} G_k^{1/2})`, `T_q = S^{1/2} U^T G_q^{-1/2}`,
+    `T_k = S^{1/2} V^T G_k^{-1/2}`; loss at rank r = sum_{j>=r} S_j^2.
     """
     query, key = score_grams(a, moments, qk)
     (q_root, q_inverse), (k_root, k_inverse) = roots(query), roots(key)
@@ -91,40 +133,61 @@ def qk_svd(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
 
 
 def qk_joint(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
-    """QK without rotary where a group of query heads shares a key head: the sum of Theorem 3.2's losses over the group.
+    """QK without rotary where a group of query heads shares a key head: the sum of Theorem 3.2's
+    losses over the group.
 
-    `V` = eigenvectors of `G_k^{1/2} (sum_i G_q,i) G_k^{1/2}`; `T_k = V^T G_k^{-1/2}`, `T_q,i = V^T G_k^{1/2}`.
+    `V` = eigenvectors of `G_k^{1/2} (sum_i G_q,i) G_k^{1/2}`; `T_k = V^T G_k^{-1/2}`,
+    `T_q,i = V^T G_k^{1/2}`.
     """
     query, key = score_grams(a, moments, qk)
     k_root, k_inverse = roots(key)
     squares, v = eigh_descending(k_root @ by_group(query, a).sum(1) @ k_root)
     s = squares.sqrt()
-    return HeadMaps(pooled(s), qk_cost(a), s, (v.mT @ k_root).repeat_interleave(a.group, 0), v.mT @ k_inverse)
+    return HeadMaps(
+        pooled(s), qk_cost(a), s, (v.mT @ k_root).repeat_interleave(a.group, 0), v.mT @ k_inverse
+    )
 
 
-def qk_pairs(a: Attention, moments: Moments, qk: str = "both", scores: str = "a3", seed: int = 0) -> ColumnOrder:
-    """QK with rotary: keep whole rotary pairs by `(G_q)_jj (G_k)_jj` on pre-rotary moments, summed over the pair and the group's heads.
+def qk_pairs(
+    a: Attention, moments: Moments, qk: str = "both", scores: str = "a3", seed: int = 0
+) -> ColumnOrder:
+    """QK with rotary: keep whole rotary pairs by `(G_q)_jj (G_k)_jj` on pre-rotary moments, summed
+    over the pair and the group's heads.
 
-    The loss curve is the sum of the dropped pairs' products, whatever they were ranked by; cross terms between pairs are left out, as in
-    the paper's CUR. Other rankings, after the paper's footnote 1: "abs" takes sums of magnitudes in place of the moments, "wanda" the
-    input's moments without their off-diagonal, "random" a permutation drawn with seed.
+    The loss curve is the sum of the dropped pairs' products, whatever they were ranked by; cross
+    terms between pairs are left out, as in the paper's CUR. Other rankings, after the paper's
+    footnote 1: "abs" takes sums of magnitudes in place of the moments, "wanda" the input's moments
+    without their off-diagonal, "random" a permutation drawn with seed.
     """
-    losses = pair_products(*(gram.diagonal(dim1=1, dim2=2) for gram in score_grams(a, moments, qk)), a)
+    losses = pair_products(
+        *(gram.diagonal(dim1=1, dim2=2) for gram in score_grams(a, moments, qk)), a
+    )
     if scores == "a3":
         ranking = losses
     elif scores == "wanda":
-        ranking = pair_products(*(gram.diagonal(dim1=1, dim2=2) for gram in score_grams(a, diagonal_input(moments), qk)), a)
+        ranking = pair_products(
+            *(
+                gram.diagonal(dim1=1, dim2=2)
+                for gram in score_grams(a, diagonal_input(moments), qk)
+            ),
+            a,
+        )
     elif scores == "abs":
         ranking = pair_products(_magnitudes(a.q, a.n_q), _magnitudes(a.k, a.n_kv), a)
     else:
-        ranking = torch.rand(losses.shape, generator=torch.Generator().manual_seed(seed)).to(losses.device)
+        ranking = torch.rand(losses.shape, generator=torch.Generator().manual_seed(seed)).to(
+            losses.device
+        )
     order = ranking.sort(dim=-1, descending=True, stable=True).indices
     kept = losses.gather(-1, order).sqrt()
     return ColumnOrder(pooled(kept), qk_cost(a, step=2), kept, order)
 
 
 def pair_products(q: Tensor, k: Tensor, a: Attention) -> Tensor:
-    """`q_j k_j` summed over both columns of a rotary pair and the heads of the group. [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2]."""
+    """`q_j k_j` summed over both columns of a rotary pair and the heads of the group.
+
+    [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2].
+    """
     return (by_group(q, a) * k.unsqueeze(1)).sum(1).unflatten(-1, (2, -1)).sum(1)
 
 
@@ -136,37 +199,47 @@ def _magnitudes(projection: Projection, count: int) -> Tensor:
 def ov_svd(a: Attention, moments: Moments) -> ValueMaps:
     """Theorem 3.3: minimises E |W_o,i a_i - W_o,i^ T_i a_i|^2 per head, a_i the head's output.
 
-    `V` = eigenvectors of `G_a^{1/2} W_o^T W_o G_a^{1/2}`; `T = V^T G_a^{-1/2}`, `W_o^ = W_o G_a^{1/2} V`.
+    `V` = eigenvectors of `G_a^{1/2} W_o^T W_o G_a^{1/2}`; `T = V^T G_a^{-1/2}`,
+    `W_o^ = W_o G_a^{1/2} V`.
     """
     return per_head_values(a, output_gram(a, moments))
 
 
 def per_head_values(a: Attention, gram: Tensor) -> ValueMaps:
-    """The same for any moment of the head's state: E |W_o,i s - W_o,i^ T_i s|^2 is least, gram = E[s s^T] [n_q, d_h, d_h]. MHA only."""
+    """The same for any moment of the head's state: E |W_o,i s - W_o,i^ T_i s|^2 is least, gram =
+    E[s s^T] [n_q, d_h, d_h]. MHA only.
+    """
     root, inverse = roots(gram)
     out = output_heads(a.o.weight.double(), a.n_q)  # [n_q, d, d_h]
     squares, v = eigh_descending(root @ (out.mT @ out) @ root)
-    return ValueMaps(pooled(squares.sqrt()), ov_cost(a), squares.sqrt(), v.mT @ inverse, out @ root @ v)
+    return ValueMaps(
+        pooled(squares.sqrt()), ov_cost(a), squares.sqrt(), v.mT @ inverse, out @ root @ v
+    )
 
 
 def ov_joint(a: Attention, moments: Moments) -> ValueMaps:
     """OV where a group shares a value head: joint SVD on the moments of the value states.
 
-    `V` = eigenvectors of `G_v^{1/2} (sum_i W_o,i^T W_o,i) G_v^{1/2}`; `T = V^T G_v^{-1/2}`, `W_o,i^ = W_o,i G_v^{1/2} V`.
+    `V` = eigenvectors of `G_v^{1/2} (sum_i W_o,i^T W_o,i) G_v^{1/2}`; `T = V^T G_v^{-1/2}`,
+    `W_o,i^ = W_o,i G_v^{1/2} V`.
     """
     root, inverse = roots(head_gram(a, "v", moments))
     out = output_heads(a.o.weight.double(), a.n_q)
     squares, v = eigh_descending(root @ by_group(out.mT @ out, a).sum(1) @ root)
     refit = by_group(out, a) @ (root @ v).unsqueeze(1)  # [n_kv, group, d, d_h]
-    return ValueMaps(pooled(squares.sqrt()), ov_cost(a), squares.sqrt(), v.mT @ inverse, refit.flatten(0, 1))
+    return ValueMaps(
+        pooled(squares.sqrt()), ov_cost(a), squares.sqrt(), v.mT @ inverse, refit.flatten(0, 1)
+    )
 
 
 def ov_overall(a: Attention, moments: Moments) -> SummedValues:
-    """Theorem B.1, OV stacked over the heads: minimises E |sum_i W_o,i a_i - O^|^2 over all maps of rank r at once.
+    """Theorem B.1, OV stacked over the heads: minimises E |sum_i W_o,i a_i - O^|^2 over all maps of
+    rank r at once.
 
-    With `O = P_cat W_cat` the optimum `P_cat W_cat V_r V_r^T` projects the output on its own top directions: `V` = eigenvectors of
-    `E[O O^T] = W_o E[a a^T] W_o^T`, `[d, d]`, with no moment of P_cat (`[n d, n d]`). What the paper says it costs is in the account: the
-    output projection is shared and every query head caches r values of its own.
+    With `O = P_cat W_cat` the optimum `P_cat W_cat V_r V_r^T` projects the output on its own top
+    directions: `V` = eigenvectors of `E[O O^T] = W_o E[a a^T] W_o^T`, `[d, d]`, with no moment of
+    P_cat (`[n d, n d]`). What the paper says it costs is in the account: the output projection is
+    shared and every query head caches r values of its own.
     """
     out = a.o.weight.double()
     squares, v = eigh_descending(out @ moments.second("attn_out") @ out.mT)
@@ -174,9 +247,12 @@ def ov_overall(a: Attention, moments: Moments) -> SummedValues:
 
 
 def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
-    """MLP: keep the neurons with the largest `E[z_j^2] |w_j|^2`, unscaled. The loss curve leaves out cross terms, as the paper does.
+    """MLP: keep the neurons with the largest `E[z_j^2] |w_j|^2`, unscaled.
 
-    Other rankings, the baselines of the papers' tables; the curve is then the same losses in their order: see `neuron_scores`.
+    The loss curve leaves out cross terms, as the paper does.
+
+    Other rankings, the baselines of the papers' tables; the curve is then the same losses in their
+    order: see `neuron_scores`.
     """
     losses = moments.square("mlp_hidden") * column_squares(layer.mlp.down.weight)
     ranking = losses if mlp == "a3" else neuron_scores(layer.mlp, moments, mlp)
@@ -185,10 +261,12 @@ def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
 
 
 def neuron_scores(m: MLP, moments: Moments, kind: str) -> Tensor:
-    """What a neuron counts by a baseline, [d_f] float64: its rows in gate and up and its column in down are one group of weights.
+    """What a neuron counts by a baseline, [d_f] float64: its rows in gate and up and its column in
+    down are one group of weights.
 
-    "abs": the sum of their magnitudes. "wanda": `E[z_j^2]^{1/2} sum_i |w_ij|` in down (Sun et al. 2024, by neuron). "taylor": the sum over
-    the matrices of `|sum w g|`, g the gradient of the loss (LLM-Pruner, Ma et al. 2023: first order, by vector; biases left out).
+    "abs": the sum of their magnitudes. "wanda": `E[z_j^2]^{1/2} sum_i |w_ij|` in down (Sun et al.
+    2024, by neuron). "taylor": the sum over the matrices of `|sum w g|`, g the gradient of the loss
+    (LLM-Pruner, Ma et al. 2023: first order, by vector; biases left out).
     """
     down = m.down.weight.abs().sum(0, dtype=torch.float64)
     if kind == "wanda":

@@ -1,7 +1,8 @@
 """The error bounds of MoDeGPT's Propositions 1-3, beside the errors they bound.
 
-Units are means: of the MLP and VO per token, of QK per pair of independent tokens and before the score scale, summed over heads. The paper
-sums over tokens; both sides of its inequalities scale alike.
+Units are means: of the MLP and VO per token, of QK per pair of independent tokens and before the
+score scale, summed over heads. The paper sums over tokens; both sides of its inequalities scale
+alike.
 """
 
 import torch
@@ -13,15 +14,19 @@ from ..statistics import Moments
 from .factors import ColumnOrder, NystromOrder, ValueMaps
 from .grams import by_group, head_gram
 
-Bound = tuple[float, float | None, str]  # the error, what bounds it (None: nothing does), and by which statement
+Bound = tuple[
+    float, float | None, str
+]  # the error, what bounds it (None: nothing does), and by which statement
 
 
 def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -> Bound:
-    """Proposition 1: `V <= |W|^2 |C^{-1}| eps^2 n^2 / (k^2 (1 - eps)^2) sum_{i>k} sigma_i(C)^2` where eps < 1.
+    """Proposition 1: `V <= |W|^2 |C^{-1}| eps^2 n^2 / (k^2 (1 - eps)^2) sum_{i>k} sigma_i(C)^2`
+    where eps < 1.
 
-    eps is the sum of the dropped ridge leverages at the ridge of its proof (McCurdy 2018), `sum_{i>k} sigma_i / k`; it holds for any kept
-    set. Where eps >= 1 (a flat tail has eps = k (n - k) / n) the proposition is silent: then Theorem 1,
-    `V <= |W|^2 |C^{-1}| |C - C_Nys|_F^2`, is given. None for a singular C.
+    eps is the sum of the dropped ridge leverages at the ridge of its proof (McCurdy 2018),
+    `sum_{i>k} sigma_i / k`; it holds for any kept set. Where eps >= 1 (a flat tail has eps = k (n -
+    k) / n) the proposition is silent: then Theorem 1, `V <= |W|^2 |C^{-1}| |C - C_Nys|_F^2`, is
+    given. None for a singular C.
     """
     gram, weight = moments.second("mlp_hidden"), layer.mlp.down.weight.double()
     kept, dropped = factor.order[:rank], factor.order[rank:]
@@ -41,15 +46,20 @@ def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -
 
 
 def narrow_down(layer: Layer, factor: NystromOrder, rank: int) -> Tensor:
-    """The down projection that the factor gives at this rank, in the order of the kept neurons. [d, rank]"""
+    """The down projection that the factor gives at this rank, in the order of the kept neurons.
+
+    [d, rank]
+    """
     return factor.truncate(layer, rank).mlp.down.weight.double()
 
 
 def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> Bound:
-    """Proposition 2: `V <= ((d_h - k) / d_h)^2 (sum_i sigma_i(C_K)) (sum_i sigma_i(C_Q))`, per kv head, C_Q summed over its group.
+    """Proposition 2: `V <= ((d_h - k) / d_h)^2 (sum_i sigma_i(C_K)) (sum_i sigma_i(C_Q))`, per kv
+    head, C_Q summed over its group.
 
-    The error is the exact one of dropping the columns P, `sum_{j,l in P} (C_Q)_jl (C_K)_jl`. Pairs are dropped whole; the proof holds for
-    them as for columns. Reads the second moments of q_rotated and k_rotated.
+    The error is the exact one of dropping the columns P, `sum_{j,l in P} (C_Q)_jl (C_K)_jl`. Pairs
+    are dropped whole; the proof holds for them as for columns. Reads the second moments of
+    q_rotated and k_rotated.
     """
     a, step = layer.attention, factor.cost.step
     query = by_group(head_blocks(moments.second("q_rotated"), a.n_q), a).sum(1)  # [n_kv, d_h, d_h]
@@ -63,15 +73,21 @@ def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> 
 
 
 def head_blocks(second: Tensor, count: int) -> Tensor:
-    """The diagonal blocks of heads side by side. [count * size, count * size] -> [count, size, size]."""
+    """The diagonal blocks of heads side by side.
+
+    [count * size, count * size] -> [count, size, size].
+    """
     size = len(second) // count
     return second.reshape(count, size, count, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 def vo_bound(layer: Layer, moments: Moments, factor: ValueMaps, rank: int) -> Bound:
-    """Proposition 3, MHA: `V = sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, attained. Here by the eigenvalues of `W_o G_v W_o^T`, d_h of them.
+    """Proposition 3, MHA: `V = sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, attained.
 
-    For GQA the paper states none; the principal directions of its algorithm leave at most `|W_o,i|^2 sum_{j>k} lambda_j(G_v)` per head.
+    Here by the eigenvalues of `W_o G_v W_o^T`, d_h of them.
+
+    For GQA the paper states none; the principal directions of its algorithm leave at most
+    `|W_o,i|^2 sum_{j>k} lambda_j(G_v)` per head.
     """
     a = layer.attention
     gram = head_gram(a, "v", moments).repeat_interleave(a.group, 0)  # [n_q, d_h, d_h]
@@ -81,10 +97,26 @@ def vo_bound(layer: Layer, moments: Moments, factor: ValueMaps, rank: int) -> Bo
     if a.group == 1:
         lower = eigh_descending(gram)
         root = lower[1] * lower[0].sqrt().unsqueeze(-2)  # G = root root^T
-        return error, float((torch.linalg.svdvals(out @ root)[:, rank:] ** 2).sum()), "Proposition 3"
+        return (
+            error,
+            float((torch.linalg.svdvals(out @ root)[:, rank:] ** 2).sum()),
+            "Proposition 3",
+        )
     norms = torch.linalg.matrix_norm(out, 2) ** 2
-    return error, float((norms * eigh_descending(gram)[0][:, rank:].sum(-1)).sum()), "Eckart-Young on the values"
+    return (
+        error,
+        float((norms * eigh_descending(gram)[0][:, rank:].sum(-1)).sum()),
+        "Eckart-Young on the values",
+    )
 
 
 BOUNDS = {"qk": qk_bound, "ov": vo_bound, "mlp": mlp_bound}
-NEEDS = frozenset({("attn_in", "second"), ("attn_in", "mean"), ("q_rotated", "second"), ("k_rotated", "second"), ("mlp_hidden", "second")})
+NEEDS = frozenset(
+    {
+        ("attn_in", "second"),
+        ("attn_in", "mean"),
+        ("q_rotated", "second"),
+        ("k_rotated", "second"),
+        ("mlp_hidden", "second"),
+    }
+)

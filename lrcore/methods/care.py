@@ -1,13 +1,19 @@
-"""CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head Latent Attention. Keys and values, all heads at once.
+"""CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head Latent Attention.
 
-`W ~ W^b W^a` for K and V of every layer (eq. 4-5); at run time the cache holds the latents `W^a x`, r_K + r_V numbers per token instead of
-2 n_kv d_h (KV parity, eq. 1). Queries, output projection and MLP stay as they are; biases stay with `W^b`. The paper repeats the weights
-of a kv head over its group; that scales every singular value by the same root of the group size, so nothing is repeated here.
+Keys and values, all heads at once.
 
-With `U S V^T = svd(W C)` the paper's `W^ = U_r S_r V_r^T C^{-1}` equals the projection `U_r U_r^T W`: C is never inverted, and U comes from
-a matrix of n_kv d_h rows, never from a `d x d` decomposition. Ranks: CARE-U is the policy `uniform`, CARE-E `waterfill`, with budget `kv`.
-With group=4, whitening=root and shrinkage=0 it is Palu's grouped-head decomposition: a latent for every four kv heads, raised by a
-block-diagonal `W^b`. Fewer multiplications to raise a cached number, and a larger error at the same cache.
+`W ~ W^b W^a` for K and V of every layer (eq. 4-5); at run time the cache holds the latents `W^a x`,
+r_K + r_V numbers per token instead of 2 n_kv d_h (KV parity, eq. 1). Queries, output projection and
+MLP stay as they are; biases stay with `W^b`. The paper repeats the weights of a kv head over its
+group; that scales every singular value by the same root of the group size, so nothing is repeated
+here.
+
+With `U S V^T = svd(W C)` the paper's `W^ = U_r S_r V_r^T C^{-1}` equals the projection
+`U_r U_r^T W`: C is never inverted, and U comes from a matrix of n_kv d_h rows, never from a `d x d`
+decomposition. Ranks: CARE-U is the policy `uniform`, CARE-E `waterfill`, with budget `kv`. With
+group=4, whitening=root and shrinkage=0 it is Palu's grouped-head decomposition: a latent for every
+four kv heads, raised by a block-diagonal `W^b`. Fewer multiplications to raise a cached number, and
+a larger error at the same cache.
 """
 
 from collections.abc import Callable
@@ -21,30 +27,64 @@ from ..linalg import EPS, symmetric, whitened_svd
 from ..options import Option
 from ..statistics import Moments
 from .factors import Factors, pooled
-from .latents import GroupedLatent, JointLatent, LatentMatrix, grouped_latent_cost, joint_latent_cost, latent_cost
+from .latents import (
+    GroupedLatent,
+    JointLatent,
+    LatentMatrix,
+    grouped_latent_cost,
+    joint_latent_cost,
+    latent_cost,
+)
 
 NEEDS = frozenset({("attn_in", "second")})
 OPTIONS = (
     Option(
         "whitening",
         "covariance",
-        "What W is multiplied by before the SVD: C (the paper), root (its square root, the optimum of the paper's eq. 3), or identity "
+        "What W is multiplied by before the SVD: C (the paper), root (its square root, the "
+        "optimum of the paper's eq. 3), or identity "
         "(the weight alone, TransMLA).",
         ("covariance", "root", "identity"),
     ),
-    Option("shrinkage", 0.01, "alpha of C = (1 - alpha) S + alpha mean(diag S) I, S the second moment of the input.", low=0, high=1),
-    Option("joint", False, "One latent for keys and values together, from the SVD of both weights stacked, as in MHA2MLA."),
-    Option("group", 0, "Kv heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, and whitening=root.", low=0),
+    Option(
+        "shrinkage",
+        0.01,
+        "alpha of C = (1 - alpha) S + alpha mean(diag S) I, S the second moment of the input.",
+        low=0,
+        high=1,
+    ),
+    Option(
+        "joint",
+        False,
+        "One latent for keys and values together, from the SVD of both weights stacked, as in "
+        "MHA2MLA.",
+    ),
+    Option(
+        "group",
+        0,
+        "Kv heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, and "
+        "whitening=root.",
+        low=0,
+    ),
 )
 
 
 def factor(
-    layer: Layer, moments: Moments, whitening: str = "covariance", shrinkage: float = 0.01, joint: bool = False, group: int = 0
+    layer: Layer,
+    moments: Moments,
+    whitening: str = "covariance",
+    shrinkage: float = 0.01,
+    joint: bool = False,
+    group: int = 0,
 ) -> Factors:
-    """Solve K and V of one layer for all ranks. values are the singular values of `W C` (of `W C^{1/2}`, of `W`).
+    """Solve K and V of one layer for all ranks.
 
-    joint: the slot is "kv" alone, W is K above V, and both are raised from the latent that the cache holds once.
-    group: heads that share a latent (Palu's grouped-head decomposition); every group is solved on its own, and all get one rank.
+    values are the singular values of `W C` (of `W C^{1/2}`, of `W`).
+
+    joint: the slot is "kv" alone, W is K above V, and both are raised from the latent that the
+    cache holds once.
+    group: heads that share a latent (Palu's grouped-head decomposition); every group is solved on
+    its own, and all get one rank.
     Raises InputError where the kv heads make no whole groups of that size, or with joint.
     """
     a = layer.attention
@@ -55,9 +95,15 @@ def factor(
         up, values, down = split(*solve(torch.cat((a.k.weight, a.v.weight)), c))
         return {"kv": JointLatent(values, joint_latent_cost(layer), None, up, down)}
     if groups > 1:
-        return {name: grouped(layer, name, groups, lambda weight: split(*solve(weight, c))) for name in ("k", "v")}
+        return {
+            name: grouped(layer, name, groups, lambda weight: split(*solve(weight, c)))
+            for name in ("k", "v")
+        }
     solved = {name: split(*solve(getattr(a, name).weight, c)) for name in ("k", "v")}
-    return {name: LatentMatrix(values, latent_cost(layer, name), None, name, up, down) for name, (up, values, down) in solved.items()}
+    return {
+        name: LatentMatrix(values, latent_cost(layer, name), None, name, up, down)
+        for name, (up, values, down) in solved.items()
+    }
 
 
 def count_groups(n_kv: int, group: int, joint: bool) -> int:
@@ -65,22 +111,37 @@ def count_groups(n_kv: int, group: int, joint: bool) -> int:
     if group == 0 or group >= n_kv:
         return 1
     if joint:
-        raise InputError("Option joint gives all heads one latent; it does not go with groups of heads. Choose group=0 or joint=off.")
+        raise InputError(
+            "Option joint gives all heads one latent; it does not go with groups of heads. Choose "
+            "group=0 or joint=off."
+        )
     if n_kv % group:
         sizes = ", ".join(str(size) for size in range(1, n_kv) if n_kv % size == 0)
-        raise InputError(f"{n_kv} kv heads make no whole groups of {group}; sizes that do: {sizes}, or 0 for all heads together.")
+        raise InputError(
+            f"{n_kv} kv heads make no whole groups of {group}; sizes that do: {sizes}, or 0 for "
+            "all heads together."
+        )
     return n_kv // group
 
 
-def grouped(layer: Layer, name: str, groups: int, solve: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> GroupedLatent:
-    """Palu's grouped-head decomposition (Chang et al., ICLR 2025): `svd(W_g C)` of the stacked heads of every group."""
+def grouped(
+    layer: Layer, name: str, groups: int, solve: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+) -> GroupedLatent:
+    """Palu's grouped-head decomposition (Chang et al., ICLR 2025): `svd(W_g C)` of the stacked
+    heads of every group.
+    """
     parts = [solve(weight) for weight in heads(layer.matrices()[name].weight, groups)]
     up, values, down = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
-    return GroupedLatent(pooled(values), grouped_latent_cost(layer, name, groups), values, name, up, down)
+    return GroupedLatent(
+        pooled(values), grouped_latent_cost(layer, name, groups), values, name, up, down
+    )
 
 
 def shrunk(second: Tensor, alpha: float) -> Tensor:
-    """`C = (1 - alpha) S + alpha mean(diag S) I`, float64. second [d, d]; alpha in [0, 1]. An all-zero S becomes the identity."""
+    """`C = (1 - alpha) S + alpha mean(diag S) I`, float64.
+
+    second [d, d]; alpha in [0, 1]. An all-zero S becomes the identity.
+    """
     second = symmetric(second)
     eye = torch.eye(len(second), dtype=second.dtype, device=second.device)
     level = float(second.diagonal().mean())
@@ -88,11 +149,14 @@ def shrunk(second: Tensor, alpha: float) -> Tensor:
 
 
 def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 4 for every rank: `W^_r = up[:, :r] @ down[:r]` minimises `|(W - W^) C|_F`. Returns up, values, down.
+    """Eq. 4 for every rank: `W^_r = up[:, :r] @ down[:r]` minimises `|(W - W^) C|_F`.
 
-    weight [out, in]; c [in, in] symmetric, may be singular. up [out, k] orthonormal, values [k] descending, down [k, in], k = min(out, in).
-    By QR of `C W^T` and SVD of its small triangle, not by a Gram matrix: C weighs directions twice as strongly as its root does, so the
-    squares of the values span more than float64 holds.
+    Returns up, values, down.
+
+    weight [out, in]; c [in, in] symmetric, may be singular. up [out, k] orthonormal, values [k]
+    descending, down [k, in], k = min(out, in). By QR of `C W^T` and SVD of its small triangle, not
+    by a Gram matrix: C weighs directions twice as strongly as its root does, so the squares of the
+    values span more than float64 holds.
     """
     weight = weight.double()
     triangle = torch.linalg.qr(c @ weight.mT, mode="r").R  # [k, out]
@@ -101,6 +165,10 @@ def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(up: Tensor, values: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 5: `S^{1/2}` on both sides, so `W^b = U S^{1/2}` and `W^a = S^{-1/2} U^T W = S^{1/2} V^T C^{-1}`."""
-    scale = torch.where(values > EPS * values[0], values, 1.0).sqrt()  # directions that no token has stay unscaled
+    """Eq. 5: `S^{1/2}` on both sides, so `W^b = U S^{1/2}` and
+    `W^a = S^{-1/2} U^T W = S^{1/2} V^T C^{-1}`.
+    """
+    scale = torch.where(
+        values > EPS * values[0], values, 1.0
+    ).sqrt()  # directions that no token has stay unscaled
     return up * scale, values, down / scale.unsqueeze(-1)

@@ -1,7 +1,8 @@
 """What `factor` leaves behind: one decomposition per slot that serves every rank.
 
-Each class holds the tensors of one slot in order of importance, the loss curve over rank (`values`, see `Spectrum`), and the price
-per rank (`cost`). `truncate(layer, rank)` takes the first `rank` of them; it decomposes nothing. At full rank the slot is left alone.
+Each class holds the tensors of one slot in order of importance, the loss curve over rank (`values`,
+see `Spectrum`), and the price per rank (`cost`). `truncate(layer, rank)` takes the first `rank` of
+them; it decomposes nothing. At full rank the slot is left alone.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..layer import MLP, Attention, Layer, Linear, LowRank, heads, map_rows, merge_output_heads, output_heads
+from ..layer import (
+    MLP,
+    Attention,
+    Layer,
+    Linear,
+    LowRank,
+    heads,
+    map_rows,
+    merge_output_heads,
+    output_heads,
+)
 from ..spectra import Cost, Spectrum
 
 
@@ -29,7 +40,9 @@ Factors = dict[str, Factor]  # by component or matrix name
 
 def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
     """The loss curve of a factor as a Spectrum of slot (index, name)."""
-    return Spectrum((index, name), factor.values, factor.cost, factor.heads, unit=getattr(factor, "unit", name))
+    return Spectrum(
+        (index, name), factor.values, factor.cost, factor.heads, unit=getattr(factor, "unit", name)
+    )
 
 
 def pooled(values: Tensor) -> Tensor:
@@ -37,7 +50,8 @@ def pooled(values: Tensor) -> Tensor:
     return (values**2).sum(0).sqrt()
 
 
-# ---- what a rank costs ------------------------------------------------------------------------------------------------------------
+# ---- what a rank costs
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _has_bias(projection: Linear | LowRank) -> int:
@@ -46,21 +60,41 @@ def _has_bias(projection: Linear | LowRank) -> int:
 
 def qk_cost(a: Attention, step: int = 1) -> Cost:
     """A rank of QK is a column of every query and key head."""
-    per_rank = a.n_q * (a.q.weight.shape[1] + _has_bias(a.q)) + a.n_kv * (a.k.weight.shape[1] + _has_bias(a.k))
-    return Cost(a.head_size, per_rank, per_rank * a.head_size, step=step, kv_per_rank=a.n_kv, kv_dense=a.n_kv * a.head_size)
+    per_rank = a.n_q * (a.q.weight.shape[1] + _has_bias(a.q)) + a.n_kv * (
+        a.k.weight.shape[1] + _has_bias(a.k)
+    )
+    return Cost(
+        a.head_size,
+        per_rank,
+        per_rank * a.head_size,
+        step=step,
+        kv_per_rank=a.n_kv,
+        kv_dense=a.n_kv * a.head_size,
+    )
 
 
 def ov_cost(a: Attention) -> Cost:
-    """A rank of OV is a column of every value head and of every head's slice of the output projection."""
+    """A rank of OV is a column of every value head and of every head's slice of the output
+    projection.
+    """
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
     per_rank, fixed = a.n_kv * (d + _has_bias(a.v)) + a.n_q * d_out, d_out * _has_bias(a.o)
-    return Cost(a.head_size, per_rank, per_rank * a.head_size + fixed, fixed, kv_per_rank=a.n_kv, kv_dense=a.n_kv * a.head_size)
+    return Cost(
+        a.head_size,
+        per_rank,
+        per_rank * a.head_size + fixed,
+        fixed,
+        kv_per_rank=a.n_kv,
+        kv_dense=a.n_kv * a.head_size,
+    )
 
 
 def summed_ov_cost(a: Attention) -> Cost:
-    """A rank of the overall OV is a row of values for *every query head* and one column of the output projection they share.
+    """A rank of the overall OV is a row of values for *every query head* and one column of the
+    output projection they share.
 
-    Each query head caches its own values, so the cache grows with the rank: n_q * rank against n_kv * d_h numbers per token.
+    Each query head caches its own values, so the cache grows with the rank: n_q * rank against n_kv
+    * d_h numbers per token.
     """
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
     per_rank, fixed = a.n_q * (d + _has_bias(a.v)) + d_out, d_out * _has_bias(a.o)
@@ -72,25 +106,35 @@ def mlp_cost(m: MLP) -> Cost:
     """A rank of the MLP is one hidden neuron."""
     d_out, d_f = m.down.weight.shape
     rows = [p for p in (m.up, m.gate) if p is not None]
-    per_rank, fixed = d_out + sum(p.weight.shape[1] + _has_bias(p) for p in rows), d_out * _has_bias(m.down)
+    per_rank, fixed = (
+        d_out + sum(p.weight.shape[1] + _has_bias(p) for p in rows),
+        d_out * _has_bias(m.down),
+    )
     return Cost(d_f, per_rank, per_rank * d_f + fixed, fixed)
 
 
 def matrix_cost(layer: Layer, name: str) -> Cost:
-    """A rank of a factored matrix is one row of `down` and one column of `up`; the KV cache stays as it is."""
+    """A rank of a factored matrix is one row of `down` and one column of `up`; the KV cache
+    stays as it is.
+    """
     projection = layer.matrices()[name]
     d_out, d_in = projection.weight.shape
     fixed = d_out * _has_bias(projection)
     kv = layer.attention.n_kv * layer.attention.head_size if name in ("k", "v") else 0
-    return Cost(min(d_out, d_in), d_out + d_in, d_out * d_in + fixed, fixed, kv_fixed=kv, kv_dense=kv)
+    return Cost(
+        min(d_out, d_in), d_out + d_in, d_out * d_in + fixed, fixed, kv_fixed=kv, kv_dense=kv
+    )
 
 
-# ---- the kinds of factor -----------------------------------------------------------------------------------------------------------
+# ---- the kinds of factor
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class HeadMaps:
-    """QK without rotary: `q^ = T_q q`, `k^ = T_k k` with the first r rows of q_maps [n_q, d_h, d_h] and k_maps [n_kv, d_h, d_h]."""
+    """QK without rotary: `q^ = T_q q`, `k^ = T_k k` with the first r rows of q_maps [n_q, d_h,
+    d_h] and k_maps [n_kv, d_h, d_h].
+    """
 
     values: Tensor
     cost: Cost
@@ -108,9 +152,13 @@ class HeadMaps:
 
 @dataclass(frozen=True, eq=False)
 class ColumnOrder:
-    """QK by selection. order [n_kv, d_h / step]: columns (step 1) or rotary pairs (step 2) of each kv head, most important first.
+    """QK by selection.
 
-    Pair j stands for the columns (j, j + d_h / 2) of the rotate-half layout; the kept ones are sorted, since their order is free.
+    order [n_kv, d_h / step]: columns (step 1) or rotary pairs (step 2) of each kv head, most
+    important first.
+
+    Pair j stands for the columns (j, j + d_h / 2) of the rotate-half layout; the kept ones are
+    sorted, since their order is free.
     """
 
     values: Tensor
@@ -123,21 +171,32 @@ class ColumnOrder:
             return layer
         a, step = layer.attention, self.cost.step
         kept = self.order[:, : rank // step].sort(dim=-1).values
-        columns = kept if step == 1 else torch.cat((kept, kept + a.head_size // 2), dim=-1)  # [n_kv, rank]
+        columns = (
+            kept if step == 1 else torch.cat((kept, kept + a.head_size // 2), dim=-1)
+        )  # [n_kv, rank]
         q, k = select_rows(a.q, columns.repeat_interleave(a.group, 0)), select_rows(a.k, columns)
-        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank, rotary_pairs=kept if step == 2 else None))
+        return replace(
+            layer,
+            attention=replace(a, q=q, k=k, qk_size=rank, rotary_pairs=kept if step == 2 else None),
+        )
 
 
 def select_rows(linear: Linear, columns: Tensor) -> Linear:
     """Keep, in each head, the named entries of its state. columns [heads, r]."""
     count = columns.shape[0]
-    index = (columns + torch.arange(count, device=columns.device).unsqueeze(1) * (linear.weight.shape[0] // count)).flatten()
+    index = (
+        columns
+        + torch.arange(count, device=columns.device).unsqueeze(1)
+        * (linear.weight.shape[0] // count)
+    ).flatten()
     return Linear(linear.weight[index], None if linear.bias is None else linear.bias[index])
 
 
 @dataclass(frozen=True, eq=False)
 class ValueMaps:
-    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h], and the first r columns of each head's out [n_q, d, d_h]."""
+    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h], and the first r columns
+    of each head's out [n_q, d, d_h].
+    """
 
     values: Tensor
     cost: Cost
@@ -150,14 +209,19 @@ class ValueMaps:
             return layer
         a = layer.attention
         o = Linear(merge_output_heads(self.out[..., :rank]).to(a.o.weight.dtype), a.o.bias)
-        return replace(layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank))
+        return replace(
+            layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class SummedValues:
-    """OV over all heads at once: the attention output on its first r principal directions. basis [d, d].
+    """OV over all heads at once: the attention output on its first r principal directions.
 
-    Every query head gets the values `V_r^T W_o,i W_v x`, the sum of the heads' outputs goes through the shared `V_r`.
+    basis [d, d].
+
+    Every query head gets the values `V_r^T W_o,i W_v x`, the sum of the heads' outputs goes through
+    the shared `V_r`.
     """
 
     values: Tensor
@@ -170,15 +234,28 @@ class SummedValues:
             return layer
         a, basis = layer.attention, self.basis[:, :rank]
         maps = basis.mT @ output_heads(a.o.weight.double(), a.n_q)  # [n_q, r, d_h]
-        shared = heads(a.v.weight, a.n_kv).repeat_interleave(a.group, 0).flatten(0, 1)  # [n_q * d_h, d]
-        bias = None if a.v.bias is None else heads(a.v.bias, a.n_kv).repeat_interleave(a.group, 0).flatten()
+        shared = (
+            heads(a.v.weight, a.n_kv).repeat_interleave(a.group, 0).flatten(0, 1)
+        )  # [n_q * d_h, d]
+        bias = (
+            None
+            if a.v.bias is None
+            else heads(a.v.bias, a.n_kv).repeat_interleave(a.group, 0).flatten()
+        )
         v = map_rows(Linear(shared, bias), maps, a.v.weight.dtype)
-        return replace(layer, attention=replace(a, v=v, o=Linear(basis.to(a.o.weight.dtype), a.o.bias), v_size=rank, summed=True))
+        return replace(
+            layer,
+            attention=replace(
+                a, v=v, o=Linear(basis.to(a.o.weight.dtype), a.o.bias), v_size=rank, summed=True
+            ),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronOrder:
-    """MLP by selection: keep the first r neurons of order [d_f]; `down` keeps its columns as they are."""
+    """MLP by selection: keep the first r neurons of order [d_f]; `down` keeps its columns as
+    they are.
+    """
 
     values: Tensor
     cost: Cost
@@ -196,9 +273,11 @@ class NeuronOrder:
 class NystromOrder:
     """MLP by selection and least-squares refit, for every rank from one Cholesky factor.
 
-    With C permuted by order and C = L L^T, the refit at rank r is `(W L)[:, :r] L[:r, :r]^{-1}` and the output error left is
-    `sum_{j >= r} |(W L)[:, j]|^2`. cholesky L [d_f, d_f]; product W L [d, d_f], both in the permuted order.
-    mean [d_f], in the original order, where C is a covariance: what the neurons that go had on average moves into the bias of `down`.
+    With C permuted by order and C = L L^T, the refit at rank r is `(W L)[:, :r] L[:r, :r]^{-1}` and
+    the output error left is `sum_{j >= r} |(W L)[:, j]|^2`. cholesky L [d_f, d_f]; product W L [d,
+    d_f], both in the permuted order.
+    mean [d_f], in the original order, where C is a covariance: what the neurons that go had on
+    average moves into the bias of `down`.
     """
 
     values: Tensor
@@ -213,7 +292,9 @@ class NystromOrder:
         if rank >= self.cost.full:
             return layer
         kept, old = self.order[:rank], layer.mlp.down
-        down = torch.linalg.solve_triangular(self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False)
+        down = torch.linalg.solve_triangular(
+            self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False
+        )
         small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
         if self.mean is None:
             return small
@@ -222,7 +303,9 @@ class NystromOrder:
 
 
 def moved_bias(linear: Linear, shift: Tensor) -> Tensor:
-    """The bias of a projection plus what its approximation loses of the mean; a projection without one gets one. [out]"""
+    """The bias of a projection plus what its approximation loses of the mean; a projection
+    without one gets one. [out]
+    """
     return (shift if linear.bias is None else linear.bias.double() + shift).to(linear.weight.dtype)
 
 
@@ -230,15 +313,22 @@ def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:
     """Keep the named neurons [r] and give the down projection its new weight [d, r]."""
 
     def rows(p: Linear | None) -> Linear | None:
-        return None if p is None else Linear(p.weight[kept], None if p.bias is None else p.bias[kept])
+        return (
+            None if p is None else Linear(p.weight[kept], None if p.bias is None else p.bias[kept])
+        )
 
     m = layer.mlp
-    return replace(layer, mlp=replace(m, up=rows(m.up), gate=rows(m.gate), down=Linear(down, m.down.bias)))
+    return replace(
+        layer, mlp=replace(m, up=rows(m.up), gate=rows(m.gate), down=Linear(down, m.down.bias))
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
-    """One matrix as a product: `W^ = up[:, :r] @ down[:r]`. up [out, k], down [k, in], bias as it was."""
+    """One matrix as a product: `W^ = up[:, :r] @ down[:r]`.
+
+    up [out, k], down [k, in], bias as it was.
+    """
 
     values: Tensor
     cost: Cost
@@ -252,4 +342,10 @@ class FactoredMatrix:
             return layer
         old = layer.matrices()[self.name]
         dtype = old.weight.dtype
-        return layer.with_matrices(**{self.name: LowRank(self.down[:rank].to(dtype), self.up[:, :rank].to(dtype), old.bias)})
+        return layer.with_matrices(
+            **{
+                self.name: LowRank(
+                    self.down[:rank].to(dtype), self.up[:, :rank].to(dtype), old.bias
+                )
+            }
+        )

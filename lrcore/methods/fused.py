@@ -1,11 +1,17 @@
 """`fused`: what is best of each paper, put together, and what follows from it. Ours; in no paper.
 
-* QK without rotary: A3's joint SVD on the *centred* keys. A shift of every key moves all scores of a query alike and leaves its softmax
-  unchanged, so the mean of the keys costs no rank. With rotary: whole pairs, by MoDeGPT's post-rotary scores.
-* OV: the value map is chosen on the centred moments of the head *outputs*, summed over the group that shares a value head (A3 for GQA uses
-  the value states); then the whole output projection is refit at once by least squares on the narrowed head outputs, across heads.
-* MLP: optimal-brain-surgeon elimination of neurons in the metric of the output, then the exact refit.
-* Means are folded into the biases of the output and down projections (LatentLLM, appendix B.2); a projection without a bias gets one.
+* QK without rotary: A3's joint SVD on the *centred* keys. A shift of every key moves all scores of
+a query alike and leaves its softmax
+  unchanged, so the mean of the keys costs no rank. With rotary: whole pairs, by MoDeGPT's
+  post-rotary scores.
+* OV: the value map is chosen on the centred moments of the head *outputs*, summed over the group
+that shares a value head (A3 for GQA uses
+  the value states); then the whole output projection is refit at once by least squares on the
+  narrowed head outputs, across heads.
+* MLP: optimal-brain-surgeon elimination of neurons in the metric of the output, then the exact
+refit.
+* Means are folded into the biases of the output and down projections (LatentLLM, appendix B.2); a
+projection without a bias gets one.
 """
 
 from dataclasses import dataclass, replace
@@ -31,25 +37,44 @@ def factor(layer: Layer, moments: Moments) -> Factors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
     qk = qk_cr if a.position == "rotary" else qk_centred
-    solve = {"qk": lambda: qk(a, moments), "ov": lambda: ov_refit(a, moments), "mlp": lambda: mlp_elimination(layer, moments)}
+    solve = {
+        "qk": lambda: qk(a, moments),
+        "ov": lambda: ov_refit(a, moments),
+        "mlp": lambda: mlp_elimination(layer, moments),
+    }
     return {name: solve[name]() for name in layer.components}
 
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
-    """Joint SVD of the scores up to a shift per query: `V` = eigenvectors of `K^{1/2} (sum_i G_q,i) K^{1/2}`, K the centred key moments.
+    """Joint SVD of the scores up to a shift per query: `V` = eigenvectors of
+    `K^{1/2} (sum_i G_q,i) K^{1/2}`, K the centred key moments.
 
-    Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA) where the keys have no mean; never worse in the variance of the scores over keys.
+    Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA) where the keys have no mean; never worse in the
+    variance of the scores over keys.
     """
-    centred = Moments({("attn_in", "second"): moments.centred("attn_in"), ("attn_in", "mean"): 0 * moments.mean("attn_in")}, moments.tokens)
+    centred = Moments(
+        {
+            ("attn_in", "second"): moments.centred("attn_in"),
+            ("attn_in", "mean"): 0 * moments.mean("attn_in"),
+        },
+        moments.tokens,
+    )
     unbiased = replace(a, k=Linear(a.k.weight))
     root, inverse = roots(head_gram(unbiased, "k", centred))
     squares, v = eigh_descending(root @ by_group(head_gram(a, "q", moments), a).sum(1) @ root)
-    return HeadMaps(pooled(squares.sqrt()), qk_cost(a), squares.sqrt(), (v.mT @ root).repeat_interleave(a.group, 0), v.mT @ inverse)
+    return HeadMaps(
+        pooled(squares.sqrt()),
+        qk_cost(a),
+        squares.sqrt(),
+        (v.mT @ root).repeat_interleave(a.group, 0),
+        v.mT @ inverse,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class RefitValueMaps:
-    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h]; `o` refit on the narrowed outputs, its bias takes up the mean.
+    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h]; `o` refit on the narrowed
+    outputs, its bias takes up the mean.
 
     covariance [n_q * d_h, n_q * d_h] and mean [n_q * d_h] are those of the head outputs.
     """
@@ -71,14 +96,20 @@ class RefitValueMaps:
         cross = self.covariance @ narrow.mT  # [n_q * d_h, n_q * r]
         lower = cholesky(narrow @ cross, DAMPING)
         refit = torch.cholesky_solve((weight @ cross).mT, lower).mT
-        o = Linear(refit.to(a.o.weight.dtype), moved_bias(a.o, (weight - refit @ narrow) @ self.mean))
-        return replace(layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank))
+        o = Linear(
+            refit.to(a.o.weight.dtype), moved_bias(a.o, (weight - refit @ narrow) @ self.mean)
+        )
+        return replace(
+            layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank)
+        )
 
 
 def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
-    """`T = V^T G^{-1/2}`, V the eigenvectors of `G^{1/2} (sum_i W_o,i^T W_o,i) G^{1/2}`, G the mean covariance of the group's outputs.
+    """`T = V^T G^{-1/2}`, V the eigenvectors of `G^{1/2} (sum_i W_o,i^T W_o,i) G^{1/2}`, G the mean
+    covariance of the group's outputs.
 
-    The loss curve is that of the map before the refit across heads: exact for MHA but for what the refit gains, an estimate for GQA.
+    The loss curve is that of the map before the refit across heads: exact for MHA but for what the
+    refit gains, an estimate for GQA.
     """
     covariance = moments.centred("attn_out")
     own = Moments({("attn_out", "second"): covariance}, moments.tokens)
@@ -88,13 +119,22 @@ def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
     cost = ov_cost(a)
     if a.o.bias is None:  # the mean needs a bias to go to
         cost = replace(cost, fixed=a.o.weight.shape[0])
-    return RefitValueMaps(pooled(squares.sqrt()), cost, squares.sqrt(), v.mT @ inverse, covariance, moments.mean("attn_out"))
+    return RefitValueMaps(
+        pooled(squares.sqrt()),
+        cost,
+        squares.sqrt(),
+        v.mT @ inverse,
+        covariance,
+        moments.mean("attn_out"),
+    )
 
 
 def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
-    """Remove, again and again, the neuron whose loss costs the output least after the others have made up for it.
+    """Remove, again and again, the neuron whose loss costs the output least after the others have
+    made up for it.
 
-    Optimal brain surgeon: the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden state. The loss curve is exact.
+    Optimal brain surgeon: the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden
+    state. The loss curve is exact.
     """
     covariance, down = moments.centred("mlp_hidden"), layer.mlp.down.weight.double()
     order = elimination_order(down, covariance, DAMPING)
@@ -103,4 +143,6 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     cost = mlp_cost(layer.mlp)
     if layer.mlp.down.bias is None:
         cost = replace(cost, fixed=down.shape[0])
-    return NystromOrder(product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden"))
+    return NystromOrder(
+        product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden")
+    )

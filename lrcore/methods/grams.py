@@ -1,6 +1,8 @@
-"""Second moments of head states, `d_h x d_h`, from the four second moments that calibration collects.
+"""Second moments of head states, `d_h x d_h`, from the four second moments that calibration
+collects.
 
-The state of a head is a linear function of the layer's input, so `E[q q^T] = W_q S W_q^T` (with biases) needs no tap of its own.
+The state of a head is a linear function of the layer's input, so `E[q q^T] = W_q S W_q^T` (with
+biases) needs no tap of its own.
 """
 
 import torch
@@ -12,15 +14,22 @@ from ..statistics import Moments
 
 
 def head_gram(a: Attention, name: str, moments: Moments) -> Tensor:
-    """E[s s^T] of the states of "q", "k" or "v", before any rotary. [heads, size, size], float64."""
+    """E[s s^T] of the states of "q", "k" or "v", before any rotary.
+
+    [heads, size, size], float64.
+    """
     projection = getattr(a, name)
     count = a.n_q if name == "q" else a.n_kv
     bias = None if projection.bias is None else heads(projection.bias, count)
-    return state_gram(heads(projection.weight, count), bias, moments.second("attn_in"), moments.mean("attn_in"))
+    return state_gram(
+        heads(projection.weight, count), bias, moments.second("attn_in"), moments.mean("attn_in")
+    )
 
 
 def output_gram(a: Attention, moments: Moments) -> Tensor:
-    """E[a_i a_i^T] of each head's output, the diagonal blocks of the output projection's second moment. [n_q, d_h, d_h], float64."""
+    """E[a_i a_i^T] of each head's output, the diagonal blocks of the output projection's second
+    moment. [n_q, d_h, d_h], float64.
+    """
     second = moments.second("attn_out")
     size = second.shape[0] // a.n_q
     blocks = second.reshape(a.n_q, size, a.n_q, size)
@@ -31,13 +40,20 @@ def identity_input(moments: Moments) -> Moments:
     """The layer's input as the weights alone would have it: E[x x^T] = I, no mean."""
     second = moments.second("attn_in")
     eye = torch.eye(len(second), dtype=second.dtype, device=second.device)
-    return Moments({("attn_in", "second"): eye, ("attn_in", "mean"): torch.zeros_like(eye[0])}, moments.tokens)
+    return Moments(
+        {("attn_in", "second"): eye, ("attn_in", "mean"): torch.zeros_like(eye[0])}, moments.tokens
+    )
 
 
 def diagonal_input(moments: Moments) -> Moments:
-    """The layer's input with its entries taken for uncorrelated: E[x x^T] without its off-diagonal, no mean."""
+    """The layer's input with its entries taken for uncorrelated: E[x x^T] without its
+    off-diagonal, no mean.
+    """
     second = moments.second("attn_in")
-    values = {("attn_in", "second"): second.diagonal().diag(), ("attn_in", "mean"): torch.zeros_like(second[0])}
+    values = {
+        ("attn_in", "second"): second.diagonal().diag(),
+        ("attn_in", "mean"): torch.zeros_like(second[0]),
+    }
     return Moments(values, moments.tokens)
 
 

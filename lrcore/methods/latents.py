@@ -1,4 +1,6 @@
-"""Keys and values as latents that the cache holds in place of the states: what a rank costs there, and the kinds of factor."""
+"""Keys and values as latents that the cache holds in place of the states: what a rank costs
+there, and the kinds of factor.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,43 +14,74 @@ from .factors import FactoredMatrix, matrix_cost
 
 
 def latent_cost(layer: Layer, name: str) -> Cost:
-    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token, which every later token raises again."""
+    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token,
+    which every later token raises again.
+    """
     matrix, a = matrix_cost(layer, name), layer.attention
-    return replace(matrix, kv_per_rank=1, kv_fixed=0, kv_dense=a.n_kv * a.head_size, per_cached=a.n_kv * a.head_size)
+    return replace(
+        matrix,
+        kv_per_rank=1,
+        kv_fixed=0,
+        kv_dense=a.n_kv * a.head_size,
+        per_cached=a.n_kv * a.head_size,
+    )
 
 
 def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
-    """A rank is a row of `down`, a column of the block of its group in `up`, and one cached number; the groups grow together."""
+    """A rank is a row of `down`, a column of the block of its group in `up`, and one cached
+    number; the groups grow together.
+    """
     whole = latent_cost(layer, name)
     rows, d_in = whole.kv_dense // groups, layer.matrices()[name].weight.shape[1]
-    return replace(whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups, per_cached=rows)
+    return replace(
+        whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups, per_cached=rows
+    )
 
 
 def joint_latent_cost(layer: Layer) -> Cost:
-    """A rank of the latent that keys and values share: a row of `down`, a column of both `up`, one cached number."""
+    """A rank of the latent that keys and values share: a row of `down`, a column of both `up`,
+    one cached number.
+    """
     k, v = latent_cost(layer, "k"), latent_cost(layer, "v")
     d_out, d_in = k.kv_dense + v.kv_dense, layer.attention.k.weight.shape[1]
     fixed = k.fixed + v.fixed
-    return Cost(min(d_out, d_in), d_out + d_in, k.dense + v.dense, fixed, kv_per_rank=1, kv_dense=d_out, per_cached=d_out)
+    return Cost(
+        min(d_out, d_in),
+        d_out + d_in,
+        k.dense + v.dense,
+        fixed,
+        kv_per_rank=1,
+        kv_dense=d_out,
+        per_cached=d_out,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class LatentMatrix(FactoredMatrix):
-    """K or V as a product whose inner state `down x` is what the cache holds. Keys and values of all layers are weighed alike."""
+    """K or V as a product whose inner state `down x` is what the cache holds.
+
+    Keys and values of all layers are weighed alike.
+    """
 
     unit: ClassVar[str] = "kv"
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         small = super().truncate(layer, rank)
-        return small if rank >= self.cost.full else replace(small, attention=replace(small.attention, latent=True))
+        return (
+            small
+            if rank >= self.cost.full
+            else replace(small, attention=replace(small.attention, latent=True))
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedLatent:
-    """K or V with a latent for every group of heads (Palu). up [groups, rows of a group, k]; down [groups, k, d]; bias as it was.
+    """K or V with a latent for every group of heads (Palu).
 
-    A rank counts the numbers of all groups together, which have equally many, so it is a multiple of their number. heads: the values of
-    every group.
+    up [groups, rows of a group, k]; down [groups, k, d]; bias as it was.
+
+    A rank counts the numbers of all groups together, which have equally many, so it is a multiple
+    of their number. heads: the values of every group.
     """
 
     values: Tensor
@@ -65,13 +98,18 @@ class GroupedLatent:
         old, each = layer.matrices()[self.name], rank // self.cost.step
         dtype = old.weight.dtype
         up = BlockDiagonal(self.up[..., :each].to(dtype).contiguous())
-        small = layer.with_matrices(**{self.name: LowRank(self.down[:, :each].flatten(0, 1).to(dtype), up, old.bias)})
+        small = layer.with_matrices(
+            **{self.name: LowRank(self.down[:, :each].flatten(0, 1).to(dtype), up, old.bias)}
+        )
         return replace(small, attention=replace(small.attention, latent=True))
 
 
 @dataclass(frozen=True, eq=False)
 class JointLatent:
-    """K and V from one latent that the cache holds once. up [rows of k and of v, k]; down [k, d]; biases as they were."""
+    """K and V from one latent that the cache holds once.
+
+    up [rows of k and of v, k]; down [k, d]; biases as they were.
+    """
 
     values: Tensor
     cost: Cost

@@ -1,19 +1,38 @@
-"""MoDeGPT: Modular Decomposition for Large Language Model Compression. One matrix decomposition per module type.
+"""MoDeGPT: Modular Decomposition for Large Language Model Compression.
 
-Type I, MLP: Nystrom approximation on ridge leverage scores (Algorithm 1). Type II, QK: CR decomposition (Algorithm 2), on post-rotary
-correlations and whole rotary pairs where there is rotary: a selection of single columns does not commute with the rotation.
-Type III, VO: SVD on the value states (Algorithm 3, in two stages; here its `d_h x d_h` equal). GQA as in its Appendix.
+One matrix decomposition per module type.
+
+Type I, MLP: Nystrom approximation on ridge leverage scores (Algorithm 1). Type II, QK: CR
+decomposition (Algorithm 2), on post-rotary correlations and whole rotary pairs where there is
+rotary: a selection of single columns does not commute with the rotation.
+Type III, VO: SVD on the value states (Algorithm 3, in two stages; here its `d_h x d_h` equal). GQA
+as in its Appendix.
 """
 
 from ..layer import Attention, Layer, output_heads
 from ..linalg import cholesky, eigh_descending, leverage_complement
 from ..statistics import Moments
 from .a3 import per_head_values
-from .factors import ColumnOrder, Factors, NystromOrder, ValueMaps, mlp_cost, ov_cost, pooled, qk_cost
+from .factors import (
+    ColumnOrder,
+    Factors,
+    NystromOrder,
+    ValueMaps,
+    mlp_cost,
+    ov_cost,
+    pooled,
+    qk_cost,
+)
 from .grams import by_group, head_gram
 
 NEEDS = frozenset(
-    {("attn_in", "second"), ("attn_in", "mean"), ("q_rotated", "square"), ("k_rotated", "square"), ("mlp_hidden", "second")},
+    {
+        ("attn_in", "second"),
+        ("attn_in", "mean"),
+        ("q_rotated", "square"),
+        ("k_rotated", "square"),
+        ("mlp_hidden", "second"),
+    },
 )
 RIDGE = 1.0  # lambda of the leverage scores, on sums over tokens
 DAMPING = 1e-8  # of the refit, as a share of the mean diagonal
@@ -23,20 +42,28 @@ def factor(layer: Layer, moments: Moments) -> Factors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
     vo = vo_svd if a.group == 1 else vo_group
-    solve = {"qk": lambda: qk_cr(a, moments), "ov": lambda: vo(a, moments), "mlp": lambda: mlp_nystrom(layer, moments)}
+    solve = {
+        "qk": lambda: qk_cr(a, moments),
+        "ov": lambda: vo(a, moments),
+        "mlp": lambda: mlp_nystrom(layer, moments),
+    }
     return {name: solve[name]() for name in layer.components}
 
 
 def qk_cr(a: Attention, moments: Moments) -> ColumnOrder:
-    """Type II: keep the columns with the largest `|C_q^{1/2}[:, j]| |C_k^{1/2}[:, j]| = sqrt((C_q)_jj (C_k)_jj)`, over the group's heads.
+    """Type II: keep the columns with the largest
+    `|C_q^{1/2}[:, j]| |C_k^{1/2}[:, j]| = sqrt((C_q)_jj (C_k)_jj)`, over the group's heads.
 
-    A column norm of the root is the root of the diagonal, so no root is taken. With rotary the score is summed over the pair.
+    A column norm of the root is the root of the diagonal, so no root is taken. With rotary the
+    score is summed over the pair.
     """
     q = by_group(moments.square("q_rotated").unflatten(0, (a.n_q, -1)), a)  # [n_kv, group, d_h]
     k = moments.square("k_rotated").unflatten(0, (a.n_kv, -1)).unsqueeze(1)
     squares = (q * k).sum(1)  # [n_kv, d_h]
     step = 2 if a.position == "rotary" else 1
-    _, order = squares.sqrt().unflatten(-1, (step, -1)).sum(1).sort(dim=-1, descending=True, stable=True)
+    _, order = (
+        squares.sqrt().unflatten(-1, (step, -1)).sum(1).sort(dim=-1, descending=True, stable=True)
+    )
     loss = squares.unflatten(-1, (step, -1)).sum(1).gather(-1, order)
     return ColumnOrder(pooled(loss.sqrt()), qk_cost(a, step), loss.sqrt(), order)
 
@@ -44,27 +71,33 @@ def qk_cr(a: Attention, moments: Moments) -> ColumnOrder:
 def vo_svd(a: Attention, moments: Moments) -> ValueMaps:
     """Type III, MHA: minimises E |W_o,i (v_i - v^_i)|^2 over single tokens, per head.
 
-    The two stages `svd(C^{1/2} W_v)`, `svd(S V^T W_o)` are one SVD of `W_o G_v^{1/2}`: the same projection, found in `d_h x d_h`.
+    The two stages `svd(C^{1/2} W_v)`, `svd(S V^T W_o)` are one SVD of `W_o G_v^{1/2}`: the same
+    projection, found in `d_h x d_h`.
     """
     return per_head_values(a, head_gram(a, "v", moments))
 
 
 def vo_group(a: Attention, moments: Moments) -> ValueMaps:
-    """Type III, GQA: project each shared value state on its top principal directions, `T = V^T`, `W_o,i^ = W_o,i V`.
+    """Type III, GQA: project each shared value state on its top principal directions, `T = V^T`,
+    `W_o,i^ = W_o,i V`.
 
-    The loss curve is the resulting output error of single tokens, `|W_o,i V_j|^2 lambda_j` summed over the group. (The paper prints U
-    where the shapes need V.)
+    The loss curve is the resulting output error of single tokens, `|W_o,i V_j|^2 lambda_j` summed
+    over the group. (The paper prints U where the shapes need V.)
     """
     energy, v = eigh_descending(head_gram(a, "v", moments))
-    out = by_group(output_heads(a.o.weight.double(), a.n_q), a) @ v.unsqueeze(1)  # [n_kv, group, d, d_h]
+    out = by_group(output_heads(a.o.weight.double(), a.n_q), a) @ v.unsqueeze(
+        1
+    )  # [n_kv, group, d, d_h]
     loss = (out**2).sum((1, 2)) * energy
     return ValueMaps(pooled(loss.sqrt()), ov_cost(a), loss.sqrt(), v.mT, out.flatten(0, 1))
 
 
 def mlp_nystrom(layer: Layer, moments: Moments) -> NystromOrder:
-    """Type I: keep the neurons of largest ridge leverage `1 - lambda [(C + lambda I)^{-1}]_jj`, C summed over tokens, and refit `down`.
+    """Type I: keep the neurons of largest ridge leverage `1 - lambda [(C + lambda I)^{-1}]_jj`, C
+    summed over tokens, and refit `down`.
 
-    `W_down^ = W_down C[:, K] C[K, K]^{-1}` at every rank comes from one Cholesky factor; the loss curve is exact (see NystromOrder).
+    `W_down^ = W_down C[:, K] C[K, K]^{-1}` at every rank comes from one Cholesky factor; the loss
+    curve is exact (see NystromOrder).
     """
     gram = moments.second("mlp_hidden")
     order = leverage_complement(gram * moments.tokens, RIDGE).sort(stable=True).indices

@@ -1,7 +1,9 @@
-"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young), blind to the data.
+"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young), blind
+to the data.
 
-Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighed by the empirical Fisher information of its
-weights. The paper's layer is `X W` with W [in, out] and its rows are inputs; in `W x` they are the columns.
+Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighed by the
+empirical Fisher information of its weights. The paper's layer is `X W` with W [in, out] and its
+rows are inputs; in `W x` they are the columns.
 """
 
 from ..layer import Layer
@@ -11,7 +13,12 @@ from ..statistics import Moments
 from .factors import FactoredMatrix, Factors, matrix_cost
 
 OPTIONS = (
-    Option("weights", "equal", "what the error of every input counts: equal; fisher: its squared gradients (FWSVD)", ("equal", "fisher")),
+    Option(
+        "weights",
+        "equal",
+        "what the error of every input counts: equal; fisher: its squared gradients (FWSVD)",
+        ("equal", "fisher"),
+    ),
 )
 NEEDS = frozenset()
 
@@ -19,8 +26,9 @@ NEEDS = frozenset()
 def factor(layer: Layer, moments: Moments, weights: str = "equal") -> Factors:
     """`U S V^T = svd(W)` of every matrix; `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`.
 
-    weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared gradient; `W^ = U_r S_r V_r^T D^{-1}`, which
-    is `U_r U_r^T W` and needs no inverse, minimises `|(W - W^) D|_F`. A matrix that no gradient reaches counts its inputs equally.
+    weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared
+    gradient; `W^ = U_r S_r V_r^T D^{-1}`, which is `U_r U_r^T W` and needs no inverse, minimises
+    `|(W - W^) D|_F`. A matrix that no gradient reaches counts its inputs equally.
     """
     solved = {}
     for name, projection in layer.matrices().items():

@@ -1,7 +1,10 @@
-"""SVD-LLM: truncation-aware data whitening. Each matrix on its own, best in the error of its output on the calibration tokens.
+"""SVD-LLM: truncation-aware data whitening.
 
-Minimises `E |W x - W^ x|^2`. The paper whitens by the Cholesky factor of `S = E[x x^T]`; every root of S gives the same optimum, and the
-projection form needs neither (see `linalg.whitened_svd`). Weight update after truncation (its second part) is the sequential calibration.
+Each matrix on its own, best in the error of its output on the calibration tokens.
+
+Minimises `E |W x - W^ x|^2`. The paper whitens by the Cholesky factor of `S = E[x x^T]`; every root
+of S gives the same optimum, and the projection form needs neither (see `linalg.whitened_svd`).
+Weight update after truncation (its second part) is the sequential calibration.
 """
 
 from ..layer import Layer
@@ -10,12 +13,22 @@ from ..statistics import Moments
 from .factors import Factors
 from .svd import factored
 
-TAPS = {"q": "attn_in", "k": "attn_in", "v": "attn_in", "o": "attn_out", "gate": "mlp_in", "up": "mlp_in", "down": "mlp_hidden"}
+TAPS = {
+    "q": "attn_in",
+    "k": "attn_in",
+    "v": "attn_in",
+    "o": "attn_out",
+    "gate": "mlp_in",
+    "up": "mlp_in",
+    "down": "mlp_hidden",
+}
 NEEDS = frozenset((tap, "second") for tap in TAPS.values())
 
 
 def factor(layer: Layer, moments: Moments) -> Factors:
-    """`|W - W^_r|` in the metric S leaves `sum_{j>=r} sigma_j^2`, sigma the singular values of `W S^{1/2}`."""
+    """`|W - W^_r|` in the metric S leaves `sum_{j>=r} sigma_j^2`, sigma the singular values of
+    `W S^{1/2}`.
+    """
     return {
         name: factored(layer, name, *whitened_svd(projection.weight, moments.second(TAPS[name])))
         for name, projection in layer.matrices().items()

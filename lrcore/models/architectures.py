@@ -1,4 +1,6 @@
-"""The model families, one row each: where a decoder layer keeps its projections, and what is applied between them."""
+"""The model families, one row each: where a decoder layer keeps its projections, and what is
+applied between them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,18 +11,26 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family as data. Paths are dotted and relative: layers to the model, norms to the attention, the rest to one decoder layer.
+    """A family as data.
 
-    Projections that share a path share a matrix. qkv says how its rows lie: "apart" (three matrices), "stacked" (all of q, then k, then v)
-    or "by_head" (q, k and v of the first head, then of the second). A gate that shares the path of `up` lies before it.
-    scale, activation, softcap and window name a field: of the attention module, and of the config. norms are applied to queries and keys
-    before rotary, over a head or over the whole width. kernel is the attention of transformers that the family runs with.
-    experts: an MLP of experts takes the place of some or all MLPs. norm_after: what a component gives is normed before it is added.
-    width: the field of the config that holds the MLP's width, None where it follows from another. requires: fields of the config and the
-    only value of each that is supported. note: what a user should know.
-    The residual stream: block_norms of attention and MLP, last_norm before the head, norm_offset added to the weight of a norm; positions,
-    an embedding that is added to that of the tokens; feed, what the MLP is made of where it is no module of its own. sequential: fields of
-    the config with which a layer is attention and then MLP, each x + f(norm(x)); None where it never is.
+    Paths are dotted and relative: layers to the model, norms to the attention, the rest to one
+    decoder layer.
+
+    Projections that share a path share a matrix. qkv says how its rows lie: "apart" (three
+    matrices), "stacked" (all of q, then k, then v) or "by_head" (q, k and v of the first head, then
+    of the second). A gate that shares the path of `up` lies before it.
+    scale, activation, softcap and window name a field: of the attention module, and of the config.
+    norms are applied to queries and keys before rotary, over a head or over the whole width. kernel
+    is the attention of transformers that the family runs with.
+    experts: an MLP of experts takes the place of some or all MLPs. norm_after: what a component
+    gives is normed before it is added.
+    width: the field of the config that holds the MLP's width, None where it follows from another.
+    requires: fields of the config and the only value of each that is supported. note: what a user
+    should know.
+    The residual stream: block_norms of attention and MLP, last_norm before the head, norm_offset
+    added to the weight of a norm; positions, an embedding that is added to that of the tokens;
+    feed, what the MLP is made of where it is no module of its own. sequential: fields of the config
+    with which a layer is attention and then MLP, each x + f(norm(x)); None where it never is.
     """
 
     layers: str = "model.layers"
@@ -57,7 +67,15 @@ class Architecture:
 
     def paths(self) -> dict[str, str]:
         """The projections by name, in the order of the forward pass."""
-        named = {"q": self.q, "k": self.k, "v": self.v, "o": self.o, "gate": self.gate, "up": self.up, "down": self.down}
+        named = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "o": self.o,
+            "gate": self.gate,
+            "up": self.up,
+            "down": self.down,
+        }
         return {name: path for name, path in named.items() if path is not None}
 
 
@@ -65,17 +83,24 @@ def _fused(path: str) -> dict[str, str]:
     return {"q": path, "k": path, "v": path}
 
 
-_NORMED = "Queries and keys are normalised per head, so a part of a head cannot stand for the whole: QK is left as it is."
+_NORMED = (
+    "Queries and keys are normalised per head, so a part of a head cannot stand for the whole: QK "
+    "is left as it is."
+)
 _EXPERTS = "Experts and router are left as they are and count in no budget but `total`."
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."),
+    "llama": Architecture(
+        note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."
+    ),
     "mistral": Architecture(note="The sliding window is in the mask that the model makes."),
     "ministral": Architecture(note="Sliding windows as in mistral, by layer."),
     "qwen2": Architecture(note="Biases of queries, keys and values are mapped with the weights."),
     "qwen3": Architecture(norms=("q_norm", "k_norm"), note=_NORMED),
     "gemma": Architecture(
-        norm_offset=1.0, note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay outside the projections."
+        norm_offset=1.0,
+        note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay "
+        "outside the projections.",
     ),
     "gemma2": Architecture(
         activation="hidden_activation",
@@ -103,14 +128,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="model.final_layernorm",
         sequential=None,
         requires={"qk_layernorm": False},
-        note="Phi-1 to 2. Attention and MLP read one norm. Columns of a head beyond the rotary part count as pairs with angle zero.",
+        note="Phi-1 to 2. Attention and MLP read one norm. Columns of a head beyond the rotary "
+        "part count as pairs with angle zero.",
     ),
     "phi3": Architecture(
         **_fused("self_attn.qkv_proj"),
         qkv="stacked",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
-        note="Fused qkv and gate_up are read apart, and left apart where one of their parts has changed.",
+        note="Fused qkv and gate_up are read apart, and left apart where one of their parts has "
+        "changed.",
     ),
     "gpt2": Architecture(
         layers="transformer.h",
@@ -128,7 +155,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="transformer.ln_f",
         positions="transformer.wpe",
         requires={"add_cross_attention": False},
-        note="Conv1D weights are read transposed; fused qkv is left apart where one of its parts has changed.",
+        note="Conv1D weights are read transposed; fused qkv is left apart where one of its parts "
+        "has changed.",
     ),
     "opt": Architecture(
         layers="model.decoder.layers",
@@ -156,7 +184,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv="by_head",
         last_norm="gpt_neox.final_layer_norm",
         sequential={"use_parallel_residual": False},
-        note="Pythia. qkv lies head by head and is left apart where one of its parts has changed. Columns of a head beyond the rotary part "
+        note="Pythia. qkv lies head by head and is left apart where one of its parts has changed. "
+        "Columns of a head beyond the rotary part "
         "count as pairs with angle zero. Parallel residual or not is the layer's own.",
     ),
     "gpt_neo": Architecture(
@@ -178,7 +207,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         block_norms=("ln_1", "ln_2"),
         last_norm="transformer.ln_f",
         positions="transformer.wpe",
-        note="Scores are not scaled. Layers of type `local` keep their window in compressed attention.",
+        note="Scores are not scaled. Layers of type `local` keep their window in compressed "
+        "attention.",
     ),
     "bloom": Architecture(
         layers="transformer.h",
@@ -198,7 +228,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="transformer.ln_f",
         sequential=None,
         requires={"slow_but_exact": False, "apply_residual_connection_post_layernorm": False},
-        note="ALiBi is added to the scores and does not touch the projections, so QK is solved as without positions.",
+        note="ALiBi is added to the scores and does not touch the projections, so QK is solved as "
+        "without positions.",
     ),
     "mpt": Architecture(
         layers="transformer.blocks",
@@ -227,28 +258,46 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_over="width",
         norm_after=True,
         sequential=None,
-        note="Queries and keys are normalised over all heads together, so QK is left as it is. Norms stand after the components.",
+        note="Queries and keys are normalised over all heads together, so QK is left as it is. "
+        "Norms stand after the components.",
     ),
-    "smollm3": Architecture(note="Layers without rotary are solved as such, the others by whole pairs."),
+    "smollm3": Architecture(
+        note="Layers without rotary are solved as such, the others by whole pairs."
+    ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
     "mixtral": Architecture(experts=True, width=None, note=_EXPERTS),
-    "qwen3_moe": Architecture(norms=("q_norm", "k_norm"), experts=True, width=None, note=f"{_NORMED} {_EXPERTS}"),
+    "qwen3_moe": Architecture(
+        norms=("q_norm", "k_norm"), experts=True, width=None, note=f"{_NORMED} {_EXPERTS}"
+    ),
 }
 
 
-# Models of images and text that hold a language model of a family above: its path in them. The rest of them is left as it is.
-MULTIMODAL = dict.fromkeys(("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "mistral3"), "model.language_model")
+# Models of images and text that hold a language model of a family above: its path in them. The rest
+# of them is left as it is.
+MULTIMODAL = dict.fromkeys(
+    ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "mistral3"),
+    "model.language_model",
+)
 
 
 def text_config(network: nn.Module) -> Any:
-    """The config of the language model: the network's own, or that of the language model inside a multimodal one."""
+    """The config of the language model: the network's own, or that of the language model inside
+    a multimodal one.
+    """
     return network.config.get_text_config()
 
 
 def architecture_of(network: nn.Module) -> Architecture:
-    """The row of a loaded network; of the language model inside a multimodal one, with its path there."""
-    row, inside = ARCHITECTURES[text_config(network).model_type], MULTIMODAL.get(network.config.model_type)
-    return row if inside is None else replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
+    """The row of a loaded network; of the language model inside a multimodal one, with its path
+    there.
+    """
+    row, inside = (
+        ARCHITECTURES[text_config(network).model_type],
+        MULTIMODAL.get(network.config.model_type),
+    )
+    return (
+        row if inside is None else replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
+    )
 
 
 def decoder_layers(network: nn.Module) -> nn.ModuleList:

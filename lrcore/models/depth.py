@@ -15,21 +15,35 @@ from .layers import clone
 from .load import auto_class, quiet
 from .stream import exchanged, passing_on
 
-PER_LAYER = ("layer_types", "no_rope_layers", "attention_layers")  # fields of configs that list one value for every layer
+PER_LAYER = (
+    "layer_types",
+    "no_rope_layers",
+    "attention_layers",
+)  # fields of configs that list one value for every layer
 PLACE = {"layer_idx", "layer_id"}  # what modules call their place in the KV cache
 
 
 @contextmanager
 def skipping(network: nn.Module, gone: Collection[int]) -> Iterator[None]:
-    """Inside, the network passes its hidden states by the decoder layers named; they keep their places."""
-    with exchanged(network, [passing_on(network) if i in gone else layer for i, layer in enumerate(decoder_layers(network))]):
+    """Inside, the network passes its hidden states by the decoder layers named; they keep their
+    places.
+    """
+    with exchanged(
+        network,
+        [
+            passing_on(network) if i in gone else layer
+            for i, layer in enumerate(decoder_layers(network))
+        ],
+    ):
         yield
 
 
 def without_layers(network: nn.Module, gone: Collection[int]) -> nn.Module:
-    """A second network over the same tensors that lacks the decoder layers named; the others move up, in modules and config.
+    """A second network over the same tensors that lacks the decoder layers named; the others move
+    up, in modules and config.
 
-    Raises InputError for a family whose config cannot describe what is left, such as one where the kind of a layer follows from its place.
+    Raises InputError for a family whose config cannot describe what is left, such as one where the
+    kind of a layer follows from its place.
     """
     kept = [i for i in range(len(decoder_layers(network))) if i not in gone]
     short = clone(network)
@@ -49,19 +63,24 @@ def without_layers(network: nn.Module, gone: Collection[int]) -> nn.Module:
     config.num_hidden_layers = len(kept)
     if _shapes(short) != _described(short.config, architecture_of(short).kernel):
         raise InputError(
-            f"The layers of a {config.model_type} model differ in kind by their place, and no config describes it without layers "
+            f"The layers of a {config.model_type} model differ in kind by their place, and no "
+            "config describes it without layers "
             f"{', '.join(map(str, sorted(gone)))}. Use a method that makes all layers smaller."
         )
     return short
 
 
 def _shapes(network: nn.Module) -> dict[str, Any]:
-    kinds = {i: getattr(layer, "attention_type", None) for i, layer in enumerate(decoder_layers(network))}
+    kinds = {
+        i: getattr(layer, "attention_type", None) for i, layer in enumerate(decoder_layers(network))
+    }
     return {name: tensor.shape for name, tensor in network.state_dict().items()} | kinds
 
 
 def _described(config: Any, kernel: str) -> dict[str, Any] | None:
-    """The shapes and kinds of layers of the model that the config describes once it is read again; None where it cannot be."""
+    """The shapes and kinds of layers of the model that the config describes once it is read
+    again; None where it cannot be.
+    """
     try:
         read = type(config).from_dict(config.to_dict())
         with torch.device("meta"), quiet(), no_init_weights():

@@ -1,7 +1,9 @@
-"""Reading a decoder layer as values, writing values back, and describing what was written so that it can be rebuilt.
+"""Reading a decoder layer as values, writing values back, and describing what was written so that
+it can be rebuilt.
 
-`write_layer` is the only place that changes a network. It exchanges modules and never writes into a tensor, so a clone that
-shares its tensors with the dense network leaves that one untouched. A module whose values have not changed stays as it is.
+`write_layer` is the only place that changes a network. It exchanges modules and never writes into a
+tensor, so a clone that shares its tensors with the dense network leaves that one untouched. A
+module whose values have not changed stays as it is.
 """
 
 import copy
@@ -24,7 +26,9 @@ from .sliced import SlicedLayer, residual_parameters, turned_modules
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
-    """Where the projections of a layer are now, native or not; without those that it lacks, as an MLP of experts does."""
+    """Where the projections of a layer are now, native or not; without those that it lacks, as
+    an MLP of experts does.
+    """
     paths = row.paths()
     if isinstance(layer.get_submodule(row.attention), CompressedAttention):
         paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
@@ -41,19 +45,36 @@ def _module(layer: nn.Module, path: str) -> nn.Module | None:
 
 
 def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
-    """Radians per place of every pair of a head in our layout, [head_size / 2], zero for those that do not turn.
+    """Radians per place of every pair of a head in our layout, [head_size / 2], zero for those that
+    do not turn.
 
     From the rotary module of the language model; None where it has none, or more than one table.
     """
-    language, layers = network.get_submodule(architecture_of(network).layers.rpartition(".")[0]), decoder_layers(network)
-    places = (*(child for child in language.children() if child is not layers), layers[0])  # not every layer, for every layer
+    language, layers = (
+        network.get_submodule(architecture_of(network).layers.rpartition(".")[0]),
+        decoder_layers(network),
+    )
+    places = (
+        *(child for child in language.children() if child is not layers),
+        layers[0],
+    )  # not every layer, for every layer
     modules = (module for place in places for module in place.modules())
-    found = next((module.inv_freq for module in modules if isinstance(getattr(module, "inv_freq", None), Tensor)), None)
+    found = next(
+        (
+            module.inv_freq
+            for module in modules
+            if isinstance(getattr(module, "inv_freq", None), Tensor)
+        ),
+        None,
+    )
     return None if found is None else nn.functional.pad(found, (0, head_size // 2 - len(found)))
 
 
 def read_layer(network: nn.Module, index: int) -> Layer:
-    """The values of decoder layer `index`, native or compressed. Tensors are shared with the network wherever they lie together there."""
+    """The values of decoder layer `index`, native or compressed.
+
+    Tensors are shared with the network wherever they lie together there.
+    """
     module = decoder_layers(network)[index]
     with present(module):
         return _read(network, index, module)
@@ -66,7 +87,11 @@ def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
     attention = module.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
         values = {name: _read_projection(own[name]) for name in "qkvo"}
-        turning = rotary_frequencies(network, attention.head_size) if attention.position == "rotary" else None
+        turning = (
+            rotary_frequencies(network, attention.head_size)
+            if attention.position == "rotary"
+            else None
+        )
         sizes = {name: getattr(attention, name) for name in SIZES}
         more = {"frequencies": turning, "channel": _read_channel(attention)}
         value = Attention(**values, **sizes, rotary_pairs=attention.rotary_pairs, **more)
@@ -76,19 +101,29 @@ def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
         return Layer(index, value, None)
     fused = own.get("gate") is own["up"]
     mlp = {
-        name: linear_of(own[name], gate_rows(own[name], name)) if fused and name != "down" else _read_projection(own[name])
+        name: linear_of(own[name], gate_rows(own[name], name))
+        if fused and name != "down"
+        else _read_projection(own[name])
         for name in ("gate", "up", "down")
         if name in own
     }
-    return Layer(index, value, MLP(**mlp, activation=getattr(text_config(network), row.activation, row.activation)))
+    return Layer(
+        index,
+        value,
+        MLP(**mlp, activation=getattr(text_config(network), row.activation, row.activation)),
+    )
 
 
-def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]) -> Attention:
+def _read_attention(
+    network: nn.Module, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]
+) -> Attention:
     sizes, config = head_sizes(network, attention), text_config(network)
     values = {"o": _read_projection(own["o"])}
     for name in "qkv":
         rows = rows_of(row, sizes, name)
-        whole = isinstance(own[name], LowRankLinear | StoredLinear) or (row.qkv == "apart" and torch.equal(rows, torch.arange(len(rows))))
+        whole = isinstance(own[name], LowRankLinear | StoredLinear) or (
+            row.qkv == "apart" and torch.equal(rows, torch.arange(len(rows)))
+        )
         values[name] = _read_projection(own[name]) if whole else linear_of(own[name], rows)
     local = row.window is not None and attention.attention_type == "local"
     return Attention(
@@ -109,7 +144,9 @@ def _read_attention(network: nn.Module, row: Architecture, attention: nn.Module,
 
 def _read_channel(attention: nn.Module) -> RotaryChannel | None:
     modules = [getattr(attention, name, None) for name in ("q_channel", "k_channel")]
-    return None if None in modules else RotaryChannel(*(module.weight.detach() for module in modules))
+    return (
+        None if None in modules else RotaryChannel(*(module.weight.detach() for module in modules))
+    )
 
 
 def _read_projection(module: nn.Module) -> Projection:
@@ -117,7 +154,11 @@ def _read_projection(module: nn.Module) -> Projection:
 
 
 def write_layer(network: nn.Module, layer: Layer) -> None:
-    """Install the values of a layer. What is unchanged stays bit for bit; fused matrices stay fused unless one of their parts changed."""
+    """Install the values of a layer.
+
+    What is unchanged stays bit for bit; fused matrices stay fused unless one of their parts
+    changed.
+    """
     module = decoder_layers(network)[layer.index]
     with present(module):
         _write(network, layer, module)
@@ -126,31 +167,51 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
 def _write(network: nn.Module, layer: Layer, module: nn.Module) -> None:
     row = architecture_of(network)
     now, values = read_layer(network, layer.index), layer.matrices()
-    changed = {name for name, projection in values.items() if not _same(projection, now.matrices()[name])}
+    changed = {
+        name for name, projection in values.items() if not _same(projection, now.matrices()[name])
+    }
     native = module.get_submodule(row.attention)
-    if _reshaped(now.attention, layer.attention) or (changed & set("qkv") and _has_layout_of_its_own(network, row, native)):
+    if _reshaped(now.attention, layer.attention) or (
+        changed & set("qkv") and _has_layout_of_its_own(network, row, native)
+    ):
         value = layer.attention
-        sizes = {name: getattr(value, name) for name in SIZES} | {"selected_pairs": value.rotary_pairs is not None}
+        sizes = {name: getattr(value, name) for name in SIZES} | {
+            "selected_pairs": value.rotary_pairs is not None
+        }
         place = f"{row.layers}.{layer.index}"
-        module.set_submodule(row.attention, attention_module(network, place, sizes, layer.index, native).fill(value))
+        module.set_submodule(
+            row.attention, attention_module(network, place, sizes, layer.index, native).fill(value)
+        )
         changed -= set("qkvo")
-    if changed & {"gate", "up"} and row.gate == row.up and not isinstance(module.get_submodule(row.mlp), CompressedMLP):
+    if (
+        changed & {"gate", "up"}
+        and row.gate == row.up
+        and not isinstance(module.get_submodule(row.mlp), CompressedMLP)
+    ):
         module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))
         changed -= {"gate", "up", "down"}
-    if any(isinstance(values[name], LowRank) for name in changed):  # they may share a factor, which stays one module
+    if any(
+        isinstance(values[name], LowRank) for name in changed
+    ):  # they may share a factor, which stays one module
         changed |= {name for name, projection in values.items() if isinstance(projection, LowRank)}
     paths = projection_paths(row, module)
-    for name, projection in projection_modules({name: values[name] for name in values if name in changed}).items():
+    for name, projection in projection_modules(
+        {name: values[name] for name in values if name in changed}
+    ).items():
         module.set_submodule(paths[name], projection)
 
 
 def _reshaped(now: Attention, then: Attention) -> bool:
     sizes = ((a.qk_size, a.v_size, a.latent, a.summed) for a in (now, then))
-    return len(set(sizes)) > 1 or not (_equal(now.rotary_pairs, then.rotary_pairs) and _equal(now.channel, then.channel))
+    return len(set(sizes)) > 1 or not (
+        _equal(now.rotary_pairs, then.rotary_pairs) and _equal(now.channel, then.channel)
+    )
 
 
 def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
-    """Whether native queries, keys and values lie otherwise than in a value, so that they cannot be exchanged one by one."""
+    """Whether native queries, keys and values lie otherwise than in a value, so that they cannot
+    be exchanged one by one.
+    """
     if isinstance(attention, CompressedAttention):
         return False
     sizes = head_sizes(network, attention)
@@ -158,16 +219,24 @@ def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.
 
 
 def changed_projections(network: nn.Module, other: nn.Module, index: int) -> dict[str, nn.Module]:
-    """The projections of decoder layer `index` that hold other numbers than in `other`, a network of the same family and sizes, by name."""
+    """The projections of decoder layer `index` that hold other numbers than in `other`, a
+    network of the same family and sizes, by name.
+    """
     mine, theirs = (read_layer(each, index).matrices() for each in (network, other))
     layer = decoder_layers(network)[index]
     paths = projection_paths(architecture_of(network), layer)
-    return {name: layer.get_submodule(paths[name]) for name in mine if name not in theirs or not _same(mine[name], theirs[name])}
+    return {
+        name: layer.get_submodule(paths[name])
+        for name in mine
+        if name not in theirs or not _same(mine[name], theirs[name])
+    }
 
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two projections, or forms of a factor, hold the same numbers."""
-    return type(a) is type(b) and all(_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return type(a) is type(b) and all(
+        _equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)
+    )
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -181,18 +250,26 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def clone(network: nn.Module) -> nn.Module:
-    """A second network over the same tensors: its modules are its own, its parameters and buffers are shared."""
+    """A second network over the same tensors: its modules are its own, its parameters and
+    buffers are shared.
+    """
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, memo=shared)
 
 
 def untied(network: nn.Module) -> tuple[dict[str, Tensor | Stored], dict[str, str]]:
-    """The tensors by name, each once and on disk where it waits there, and for every further name the first one of the same tensor."""
+    """The tensors by name, each once and on disk where it waits there, and for every further
+    name the first one of the same tensor.
+    """
     state = network.state_dict() | stored_of(network)
     first: dict[Any, str] = {}
     unique, tied = {}, {}
     for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if isinstance(tensor, Tensor) else tensor
+        key = (
+            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if isinstance(tensor, Tensor)
+            else tensor
+        )
         same = first.setdefault(key, name)
         if same == name:
             unique[name] = tensor
@@ -202,30 +279,48 @@ def untied(network: nn.Module) -> tuple[dict[str, Tensor | Stored], dict[str, st
 
 
 def structure(network: nn.Module) -> dict[str, Any]:
-    """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no tensors."""
+    """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no
+    tensors.
+    """
     row, described = architecture_of(network), {}
     for index, layer in enumerate(decoder_layers(network)):
         sliced = isinstance(layer, SlicedLayer)
-        own = {path: _module(layer, path) for path in (row.attention, row.mlp, *(row.block_norms if sliced else ()))}
+        own = {
+            path: _module(layer, path)
+            for path in (row.attention, row.mlp, *(row.block_norms if sliced else ()))
+        }
         own |= {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
         own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip") if sliced}
-        described[f"{row.layers}.{index}"] = ({"parts": layer.parts} if sliced else {}) | _described(own)
+        described[f"{row.layers}.{index}"] = (
+            {"parts": layer.parts} if sliced else {}
+        ) | _described(own)
     outside = turned_modules(network)
     return described | ({"": _described(outside)} if outside else {})
 
 
 def _described(own: dict[str, nn.Module | None]) -> dict[str, Any]:
     modules = {path: describe_module(module) for path, module in own.items()}
-    projections = {path: module for path, module in own.items() if isinstance(module, nn.Linear | LowRankLinear | StoredLinear)}
-    return {"modules": {path: entry for path, entry in modules.items() if entry is not None}, "projections": describe(projections)}
+    projections = {
+        path: module
+        for path, module in own.items()
+        if isinstance(module, nn.Linear | LowRankLinear | StoredLinear)
+    }
+    return {
+        "modules": {path: entry for path, entry in modules.items() if entry is not None},
+        "projections": describe(projections),
+    }
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Counted from the loaded modules. Parameters are numbers, tied ones counted once; kv_values are cached numbers per token.
-    decoder_linear: those of the projections, and of the matrices that slicing puts into the residual path.
+    """Counted from the loaded modules.
 
-    stored: bytes of all tensors that a checkpoint holds, with orders, codes and indices as they are.
+    Parameters are numbers, tied ones counted once; kv_values are cached numbers per token.
+    decoder_linear: those of the projections, and of the matrices that slicing puts into the
+    residual path.
+
+    stored: bytes of all tensors that a checkpoint holds, with orders, codes and indices as they
+    are.
     """
 
     parameters: int
@@ -251,5 +346,13 @@ def measure(network: nn.Module) -> ModelSize:
         kv += layer.attention.kv_values
         decoder_linear += layer.parameters + residual_parameters(decoder_layers(network)[index])
     parameters = sum(p.numel() for p in network.parameters())
-    parameters += sum(module.uncounted for module in network.modules() if isinstance(module, StoredLinear))
-    return ModelSize(parameters, decoder_linear, kv, network.dtype.itemsize, sum(each.nbytes for each in untied(network)[0].values()))
+    parameters += sum(
+        module.uncounted for module in network.modules() if isinstance(module, StoredLinear)
+    )
+    return ModelSize(
+        parameters,
+        decoder_linear,
+        kv,
+        network.dtype.itemsize,
+        sum(each.nbytes for each in untied(network)[0].values()),
+    )

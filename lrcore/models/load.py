@@ -1,4 +1,6 @@
-"""A name becomes a model in memory: safetensors only, no remote code, and one clear line for whatever is wrong with it."""
+"""A name becomes a model in memory: safetensors only, no remote code, and one clear line for
+whatever is wrong with it.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -39,9 +41,10 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 class LoadedModel:
     """A causal language model, ready to read and run.
 
-    name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256 of config and weight files
-    (of what was read, whatever dtype it was read into). folder: where the files are. report: how it came to be
-    ("recipe" and "ranks" of a compressed model, "healing" of one trained after, "quantised" of one made of codes), None for a dense one.
+    name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256
+    of config and weight files (of what was read, whatever dtype it was read into). folder: where
+    the files are. report: how it came to be ("recipe" and "ranks" of a compressed model, "healing"
+    of one trained after, "quantised" of one made of codes), None for a dense one.
     """
 
     name: str
@@ -71,33 +74,52 @@ class LoadedModel:
 
     @property
     def context(self) -> int | None:
-        """The longest sequence, in tokens, that the model has positions for; None where the config sets no limit."""
-        named = (getattr(text_config(self.network), name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        """The longest sequence, in tokens, that the model has positions for; None where the
+        config sets no limit.
+        """
+        named = (
+            getattr(text_config(self.network), name, None)
+            for name in ("max_position_embeddings", "max_seq_len")
+        )
         return next((length for length in named if length is not None), None)
 
     def check_length(self, tokens: int) -> None:
         """Raise InputError where the model has no positions for so many tokens."""
         if self.context is not None and tokens > self.context:
-            raise InputError(f"{tokens:,} tokens are more than the context of '{self.name}' holds ({self.context:,}). Use fewer (seq_len).")
+            raise InputError(
+                f"{tokens:,} tokens are more than the context of '{self.name}' holds "
+                f"({self.context:,}). Use fewer (seq_len)."
+            )
 
     def check_tokens(self, highest: int) -> None:
         """Raise InputError where the tokenizer's token `highest` has no row in the embedding."""
         rows = self.network.get_input_embeddings().num_embeddings
         if highest >= rows:
-            raise InputError(f"The tokenizer gave token {highest}, but '{self.name}' knows {rows}. The tokenizer belongs to another model.")
+            raise InputError(
+                f"The tokenizer gave token {highest}, but '{self.name}' knows {rows}. The "
+                "tokenizer belongs to another model."
+            )
 
 
-def load_model(name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto") -> LoadedModel:
+def load_model(
+    name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto"
+) -> LoadedModel:
     """A dense model by demo name, folder or hub id.
 
-    dtype: float32, bfloat16, float16, float64, or "auto" for the stored one. device: "auto" (CUDA where there is one) or as torch
-    names it. Raises InputError in one line for everything that can be wrong with a name, a folder or its files.
+    dtype: float32, bfloat16, float16, float64, or "auto" for the stored one. device: "auto" (CUDA
+    where there is one) or as torch names it. Raises InputError in one line for everything that can
+    be wrong with a name, a folder or its files.
     """
     return load_folder(locate(name, revision), name, dtype, device)
 
 
-def load_folder(folder: Path, name: str, dtype: str = "float32", device: str = "auto", offload: bool = False) -> LoadedModel:
-    """`load_model` once the files are here. offload: leave the decoder layers on disk, to be read one at a time."""
+def load_folder(
+    folder: Path, name: str, dtype: str = "float32", device: str = "auto", offload: bool = False
+) -> LoadedModel:
+    """`load_model` once the files are here.
+
+    offload: leave the decoder layers on disk, to be read one at a time.
+    """
     target = resolve_device(device)
     config = read_config(folder)
     files = weight_files(folder)
@@ -112,26 +134,43 @@ def load_folder(folder: Path, name: str, dtype: str = "float32", device: str = "
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The config of a supported family. Raises InputError for a missing, broken or unsupported one."""
+    """The config of a supported family.
+
+    Raises InputError for a missing, broken or unsupported one.
+    """
     path = folder / "config.json"
     if not path.is_file():
-        raise InputError(f"'{folder}' is no model folder: it has no config.json. Give the folder that holds config.json and *.safetensors.")
+        raise InputError(
+            f"'{folder}' is no model folder: it has no config.json. Give the folder that holds "
+            "config.json and *.safetensors."
+        )
     family = read_json(path).get("model_type")
     if family not in ARCHITECTURES and family not in MULTIMODAL:
         known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
-        raise InputError(f"Model family '{family}' (model_type in '{path}') is not supported. Supported: {known}.")
+        raise InputError(
+            f"Model family '{family}' (model_type in '{path}') is not supported. Supported: "
+            f"{known}."
+        )
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise InputError(f"'{path}' is no valid {family} config: {_one_line(error)}") from error
     text = config.get_text_config()
     if text.model_type not in ARCHITECTURES:
-        raise InputError(f"'{path}': the language model inside this {family} is a {text.model_type}, which is not supported.")
+        raise InputError(
+            f"'{path}': the language model inside this {family} is a {text.model_type}, which is "
+            "not supported."
+        )
     for name, supported in ARCHITECTURES[text.model_type].requires.items():
         found = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
         if found != supported and (found or supported):
-            raise InputError(f"'{path}': a {family} model with {name} {found!r} is not supported, only with {supported!r}.")
+            raise InputError(
+                f"'{path}': a {family} model with {name} {found!r} is not supported, only with "
+                f"{supported!r}."
+            )
     return config
 
 
@@ -139,20 +178,40 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises InputError where there is none."""
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # from a missing file to a parse error in Rust
         found = sorted(path.name for path in folder.glob("*token*"))
-        state = f"its tokenizer files ({', '.join(found)}) cannot be read" if found else "it has no tokenizer files"
-        raise InputError(f"'{folder}': {state}. Copy tokenizer.json and tokenizer_config.json of the same model into it.") from error
+        state = (
+            f"its tokenizer files ({', '.join(found)}) cannot be read"
+            if found
+            else "it has no tokenizer files"
+        )
+        raise InputError(
+            f"'{folder}': {state}. Copy tokenizer.json and tokenizer_config.json of the same "
+            "model into it."
+        ) from error
 
 
-def _read_network(folder: Path, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
-    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+def _read_network(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype | str
+) -> PreTrainedModel:
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "use_safetensors": True,
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     options["attn_implementation"] = kernel_of(config)
     try:
         with quiet():
             network, info = auto_class(config).from_pretrained(
-                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                folder,
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
             )
     except torch.OutOfMemoryError:
         raise
@@ -167,51 +226,75 @@ def kernel_of(config: PretrainedConfig) -> str:
     return ARCHITECTURES[config.get_text_config().model_type].kernel
 
 
-def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+def auto_class(
+    config: PretrainedConfig,
+) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
     """What makes a network of a config."""
     return AutoModelForImageTextToText if config.model_type in MULTIMODAL else AutoModelForCausalLM
 
 
 def _offloaded_network(
-    folder: Path, config: PretrainedConfig, files: list[Path], dtype: torch.dtype | str, device: torch.device
+    folder: Path,
+    config: PretrainedConfig,
+    files: list[Path],
+    dtype: torch.dtype | str,
+    device: torch.device,
 ) -> PreTrainedModel:
     if config.model_type in MULTIMODAL or ARCHITECTURES[config.model_type].experts:
-        raise InputError(f"'{folder}': weights of a {config.model_type} model are joined or renamed on loading. Load it without offload.")
+        raise InputError(
+            f"'{folder}': weights of a {config.model_type} model are joined or renamed on "
+            "loading. Load it without offload."
+        )
     free_at_once()
     stored = stored_in(files)
     if dtype == "auto":
-        dtype = config.dtype or next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
+        dtype = config.dtype or next(
+            place.dtype for place in stored.values() if place.dtype.is_floating_point
+        )
     network, stored = empty_network(config, dtype), as_dtype(stored, dtype)
     _refuse_gaps(folder, wait_on_disk(network, stored, device, cache_folder() / WAITING))
     return checked(network, stored, folder)
 
 
-def checked(network: PreTrainedModel, stored: Mapping[str, Stored], folder: Path) -> PreTrainedModel:
-    """An offloaded network whose numbers have all been looked at once, one tensor at a time; frozen and in eval mode."""
+def checked(
+    network: PreTrainedModel, stored: Mapping[str, Stored], folder: Path
+) -> PreTrainedModel:
+    """An offloaded network whose numbers have all been looked at once, one tensor at a time;
+    frozen and in eval mode.
+    """
     check_finite(((name, place.map()) for name, place in stored.items()), folder, network.dtype)
     return network.eval().requires_grad_(False)
 
 
 def empty_network(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The modules without weights. Built on the CPU, not on "meta", because buffers that no file holds are computed on the way; memory
-    that nobody writes to is only promised."""
+    """The modules without weights.
+
+    Built on the CPU, not on "meta", because buffers that no file holds are computed on the way;
+    memory that nobody writes to is only promised.
+    """
     with quiet(), no_init_weights():
-        return auto_class(config).from_config(config, dtype=dtype, attn_implementation=kernel_of(config), trust_remote_code=False)
+        return auto_class(config).from_config(
+            config, dtype=dtype, attn_implementation=kernel_of(config), trust_remote_code=False
+        )
 
 
 def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
-    """transformers fills what is missing or of the wrong shape with random numbers and only warns."""
+    """transformers fills what is missing or of the wrong shape with random numbers and only
+    warns.
+    """
     mismatched = sorted(info["mismatched_keys"])
     if mismatched:
         name, stored, expected = mismatched[0]
         raise InputError(
-            f"'{folder}': the shape of '{name}' is {list(stored)} in the weights but {list(expected)} by config.json "
+            f"'{folder}': the shape of '{name}' is {list(stored)} in the weights but "
+            f"{list(expected)} by config.json "
             f"({len(mismatched)} such). Config and weights belong to different models."
         )
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(
-            f"'{folder}' lacks {len(missing)} of the weights that config.json calls for, first '{missing[0]}'. "
+            f"'{folder}' lacks {len(missing)} of the weights that config.json calls for, first "
+            f"'{missing[0]}'. "
             "Files are missing, or they belong to another model."
         )
 
@@ -221,12 +304,17 @@ def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     try:
         network.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"The model cannot be moved to '{device}' ({_one_line(error)}). Use device cpu or a smaller dtype.") from error
+        raise InputError(
+            f"The model cannot be moved to '{device}' ({_one_line(error)}). Use device cpu or a "
+            "smaller dtype."
+        ) from error
     return network.eval().requires_grad_(False)
 
 
 def resolve_device(device: str) -> torch.device:
-    """'auto' -> CUDA where there is one, else CPU. Raises InputError for a device that this machine lacks."""
+    """'auto' -> CUDA where there is one, else CPU. Raises InputError for a device that this
+    machine lacks.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -234,7 +322,10 @@ def resolve_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise InputError(f"Unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"Device '{device}' was asked for, but {torch.cuda.device_count()} CUDA devices are visible. Use auto or cpu.")
+        raise InputError(
+            f"Device '{device}' was asked for, but {torch.cuda.device_count()} CUDA devices are "
+            "visible. Use auto or cpu."
+        )
     return chosen
 
 
@@ -247,7 +338,9 @@ def resolve_dtype(dtype: str) -> torch.dtype | str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no warnings from transformers: what matters is checked here and raised."""
+    """No progress bars and no warnings from transformers: what matters is checked here and
+    raised.
+    """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,7 +1,9 @@
-"""A family's own modules as values: which rows of which matrix are the queries, the keys, the gate; and the head sizes.
+"""A family's own modules as values: which rows of which matrix are the queries, the keys, the gate;
+and the head sizes.
 
-Fused matrices are read apart, and heads that turn only in part are read in the layout of a whole rotary head: first halves, second
-halves, where the columns beyond the rotary part make pairs that do not turn. Rows that lie together are views, others copies.
+Fused matrices are read apart, and heads that turn only in part are read in the layout of a whole
+rotary head: first halves, second halves, where the columns beyond the rotary part make pairs that
+do not turn. Rows that lie together are views, others copies.
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,11 @@ from .architectures import Architecture, architecture_of, text_config
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Of the dense attention. rotary: leading columns of a head that turn, head_size where all do, 0 where the layer has no rotary."""
+    """Of the dense attention.
+
+    rotary: leading columns of a head that turn, head_size where all do, 0 where the layer has no
+    rotary.
+    """
 
     n_q: int
     n_kv: int
@@ -37,7 +43,10 @@ def head_sizes(network: nn.Module, attention: nn.Module) -> HeadSizes:
 
 
 def rows_of(row: Architecture, sizes: HeadSizes, name: Literal["q", "k", "v"]) -> Tensor:
-    """Rows of the native matrix that make up queries, keys or values, in our layout. [heads * head_size]"""
+    """Rows of the native matrix that make up queries, keys or values, in our layout.
+
+    [heads * head_size]
+    """
     count, inner = sizes.n_q if name == "q" else sizes.n_kv, torch.arange(sizes.head_size)
     if name != "v" and 0 < sizes.rotary < sizes.head_size:
         turning, still = inner[: sizes.rotary].view(2, -1), inner[sizes.rotary :].view(2, -1)

@@ -1,8 +1,10 @@
-"""Decoder layers whose tensors wait on disk and are in memory only while a layer is read, written or run.
+"""Decoder layers whose tensors wait on disk and are in memory only while a layer is read, written
+or run.
 
-Each offloaded layer knows where its tensors are and brings them by itself: `present(layer)` holds them, and every forward pass does so for
-its duration. What has been exchanged in between goes to a temporary file when the layer is let go, so a network that `write_layer`
-compresses layer by layer never has more than one of them in memory. Between, parameters are on the device "meta".
+Each offloaded layer knows where its tensors are and brings them by itself: `present(layer)` holds
+them, and every forward pass does so for its duration. What has been exchanged in between goes to a
+temporary file when the layer is let go, so a network that `write_layer` compresses layer by layer
+never has more than one of them in memory. Between, parameters are on the device "meta".
 """
 
 import ctypes
@@ -38,19 +40,29 @@ class Offloaded:
             if not self._holds:
                 read: dict[Stored, Tensor] = {}
                 for name, stored in self.tensors.items():
-                    read[stored] = put_tensor(layer, name, read[stored] if stored in read else stored.read(self.device))
+                    read[stored] = put_tensor(
+                        layer, name, read[stored] if stored in read else stored.read(self.device)
+                    )
                     self._brought[name] = read[stored]
             self._holds += 1
 
     def let_go(self, layer: nn.Module) -> None:
         """Once nobody holds them: write what has been exchanged, and forget all."""
         with self._lock:
-            self._holds = max(self._holds - 1, 0)  # a forward pass that failed to bring them ends here, too
+            self._holds = max(
+                self._holds - 1, 0
+            )  # a forward pass that failed to bring them ends here, too
             if self._holds or not self._brought:
                 return
             now = named_tensors(layer)
-            new = {name: tensor for name, tensor in now.items() if self._brought.get(name) is not tensor}
-            self.tensors = {name: self.tensors[name] for name in now if name not in new} | self._write(new)
+            new = {
+                name: tensor
+                for name, tensor in now.items()
+                if self._brought.get(name) is not tensor
+            }
+            self.tensors = {
+                name: self.tensors[name] for name in now if name not in new
+            } | self._write(new)
             empty_out(layer)
             self._brought = {}
 
@@ -66,7 +78,9 @@ class Offloaded:
 
 @contextmanager
 def present(layer: nn.Module) -> Iterator[None]:
-    """Inside, the layer's tensors are in memory; nothing to do for a layer that is not offloaded."""
+    """Inside, the layer's tensors are in memory; nothing to do for a layer that is not
+    offloaded.
+    """
     offloaded = getattr(layer, PLACE, None)
     if offloaded is None:
         yield
@@ -87,10 +101,12 @@ def offload(layer: nn.Module, offloaded: Offloaded) -> None:
 
 
 def free_at_once() -> None:
-    """Let the C library (glibc; others are left alone) give large blocks back to the system when they are freed.
+    """Let the C library (glibc; others are left alone) give large blocks back to the system when
+    they are freed.
 
-    By itself it keeps blocks of up to 32 MB for later, which after some layers holds as much memory as the layer that is in use. To be
-    called before the network is made: what lies in a gap of the heap stays there.
+    By itself it keeps blocks of up to 32 MB for later, which after some layers holds as much memory
+    as the layer that is in use. To be called before the network is made: what lies in a gap of the
+    heap stays there.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -104,7 +120,9 @@ def empty_out(layer: nn.Module) -> None:
         put_tensor(layer, name, tensor.to("meta"))
 
 
-def _before(layer: nn.Module, _args: Any) -> None:  # functions of the module: a deep copy of a layer keeps its hooks
+def _before(
+    layer: nn.Module, _args: Any
+) -> None:  # functions of the module: a deep copy of a layer keeps its hooks
     getattr(layer, PLACE).hold(layer)
 
 
@@ -118,18 +136,32 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def stored_of(network: nn.Module) -> dict[str, Stored]:
-    """Where the tensors of all offloaded layers are, by their names in the network; empty where none is offloaded."""
-    places = {path: getattr(module, PLACE) for path, module in network.named_modules() if hasattr(module, PLACE)}
-    return {f"{path}.{name}": stored for path, place in places.items() for name, stored in place.tensors.items()}
+    """Where the tensors of all offloaded layers are, by their names in the network; empty where
+    none is offloaded.
+    """
+    places = {
+        path: getattr(module, PLACE)
+        for path, module in network.named_modules()
+        if hasattr(module, PLACE)
+    }
+    return {
+        f"{path}.{name}": stored
+        for path, place in places.items()
+        for name, stored in place.tensors.items()
+    }
 
 
 def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Put a tensor in the place of a parameter or buffer, frozen, and return it as it then stands."""
+    """Put a tensor in the place of a parameter or buffer, frozen, and return it as it then
+    stands.
+    """
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if leaf in owner._buffers:
         owner._buffers[leaf] = tensor
         return tensor
-    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    parameter = (
+        tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    )
     owner._parameters[leaf] = parameter
     return parameter

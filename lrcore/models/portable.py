@@ -1,4 +1,5 @@
-"""The code an exported checkpoint carries, cut from the sources of the modules themselves: what `install` reaches, and nothing else.
+"""The code an exported checkpoint carries, cut from the sources of the modules themselves: what
+`install` reaches, and nothing else.
 
 Making modules from the values of a layer stays here: methods named `of` and `fill` are left out.
 """
@@ -36,13 +37,20 @@ class LowRankForCausalLM({base}):
 
 @dataclass
 class Cut:
-    """What has been reached so far: top-level statements by file, and imports from outside the project."""
+    """What has been reached so far: top-level statements by file, and imports from outside the
+    project.
+    """
 
     nodes: dict[Path, dict[str, ast.stmt]] = field(default_factory=dict)
-    imports: set[tuple[str, str]] = field(default_factory=set)  # (module, name); no module for a plain import
+    imports: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # (module, name); no module for a plain import
 
     def reach(self, file: Path, name: str) -> None:
-        """Take in the statement that defines `name` in a file, and all that it uses. Builtins and local names define nothing."""
+        """Take in the statement that defines `name` in a file, and all that it uses.
+
+        Builtins and local names define nothing.
+        """
         own, node = self.nodes.setdefault(file, {}), _defining(parsed(file), name)
         if isinstance(node, ast.ImportFrom) and node.level:
             self.reach(_imported(file, node), name)
@@ -55,7 +63,8 @@ class Cut:
 
 
 def modeling_source(base: str) -> str:
-    """The text of a modeling file whose model subclasses `base`, the name of a causal language model of transformers.
+    """The text of a modeling file whose model subclasses `base`, the name of a causal language
+    model of transformers.
 
     Raises ValueError where two files define one name, since their contents share one file here.
     """
@@ -71,12 +80,20 @@ def modeling_source(base: str) -> str:
         for file in _in_order(START[0], list(cut.nodes))
         for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
-    return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + MODEL.format(base=base)
+    return (
+        HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + MODEL.format(base=base)
+    )
 
 
 def _in_order(file: Path, among: list[Path]) -> list[Path]:
-    """The file and those it imports from, each after its own imports: a class stands after its base."""
-    before = [_imported(file, node) for node in parsed(file).body if isinstance(node, ast.ImportFrom) and node.level]
+    """The file and those it imports from, each after its own imports: a class stands after its
+    base.
+    """
+    before = [
+        _imported(file, node)
+        for node in parsed(file).body
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
     found = [inner for other in before if other in among for inner in _in_order(other, among)]
     return list(dict.fromkeys([*found, file]))
 
@@ -94,7 +111,9 @@ def _defining(tree: ast.Module, name: str) -> ast.stmt | None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 return node
-        if isinstance(node, ast.Import | ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+        if isinstance(node, ast.Import | ast.ImportFrom) and any(
+            (alias.asname or alias.name) == name for alias in node.names
+        ):
             return node
     return None
 
@@ -106,18 +125,30 @@ def _imported(file: Path, node: ast.ImportFrom) -> Path:
 
 def _import_of(node: ast.Import | ast.ImportFrom, name: str) -> tuple[str, str]:
     alias = next(alias for alias in node.names if (alias.asname or alias.name) == name)
-    return (node.module or "" if isinstance(node, ast.ImportFrom) else ""), alias.name + (f" as {alias.asname}" if alias.asname else "")
+    return (node.module or "" if isinstance(node, ast.ImportFrom) else ""), alias.name + (
+        f" as {alias.asname}" if alias.asname else ""
+    )
 
 
 def _import_lines(imports: set[tuple[str, str]]) -> str:
     """One line per module, plain imports first."""
     modules = sorted({module for module, _ in imports if module})
     plain = [f"import {name}" for module, name in sorted(imports) if not module]
-    return "\n".join([*plain, *(f"from {module} import {', '.join(sorted(n for m, n in imports if m == module))}" for module in modules)])
+    return "\n".join(
+        [
+            *plain,
+            *(
+                f"from {module} import {', '.join(sorted(n for m, n in imports if m == module))}"
+                for module in modules
+            ),
+        ]
+    )
 
 
 def _used(node: ast.AST) -> set[str]:
-    """Names that a statement refers to, its types among them, but for its own arguments and variables, and for methods left out."""
+    """Names that a statement refers to, its types among them, but for its own arguments and
+    variables, and for methods left out.
+    """
     if isinstance(node, ast.FunctionDef) and node.name in LEFT_OUT:
         return set()
     if isinstance(node, ast.Name):
@@ -125,7 +156,11 @@ def _used(node: ast.AST) -> set[str]:
     found = set().union(*map(_used, ast.iter_child_nodes(node)))
     if isinstance(node, ast.FunctionDef):
         found -= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
-        found -= {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        found -= {
+            part.id
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        }
     return found
 
 
@@ -138,9 +173,15 @@ def _text(file: Path, node: ast.stmt) -> str:
     dropped: set[int] = set()
     for part in getattr(node, "body", []) if isinstance(node, ast.ClassDef) else []:
         if isinstance(part, ast.FunctionDef) and part.name in LEFT_OUT:
-            dropped |= set(range(_first_line(part), part.end_lineno + 2))  # with the blank line after it
-    return "\n".join(lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in dropped)
+            dropped |= set(
+                range(_first_line(part), part.end_lineno + 2)
+            )  # with the blank line after it
+    return "\n".join(
+        lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in dropped
+    )
 
 
 def _first_line(node: ast.stmt) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    return min(
+        [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]
+    )

@@ -1,4 +1,6 @@
-"""The modules of projections: dense, factored, and factored with parts in a stored form; made, read back, described and rebuilt."""
+"""The modules of projections: dense, factored, and factored with parts in a stored form; made,
+read back, described and rebuilt.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,7 +14,9 @@ from ..layer import Linear, LowRank, Projection, Stored
 
 
 class StoredLinear(nn.Module):
-    """`y = M x + bias` with M in a stored form: its numbers are parameters, its orders buffers; what a form leaves out stays out."""
+    """`y = M x + bias` with M in a stored form: its numbers are parameters, its orders buffers;
+    what a form leaves out stays out.
+    """
 
     def __init__(self, form: Form, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -27,12 +31,18 @@ class StoredLinear(nn.Module):
     @property
     def form(self) -> Form:
         kind = FORMS[self.kind]
-        tensors = {field.name: getattr(self, field.name) for field in fields(kind) if field.name not in self.settings}
+        tensors = {
+            field.name: getattr(self, field.name)
+            for field in fields(kind)
+            if field.name not in self.settings
+        }
         return kind(**tensors, **self.settings)
 
     @property
     def uncounted(self) -> int:
-        """Numbers that the form keeps but not as parameters: codes, and the indices of sparse entries."""
+        """Numbers that the form keeps but not as parameters: codes, and the indices of sparse
+        entries.
+        """
         form = self.form
         return count(form) - sum(getattr(form, name).numel() for name in form.WEIGHTS)
 
@@ -50,7 +60,8 @@ class StoredLinear(nn.Module):
 
 
 class LowRankLinear(nn.Module):
-    """`y = up(down(x))` with the bias in `up`; r (in + out) parameters instead of in * out, or fewer where a part has a stored form.
+    """`y = up(down(x))` with the bias in `up`; r (in + out) parameters instead of in * out, or
+    fewer where a part has a stored form.
 
     sparse, where there is one, adds its own product with x.
     """
@@ -95,12 +106,16 @@ def linear_module(matrix: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]:
-    """Modules holding the tensors of projection values, by name; a `down` that several values share becomes one module."""
+    """Modules holding the tensors of projection values, by name; a `down` that several values
+    share becomes one module.
+    """
     downs: dict[tuple, nn.Module] = {}
     modules = {}
     for name, value in values.items():
         if not isinstance(value, LowRank):
-            modules[name] = _matrix_module(value.form if isinstance(value, Stored) else value.weight, value.bias)
+            modules[name] = _matrix_module(
+                value.form if isinstance(value, Stored) else value.weight, value.bias
+            )
             continue
         parts = [value.down] if isinstance(value.down, Tensor) else tensors_of(value.down).values()
         same = tuple((part.data_ptr(), part.shape) for part in parts)
@@ -115,14 +130,19 @@ def read_projection(module: nn.Module) -> Projection:
     """The value of a projection module; tensors are shared, not copied."""
     if isinstance(module, LowRankLinear):
         sparse = None if module.sparse is None else _read_matrix(module.sparse)
-        return LowRank(_read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up), sparse)
+        return LowRank(
+            _read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up), sparse
+        )
     matrix, bias = _read_matrix(module), _read_bias(module)
     return Linear(matrix, bias) if isinstance(matrix, Tensor) else Stored(matrix, bias)
 
 
 def _read_matrix(module: nn.Module) -> Matrix:
     if isinstance(module, StoredLinear):
-        return FORMS[module.kind](**{name: tensor.detach() for name, tensor in tensors_of(module.form).items()}, **module.settings)
+        return FORMS[module.kind](
+            **{name: tensor.detach() for name, tensor in tensors_of(module.form).items()},
+            **module.settings,
+        )
     return module.weight.detach()
 
 
@@ -153,7 +173,10 @@ def _describe_form(part: str, module: nn.Module | None) -> dict[str, Any]:
     if not isinstance(module, StoredLinear):
         return {}
     shapes = {name: list(tensor.shape) for name, tensor in tensors_of(module.form).items()}
-    return {part: {"kind": module.kind, "shapes": shapes} | ({"settings": module.settings} if module.settings else {})}
+    return {
+        part: {"kind": module.kind, "shapes": shapes}
+        | ({"settings": module.settings} if module.settings else {})
+    }
 
 
 def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, nn.Module]:
@@ -164,16 +187,36 @@ def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict
         if rank is None:
             modules[name] = _empty(entry.get("whole"), (size_out, size_in), bias, dtype)
             continue
-        down = modules[entry["down_of"]].down if "down_of" in entry else _empty(entry.get("down"), (rank, size_in), False, dtype)
-        sparse = _empty(entry["sparse"], (size_out, size_in), False, dtype) if "sparse" in entry else None
-        modules[name] = LowRankLinear(down, _empty(entry.get("up"), (size_out, rank), bias, dtype), sparse)
+        down = (
+            modules[entry["down_of"]].down
+            if "down_of" in entry
+            else _empty(entry.get("down"), (rank, size_in), False, dtype)
+        )
+        sparse = (
+            _empty(entry["sparse"], (size_out, size_in), False, dtype)
+            if "sparse" in entry
+            else None
+        )
+        modules[name] = LowRankLinear(
+            down, _empty(entry.get("up"), (size_out, rank), bias, dtype), sparse
+        )
     return modules
 
 
-def _empty(form: dict[str, Any] | None, shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> nn.Module:
+def _empty(
+    form: dict[str, Any] | None, shape: tuple[int, int], bias: bool, dtype: torch.dtype
+) -> nn.Module:
     if form is None:
         return nn.Linear(shape[1], shape[0], bias=bias, dtype=dtype)
     kind = FORMS[form["kind"]]
-    empty = {name: torch.empty(*size, dtype=kind.DTYPES.get(name, dtype)) for name, size in form["shapes"].items()}
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in form.get("settings", {}).items()}
-    return StoredLinear(kind(**empty, **settings), torch.empty(shape[0], dtype=dtype) if bias else None)
+    empty = {
+        name: torch.empty(*size, dtype=kind.DTYPES.get(name, dtype))
+        for name, size in form["shapes"].items()
+    }
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in form.get("settings", {}).items()
+    }
+    return StoredLinear(
+        kind(**empty, **settings), torch.empty(shape[0], dtype=dtype) if bias else None
+    )

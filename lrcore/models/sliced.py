@@ -1,4 +1,6 @@
-"""What slicing the residual stream leaves of a decoder layer: the same components between a narrower stream (SliceGPT)."""
+"""What slicing the residual stream leaves of a decoder layer: the same components between a
+narrower stream (SliceGPT).
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -13,9 +15,11 @@ COMPONENTS = ("attention", "mlp")  # in the order in which they read the stream 
 
 
 class StreamNorm(nn.Module):
-    """x / sqrt(sum x_i^2 / width + eps): RMSNorm without a weight over a stream that was `width` wide before it was sliced.
+    """x / sqrt(sum x_i^2 / width + eps): RMSNorm without a weight over a stream that was `width`
+    wide before it was sliced.
 
-    What was sliced away is taken as zero, so it counts in the mean. Halves are normed in float32, as in the families' own norms.
+    What was sliced away is taken as zero, so it counts in the mean. Halves are normed in float32,
+    as in the families' own norms.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -24,16 +28,20 @@ class StreamNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) / self.width + self.eps)).to(x.dtype)
+        return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) / self.width + self.eps)).to(
+            x.dtype
+        )
 
 
 class SlicedLayer(nn.Module):
-    """A decoder layer whose components each read the stream in one basis and write it in the next: h <- T h + f(norm(h)).
+    """A decoder layer whose components each read the stream in one basis and write it in the next:
+    h <- T h + f(norm(h)).
 
-    T [d'_out, d'_in] takes what passes by a component from its basis to the next (`attention_skip`, `mlp_skip`); None where both are one.
-    Takes over the modules of a native layer under their own names, so that it is read and compressed as that one is.
-    parts, JSON-able: the paths of the "attention" and of its and the MLP's "norms", the "feed" forward modules in their order, and whether
-    the layer gives a "tuple".
+    T [d'_out, d'_in] takes what passes by a component from its basis to the next (`attention_skip`,
+    `mlp_skip`); None where both are one. Takes over the modules of a native layer under their own
+    names, so that it is read and compressed as that one is.
+    parts, JSON-able: the paths of the "attention" and of its and the MLP's "norms", the "feed"
+    forward modules in their order, and whether the layer gives a "tuple".
     """
 
     def __init__(self, layer: nn.Module, parts: Mapping[str, Any]) -> None:
@@ -42,11 +50,17 @@ class SlicedLayer(nn.Module):
             self.add_module(name, child)
         self.parts = dict(parts)
         self.attention_skip = self.mlp_skip = None
-        self._names = tuple(inspect.signature(type(layer).forward).parameters)[2:]  # after self and the hidden states
+        self._names = tuple(inspect.signature(type(layer).forward).parameters)[
+            2:
+        ]  # after self and the hidden states
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, None]:
         for component in COMPONENTS:
-            hidden_states = self.passed(component, hidden_states) + self.added(component, hidden_states, *args, **kwargs)
+            hidden_states = self.passed(component, hidden_states) + self.added(
+                component, hidden_states, *args, **kwargs
+            )
         return (hidden_states, None) if self.parts["tuple"] else hidden_states
 
     def passed(self, component: str, hidden_states: Tensor) -> Tensor:
@@ -55,17 +69,23 @@ class SlicedLayer(nn.Module):
         return hidden_states if skip is None else skip(hidden_states)
 
     def added(self, component: str, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What a component adds, [b, t, d'_in] -> [b, t, d'_out]; args and kwargs are those that the native layer is called with."""
+        """What a component adds, [b, t, d'_in] -> [b, t, d'_out]; args and kwargs are those that
+        the native layer is called with.
+        """
         x = self.get_submodule(self.parts["norms"][COMPONENTS.index(component)])(hidden_states)
         if component == "attention":
-            return self.get_submodule(self.parts["attention"])(x, **dict(zip(self._names, args, strict=False)), **kwargs)[0]
+            return self.get_submodule(self.parts["attention"])(
+                x, **dict(zip(self._names, args, strict=False)), **kwargs
+            )[0]
         for path in self.parts["feed"]:
             x = self.get_submodule(path)(x)
         return x
 
 
 def resized(embedding: nn.Embedding, weight: Tensor) -> nn.Embedding:
-    """An embedding of the family's own kind (with its offset or scale) that holds other rows, [n, d'], without copying them."""
+    """An embedding of the family's own kind (with its offset or scale) that holds other rows,
+    [n, d'], without copying them.
+    """
     embedding.weight = nn.Parameter(weight, requires_grad=False)
     embedding.embedding_dim = weight.shape[1]
     return embedding
@@ -78,16 +98,23 @@ def residual_parameters(layer: nn.Module) -> int:
 
 
 def turned_modules(network: nn.Module) -> dict[str, nn.Module]:
-    """What stands outside the layers of a sliced network and has changed with the stream, by path; nothing of another network."""
+    """What stands outside the layers of a sliced network and has changed with the stream, by
+    path; nothing of another network.
+    """
     row = architecture_of(network)
     if not any(isinstance(layer, SlicedLayer) for layer in decoder_layers(network)):
         return {}
     named = {id(module): path for path, module in network.named_modules()}
     ends = [network.get_input_embeddings(), network.get_output_embeddings()]
-    found = [*ends, *(network.get_submodule(path) for path in (row.last_norm, row.positions) if path)]
+    found = [
+        *ends,
+        *(network.get_submodule(path) for path in (row.last_norm, row.positions) if path),
+    ]
     return {named[id(module)]: module for module in found}
 
 
 def has_residual_matrices(network: nn.Module) -> bool:
-    """Whether the stream changes its basis on the way, so that it cannot be compared from one layer to the next."""
+    """Whether the stream changes its basis on the way, so that it cannot be compared from one
+    layer to the next.
+    """
     return any(residual_parameters(module) for module in network.modules())

@@ -1,4 +1,6 @@
-"""The weight files of a model folder: which they are, whether they are whole, and what they hash to."""
+"""The weight files of a model folder: which they are, whether they are whole, and what they hash
+to.
+"""
 
 import hashlib
 import json
@@ -24,14 +26,23 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"'{path}' cannot be read as JSON ({str(error).splitlines()[0]}). The file is damaged: copy it again.") from error
+        raise InputError(
+            f"'{path}' cannot be read as JSON ({str(error).splitlines()[0]}). The file is "
+            "damaged: copy it again."
+        ) from error
     if not isinstance(values, dict):
-        raise InputError(f"'{path}' holds a {type(values).__name__}, not an object. This is no file of a model folder.")
+        raise InputError(
+            f"'{path}' holds a {type(values).__name__}, not an object. This is no file of a model "
+            "folder."
+        )
     return values
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, each opened once and found whole. Raises InputError otherwise."""
+    """The safetensors files that make up the model, each opened once and found whole.
+
+    Raises InputError otherwise.
+    """
     files = _named_files(folder)
     for file in files:
         check_whole(file)
@@ -46,7 +57,8 @@ def _named_files(folder: Path) -> list[Path]:
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing:
             raise InputError(
-                f"'{folder}' lacks {len(missing)} of the {len(shards)} weight files that {INDEX} names, first '{missing[0]}'. "
+                f"'{folder}' lacks {len(missing)} of the {len(shards)} weight files that {INDEX} "
+                f"names, first '{missing[0]}'. "
                 "The download was probably interrupted: fetch the missing files."
             )
         if shards:
@@ -54,27 +66,37 @@ def _named_files(folder: Path) -> list[Path]:
     others = sorted(path.name for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
     if others:
         raise InputError(
-            f"'{folder}' has weights only as {others[0]}, which is not read because such files can run code or lose precision. "
-            "Convert it once: load it with transformers and call save_pretrained(folder), which writes safetensors."
+            f"'{folder}' has weights only as {others[0]}, which is not read because such files "
+            "can run code or lose precision. "
+            "Convert it once: load it with transformers and call save_pretrained(folder), which "
+            "writes safetensors."
         )
-    raise InputError(f"'{folder}' has no weights: neither {SINGLE} nor {INDEX}. Give a complete model folder in safetensors format.")
+    raise InputError(
+        f"'{folder}' has no weights: neither {SINGLE} nor {INDEX}. Give a complete model folder "
+        "in safetensors format."
+    )
 
 
 def check_whole(file: Path) -> None:
-    """Raise InputError where a safetensors file is truncated or not one at all; reads the header only."""
+    """Raise InputError where a safetensors file is truncated or not one at all; reads the header
+    only.
+    """
     try:
         with safe_open(file, framework="pt") as opened:
             opened.keys()
     except (SafetensorError, OSError) as error:
         size = file.stat().st_size if file.exists() else 0
         raise InputError(
-            f"'{file}' is not a complete safetensors file ({size:,} bytes; {str(error).splitlines()[0]}). "
+            f"'{file}' is not a complete safetensors file ({size:,} bytes; "
+            f"{str(error).splitlines()[0]}). "
             "Probably an interrupted download or copy: delete it and fetch it again."
         ) from error
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:
-    """sha256 over the names and contents of config.json, lrcore.json (if any) and the weight files, 64 hexadecimal digits."""
+    """sha256 over the names and contents of config.json, lrcore.json (if any) and the weight
+    files, 64 hexadecimal digits.
+    """
     whole = hashlib.sha256()
     described = [folder / name for name in ("config.json", MARK) if (folder / name).is_file()]
     for file in [*described, *files]:
@@ -83,7 +105,9 @@ def fingerprint(folder: Path, files: list[Path]) -> str:
 
 
 def _hash(file: Path) -> str:
-    """sha256 of a file's contents, remembered while its path, size and modification time stay the same."""
+    """sha256 of a file's contents, remembered while its path, size and modification time stay
+    the same.
+    """
     stat = file.stat()
     key = (str(file.resolve()), stat.st_size, stat.st_mtime_ns)
     if key not in _hashes:
@@ -95,7 +119,18 @@ def _hash(file: Path) -> str:
 def check_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
     """Raise InputError naming the first weight that holds NaN or infinity."""
     for name, tensor in tensors:
-        count = sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART)) if tensor.is_floating_point() else 0
+        count = (
+            sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART))
+            if tensor.is_floating_point()
+            else 0
+        )
         if count:
-            hint = "Try dtype float32." if dtype == torch.float16 else "The training diverged or the file is damaged: take another."
-            raise InputError(f"The weights in '{folder}' hold NaN or infinity: {count:,} of {tensor.numel():,} values in '{name}'. {hint}")
+            hint = (
+                "Try dtype float32."
+                if dtype == torch.float16
+                else "The training diverged or the file is damaged: take another."
+            )
+            raise InputError(
+                f"The weights in '{folder}' hold NaN or infinity: {count:,} of {tensor.numel():,} "
+                f"values in '{name}'. {hint}"
+            )

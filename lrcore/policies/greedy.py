@@ -1,4 +1,6 @@
-"""The greedy heuristic of CARE's released code: the next rank goes where it takes most of what is still lost."""
+"""The greedy heuristic of CARE's released code: the next rank goes where it takes most of what
+is still lost.
+"""
 
 import math
 from bisect import bisect_right
@@ -9,32 +11,46 @@ from ..spectra import Slot, Spectrum
 LEAST, MOST = 0.5, 2.0  # ranks stay between half and twice the even share, as in the released code
 
 
-def greedy(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
+def greedy(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
+) -> dict[Slot, float]:
     """CARE's released heuristic, per component; every component keeps the overall share.
 
     From half the even share on, the next rank r of layer l goes, while the budget holds, where
-    `(s_r^2 / sum_{j >= r} s_j^2) * sqrt((L - l) / ((L + 1) / 2)) / sqrt(r / r_least)` is largest: the share of the remaining loss that it
-    removes, times how far an error of that layer travels, over what the slot has already. It reads ratios within a slot only, so it needs
-    no common unit.
+    `(s_r^2 / sum_{j >= r} s_j^2) * sqrt((L - l) / ((L + 1) / 2)) / sqrt(r / r_least)` is largest:
+    the share of the remaining loss that it removes, times how far an error of that layer travels,
+    over what the slot has already. It reads ratios within a slot only, so it needs no common unit.
     """
     targets: dict[Slot, float] = {}
     for component in dict.fromkeys(name for _, name in spectra):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == component}
         dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
-        ranks = fill_by_residual(pool, sum(dense.values()) * budget.keep, budget, len(influence["block"]))
-        targets |= {slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()}
+        ranks = fill_by_residual(
+            pool, sum(dense.values()) * budget.keep, budget, len(influence["block"])
+        )
+        targets |= {
+            slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()
+        }
     return targets
 
 
 def fill_by_residual(pool: Spectra, limit: float, budget: Budget, layers: int) -> dict[Slot, int]:
-    """Ranks of the slots of one component by the score above. layers: L, the number of layers of the model."""
+    """Ranks of the slots of one component by the score above.
+
+    layers: L, the number of layers of the model.
+    """
     offered = {slot: budget.ranks(s.cost) for slot, s in pool.items()}
     least, most = (
-        {slot: max(0, bisect_right(ranks, share * budget.keep * pool[slot].cost.full) - 1) for slot, ranks in offered.items()}
+        {
+            slot: max(0, bisect_right(ranks, share * budget.keep * pool[slot].cost.full) - 1)
+            for slot, ranks in offered.items()
+        }
         for share in (LEAST, MOST)
     )
     chosen, left_over = dict(least), {slot: _tails(s, offered[slot]) for slot, s in pool.items()}
-    prices = {slot: [budget.price(s.cost, rank) for rank in offered[slot]] for slot, s in pool.items()}
+    prices = {
+        slot: [budget.price(s.cost, rank) for rank in offered[slot]] for slot, s in pool.items()
+    }
     left = limit - sum(prices[slot][i] for slot, i in chosen.items())
 
     def following(slot: Slot) -> tuple[float, int] | None:
@@ -43,7 +59,11 @@ def fill_by_residual(pool: Spectra, limit: float, budget: Budget, layers: int) -
             return None
         before, after = left_over[slot][i : i + 2]
         travel = math.sqrt((layers - slot[0]) / ((layers + 1) / 2))
-        score = (1 - after / before if before > 0 else 0.0) * travel / math.sqrt(offered[slot][i] / offered[slot][least[slot]])
+        score = (
+            (1 - after / before if before > 0 else 0.0)
+            * travel
+            / math.sqrt(offered[slot][i] / offered[slot][least[slot]])
+        )
         return -score, prices[slot][i + 1] - prices[slot][i]
 
     def take(slot: Slot) -> None:

@@ -1,4 +1,7 @@
-"""Equal marginal loss: the last rank of every slot is worth the same per price. Water-filling is a case of it."""
+"""Equal marginal loss: the last rank of every slot is worth the same per price.
+
+Water-filling is a case of it.
+"""
 
 import torch
 from torch import Tensor
@@ -8,17 +11,27 @@ from ..spectra import Slot, Spectrum
 from .probed import least_sum
 
 
-def marginal(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
-    """Least sum of the slots' relative losses, `tail(rank) / tail(0)`, within the budget: one Lagrange multiplier, by bisection.
+def marginal(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
+) -> dict[Slot, float]:
+    """Least sum of the slots' relative losses, `tail(rank) / tail(0)`, within the budget: one
+    Lagrange multiplier, by bisection.
 
-    The loss curves have units of their own; relative to the whole of a slot they compare, and no evaluation of the model is needed.
+    The loss curves have units of their own; relative to the whole of a slot they compare, and no
+    evaluation of the model is needed.
     """
     return least_sum({slot: relative_losses(s) for slot, s in spectra.items()}, spectra, budget)
 
 
 def relative_losses(s: Spectrum) -> Tensor:
-    """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, float64, falling to 0 at full rank; zeros for an all-zero slot."""
+    """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, float64, falling to 0 at full
+    rank; zeros for an all-zero slot.
+    """
     squares = s.values.double() ** 2
     tails = torch.cat((squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)))
     steps = torch.tensor([rank // s.grain for rank in s.cost.ranks()])
-    return tails[steps] / tails[0] if float(tails[0]) > 0 else torch.zeros(len(steps), dtype=torch.float64)
+    return (
+        tails[steps] / tails[0]
+        if float(tails[0]) > 0
+        else torch.zeros(len(steps), dtype=torch.float64)
+    )

@@ -5,11 +5,17 @@ from ..errors import InputError
 from ..spectra import Slot
 
 
-def mix(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
-    """Every slot of a layer keeps the share that the search found for the layer, `Spectrum.share` (A3, appendix F: mixed ranks).
+def mix(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
+) -> dict[Slot, float]:
+    """Every slot of a layer keeps the share that the search found for the layer, `Spectrum.share`
+    (A3, appendix F: mixed ranks).
 
     Raises InputError where nothing was searched yet; see lrcore/compression/searching.py.
     """
     if any(s.share is None for s in spectra.values()):
-        raise InputError("Policy 'mix' needs a search on the model at this very budget: call lrcore.search first (some short evaluations).")
+        raise InputError(
+            "Policy 'mix' needs a search on the model at this very budget: call lrcore.search "
+            "first (some short evaluations)."
+        )
     return {slot: s.share for slot, s in spectra.items()}

@@ -9,21 +9,30 @@ from ..errors import InputError
 from ..spectra import Slot
 
 
-def probed(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
-    """Probed marginal loss (ours): the ranks whose predicted rises in token loss, `Spectrum.nats`, have the least sum within the budget.
+def probed(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
+) -> dict[Slot, float]:
+    """Probed marginal loss (ours): the ranks whose predicted rises in token loss, `Spectrum.nats`,
+    have the least sum within the budget.
 
     Raises InputError where a slot was not probed.
     """
     if any(s.nats is None for s in spectra.values()):
-        raise InputError("Policy 'probed' needs probed slots: call lrcore.probe on the factorisation first (some short evaluations).")
+        raise InputError(
+            "Policy 'probed' needs probed slots: call lrcore.probe on the factorisation first "
+            "(some short evaluations)."
+        )
     return least_sum({slot: s.nats for slot, s in spectra.items()}, spectra, budget)
 
 
-def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget) -> dict[Slot, float]:
-    """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of `cost.ranks()`.
+def least_sum(
+    losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
+) -> dict[Slot, float]:
+    """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of
+    `cost.ranks()`.
 
-    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`; what is left over goes, step by step, to
-    the slot that gains most per price.
+    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`;
+    what is left over goes, step by step, to the slot that gains most per price.
     """
     prices, curves = {}, {}
     for slot, s in spectra.items():
@@ -32,7 +41,10 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
         curves[slot] = losses[slot][[place[r] for r in offered]]
 
     def choose(multiplier: float) -> dict[Slot, int]:
-        return {slot: int(torch.argmin(curve + multiplier * prices[slot])) for slot, curve in curves.items()}
+        return {
+            slot: int(torch.argmin(curve + multiplier * prices[slot]))
+            for slot, curve in curves.items()
+        }
 
     def spent(choice: dict[Slot, int]) -> float:
         return sum(float(prices[slot][i]) for slot, i in choice.items())
@@ -46,8 +58,15 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
 
 
-def _spend_rest(choice: dict[Slot, int], curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor], left: float) -> None:
-    """Raise one slot after another by a step, the one with most gain per price first, while anything fits."""
+def _spend_rest(
+    choice: dict[Slot, int],
+    curves: dict[Slot, torch.Tensor],
+    prices: dict[Slot, torch.Tensor],
+    left: float,
+) -> None:
+    """Raise one slot after another by a step, the one with most gain per price first, while
+    anything fits.
+    """
 
     def following(slot: Slot) -> tuple[float, float] | None:
         i, curve = choice[slot], curves[slot]

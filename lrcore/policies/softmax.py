@@ -9,24 +9,43 @@ from torch import Tensor
 from ..budget import Budget, Influence, Spectra
 from ..spectra import Slot
 
-CAP = 0.95  # largest sparsity a layer may get; MoDeGPT keeps a few columns everywhere, since a block at rank 0 breaks the model
+# largest sparsity a layer may get; MoDeGPT keeps a few columns everywhere, since a block at rank 0
+# breaks the model
+CAP = 0.95
 RULE_OF_THUMB = 0.8  # largest sparsity at the suggested temperature
 
 
-def softmax(spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP) -> dict[Slot, float]:
-    """MoDeGPT eq. 11: layer sparsity `phi = L phi_avg softmax(-s / eps)`, s the Block Influence; clipped and redistributed to the mean.
+def softmax(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP
+) -> dict[Slot, float]:
+    """MoDeGPT eq. 11: layer sparsity `phi = L phi_avg softmax(-s / eps)`, s the Block Influence;
+    clipped and redistributed to the mean.
 
-    temperature eps > 0: small is uneven, large is even. All slots of a layer share its sparsity; no layer loses more than the share cap.
+    temperature eps > 0: small is uneven, large is even. All slots of a layer share its sparsity; no
+    layer loses more than the share cap.
     """
     scores, prices, layers = layer_scores(spectra, budget, influence)
-    by_layer = dict(zip(layers, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True))
+    by_layer = dict(
+        zip(
+            layers, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True
+        )
+    )
     return {slot: 1 - by_layer[slot[0]] for slot in spectra}
 
 
-def layer_scores(spectra: Spectra, budget: Budget, influence: Influence) -> tuple[list[float], list[float], list[int]]:
+def layer_scores(
+    spectra: Spectra, budget: Budget, influence: Influence
+) -> tuple[list[float], list[float], list[int]]:
     """Block Influence, dense price and index of every layer that has a slot."""
     layers = sorted({layer for layer, _ in spectra})
-    prices = [float(sum(budget.price(s.cost, s.cost.full) for slot, s in spectra.items() if slot[0] == layer)) for layer in layers]
+    prices = [
+        float(
+            sum(
+                budget.price(s.cost, s.cost.full) for slot, s in spectra.items() if slot[0] == layer
+            )
+        )
+        for layer in layers
+    ]
     return [influence["block"][layer] for layer in layers], prices, layers
 
 
@@ -37,27 +56,53 @@ def suggest(spectra: Spectra, budget: Budget, influence: Influence) -> float:
 
 
 def softmax_sparsity(
-    scores: Sequence[float], mean: float, temperature: float, cap: float = CAP, prices: Sequence[float] | None = None
+    scores: Sequence[float],
+    mean: float,
+    temperature: float,
+    cap: float = CAP,
+    prices: Sequence[float] | None = None,
 ) -> list[float]:
-    """Sparsities in [0, cap] proportional to exp(-score / temperature) with the given mean, see `in_proportion`."""
-    return in_proportion(torch.softmax(-torch.tensor(scores, dtype=torch.float64) / temperature, 0), mean, cap, prices)
+    """Sparsities in [0, cap] proportional to exp(-score / temperature) with the given mean, see
+    `in_proportion`.
+    """
+    return in_proportion(
+        torch.softmax(-torch.tensor(scores, dtype=torch.float64) / temperature, 0),
+        mean,
+        cap,
+        prices,
+    )
 
 
-def in_proportion(weights: Sequence[float] | Tensor, mean: float, cap: float = CAP, prices: Sequence[float] | None = None) -> list[float]:
-    """Sparsities in [0, cap] proportional to weights (>= 0) with the given mean (in [0, 1)), weighted by prices (None: equally).
+def in_proportion(
+    weights: Sequence[float] | Tensor,
+    mean: float,
+    cap: float = CAP,
+    prices: Sequence[float] | None = None,
+) -> list[float]:
+    """Sparsities in [0, cap] proportional to weights (>= 0) with the given mean (in [0, 1)),
+    weighted by prices (None: equally).
 
-    Entries over the cap are clipped and their excess is shared by the others, in proportion, until none is over it: the mean is exact to
-    rounding. A cap below the mean, which no sparsities could keep, counts as the mean.
+    Entries over the cap are clipped and their excess is shared by the others, in proportion, until
+    none is over it: the mean is exact to rounding. A cap below the mean, which no sparsities could
+    keep, counts as the mean.
     """
     cap, count = max(cap, mean), len(weights)
-    price = torch.ones(count, dtype=torch.float64) if prices is None else torch.tensor(prices, dtype=torch.float64)
+    price = (
+        torch.ones(count, dtype=torch.float64)
+        if prices is None
+        else torch.tensor(prices, dtype=torch.float64)
+    )
     weights = torch.as_tensor(weights, dtype=torch.float64)
     free = torch.ones(count, dtype=torch.bool)
     phi = torch.zeros(count, dtype=torch.float64)
     for _ in range(count):
         left = mean * price.sum() - cap * price[~free].sum()
         share = weights[free]
-        if float(share.sum()) == 0:  # a tiny temperature can underflow every remaining weight: then what is left is shared evenly
+        if (
+            float(share.sum()) == 0
+            # a tiny temperature can underflow every remaining weight: then what is left is shared
+            # evenly
+        ):
             share = torch.ones_like(share)
         phi[free] = left * share / (share * price[free]).sum()
         phi[~free] = cap
@@ -68,11 +113,19 @@ def in_proportion(weights: Sequence[float] | Tensor, mean: float, cap: float = C
     return phi.clamp(0, cap).tolist()
 
 
-def suggested_temperature(scores: Sequence[float], mean: float, prices: Sequence[float] | None = None) -> float:
-    """The temperature at which the most compressed layer loses RULE_OF_THUMB (or the mean, if larger); by bisection on a log scale."""
+def suggested_temperature(
+    scores: Sequence[float], mean: float, prices: Sequence[float] | None = None
+) -> float:
+    """The temperature at which the most compressed layer loses RULE_OF_THUMB (or the mean, if
+    larger); by bisection on a log scale.
+    """
     goal = max(RULE_OF_THUMB, mean)
     low, high = 1e-4, 1e3
     for _ in range(60):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if max(softmax_sparsity(scores, mean, middle, 1.0, prices)) > goal else (low, middle)
+        low, high = (
+            (middle, high)
+            if max(softmax_sparsity(scores, mean, middle, 1.0, prices)) > goal
+            else (low, middle)
+        )
     return high

@@ -1,4 +1,6 @@
-"""MoDeGPT's refined allocation (B.11, eq. 42-43): attention and MLP of a layer have scores of their own."""
+"""MoDeGPT's refined allocation (B.11, eq. 42-43): attention and MLP of a layer have scores of
+their own.
+"""
 
 from ..budget import Budget, Influence, Spectra
 from ..spectra import Slot
@@ -8,14 +10,22 @@ MLP_SLOTS = ("mlp", "gate", "up", "down")
 Half = tuple[int, str]  # (layer, "attention" | "mlp")
 
 
-def softmax_dual(spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP) -> dict[Slot, float]:
-    """Sparsity of each half of a layer proportional to `exp(-w_j s_ij / eps)`, s the influence of that half, w_j its weight by parameters.
+def softmax_dual(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP
+) -> dict[Slot, float]:
+    """Sparsity of each half of a layer proportional to `exp(-w_j s_ij / eps)`, s the influence of
+    that half, w_j its weight by parameters.
 
-    The mean weighted by parameters is the asked one (eq. 42). Eq. 43 prints a normaliser that keeps the plain sum and so, for weights
-    other than 1, breaks eq. 42; eq. 42 rules here. Weights are relative to the smaller half: about 1 and 2 in Llama, as in the paper.
+    The mean weighted by parameters is the asked one (eq. 42). Eq. 43 prints a normaliser that keeps
+    the plain sum and so, for weights other than 1, breaks eq. 42; eq. 42 rules here. Weights are
+    relative to the smaller half: about 1 and 2 in Llama, as in the paper.
     """
     scores, prices, halves = half_scores(spectra, budget, influence)
-    by_half = dict(zip(halves, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True))
+    by_half = dict(
+        zip(
+            halves, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True
+        )
+    )
     return {slot: 1 - by_half[half_of(slot)] for slot in spectra}
 
 
@@ -25,12 +35,17 @@ def suggest(spectra: Spectra, budget: Budget, influence: Influence) -> float:
     return suggested_temperature(scores, 1 - budget.keep, prices)
 
 
-def half_scores(spectra: Spectra, budget: Budget, influence: Influence) -> tuple[list[float], list[float], list[Half]]:
+def half_scores(
+    spectra: Spectra, budget: Budget, influence: Influence
+) -> tuple[list[float], list[float], list[Half]]:
     """Weighted score `w_j s_ij`, dense price and name of every half of a layer that has a slot."""
     price: dict[Half, float] = {}
     for slot, s in spectra.items():
         price[half_of(slot)] = price.get(half_of(slot), 0.0) + budget.price(s.cost, s.cost.full)
-    total = {part: sum(p for half, p in price.items() if half[1] == part) for part in {half[1] for half in price}}
+    total = {
+        part: sum(p for half, p in price.items() if half[1] == part)
+        for part in {half[1] for half in price}
+    }
     scores = [influence[part][layer] * total[part] / min(total.values()) for layer, part in price]
     return scores, list(price.values()), list(price)
 

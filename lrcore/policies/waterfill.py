@@ -6,12 +6,16 @@ from ..budget import Budget, Influence, Spectra, take_steps
 from ..spectra import Slot
 
 
-def waterfill(spectra: Spectra, budget: Budget, temperature: float, influence: Influence) -> dict[Slot, float]:
-    """CARE eq. 2: pool the singular values of all slots whose values compare, and keep the largest that the budget holds.
+def waterfill(
+    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
+) -> dict[Slot, float]:
+    """CARE eq. 2: pool the singular values of all slots whose values compare, and keep the largest
+    that the budget holds.
 
-    Values compare within a unit (`Spectrum.unit`). CARE's keys and values share one, so `W_K C` and `W_V C` of all layers are one pool: its
-    CARE-E. Scores, attention outputs and MLP outputs have units of their own; then each component keeps the overall share. Greedy is
-    optimal here: kept sets are nested and every step of a pool costs the same.
+    Values compare within a unit (`Spectrum.unit`). CARE's keys and values share one, so `W_K C` and
+    `W_V C` of all layers are one pool: its CARE-E. Scores, attention outputs and MLP outputs have
+    units of their own; then each component keeps the overall share. Greedy is optimal here: kept
+    sets are nested and every step of a pool costs the same.
     """
     targets: dict[Slot, float] = {}
     pools: dict[str, dict] = {}
@@ -20,18 +24,24 @@ def waterfill(spectra: Spectra, budget: Budget, temperature: float, influence: I
     for pool in pools.values():
         dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
         ranks = fill_by_value(pool, sum(dense.values()) * budget.keep, budget)
-        targets |= {slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()}
+        targets |= {
+            slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()
+        }
     return targets
 
 
 def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int]:
-    """From the least rank each, take the step of largest value next, again and again, while it fits.
+    """From the least rank each, take the step of largest value next, again and again, while it
+    fits.
 
-    A step of several values counts by their mean. Ties go to the later component (values before keys, as CARE has it), then layer.
+    A step of several values counts by their mean. Ties go to the later component (values before
+    keys, as CARE has it), then layer.
     """
     ranks = {slot: budget.least(s.cost) for slot, s in pool.items()}
     left = limit - sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
-    curves = {slot: torch.cummin(s.values, 0).values.tolist() for slot, s in pool.items()}  # nested: a step waits for those before it
+    curves = {
+        slot: torch.cummin(s.values, 0).values.tolist() for slot, s in pool.items()
+    }  # nested: a step waits for those before it
     order = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in pool))}
 
     def following(slot: Slot) -> tuple[tuple[float, int, int], int] | None:

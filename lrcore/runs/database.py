@@ -1,4 +1,6 @@
-"""The database of runs (SQLite): names, tags, recipes, results and samples, for several processes at once."""
+"""The database of runs (SQLite): names, tags, recipes, results and samples, for several
+processes at once.
+"""
 
 import json
 import sqlite3
@@ -26,7 +28,10 @@ insert into changes select 0 where not exists (select * from changes);
 
 @dataclass(frozen=True)
 class Row:
-    """What the table of runs holds of one. folder: relative to that of the runs, or absolute; recipe, report: plain values."""
+    """What the table of runs holds of one.
+
+    folder: relative to that of the runs, or absolute; recipe, report: plain values.
+    """
 
     id: str
     name: str
@@ -37,7 +42,11 @@ class Row:
 
 
 class Database:
-    """The rows of one file. A run that is not there has no tags, results and samples, and none can be given to it (IntegrityError)."""
+    """The rows of one file.
+
+    A run that is not there has no tags, results and samples, and none can be given to it
+    (IntegrityError).
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -46,7 +55,8 @@ class Database:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        # A connection of its own for every use: threads and processes share nothing but the file. 30 s: the wait for another writer.
+        # A connection of its own for every use: threads and processes share nothing but the file.
+        # 30 s: the wait for another writer.
         with closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as database:
             database.row_factory = sqlite3.Row
             database.execute("pragma journal_mode = wal")
@@ -78,19 +88,36 @@ class Database:
 
     def folders(self) -> dict[str, str]:
         """{id: folder} of every run, oldest first."""
-        return {row["id"]: row["folder"] for row in self._rows("select id, folder from runs order by created, id")}
+        return {
+            row["id"]: row["folder"]
+            for row in self._rows("select id, folder from runs order by created, id")
+        }
 
     def get(self, run_id: str) -> Row | None:
         found = self._rows("select * from runs where id = ?", run_id)
-        return Row(**{**found[0], "recipe": json.loads(found[0]["recipe"]), "report": json.loads(found[0]["report"])}) if found else None
+        return (
+            Row(
+                **{
+                    **found[0],
+                    "recipe": json.loads(found[0]["recipe"]),
+                    "report": json.loads(found[0]["report"]),
+                }
+            )
+            if found
+            else None
+        )
 
     def insert(self, row: Row, evaluations: Sequence[dict[str, Any]] = ()) -> None:
         """A run with its evaluations, oldest first; one that is there already stays as it is."""
         values = (row.id, row.name, row.created, row.folder, _json(row.recipe), _json(row.report))
         with self._changing() as database:
-            if database.execute("insert or ignore into runs values (?, ?, ?, ?, ?, ?)", values).rowcount:
+            if database.execute(
+                "insert or ignore into runs values (?, ?, ?, ?, ?, ?)", values
+            ).rowcount:
                 for i, one in enumerate(evaluations):
-                    _keep_result(database, row.id, "evaluation", one["protocol"], one, row.created + i * 1e-3)
+                    _keep_result(
+                        database, row.id, "evaluation", one["protocol"], one, row.created + i * 1e-3
+                    )
 
     def rename(self, run_id: str, name: str) -> None:
         with self._changing() as database:
@@ -103,7 +130,10 @@ class Database:
     # --- what belongs to a run ---
 
     def tags(self, run_id: str) -> tuple[str, ...]:
-        return tuple(row["tag"] for row in self._rows("select tag from tags where run = ? order by tag", run_id))
+        return tuple(
+            row["tag"]
+            for row in self._rows("select tag from tags where run = ? order by tag", run_id)
+        )
 
     def tag(self, run_id: str, tag: str) -> None:
         with self._changing() as database:
@@ -113,7 +143,9 @@ class Database:
         with self._changing() as database:
             database.execute("delete from tags where run = ? and tag = ?", (run_id, tag))
 
-    def add_result(self, run_id: str, kind: str, protocol: dict[str, Any], data: dict[str, Any]) -> None:
+    def add_result(
+        self, run_id: str, kind: str, protocol: dict[str, Any], data: dict[str, Any]
+    ) -> None:
         """One per kind and protocol, the latest."""
         with self._changing() as database:
             _keep_result(database, run_id, kind, protocol, data, time.time())
@@ -124,20 +156,34 @@ class Database:
         return [json.loads(row["data"]) for row in self._rows(question, run_id, kind)]
 
     def add_samples(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
-        rows = [(run_id, time.time(), one["prompt"], json.dumps(one.get("settings", {})), one["text"]) for one in samples]
+        rows = [
+            (run_id, time.time(), one["prompt"], json.dumps(one.get("settings", {})), one["text"])
+            for one in samples
+        ]
         with self._changing() as database:
             database.executemany("insert into samples values (?, ?, ?, ?, ?)", rows)
 
     def samples(self, run_id: str) -> list[dict[str, Any]]:
         """Oldest first."""
         found = self._rows("select * from samples where run = ? order by created, rowid", run_id)
-        return [{"prompt": row["prompt"], "text": row["text"], "settings": json.loads(row["settings"])} for row in found]
+        return [
+            {"prompt": row["prompt"], "text": row["text"], "settings": json.loads(row["settings"])}
+            for row in found
+        ]
 
 
-def _keep_result(database: sqlite3.Connection, run_id: str, kind: str, protocol: dict, data: dict, created: float) -> None:
+def _keep_result(
+    database: sqlite3.Connection, run_id: str, kind: str, protocol: dict, data: dict, created: float
+) -> None:
     protocol_key = json.dumps(protocol, sort_keys=True, default=float)
-    database.execute("delete from results where run = ? and kind = ? and protocol = ?", (run_id, kind, protocol_key))
-    database.execute("insert into results values (?, ?, ?, ?, ?)", (run_id, kind, protocol_key, created, _json(data)))
+    database.execute(
+        "delete from results where run = ? and kind = ? and protocol = ?",
+        (run_id, kind, protocol_key),
+    )
+    database.execute(
+        "insert into results values (?, ?, ?, ?, ?)",
+        (run_id, kind, protocol_key, created, _json(data)),
+    )
 
 
 def _json(values: dict[str, Any]) -> str:

@@ -11,14 +11,19 @@ MOST = 6
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Only what differs between up to six runs: fields of the recipe, the account and the healing, and perplexities.
+    """Only what differs between up to six runs: fields of the recipe, the account and the healing,
+    and perplexities.
 
-    One row per field: "field", then one column per run, under its name where names differ, else its id. Raises InputError for fewer than
-    two or more than six.
+    One row per field: "field", then one column per run, under its name where names differ, else its
+    id. Raises InputError for fewer than two or more than six.
     """
     if not 2 <= len(runs) <= MOST:
         raise InputError(f"{len(runs)} runs were chosen; two to {MOST} can be compared.")
-    names = [run.name for run in runs] if len({run.name for run in runs}) == len(runs) else [run.id for run in runs]
+    names = (
+        [run.name for run in runs]
+        if len({run.name for run in runs}) == len(runs)
+        else [run.id for run in runs]
+    )
     values = [_flat(run) for run in runs]
     rows = []
     for name in dict.fromkeys(field for one in values for field in one):
@@ -29,12 +34,27 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _flat(run: Run) -> dict[str, Any]:
-    recipe = {name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True) for name, value in run.fields.items()}
+    recipe = {
+        name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True)
+        for name, value in run.fields.items()
+    }
     measured = {}
     for one in run.evaluations:
         protocol = one["protocol"]
-        of = f"{protocol.get('source')}, {protocol.get('name', 'windows')} {protocol.get('windows')} x {protocol.get('seq_len')}"
+        of = (
+            f"{protocol.get('source')}, {protocol.get('name', 'windows')} "
+            f"{protocol.get('windows')} x {protocol.get('seq_len')}"
+        )
         measured[f"perplexity: {of}"] = one["perplexity"]
     summary = run.report.get("summary", {})
-    healing = {f"healing: {name}": value for name, value in run.report.get("healing", {}).items() if not isinstance(value, dict | list)}
-    return recipe | {f"result: {name}": value for name, value in summary.items() if name not in recipe} | healing | measured
+    healing = {
+        f"healing: {name}": value
+        for name, value in run.report.get("healing", {}).items()
+        if not isinstance(value, dict | list)
+    }
+    return (
+        recipe
+        | {f"result: {name}": value for name, value in summary.items() if name not in recipe}
+        | healing
+        | measured
+    )

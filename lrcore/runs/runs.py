@@ -1,7 +1,9 @@
-"""Runs: checkpoints as folders, and a small database of their names, tags, recipes, results and samples.
+"""Runs: checkpoints as folders, and a small database of their names, tags, recipes, results and
+samples.
 
-Several processes may use one folder at once. The folders are the truth about which runs there are: one that the database does not
-know is taken up, with what its report holds; one that is gone is forgotten.
+Several processes may use one folder at once. The folders are the truth about which runs there are:
+one that the database does not know is taken up, with what its report holds; one that is gone is
+forgotten.
 """
 
 import json
@@ -24,25 +26,39 @@ from .database import Database, Row
 from .making import fields, method_and_policy
 
 PARTIAL = ".partial-"
-UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what a folder that somebody else edited may lead to
+UNREADABLE = (
+    ValueError,
+    OSError,
+    KeyError,
+    TypeError,
+)  # what a folder that somebody else edited may lead to
 
 
 def root() -> Path:
-    """Where runs live: LRCORE_RUNS, else ./runs; a folder for this user under the temporary one where that cannot be written."""
+    """Where runs live: LRCORE_RUNS, else ./runs; a folder for this user under the temporary one
+    where that cannot be written.
+    """
     wanted = Path(os.environ.get("LRCORE_RUNS") or "runs").expanduser()
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
             return wanted
     except OSError:
-        fallback = Path(tempfile.gettempdir()) / f"low-rank-workbench-{os.getuid() if hasattr(os, 'getuid') else 'runs'}"
+        fallback = (
+            Path(tempfile.gettempdir())
+            / f"low-rank-workbench-{os.getuid() if hasattr(os, 'getuid') else 'runs'}"
+        )
         fallback.mkdir(parents=True, exist_ok=True)
         return fallback
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished model. folder holds the checkpoint, as a folder in it or itself; report is what `compress` or another word reported."""
+    """A finished model.
+
+    folder holds the checkpoint, as a folder in it or itself; report is what `compress` or another
+    word reported.
+    """
 
     id: str
     name: str
@@ -66,7 +82,9 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The recipe's method, or the word for what was done to the whole model, such as "shorten"."""
+        """The recipe's method, or the word for what was done to the whole model, such as
+        "shorten".
+        """
         return method_and_policy(self.recipe, self.report)[0]
 
     @property
@@ -87,7 +105,9 @@ class Runs:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(f"{PARTIAL}*"):
-            if not _alive(left.name.removeprefix(PARTIAL).partition("-")[0]):  # a writing or deleting that was interrupted
+            if not _alive(
+                left.name.removeprefix(PARTIAL).partition("-")[0]
+            ):  # a writing or deleting that was interrupted
                 shutil.rmtree(left, ignore_errors=True)
         self._database = Database(self.folder / "runs.sqlite")
 
@@ -99,7 +119,10 @@ class Runs:
         return list(self._database.folders())
 
     def all(self, tag: str | None = None) -> list[Run]:
-        """Oldest first; only those with a tag, where one is given. Runs with a recipe that this version cannot read are left out."""
+        """Oldest first; only those with a tag, where one is given.
+
+        Runs with a recipe that this version cannot read are left out.
+        """
         runs = []
         for run_id in self.ids():
             try:
@@ -114,18 +137,39 @@ class Runs:
         """Raises InputError for an id that is not there."""
         row = self._database.get(run_id)
         if row is None:
-            raise InputError(f"No run '{run_id}'. It may have been deleted; choose another one under Runs & export.")
+            raise InputError(
+                f"No run '{run_id}'. It may have been deleted; choose another one under Runs & "
+                "export."
+            )
         tags, evaluations = self._database.tags(run_id), self.results(run_id, "evaluation")
         report = row.report | {"name": row.name, "evaluations": evaluations}
-        return Run(run_id, row.name, row.created, self.folder / row.folder, Recipe.from_dict(row.recipe), report, tags, evaluations)
+        return Run(
+            run_id,
+            row.name,
+            row.created,
+            self.folder / row.folder,
+            Recipe.from_dict(row.recipe),
+            report,
+            tags,
+            evaluations,
+        )
 
     def find(self, words: str) -> Run:
-        """A run by its id, the beginning of its id, or its name. Raises InputError where none or several fit."""
-        fitting = [run for run in self.all() if run.id == words or run.name == words or run.id.startswith(words)]
+        """A run by its id, the beginning of its id, or its name.
+
+        Raises InputError where none or several fit.
+        """
+        fitting = [
+            run
+            for run in self.all()
+            if run.id == words or run.name == words or run.id.startswith(words)
+        ]
         exact = [run for run in fitting if run.id == words] or fitting
         if len(exact) != 1:
             state = "No run is" if not exact else f"{len(exact)} runs are"
-            raise InputError(f"{state} called '{words}' in '{self.folder}'. `runs` lists them with their ids.")
+            raise InputError(
+                f"{state} called '{words}' in '{self.folder}'. `runs` lists them with their ids."
+            )
         return exact[0]
 
     def stamp(self) -> str:
@@ -134,18 +178,33 @@ class Runs:
         return self._database.stamp()
 
     def _take_stock(self) -> None:
-        """Take up run folders that the database lacks, such as those of earlier versions, and forget runs whose folder is gone."""
-        there = {path.parent.name for path in self.folder.glob("*/report.json") if not path.parent.name.startswith(".")}
+        """Take up run folders that the database lacks, such as those of earlier versions, and
+        forget runs whose folder is gone.
+        """
+        there = {
+            path.parent.name
+            for path in self.folder.glob("*/report.json")
+            if not path.parent.name.startswith(".")
+        }
         known = self._database.folders()
         for run_id in sorted(there - known.keys()):
             folder = self.folder / run_id
             try:
                 report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
                 recipe = Recipe.read(folder / "recipe.json")
-                self._insert(run_id, report["name"], report.get("created", folder.stat().st_mtime), run_id, recipe, report)
+                self._insert(
+                    run_id,
+                    report["name"],
+                    report.get("created", folder.stat().st_mtime),
+                    run_id,
+                    recipe,
+                    report,
+                )
             except UNREADABLE:
                 continue
-        gone = [run_id for run_id, folder in known.items() if folder == run_id and run_id not in there]
+        gone = [
+            run_id for run_id, folder in known.items() if folder == run_id and run_id not in there
+        ]
         if gone:
             self._database.delete(gone)
 
@@ -159,17 +218,26 @@ class Runs:
         save(model, partial / "checkpoint")
         report = {"name": name, "created": time.time(), **(model.report or {})}
         (partial / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
-        (partial / "report.json").write_text(json.dumps(report, indent=2, default=float), encoding="utf-8")
+        (partial / "report.json").write_text(
+            json.dumps(report, indent=2, default=float), encoding="utf-8"
+        )
         os.replace(partial, self.folder / run_id)
         self._take_stock()
         return self.get(run_id)
 
     def add(self, folder: str | Path, name: str = "") -> Run:
-        """Take up a checkpoint that lies elsewhere, such as one that the command line wrote; its files stay where they are."""
+        """Take up a checkpoint that lies elsewhere, such as one that the command line wrote; its
+        files stay where they are.
+        """
         folder = Path(folder).expanduser().absolute()
-        if not (folder / MARK).is_file() or not (folder / "report.json").is_file() or not (folder / "recipe.json").is_file():
+        if (
+            not (folder / MARK).is_file()
+            or not (folder / "report.json").is_file()
+            or not (folder / "recipe.json").is_file()
+        ):
             raise InputError(
-                f"'{folder}' is no compressed model ({MARK}, report.json and recipe.json). Give a folder that `compress` wrote."
+                f"'{folder}' is no compressed model ({MARK}, report.json and recipe.json). Give a "
+                "folder that `compress` wrote."
             )
         recipe = Recipe.read(folder / "recipe.json")
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -177,10 +245,20 @@ class Runs:
         self._insert(run_id, name or folder.name, time.time(), str(folder), recipe, report)
         return self.get(run_id)
 
-    def _insert(self, run_id: str, name: str, created: float, folder: str, recipe: Recipe, report: dict[str, Any]) -> None:
+    def _insert(
+        self,
+        run_id: str,
+        name: str,
+        created: float,
+        folder: str,
+        recipe: Recipe,
+        report: dict[str, Any],
+    ) -> None:
         report = dict(report)
         evaluations = report.pop("evaluations", [])
-        self._database.insert(Row(run_id, name, created, folder, recipe.to_dict(), report), evaluations)
+        self._database.insert(
+            Row(run_id, name, created, folder, recipe.to_dict(), report), evaluations
+        )
 
     def rename(self, run_id: str, name: str) -> None:
         if not name.strip():
@@ -189,14 +267,18 @@ class Runs:
 
     def tag(self, run_id: str, tag: str) -> None:
         if not re.fullmatch(r"[\w.+-]{1,40}", tag):
-            raise InputError(f"'{tag}' is no tag: use letters, digits, '.', '+', '_' and '-', at most 40.")
+            raise InputError(
+                f"'{tag}' is no tag: use letters, digits, '.', '+', '_' and '-', at most 40."
+            )
         self._database.tag(self.get(run_id).id, tag)
 
     def untag(self, run_id: str, tag: str) -> None:
         self._database.untag(self.get(run_id).id, tag)
 
     def delete(self, run_id: str) -> None:
-        """Forget a run and remove its folder; the folder of one that was only taken up (`add`) stays."""
+        """Forget a run and remove its folder; the folder of one that was only taken up (`add`)
+        stays.
+        """
         folder = self.get(run_id).folder
         if folder.parent == self.folder and folder.is_dir():
             aside = self._aside(run_id)
@@ -214,8 +296,12 @@ class Runs:
         """Keep an evaluation; an earlier one under the same protocol is replaced."""
         self.add_result(run_id, "evaluation", evaluation["protocol"], evaluation)
 
-    def add_result(self, run_id: str, kind: str, protocol: dict[str, Any], data: dict[str, Any]) -> None:
-        """Keep what was measured ("evaluation", "comparison", "tasks", "cost", ...); one per kind and protocol, the latest."""
+    def add_result(
+        self, run_id: str, kind: str, protocol: dict[str, Any], data: dict[str, Any]
+    ) -> None:
+        """Keep what was measured ("evaluation", "comparison", "tasks", "cost", ...); one per
+        kind and protocol, the latest.
+        """
         self._database.add_result(self.get(run_id).id, kind, protocol, data)
 
     def results(self, run_id: str, kind: str) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Sweeps: methods x policies x ratios x calibration sets as one job that a kill does not set back.
 
-One calibration per set, one factorisation per set and method. Every finished cell is a file of its own, written under another name and
-then renamed; its name says all that it depends on, so that a restart, or a wider sweep in the same folder, repeats none.
+One calibration per set, one factorisation per set and method. Every finished cell is a file of its
+own, written under another name and then renamed; its name says all that it depends on, so that a
+restart, or a wider sweep in the same folder, repeats none.
 """
 
 import hashlib
@@ -33,9 +34,12 @@ _EVALUATION = tuple(f.name for f in fields(Asked))
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to try. base: all that the cells have in common; its `options` go with its own method only.
+    """What to try.
 
-    evaluations: what every cell, and the dense model, is measured on. speed: also tokens per second, in turns with the dense model.
+    base: all that the cells have in common; its `options` go with its own method only.
+
+    evaluations: what every cell, and the dense model, is measured on. speed: also tokens per
+    second, in turns with the dense model.
     """
 
     base: Recipe = field(default_factory=Recipe)
@@ -63,7 +67,14 @@ class Sweep:
     def cells(self) -> list[Recipe]:
         """The recipe of every cell: sets, then methods, then policies, then ratios."""
         return [
-            self.base.with_(data=data, method=method, policy=policy, ratio=ratio, overrides={}, **self.settings(method, policy))
+            self.base.with_(
+                data=data,
+                method=method,
+                policy=policy,
+                ratio=ratio,
+                overrides={},
+                **self.settings(method, policy),
+            )
             for data in self.calibration_sets
             for method in self.methods
             for policy in self.policies
@@ -71,7 +82,9 @@ class Sweep:
         ]
 
     def settings(self, method: str, policy: str) -> dict[str, Mapping[str, Any]]:
-        """Options and component ratios go with the base's own method, policy options with its policy."""
+        """Options and component ratios go with the base's own method, policy options with its
+        policy.
+        """
         own, shared = method == self.base.method, policy == self.base.policy
         return {
             "options": self.base.options if own else {},
@@ -82,21 +95,36 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
-        return {**self.base.to_dict(), **lists, "evaluation": [asdict(one) for one in self.evaluations], "speed": self.speed}
+        return {
+            **self.base.to_dict(),
+            **lists,
+            "evaluation": [asdict(one) for one in self.evaluations],
+            "speed": self.speed,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sweep":
-        """Fields of a recipe, the lists methods, policies, ratios and calibration_sets, `evaluation` (settings of `evaluate`, whose `data`
-        may be a list; or a list of such) and `speed`. Raises InputError for an unknown field or a value out of range."""
+        """Fields of a recipe, the lists methods, policies, ratios and calibration_sets,
+        `evaluation` (settings of `evaluate`, whose `data` may be a list; or a list of such) and
+        `speed`. Raises InputError for an unknown field or a value out of range.
+        """
         if not isinstance(values, Mapping):
-            raise InputError(f"A sweep is a mapping of fields to values; got {type(values).__name__}.")
+            raise InputError(
+                f"A sweep is a mapping of fields to values; got {type(values).__name__}."
+            )
         own = {f.name for f in fields(Recipe)}
         for name in values:
             if name not in own | LISTS.keys() | {"evaluation", "speed"}:
-                raise unknown("sweep field", str(name), own | LISTS.keys() | {"evaluation", "speed"})
+                raise unknown(
+                    "sweep field", str(name), own | LISTS.keys() | {"evaluation", "speed"}
+                )
         lists = {name: _listed(values[name]) for name in LISTS if name in values}
         base = Recipe.from_dict({name: value for name, value in values.items() if name in own})
-        more = {"evaluations": tuple(_evaluations(values["evaluation"]))} if "evaluation" in values else {}
+        more = (
+            {"evaluations": tuple(_evaluations(values["evaluation"]))}
+            if "evaluation" in values
+            else {}
+        )
         return cls(base, **lists, **more, speed=bool(values.get("speed", False)))
 
     @classmethod
@@ -104,18 +132,33 @@ class Sweep:
         """A sweep from a .json or .yaml file."""
         path = Path(path)
         if not path.is_file():
-            raise InputError(f"No sweep file at '{path}'. Check the path; a sweep is a recipe with lists (methods, policies, ratios, ...).")
+            raise InputError(
+                f"No sweep file at '{path}'. Check the path; a sweep is a recipe with lists "
+                "(methods, policies, ratios, ...)."
+            )
         try:
             return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"'{path}' is neither JSON nor YAML: {str(error).splitlines()[0]}.") from error
+            raise InputError(
+                f"'{path}' is neither JSON nor YAML: {str(error).splitlines()[0]}."
+            ) from error
 
 
-def cross_calibration(base: Recipe, sets: Sequence[str], samples: int | None = 32, methods: Sequence[str] = ()) -> Sweep:
+def cross_calibration(
+    base: Recipe, sets: Sequence[str], samples: int | None = 32, methods: Sequence[str] = ()
+) -> Sweep:
     """The preset that all four papers report: calibrate on each set, measure on each set."""
     if len(set(sets)) < 2:
-        raise InputError(f"A cross-calibration study needs at least two data sets; got {', '.join(sets) or 'none'}.")
-    return Sweep(base, methods, calibration_sets=sets, evaluations=tuple(Asked(data, samples, min(base.seq_len, 256)) for data in sets))
+        raise InputError(
+            "A cross-calibration study needs at least two data sets; got "
+            f"{', '.join(sets) or 'none'}."
+        )
+    return Sweep(
+        base,
+        methods,
+        calibration_sets=sets,
+        evaluations=tuple(Asked(data, samples, min(base.seq_len, 256)) for data in sets),
+    )
 
 
 def _listed(value: Any) -> tuple:
@@ -125,7 +168,9 @@ def _listed(value: Any) -> tuple:
 def _evaluations(values: Any) -> Iterator[Asked]:
     for one in _listed(values):
         if not isinstance(one, Mapping):
-            raise InputError(f"evaluation holds the settings of `evaluate`, such as data: stories; got {one!r}.")
+            raise InputError(
+                f"evaluation holds the settings of `evaluate`, such as data: stories; got {one!r}."
+            )
         for name in one:
             if name not in _EVALUATION:
                 raise unknown("evaluation setting", str(name), _EVALUATION)
@@ -133,11 +178,15 @@ def _evaluations(values: Any) -> Iterator[Asked]:
             yield Asked(**{**one, "data": data})
 
 
-def run_sweep(model: LoadedModel, asked: Sweep, folder: str | Path, progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Every cell that the folder lacks, one after another; returns the rows of all, the dense model first (see `rows`).
+def run_sweep(
+    model: LoadedModel, asked: Sweep, folder: str | Path, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Every cell that the folder lacks, one after another; returns the rows of all, the dense model
+    first (see `rows`).
 
-    progress is also called with ("sweep", cells done, cells) after each cell. A cell that cannot be made, such as a KV budget for a method
-    that leaves the cache as it is, becomes a row with its error.
+    progress is also called with ("sweep", cells done, cells) after each cell. A cell that cannot be
+    made, such as a KV budget for a method that leaves the cache as it is, becomes a row with its
+    error.
     """
     progress, cells = progress or silent, Path(folder) / "cells"
     cells.mkdir(parents=True, exist_ok=True)
@@ -154,13 +203,36 @@ def run_sweep(model: LoadedModel, asked: Sweep, folder: str | Path, progress: Pr
 
 def finished(model: LoadedModel, asked: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     """The rows of the cells that the folder has already."""
-    paths = [Path(folder) / "cells" / f"{_key(model, asked, recipe)}.json" for recipe in (None, *asked.cells())]
-    return [row for path in paths if path.is_file() for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    paths = [
+        Path(folder) / "cells" / f"{_key(model, asked, recipe)}.json"
+        for recipe in (None, *asked.cells())
+    ]
+    return [
+        row
+        for path in paths
+        if path.is_file()
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+    ]
 
 
 def _key(model: LoadedModel, asked: Sweep, recipe: Recipe | None) -> str:
-    made = {} if recipe is None else {**recipe.to_dict(), "device": str(model.device), "options": sorted(recipe.options.items())}
-    parts = [FORMAT, model.fingerprint, model.dtype, made, [asdict(one) for one in asked.evaluations], asked.speed]
+    made = (
+        {}
+        if recipe is None
+        else {
+            **recipe.to_dict(),
+            "device": str(model.device),
+            "options": sorted(recipe.options.items()),
+        }
+    )
+    parts = [
+        FORMAT,
+        model.fingerprint,
+        model.dtype,
+        made,
+        [asdict(one) for one in asked.evaluations],
+        asked.speed,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -175,34 +247,58 @@ class _Factors:
         key = (recipe.data, recipe.method)
         if self._held is None or self._held[0] != key:
             calibration = calibrate(self._model, recipe, self._progress)
-            self._held = (key, factorise(self._model, calibration, recipe.method, self._progress, recipe.options))
+            self._held = (
+                key,
+                factorise(self._model, calibration, recipe.method, self._progress, recipe.options),
+            )
         self._held = (key, measured(self._model, self._held[1], recipe, self._progress))
         return self._held[1]
 
 
-def _measure(model: LoadedModel, asked: Sweep, recipe: Recipe | None, source: _Factors, progress: Progress) -> dict[str, Any]:
+def _measure(
+    model: LoadedModel, asked: Sweep, recipe: Recipe | None, source: _Factors, progress: Progress
+) -> dict[str, Any]:
     """One cell: {"rows": one per evaluation}."""
     said = {"calibrated_on": None, "method": "dense", "policy": None, "ratio": 0.0}
     small, summary = model, {}
     if recipe is not None:
-        said = {"calibrated_on": recipe.data, "method": recipe.method, "policy": recipe.policy, "ratio": recipe.ratio}
+        said = {
+            "calibrated_on": recipe.data,
+            "method": recipe.method,
+            "policy": recipe.policy,
+            "ratio": recipe.ratio,
+        }
         try:
             factors = source.of(recipe)
             small = compress(model, recipe, factors, allocate(factors, recipe), progress)
         except InputError as error:
-            return {"rows": [{**said, "measured_on": one.data, "error": str(error)} for one in asked.evaluations]}
+            return {
+                "rows": [
+                    {**said, "measured_on": one.data, "error": str(error)}
+                    for one in asked.evaluations
+                ]
+            }
         summary = small.report["summary"]
     cost = measure_cost(small, min(256, (model.context or 257) - 1))
     shared = {
-        "achieved": summary.get("achieved", 0.0), "parameters": cost.parameters, "kv_bytes_per_token": cost.kv_bytes_per_token,
-        "flops_per_token": cost.flops_decode, "context": cost.context,
-    }  # fmt: skip
+        "achieved": summary.get("achieved", 0.0),
+        "parameters": cost.parameters,
+        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        "flops_per_token": cost.flops_decode,
+        "context": cost.context,
+    }
     if asked.speed:
         dense, own = measure_speed([model, small], rounds=3, progress=progress)
-        shared |= {"prefill_speedup": own.prefill / dense.prefill, "decode_speedup": own.decode / dense.decode}
+        shared |= {
+            "prefill_speedup": own.prefill / dense.prefill,
+            "decode_speedup": own.decode / dense.decode,
+        }
     rows = []
     for one in asked.evaluations:
         found = evaluate(small, one, progress=progress).to_dict()
-        figures = {name: found[name] for name in ("perplexity", "nll", "bits_per_byte", "nonfinite", "protocol")}
+        figures = {
+            name: found[name]
+            for name in ("perplexity", "nll", "bits_per_byte", "nonfinite", "protocol")
+        }
         rows.append({**said, "measured_on": one.data, **shared, **figures, "error": None})
     return {"rows": rows, "recipe": None if recipe is None else recipe.to_dict()}

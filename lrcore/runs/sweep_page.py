@@ -11,14 +11,19 @@ from ..evaluation import report
 from ..files import write_text
 
 AXES = {
-    "parameters": "parameters", "kv_bytes_per_token": "KV bytes per token", "flops_per_token": "FLOPs per decoded token",
+    "parameters": "parameters",
+    "kv_bytes_per_token": "KV bytes per token",
+    "flops_per_token": "FLOPs per decoded token",
     "time": "decode time, share of the dense model's",
-}  # fmt: skip
+}
 Rows = Sequence[Mapping[str, Any]]
 
 
 def write_tables(rows: Rows, sweep: Mapping[str, Any], folder: str | Path) -> dict[str, str]:
-    """table.csv, table.json and report.html in the folder; returns their paths. sweep: `Sweep.to_dict()`."""
+    """table.csv, table.json and report.html in the folder; returns their paths.
+
+    sweep: `Sweep.to_dict()`.
+    """
     written = {}
     for name, text in tables(rows, sweep).items():
         path = Path(folder) / name
@@ -49,43 +54,85 @@ def to_csv(rows: Rows) -> str:
 
 
 def points(rows: Rows, axis: str) -> list[report.Point]:
-    """Perplexity over an axis of AXES: of every row that has both. "time" is one over the decode speed-up."""
+    """Perplexity over an axis of AXES: of every row that has both. "time" is one over the decode
+    speed-up.
+    """
     found = []
     for row in rows:
-        x = row.get(axis) if axis != "time" else 1 / row["decode_speedup"] if row.get("decode_speedup") else None
+        x = (
+            row.get(axis)
+            if axis != "time"
+            else 1 / row["decode_speedup"]
+            if row.get("decode_speedup")
+            else None
+        )
         if x is not None and row.get("perplexity") is not None:
-            name = "dense" if row["method"] == "dense" else f"{row['method']} {row['policy']} {row['ratio']:.0%}, {row['calibrated_on']}"
-            series = row["method"] if row["policy"] in (None, "uniform") else f"{row['method']} {row['policy']}"
+            name = (
+                "dense"
+                if row["method"] == "dense"
+                else f"{row['method']} {row['policy']} {row['ratio']:.0%}, {row['calibrated_on']}"
+            )
+            series = (
+                row["method"]
+                if row["policy"] in (None, "uniform")
+                else f"{row['method']} {row['policy']}"
+            )
             found.append(report.Point(name, series, float(x), row["perplexity"]))
     return found
 
 
 def cross_table(rows: Rows) -> list[dict[str, Any]]:
-    """Calibrated on (down) against measured on (across): perplexities, one line per method, policy, ratio and calibration set."""
+    """Calibrated on (down) against measured on (across): perplexities, one line per method,
+    policy, ratio and calibration set.
+    """
     lines: dict[tuple, dict[str, Any]] = {}
     for row in rows:
         key = tuple(row[name] for name in ("method", "policy", "ratio", "calibrated_on"))
-        line = lines.setdefault(key, dict(zip(("method", "policy", "ratio", "calibrated on"), key, strict=True)))
+        line = lines.setdefault(
+            key, dict(zip(("method", "policy", "ratio", "calibrated on"), key, strict=True))
+        )
         line[f"on {row['measured_on']}"] = row.get("perplexity")
     return list(lines.values())
 
 
 def html(rows: Rows, sweep: Mapping[str, Any]) -> str:
-    """Fronts of perplexity against every cost, the whole table, the protocol of every evaluation, the sweep itself."""
+    """Fronts of perplexity against every cost, the whole table, the protocol of every
+    evaluation, the sweep itself.
+    """
     parts, sets = [], list(dict.fromkeys(row["measured_on"] for row in rows))
     if len(sets) > 1:
-        parts.append(report.section("Calibrated on (down), measured on (across): perplexity", report.table(cross_table(rows))))
+        parts.append(
+            report.section(
+                "Calibrated on (down), measured on (across): perplexity",
+                report.table(cross_table(rows)),
+            )
+        )
     for measured_on in sets:
         own = [row for row in rows if row["measured_on"] == measured_on]
         for axis, name in AXES.items():
             marks = points(own, axis)
             if marks:
                 parts.append(
-                    report.section(f"{measured_on}: perplexity against {name}", report.scatter(marks, name, "perplexity", log_y=True))
+                    report.section(
+                        f"{measured_on}: perplexity against {name}",
+                        report.scatter(marks, name, "perplexity", log_y=True),
+                    )
                 )
     parts.append(report.section("All cells", report.table([plain(row) for row in rows])))
     for measured_on in sets:
-        protocol = next((row["protocol"] for row in rows if row["measured_on"] == measured_on and row.get("protocol")), {})
+        protocol = next(
+            (
+                row["protocol"]
+                for row in rows
+                if row["measured_on"] == measured_on and row.get("protocol")
+            ),
+            {},
+        )
         parts.append(report.section(f"Protocol: {measured_on}", report.facts(protocol)))
-    parts.append(report.section("Sweep", report.facts({name: value for name, value in sweep.items() if name != "evaluation"})))
+    parts.append(
+        report.section(
+            "Sweep",
+            report.facts({name: value for name, value in sweep.items() if name != "evaluation"}),
+        )
+    )
     return report.page(f"Sweep of {sweep['model']}", *parts)

@@ -1,7 +1,9 @@
-"""Figures in the local store of trackio (an extra), for those who keep their experiments there; `trackio show` draws them.
+"""Figures in the local store of trackio (an extra), for those who keep their experiments there;
+`trackio show` draws them.
 
-Written through trackio's own store and not by `trackio.init`, which asks the hub for the user's name and sends what it is given to
-another host where an environment variable names one. Here nothing leaves the machine.
+Written through trackio's own store and not by `trackio.init`, which asks the hub for the user's
+name and sends what it is given to another host where an environment variable names one. Here
+nothing leaves the machine.
 """
 
 import hashlib
@@ -15,36 +17,56 @@ from .runs import Run
 
 
 class Tracker:
-    """One project of trackio's. Raises InputError where trackio cannot be imported or does not allow the name."""
+    """One project of trackio's.
+
+    Raises InputError where trackio cannot be imported or does not allow the name.
+    """
 
     def __init__(self, project: str) -> None:
         try:
             from trackio.sqlite_storage import SQLiteStorage
         except ImportError as error:
-            raise InputError(f"trackio cannot be imported ({error}). Run `pip install trackio`, or leave --trackio out.") from error
+            raise InputError(
+                f"trackio cannot be imported ({error}). Run `pip install trackio`, or leave "
+                "--trackio out."
+            ) from error
         try:
             SQLiteStorage.validate_project_name(project)
         except ValueError as error:
-            raise InputError(f"'{project}' is no name for a project of trackio's: {error}") from error
+            raise InputError(
+                f"'{project}' is no name for a project of trackio's: {error}"
+            ) from error
         self.project, self._store = project, SQLiteStorage
 
     def log(self, name: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
-        """One run: what was asked for, and the finite numbers among the figures, those of nested mappings under `outer/inner`.
+        """One run: what was asked for, and the finite numbers among the figures, those of nested
+        mappings under `outer/inner`.
 
-        The same name and configuration is the same run: other figures become its next step, the same ones are not written twice.
+        The same name and configuration is the same run: other figures become its next step, the
+        same ones are not written twice.
         """
         numbers = dict(_numbers(figures))
         run = _digest([name, config])
         self._store.bulk_log(
-            self.project, name, [numbers], steps=[None], config=dict(config), log_ids=[_digest([run, numbers])], run_id=run
-        )  # fmt: skip
+            self.project,
+            name,
+            [numbers],
+            steps=[None],
+            config=dict(config),
+            log_ids=[_digest([run, numbers])],
+            run_id=run,
+        )
 
     def log_run(self, run: Run) -> None:
         """A kept run: its recipe, its account, and what was measured, by text and protocol."""
         measured = {}
         for one in run.evaluations:
             protocol = one["protocol"]
-            measured[f"{protocol.get('source')}, {protocol.get('name', 'windows')}"] = {**one, "protocol": None, "settings": None}
+            measured[f"{protocol.get('source')}, {protocol.get('name', 'windows')}"] = {
+                **one,
+                "protocol": None,
+                "settings": None,
+            }
         self.log(run.name, run.fields, run.report.get("summary", {}) | measured)
 
     def log_sweep(self, rows: Iterable[Mapping[str, Any]], sweep: Mapping[str, Any]) -> None:
@@ -52,16 +74,30 @@ class Tracker:
         said = ("calibrated_on", "method", "policy", "ratio", "measured_on")
         for row in rows:
             if row["error"] is None:
-                made = "dense" if row["method"] == "dense" else "{method} {policy} {ratio:.0%}, {calibrated_on}".format(**row)
-                config = {"model": sweep["model"], **{name: row[name] for name in said}, "protocol": row["protocol"]}
-                self.log(f"{made} on {row['measured_on']}", config, {name: value for name, value in row.items() if name not in config})
+                made = (
+                    "dense"
+                    if row["method"] == "dense"
+                    else "{method} {policy} {ratio:.0%}, {calibrated_on}".format(**row)
+                )
+                config = {
+                    "model": sweep["model"],
+                    **{name: row[name] for name in said},
+                    "protocol": row["protocol"],
+                }
+                self.log(
+                    f"{made} on {row['measured_on']}",
+                    config,
+                    {name: value for name, value in row.items() if name not in config},
+                )
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        elif (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ):
             yield f"{prefix}{name}", value
 
 

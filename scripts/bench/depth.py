@@ -5,11 +5,20 @@ import lrcore
 from .page import note, subjects, table, write_section
 from .quality import perplexity
 
-HEADER = ["dropped by", "layers", "which", "decoder-linear parameters removed", "perplexity", "KV bytes"]
+HEADER = [
+    "dropped by",
+    "layers",
+    "which",
+    "decoder-linear parameters removed",
+    "perplexity",
+    "KV bytes",
+]
 
 
 def depth(only: list[str]) -> None:
-    """Perplexity without one and two layers, chosen on the calibration windows of the other tables."""
+    """Perplexity without one and two layers, chosen on the calibration windows of the other
+    tables.
+    """
     for subject in subjects(only):
         model, rows = lrcore.load(subject.recipe.model), []
         for by in ("influence", "loss"):
@@ -18,6 +27,19 @@ def depth(only: list[str]) -> None:
                 gone = short.report["shortened"]["gone"]
                 share = 1 - short.size.decoder_linear / model.size.decoder_linear
                 which = ", ".join(map(str, gone))
-                rows.append([by, layers, which, f"{share:.1%}", f"{perplexity(short, subject):.3f}", short.size.kv_bytes])
+                rows.append(
+                    [
+                        by,
+                        layers,
+                        which,
+                        f"{share:.1%}",
+                        f"{perplexity(short, subject):.3f}",
+                        short.size.kv_bytes,
+                    ]
+                )
                 note(f"depth {subject.title} {rows[-1]}")
-        write_section(f"depth {subject.title}", f"**{subject.title}**, {short.report['shortened']['of']} layers.\n\n{table(HEADER, rows)}")
+        write_section(
+            f"depth {subject.title}",
+            f"**{subject.title}**, {short.report['shortened']['of']} "
+            f"layers.\n\n{table(HEADER, rows)}",
+        )

@@ -12,7 +12,9 @@ from lrcore.statistics import Moments
 from .page import machine, median_seconds, note, table, write_section
 
 
-def random_llama_layer(d: int = 1024, d_f: int = 2816, n_q: int = 16, n_kv: int = 8, tokens: int = 6000) -> tuple[Layer, Moments]:
+def random_llama_layer(
+    d: int = 1024, d_f: int = 2816, n_q: int = 16, n_kv: int = 8, tokens: int = 6000
+) -> tuple[Layer, Moments]:
     """A Llama-shaped layer with random weights and the moments of random, correlated inputs."""
     g = torch.Generator().manual_seed(0)
     size = d // n_q
@@ -21,26 +23,46 @@ def random_llama_layer(d: int = 1024, d_f: int = 2816, n_q: int = 16, n_kv: int 
         return Linear(torch.randn(out, inp, generator=g) / inp**0.5)
 
     attention = Attention(
-        q=linear(n_q * size, d), k=linear(n_kv * size, d), v=linear(n_kv * size, d), o=linear(d, n_q * size),
-        n_q=n_q, n_kv=n_kv, head_size=size, qk_size=size, v_size=size, scale=size**-0.5, position="none",
-    )  # fmt: skip
+        q=linear(n_q * size, d),
+        k=linear(n_kv * size, d),
+        v=linear(n_kv * size, d),
+        o=linear(d, n_q * size),
+        n_q=n_q,
+        n_kv=n_kv,
+        head_size=size,
+        qk_size=size,
+        v_size=size,
+        scale=size**-0.5,
+        position="none",
+    )
     layer = Layer(0, attention, MLP(up=linear(d_f, d), gate=linear(d_f, d), down=linear(d, d_f)))
     values = {}
     for tap, width in {"attn_in": d, "attn_out": n_q * size, "mlp_hidden": d_f}.items():
-        x = torch.randn(tokens, width, generator=g) @ (torch.randn(width, width, generator=g) / width**0.5)
+        x = torch.randn(tokens, width, generator=g) @ (
+            torch.randn(width, width, generator=g) / width**0.5
+        )
         values[tap, "second"], values[tap, "mean"] = (x.T @ x).double() / tokens, x.double().mean(0)
     for name, count in (("q", n_q), ("k", n_kv)):
-        states = heads(getattr(attention, name).weight.double(), count) @ values["attn_in", "second"]
-        squares = (states * heads(getattr(attention, name).weight.double(), count)).sum(-1).flatten()
+        states = (
+            heads(getattr(attention, name).weight.double(), count) @ values["attn_in", "second"]
+        )
+        squares = (
+            (states * heads(getattr(attention, name).weight.double(), count)).sum(-1).flatten()
+        )
         values[f"{name}_rotated", "square"] = squares
     return layer, Moments(values, tokens)
 
 
 def literal_a3(layer: Layer, moments: Moments, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A3 on GQA without rotary as printed: `d x d` roots and stacked `d x d` SVDs. The approximated products, QK and OV of group 0."""
+    """A3 on GQA without rotary as printed: `d x d` roots and stacked `d x d` SVDs.
+
+    The approximated products, QK and OV of group 0.
+    """
     a = layer.attention
     root, inverse = roots(moments.second("attn_in"))
-    wq, wk, wv = (heads(p.weight.double(), n) for p, n in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv)))
+    wq, wk, wv = (
+        heads(p.weight.double(), n) for p, n in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv))
+    )
     out = output_heads(a.o.weight.double(), a.n_q)
     products = []
     for g in range(a.n_kv):
@@ -61,13 +83,19 @@ def literal_a3(layer: Layer, moments: Moments, rank: int) -> tuple[torch.Tensor,
 def gram_a3(layer: Layer, moments: Moments, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same products through `factor` and `truncate`."""
     factors = a3_method.factor(layer, moments)
-    b = truncate(layer, factors, {"qk": rank, "ov": rank, "mlp": layer.mlp.down.weight.shape[1] // 2}).attention
+    b = truncate(
+        layer, factors, {"qk": rank, "ov": rank, "mlp": layer.mlp.down.weight.shape[1] // 2}
+    ).attention
     q, k = heads(b.q.weight.double(), b.n_q)[0], heads(b.k.weight.double(), b.n_kv)[0]
-    return q.T @ k, heads(b.v.weight.double(), b.n_kv)[0].T @ output_heads(b.o.weight.double(), b.n_q)[0].T
+    return q.T @ k, heads(b.v.weight.double(), b.n_kv)[0].T @ output_heads(
+        b.o.weight.double(), b.n_q
+    )[0].T
 
 
 def literal_modegpt(layer: Layer, moments: Moments, keep: int) -> torch.Tensor:
-    """MoDeGPT's three modules as printed: a `d x d` root for QK and VO, inverse and pseudo-inverse for the MLP."""
+    """MoDeGPT's three modules as printed: a `d x d` root for QK and VO, inverse and
+    pseudo-inverse for the MLP.
+    """
     a = layer.attention
     root, _ = roots(moments.second("attn_in"))
     for projection, count in ((a.q, a.n_q), (a.k, a.n_kv)):
@@ -78,7 +106,11 @@ def literal_modegpt(layer: Layer, moments: Moments, keep: int) -> torch.Tensor:
     gram = moments.second("mlp_hidden") * moments.tokens
     leverage = (gram @ torch.linalg.inv(gram + torch.eye(len(gram), dtype=gram.dtype))).diagonal()
     kept = leverage.topk(keep).indices.sort().values
-    return layer.mlp.down.weight.double() @ gram[:, kept] @ torch.linalg.pinv(gram[kept][:, kept], hermitian=True)
+    return (
+        layer.mlp.down.weight.double()
+        @ gram[:, kept]
+        @ torch.linalg.pinv(gram[kept][:, kept], hermitian=True)
+    )
 
 
 def gram_modegpt(layer: Layer, moments: Moments, keep: int) -> torch.Tensor:
@@ -92,14 +124,25 @@ def gram(only: list[str]) -> None:
     """Gram space against the papers' `d x d` formulas, on one layer with random weights."""
     layer, moments = random_llama_layer()
     rows = []
-    for name, literal, ours, rank in (("a3", literal_a3, gram_a3, 32), ("modegpt", literal_modegpt, gram_modegpt, 1408)):
+    for name, literal, ours, rank in (
+        ("a3", literal_a3, gram_a3, 32),
+        ("modegpt", literal_modegpt, gram_modegpt, 1408),
+    ):
         slow, quick = literal(layer, moments, rank), ours(layer, moments, rank)
         pairs = zip(slow, quick, strict=True) if isinstance(slow, tuple) else [(slow, quick)]
         gap = max(float((x - y).norm() / x.norm()) for x, y in pairs)
         slow_s = median_seconds(lambda f=literal, r=rank: f(layer, moments, r), 1)  # minutes
         quick_s = median_seconds(lambda f=ours, r=rank: f(layer, moments, r), 3)
-        rows.append([name, f"{slow_s:.2f}", f"{quick_s:.2f}", f"{slow_s / quick_s:.1f}", f"{gap:.1e}"])
+        rows.append(
+            [name, f"{slow_s:.2f}", f"{quick_s:.2f}", f"{slow_s / quick_s:.1f}", f"{gap:.1e}"]
+        )
         note(f"gram {rows[-1]}")
-    header = ["method", "`d x d` formulas, s", "`factor` + `truncate`, s", "ratio", "largest relative difference of the result"]
+    header = [
+        "method",
+        "`d x d` formulas, s",
+        "`factor` + `truncate`, s",
+        "ratio",
+        "largest relative difference of the result",
+    ]
     text = f"One layer, d 1024, d_f 2816, 16 query and 8 kv heads, no rotary; {machine()}."
     write_section("gram", f"{text}\n\n{table(header, rows)}")

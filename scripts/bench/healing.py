@@ -28,14 +28,29 @@ def healing(only: list[str]) -> None:
         small = lrcore.compress(model, subject.recipe.with_(method=method, ratio=ratio))
         asked = lrcore.Healing(**SETTINGS, test_samples=0, **changes)
         healed = lrcore.heal(small, asked, teacher=model)
-        told, figures = healed.report["healing"], [f"{perplexity(one, subject):.3f}" for one in (small, healed)]
+        told, figures = (
+            healed.report["healing"],
+            [f"{perplexity(one, subject):.3f}" for one in (small, healed)],
+        )
         trained = f"{told['train']}, {told['trained_parameters']:,}"
-        settings = [f"{ratio:.0%}", trained, asked.rotary_channel, f"{asked.beta:g}", f"{asked.lr:g}", f"{healed.size.parameters:,}"]
+        settings = [
+            f"{ratio:.0%}",
+            trained,
+            asked.rotary_channel,
+            f"{asked.beta:g}",
+            f"{asked.lr:g}",
+            f"{healed.size.parameters:,}",
+        ]
         rows.append([method, *settings, *figures])
         note(f"healing {rows[-1]}")
         words = (
-            f"**demo-llama**: dense perplexity {dense:.3f}; uniform ranks, `care` by the share of the KV cache. {asked.steps} steps of "
-            f"{asked.batch} windows of {asked.seq_len} tokens out of {asked.samples} (`stories`, calibration split), "
-            f"temperature {asked.temperature:g}; perplexity on the first {subject.windows} windows of 256 of its test split."
+            f"**demo-llama**: dense perplexity {dense:.3f}; uniform ranks, `care` by the share of "
+            f"the KV cache. {asked.steps} steps of "
+            f"{asked.batch} windows of {asked.seq_len} tokens out of {asked.samples} (`stories`, "
+            "calibration split), "
+            f"temperature {asked.temperature:g}; perplexity on the first {subject.windows} "
+            "windows of 256 of its test split."
         )
-        write_section("healing demo-llama", f"{words}\n\n{table(header, rows)}")  # row by row: nothing measured is lost
+        write_section(
+            "healing demo-llama", f"{words}\n\n{table(header, rows)}"
+        )  # row by row: nothing measured is lost

@@ -1,4 +1,6 @@
-"""The memory that compressing a model from disk takes: a random-weight Llama of 1.1 billion parameters, in a process of its own."""
+"""The memory that compressing a model from disk takes: a random-weight Llama of 1.1 billion
+parameters, in a process of its own.
+"""
 
 import json
 import os
@@ -20,11 +22,21 @@ from lrcore.models.load import locate, quiet
 from .page import ROOT, machine, note, table, write_section
 
 SHAPE = {
-    "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632,
-    "vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "hidden_size": 2048,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 5632,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 METHOD, RATIO, SAMPLES, LENGTH, TEXTS = "a3", 0.3, 8, 128, 200
-START = "import sys, pandas, torch, transformers, transformers.models.llama.modeling_llama; sys.stdin.read()"
+START = (
+    "import sys, pandas, torch, transformers, transformers.models.llama.modeling_llama; "
+    "sys.stdin.read()"
+)
 
 
 def memory(_models: list[str]) -> None:
@@ -34,7 +46,18 @@ def memory(_models: list[str]) -> None:
         parameters = write_model(folder / "model")
         note(f"{parameters:,} parameters on disk")
         idle = follow([sys.executable, "-c", START], folder, until_quiet=True)
-        command = [sys.executable, "-m", "lrcore", "compress", str(folder / "model"), "--offload", "--dtype", "auto", "--device", "cpu"]
+        command = [
+            sys.executable,
+            "-m",
+            "lrcore",
+            "compress",
+            str(folder / "model"),
+            "--offload",
+            "--dtype",
+            "auto",
+            "--device",
+            "cpu",
+        ]
         write_text(folder / "text.jsonl")
         command += [
             "--data",
@@ -56,13 +79,18 @@ def memory(_models: list[str]) -> None:
 
 
 def write_model(folder: Path) -> int:
-    """A folder with random bfloat16 weights of the usual spread and a demo model's tokenizer. Returns the number of parameters."""
+    """A folder with random bfloat16 weights of the usual spread and a demo model's tokenizer.
+
+    Returns the number of parameters.
+    """
     with quiet(), no_init_weights():
         network = LlamaForCausalLM._from_config(LlamaConfig(**SHAPE), dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.normal_(0, 0.02, generator=generator) if parameter.dim() > 1 else parameter.fill_(1)
+            parameter.normal_(
+                0, 0.02, generator=generator
+            ) if parameter.dim() > 1 else parameter.fill_(1)
         network.save_pretrained(folder, max_shard_size="500MB")
     for file in locate("demo-llama").glob("token*"):
         shutil.copy(file, folder)
@@ -76,11 +104,19 @@ def write_text(file: Path) -> None:
 
 
 def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[str, int]:
-    """Run a process and return its peaks in bytes: VmHWM, all that was resident at once (by the kernel), and RssAnon, that part of it which
-    is no page of a file (asked for every 10 ms). until_quiet: it waits for a line once it has imported what it imports."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "LRCORE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    """Run a process and return its peaks in bytes: VmHWM, all that was resident at once (by the
+    kernel), and RssAnon, that part of it which is no page of a file (asked for every 10 ms).
+    until_quiet: it waits for a line once it has imported what it imports.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "LRCORE_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
     peaks = {"VmHWM": 0, "RssAnon": 0}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     if until_quiet:
         threading.Timer(30, process.stdin.close).start()
     while process.poll() is None:
@@ -97,25 +133,49 @@ def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[
     return peaks
 
 
-def page(parameters: int, left: int, idle: dict[str, int], peak: dict[str, int], seconds: float) -> str:
+def page(
+    parameters: int, left: int, idle: dict[str, int], peak: dict[str, int], seconds: float
+) -> str:
     size, activations = 2 * parameters, 2 * SAMPLES * LENGTH * SHAPE["hidden_size"]
     limit = 0.4 * size + activations
     rows = [
         ["size at 16 bits per number", megabytes(size), ""],
         ["hidden states of the calibration windows", megabytes(activations), ""],
         ["limit: 40 % of the size, and the hidden states", megabytes(limit), share(limit, size)],
-        ["**peak of the process** (VmHWM)", f"**{megabytes(peak['VmHWM'])}**", f"**{share(peak['VmHWM'], size)}**"],
-        ["of it not pages of files (RssAnon, its own peak)", megabytes(peak["RssAnon"]), share(peak["RssAnon"], size)],
-        ["Python with torch, transformers and pandas imported and nothing done", megabytes(idle["VmHWM"]), share(idle["VmHWM"], size)],
-        ["peak above that", megabytes(peak["VmHWM"] - idle["VmHWM"]), share(peak["VmHWM"] - idle["VmHWM"], size)],
+        [
+            "**peak of the process** (VmHWM)",
+            f"**{megabytes(peak['VmHWM'])}**",
+            f"**{share(peak['VmHWM'], size)}**",
+        ],
+        [
+            "of it not pages of files (RssAnon, its own peak)",
+            megabytes(peak["RssAnon"]),
+            share(peak["RssAnon"], size),
+        ],
+        [
+            "Python with torch, transformers and pandas imported and nothing done",
+            megabytes(idle["VmHWM"]),
+            share(idle["VmHWM"], size),
+        ],
+        [
+            "peak above that",
+            megabytes(peak["VmHWM"] - idle["VmHWM"]),
+            share(peak["VmHWM"] - idle["VmHWM"], size),
+        ],
     ]
     verdict = "under the limit" if peak["VmHWM"] < limit else "**over the limit**"
-    shape = "{num_hidden_layers} layers, hidden {hidden_size}, intermediate {intermediate_size}, {num_attention_heads} query and "
+    shape = (
+        "{num_hidden_layers} layers, hidden {hidden_size}, intermediate {intermediate_size}, "
+        "{num_attention_heads} query and "
+    )
     shape += "{num_key_value_heads} kv heads, vocabulary {vocab_size}"
     said = (
-        f"`lrcore compress MODEL --offload --dtype auto --method {METHOD} --ratio {RATIO} --samples {SAMPLES} --seq-len {LENGTH}` "
-        f"of a Llama of {parameters:,} random bfloat16 parameters (the shape of TinyLlama: {shape.format(**SHAPE)}), from shards on disk "
-        f"to a folder of {left:,} parameters: {verdict}, in {seconds / 60:.0f} minutes ({machine()})."
+        f"`lrcore compress MODEL --offload --dtype auto --method {METHOD} --ratio {RATIO} "
+        f"--samples {SAMPLES} --seq-len {LENGTH}` "
+        f"of a Llama of {parameters:,} random bfloat16 parameters (the shape of TinyLlama: "
+        f"{shape.format(**SHAPE)}), from shards on disk "
+        f"to a folder of {left:,} parameters: {verdict}, in {seconds / 60:.0f} minutes "
+        f"({machine()})."
     )
     return said + "\n\n" + table(["what", "MB", "of the size"], rows)
 

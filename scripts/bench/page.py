@@ -34,12 +34,16 @@ def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
     pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     if not pattern.search(page):
         raise SystemExit(f"{document.name} has no section '{name}'")
-    document.write_text(pattern.sub(lambda match: match[1] + text + "\n" + match[2], page), encoding="utf-8")
+    document.write_text(
+        pattern.sub(lambda match: match[1] + text + "\n" + match[2], page), encoding="utf-8"
+    )
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with the text it is calibrated on and the text it is measured on (the first `windows` windows of 256)."""
+    """A model with the text it is calibrated on and the text it is measured on (the first
+    `windows` windows of 256).
+    """
 
     title: str
     recipe: lrcore.Recipe
@@ -48,16 +52,23 @@ class Subject:
 
 
 def subjects(only: list[str]) -> Iterator[Subject]:
-    """The demo models, and stories260K where LRCORE_REFERENCE names the folder that holds it; or those named."""
+    """The demo models, and stories260K where LRCORE_REFERENCE names the folder that holds it; or
+    those named.
+    """
     for name in [name for name in lrcore.DEMO_MODELS if not only or name in only]:
-        yield Subject(name, lrcore.Recipe(model=name, data="stories", samples=64, seq_len=256), "stories", 32)
+        yield Subject(
+            name, lrcore.Recipe(model=name, data="stories", samples=64, seq_len=256), "stories", 32
+        )
     reference = os.environ.get("LRCORE_REFERENCE")
     if reference and (not only or "stories260K" in only):
         text = Path(reference) / "text"
         recipe = lrcore.Recipe(
-            model=str(Path(reference) / "models/stories260K"), data=str(text / "tinystories.calibration.txt"),
-            samples=128, seq_len=256, sampling="first",
-        )  # fmt: skip
+            model=str(Path(reference) / "models/stories260K"),
+            data=str(text / "tinystories.calibration.txt"),
+            samples=128,
+            seq_len=256,
+            sampling="first",
+        )
         yield Subject("stories260K", recipe, str(text / "tinystories.evaluation.txt"), 128)
 
 
@@ -71,4 +82,7 @@ def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:
 
 
 def machine() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__.partition('+')[0]}"
+    return (
+        f"{platform.machine()}, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__.partition('+')[0]}"
+    )

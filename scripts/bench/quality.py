@@ -1,5 +1,9 @@
-"""Perplexity of every method and policy at 10-50 %, and how well it was predicted. Measured cells are kept in docs/benchmarks.json,
-so that a method that is new or has changed is measured alone and every table is made from the same record."""
+"""Perplexity of every method and policy at 10-50 %, and how well it was predicted.
+
+Measured cells are kept in docs/benchmarks.json,
+so that a method that is new or has changed is measured alone and every table is made from the same
+record.
+"""
 
 import json
 import os
@@ -68,7 +72,9 @@ def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[st
 
 
 def solve(only: list[str]) -> None:
-    """Seconds from moments to a compressed model at 50 %, without calibration and probes: for a machine that does nothing else."""
+    """Seconds from moments to a compressed model at 50 %, without calibration and probes: for a
+    machine that does nothing else.
+    """
     record = read_record()
     for subject in subjects(only):
         own = record.setdefault(subject.title, {"cells": {}})
@@ -100,17 +106,23 @@ def protocol(subject: Subject, model, calibration) -> str:
     size, recipe = model.size, subject.recipe
     windows = f"{recipe.samples} windows of 256, {recipe.sampling}, seed {recipe.seed}"
     return (
-        f"{size.parameters:,} parameters, {size.decoder_linear:,} of them decoder-linear, {size.kv_bytes} KV bytes per token. "
-        f"Calibrated on {calibration.protocol['tokens']:,} tokens of `{Path(recipe.data).name}` ({windows}); measured on the first "
-        f"{subject.windows} windows of 256 of `{Path(subject.data).name}` (test split where there is one)."
+        f"{size.parameters:,} parameters, {size.decoder_linear:,} of them decoder-linear, "
+        f"{size.kv_bytes} KV bytes per token. "
+        f"Calibrated on {calibration.protocol['tokens']:,} tokens of `{Path(recipe.data).name}` "
+        f"({windows}); measured on the first "
+        f"{subject.windows} windows of 256 of `{Path(subject.data).name}` (test split where there "
+        "is one)."
     )
 
 
-# ---- tables -------------------------------------------------------------------------------------------------------------------------
+# ---- tables
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def write_tables(title: str, own: dict[str, Any]) -> None:
-    """Quality into the document, the short form into the README, predicted against actual into the document."""
+    """Quality into the document, the short form into the README, predicted against actual into
+    the document.
+    """
     ratios = [f"{ratio:.0%}" for ratio in RATIOS]
     header = ["method", "policy", *ratios, "parameters at 50 %", "KV bytes at 50 %", "solve, s"]
     parts = [f"**{title}**: dense perplexity {own['dense']:.3f}; {own['protocol']}"]
@@ -120,9 +132,20 @@ def write_tables(title: str, own: dict[str, Any]) -> None:
     if kv:
         parts += ["Share of the **KV cache** removed instead:", table(header, kv)]
     write_section(f"quality {title}", "\n\n".join(parts))
-    chosen = [row[: 2 + len(RATIOS)] for row in params if row[1] == "uniform" or (row[0], row[1]) == ("fused", "probed")]
-    words = f"**{title}**, perplexity with this share of the decoder-linear parameters removed (dense {own['dense']:.3f}):"
-    write_section(f"measured {title}", f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}", ROOT / "README.md")
+    chosen = [
+        row[: 2 + len(RATIOS)]
+        for row in params
+        if row[1] == "uniform" or (row[0], row[1]) == ("fused", "probed")
+    ]
+    words = (
+        f"**{title}**, perplexity with this share of the decoder-linear parameters removed (dense "
+        f"{own['dense']:.3f}):"
+    )
+    write_section(
+        f"measured {title}",
+        f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}",
+        ROOT / "README.md",
+    )
     write_section(f"predicted {title}", predicted_table(title, own))
 
 
@@ -131,27 +154,43 @@ def rows_of(own: dict[str, Any], budget: str) -> list[list]:
     rows = []
     for method in lrcore.methods():
         for policy in lrcore.policies():
-            cells = [own["cells"].get(f"{method['name']} {policy['name']} {budget} {ratio}") for ratio in RATIOS]
+            cells = [
+                own["cells"].get(f"{method['name']} {policy['name']} {budget} {ratio}")
+                for ratio in RATIOS
+            ]
             if any(cells):
                 last = next(cell for cell in reversed(cells) if cell)
                 shown = [f"{cell['perplexity']:.3f}" if cell else "–" for cell in cells]
-                sizes = [f"{last['parameters']:,}", last["kv_bytes"], own.get("solve_seconds", {}).get(method["name"], "–")]
+                sizes = [
+                    f"{last['parameters']:,}",
+                    last["kv_bytes"],
+                    own.get("solve_seconds", {}).get(method["name"], "–"),
+                ]
                 rows.append([method["name"], policy["name"], *shown, *sizes])
     return rows
 
 
 def predicted_table(title: str, own: dict[str, Any]) -> str:
-    """Predicted and actual perplexity under `probed`, and the rank correlation over (method, ratio)."""
+    """Predicted and actual perplexity under `probed`, and the rank correlation over (method,
+    ratio).
+    """
     rows, pairs = [], []
     for method in lrcore.methods():
         cells = [own["cells"].get(f"{method['name']} probed params {ratio}") for ratio in RATIOS]
         if all(cells):
             pairs += [(cell["predicted"], cell["perplexity"]) for cell in cells]
-            rows.append([method["name"], *(f"{cell['predicted']:.3f} / {cell['perplexity']:.3f}" for cell in cells)])
+            rows.append(
+                [
+                    method["name"],
+                    *(f"{cell['predicted']:.3f} / {cell['perplexity']:.3f}" for cell in cells),
+                ]
+            )
     correlation = spearman(pairs)
     words = (
-        f"**{title}**, predicted / actual; Spearman rank correlation over the {len(pairs)} pairs: {correlation:.3f}. The prediction is the "
-        "loss of the probing windows of the calibration text plus the sum of the predicted rises; the actual figure is on the test text."
+        f"**{title}**, predicted / actual; Spearman rank correlation over the {len(pairs)} pairs: "
+        f"{correlation:.3f}. The prediction is the "
+        "loss of the probing windows of the calibration text plus the sum of the predicted rises; "
+        "the actual figure is on the test text."
     )
     return f"{words}\n\n{table(['method', *(f'{ratio:.0%}' for ratio in RATIOS)], rows)}"
 

@@ -1,4 +1,6 @@
-"""What a person at the page waits for, measured in a real Chromium: needs playwright and a Chromium (CHROMIUM names it)."""
+"""What a person at the page waits for, measured in a real Chromium: needs playwright and a
+Chromium (CHROMIUM names it).
+"""
 
 import os
 import shutil
@@ -16,7 +18,10 @@ from contextlib import contextmanager
 from .page import ROOT, machine, note, table, write_section
 
 MOVES, LOADS, STARTS = 20, 3, 3
-MODELS = {"demo-llama, 6 layers of 256": "app.py", "made-up spectra, 80 layers of 8192": "scripts/large_model.py"}
+MODELS = {
+    "demo-llama, 6 layers of 256": "app.py",
+    "made-up spectra, 80 layers of 8192": "scripts/large_model.py",
+}
 HEAT, BARS = "#heatmap .js-plotly-plot", "#bars .js-plotly-plot"
 
 # Sets a slider as a drag does and answers with the milliseconds until the plot is drawn again.
@@ -28,7 +33,8 @@ SLIDE = """([slider, plot, value]) => new Promise((done, failed) => {
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
   input.dispatchEvent(new Event('input', {bubbles: true}));
 })"""
-# Presses Start and answers with the milliseconds until the strip shows a running job with its steps.
+# Presses Start and answers with the milliseconds until the strip shows a running job with its
+# steps.
 START = """() => new Promise((done, failed) => {
   setTimeout(() => failed('no progress is shown'), 60000);
   const began = performance.now(), strip = document.querySelector('#strip');
@@ -41,7 +47,9 @@ START = """() => new Promise((done, failed) => {
 
 
 def ui(_: list[str]) -> None:
-    """First picture, slider to redrawn figures, Start to first progress; on a demo model and on 80 layers."""
+    """First picture, slider to redrawn figures, Start to first progress; on a demo model and on
+    80 layers.
+    """
     from playwright.sync_api import sync_playwright
 
     rows = []
@@ -53,9 +61,17 @@ def ui(_: list[str]) -> None:
                 rows.append([title, *measured(browser, url, script == "app.py")])
                 note(f"page {rows[-1]}")
         browser.close()
-    header = ["model", "heatmap on the page, s", "budget slider to bars, ms: median (p95)", "threshold to heatmap, ms: median (p95)",
-              "Start to first progress, ms"]  # fmt: skip
-    words = f"{machine()}; load average {os.getloadavg()[0]:.1f} at the end. Medians of {LOADS} loads, {MOVES} moves and {STARTS} starts."
+    header = [
+        "model",
+        "heatmap on the page, s",
+        "budget slider to bars, ms: median (p95)",
+        "threshold to heatmap, ms: median (p95)",
+        "Start to first progress, ms",
+    ]
+    words = (
+        f"{machine()}; load average {os.getloadavg()[0]:.1f} at the end. Medians of {LOADS} loads, "
+        f"{MOVES} moves and {STARTS} starts."
+    )
     write_section("page", f"{words}\n\n{table(header, rows)}")
 
 
@@ -72,13 +88,19 @@ def measured(browser, url: str, compresses: bool) -> list[str]:
     page.wait_for_timeout(2000)
     page.locator("#measure input").first.click()
     page.get_by_role("option", name="Energy rank").click()
-    page.wait_for_function(f"() => document.querySelector('{HEAT}').data[0].hovertemplate.includes('Energy rank')", timeout=60_000)
+    page.wait_for_function(
+        f"() => document.querySelector('{HEAT}').data[0].hovertemplate.includes('Energy rank')",
+        timeout=60_000,
+    )
     page.wait_for_timeout(1000)
     heat = [page.evaluate(SLIDE, ["#threshold", HEAT, str(0.6 + 0.009 * i)]) for i in range(MOVES)]
     page.get_by_role("tab", name="Allocation", exact=True).click()
     page.wait_for_selector(BARS)
     page.wait_for_timeout(2000)
-    bars = [page.evaluate(SLIDE, ["#field-ratio", BARS, str(0.1 + 0.01 * i)]) for i in range(1, MOVES + 1)]
+    bars = [
+        page.evaluate(SLIDE, ["#field-ratio", BARS, str(0.1 + 0.01 * i)])
+        for i in range(1, MOVES + 1)
+    ]
     started = f"{statistics.median(starts(page)):.0f}" if compresses else "–"
     page.close()
     return [f"{statistics.median(loads):.2f}", spread(bars), spread(heat), started]
@@ -116,7 +138,12 @@ def served(script: str) -> Iterator[str]:
         port = free.getsockname()[1]
         free.close()
         env = os.environ | {"LRCORE_RUNS": f"{folder}/runs", "LRCORE_CACHE": f"{folder}/cache"}
-        process = subprocess.Popen([sys.executable, script, "--port", str(port)], cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, script, "--port", str(port)],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.DEVNULL,
+        )
         try:
             yield answered(f"http://127.0.0.1:{port}")
         finally:

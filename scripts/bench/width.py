@@ -1,15 +1,25 @@
-"""A narrower residual stream, by both choices of rotations, under the protocol of the other tables."""
+"""A narrower residual stream, by both choices of rotations, under the protocol of the other
+tables.
+"""
 
 import lrcore
 
 from .page import RATIOS, note, subjects, table, write_section
 from .quality import perplexity
 
-HEADER = ["rotations", *(f"{ratio:.0%}" for ratio in RATIOS), "width at 50 %", "residual matrices at 50 %", "parameters at 50 %"]
+HEADER = [
+    "rotations",
+    *(f"{ratio:.0%}" for ratio in RATIOS),
+    "width at 50 %",
+    "residual matrices at 50 %",
+    "parameters at 50 %",
+]
 
 
 def width(only: list[str]) -> None:
-    """Perplexity of SliceGPT at 10-50 % of the decoder-linear parameters, its residual matrices counted among them."""
+    """Perplexity of SliceGPT at 10-50 % of the decoder-linear parameters, its residual matrices
+    counted among them.
+    """
     for subject in subjects(only):
         model, rows = lrcore.load(subject.recipe.model), []
         for rotations in ("block", "one"):
@@ -17,8 +27,22 @@ def width(only: list[str]) -> None:
             for ratio in RATIOS:
                 small = lrcore.slice_hidden(model, subject.recipe.with_(ratio=ratio), rotations)
                 found.append(f"{perplexity(small, subject):.3f}")
-                note(f"width {subject.title} {rotations} {ratio:.0%} {small.report['sliced']['width']} {found[-1]}")
+                note(
+                    f"width {subject.title} {rotations} {ratio:.0%} "
+                    f"{small.report['sliced']['width']} {found[-1]}"
+                )
             told = small.report["sliced"]
-            rows.append([rotations, *found, told["width"], f"{told['residual_parameters']:,}", f"{small.size.parameters:,}"])
-        words = f"**{subject.title}**, a stream {told['of']} wide, {model.size.parameters:,} parameters."
+            rows.append(
+                [
+                    rotations,
+                    *found,
+                    told["width"],
+                    f"{told['residual_parameters']:,}",
+                    f"{small.size.parameters:,}",
+                ]
+            )
+        words = (
+            f"**{subject.title}**, a stream {told['of']} wide, {model.size.parameters:,} "
+            "parameters."
+        )
         write_section(f"width {subject.title}", f"{words}\n\n{table(HEADER, rows)}")

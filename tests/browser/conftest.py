@@ -30,7 +30,9 @@ FLAGS = [
 
 
 class Server:
-    """`app.py`, or another script that serves the page, on a free loopback port with folders of its own; `log` is what it printed."""
+    """`app.py`, or another script that serves the page, on a free loopback port with folders of
+    its own; `log` is what it printed.
+    """
 
     def __init__(self, folder: Path, cache: Path, script: str = "app.py") -> None:
         self.folder, self.log_file, self.script = folder, folder / "server.log", script
@@ -49,7 +51,11 @@ class Server:
     def start(self) -> None:
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, self.script, "--port", str(self.port)], cwd=ROOT, env=self.env, stdout=log, stderr=log
+                [sys.executable, self.script, "--port", str(self.port)],
+                cwd=ROOT,
+                env=self.env,
+                stdout=log,
+                stderr=log,
             )
         for _ in range(360):
             try:
@@ -97,8 +103,12 @@ def open_page(browser, server):
     """Opens pages, each in a browser profile of its own."""
     contexts = []
 
-    def open_one(query: str = "", width: int = 1360, height: int = 900, ready: bool = True, watch=None) -> Workbench:
-        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
+    def open_one(
+        query: str = "", width: int = 1360, height: int = 900, ready: bool = True, watch=None
+    ) -> Workbench:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, accept_downloads=True
+        )
         contexts.append(context)
         page: Page = context.new_page()
         if watch:
@@ -116,5 +126,7 @@ def open_page(browser, server):
 
 @pytest.fixture(scope="module")
 def workbench(open_page):
-    """One page for all tests of a module, as one person would use it: loading it takes longer than most tests."""
+    """One page for all tests of a module, as one person would use it: loading it takes longer
+    than most tests.
+    """
     return open_page()

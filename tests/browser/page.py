@@ -12,7 +12,8 @@ READ_PLOT = """id => { const p = document.querySelector('#' + id + ' .js-plotly-
   background: p._fullLayout.plot_bgcolor, font: p._fullLayout.font.color,
   traces: p.data.map(t => ({name: t.name, custom: t.customdata, y: t.y, hover: t.hovertemplate || ""}))} : null; }"""
 
-# Sets the slider as a drag does and answers with the milliseconds until the plot has been drawn again.
+# Sets the slider as a drag does and answers with the milliseconds until the plot has been drawn
+# again.
 SLIDE = """([field, plot, value]) => new Promise(done => {
   const input = document.querySelector('#' + field + ' input[type=range]'), host = document.querySelector('#' + plot + ' .js-plotly-plot');
   const began = performance.now();
@@ -22,8 +23,12 @@ SLIDE = """([field, plot, value]) => new Promise(done => {
   input.dispatchEvent(new Event('input', {bubbles: true}));
 })"""
 
-# A field that appeared within this frame still sets its first value, over anything typed into it faster than a hand could.
-FRAMES = "() => new Promise(done => { let left = 6; const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })"
+# A field that appeared within this frame still sets its first value, over anything typed into it
+# faster than a hand could.
+FRAMES = (
+    "() => new Promise(done => { let left = 6; const next = () => left-- ? "
+    "requestAnimationFrame(next) : done(); next(); })"
+)
 
 
 class Workbench:

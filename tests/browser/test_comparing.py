@@ -1,4 +1,6 @@
-"""Several runs side by side: a sweep that makes them, only their differences, tokens coloured, a set of prompts, tags."""
+"""Several runs side by side: a sweep that makes them, only their differences, tokens coloured, a
+set of prompts, tags.
+"""
 
 import csv
 import io
@@ -11,7 +13,10 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def choose_both(page) -> bool:
-    """Whether both runs are chosen; chooses one that is not. The newest when the page first looked is chosen already."""
+    """Whether both runs are chosen; chooses one that is not.
+
+    The newest when the page first looked is chosen already.
+    """
     chosen = page.locator("#compare-runs").inner_text()
     lacking = [name for name in ("a3 30% uniform", "svd 30% uniform") if name not in chosen]
     if lacking:
@@ -34,26 +39,48 @@ def test_a_sweep_is_compared(workbench):
         page.get_by_role("option", name=method, exact=True).click()
     workbench.type_into("sweep-ratios", "0.3")
     workbench.click("#start-sweep")
-    workbench.until(lambda: page.locator(".job.done", has_text="Sweep of 2 runs").count(), 120, "the sweep does not end")
+    workbench.until(
+        lambda: page.locator(".job.done", has_text="Sweep of 2 runs").count(),
+        120,
+        "the sweep does not end",
+    )
 
     workbench.tab("Compare")
-    workbench.until(lambda: "KL to dense" in page.locator("#cards").inner_text(), 20, "no distance to the dense model is shown")
+    workbench.until(
+        lambda: "KL to dense" in page.locator("#cards").inner_text(),
+        20,
+        "no distance to the dense model is shown",
+    )
     workbench.until(lambda: choose_both(page), 30, "the two runs cannot be chosen")
     table = page.locator("#recipe-differences")
     table.wait_for(state="visible", timeout=20_000)
-    workbench.until(lambda: "method" in table.inner_text() and "perplexity" in table.inner_text(), 20, "no differences are shown")
+    workbench.until(
+        lambda: "method" in table.inner_text() and "perplexity" in table.inner_text(),
+        20,
+        "no differences are shown",
+    )
     assert "samples" not in table.inner_text()  # equal in both
-    workbench.until(lambda: any(t["name"] == "best so far" for t in workbench.plot("scatter")["traces"]), 20, "no front is drawn")
+    workbench.until(
+        lambda: any(t["name"] == "best so far" for t in workbench.plot("scatter")["traces"]),
+        20,
+        "no front is drawn",
+    )
 
     workbench.open("Surprise")
     workbench.click("#colour")
-    workbench.until(lambda: page.locator("#coloured .tokens span[style*=rgba]").count() > 20, 30, "no token is coloured")
+    workbench.until(
+        lambda: page.locator("#coloured .tokens span[style*=rgba]").count() > 20,
+        30,
+        "no token is coloured",
+    )
 
     workbench.open("A set of prompts")
     page.wait_for_timeout(1000)  # what is typed while the box is being built is lost
     workbench.type_into("prompt-set", "Tom went to\nOnce upon a time")
     workbench.click("#set-go")
-    workbench.until(lambda: "Tom went to" in page.locator("#set-table").inner_text(), 60, "no answers come")  # rows far down are not drawn
+    workbench.until(
+        lambda: "Tom went to" in page.locator("#set-table").inner_text(), 60, "no answers come"
+    )  # rows far down are not drawn
     rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
     assert [row["prompt"] for row in rows] == ["Tom went to"] * 3 + ["Once upon a time"] * 3
     assert {row["model"] for row in rows} >= {"dense"}
@@ -66,18 +93,32 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
     workbench.type_into("prompt", "Once upon a time")
     labels = [page.locator(f"#answer-{i} label > span").first for i in range(3)]
     runs = {"a3 30% uniform", "svd 30% uniform"}
-    workbench.until(lambda: {label.inner_text() for label in labels[1:]} == runs, 10, "the columns are not laid out")
+    workbench.until(
+        lambda: {label.inner_text() for label in labels[1:]} == runs,
+        10,
+        "the columns are not laid out",
+    )
     workbench.click("#generate")
-    workbench.until(lambda: all("tokens/s" in label.inner_text() for label in labels), 60, "a column does not say its speed")
+    workbench.until(
+        lambda: all("tokens/s" in label.inner_text() for label in labels),
+        60,
+        "a column does not say its speed",
+    )
     words = [label.inner_text() for label in labels]
     assert words[0].startswith("dense · demo-llama · ")
     assert {name.rpartition(" · ")[0] for name in words[1:]} == runs
-    assert all(float(word.rpartition(" · ")[2].removesuffix(" tokens/s").replace(",", "")) > 0 for word in words)
+    assert all(
+        float(word.rpartition(" · ")[2].removesuffix(" tokens/s").replace(",", "")) > 0
+        for word in words
+    )
     copy = page.locator("#answer-1 button[aria-label*=opy]").first
     workbench.until(lambda: page.locator("#generate").is_enabled(), 30, "the answers do not end")
     page.wait_for_timeout(1000)
     copy.click()
-    assert page.evaluate("navigator.clipboard.readText()") == page.locator("#answer-1 textarea").input_value()
+    assert (
+        page.evaluate("navigator.clipboard.readText()")
+        == page.locator("#answer-1 textarea").input_value()
+    )
 
 
 def test_measured_speed_is_an_axis(workbench):
@@ -85,17 +126,29 @@ def test_measured_speed_is_an_axis(workbench):
     page.locator("#axis input").first.click()
     page.get_by_role("option", name="decode time").first.dispatch_event("mousedown")
     page.locator("#axis input").first.blur()
-    workbench.until(lambda: "Measure their speed" in page.locator("#scatter-caption").inner_text(), 20, "what is lacking is not said")
+    workbench.until(
+        lambda: "Measure their speed" in page.locator("#scatter-caption").inner_text(),
+        20,
+        "what is lacking is not said",
+    )
     workbench.click("#measure-speed")
-    workbench.until(lambda: page.locator("#cards").inner_text().count("decode speed") == 2, 60, "the cards show no speed")
-    workbench.until(lambda: len(workbench.plot("scatter")["traces"]) == 4, 20, "no front over time is drawn")  # dense, two methods, front
+    workbench.until(
+        lambda: page.locator("#cards").inner_text().count("decode speed") == 2,
+        60,
+        "the cards show no speed",
+    )
+    workbench.until(
+        lambda: len(workbench.plot("scatter")["traces"]) == 4, 20, "no front over time is drawn"
+    )  # dense, two methods, front
     assert "Measure their speed" not in page.locator("#scatter-caption").inner_text()
 
 
 def table_of(page, title: str, file: str) -> str:
     """A file of a finished sweep, as its button in the list of jobs gives it."""
     with page.expect_download() as waiting:
-        page.locator(".job.done", has_text=title).locator(f"button[data-file='{file}']").first.click()
+        page.locator(".job.done", has_text=title).locator(
+            f"button[data-file='{file}']"
+        ).first.click()
     return Path(waiting.value.path()).read_text(encoding="utf-8")
 
 
@@ -109,10 +162,20 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
     page.get_by_text("needs at least two data sets").wait_for(timeout=10_000)
     workbench.type_into("sweep-sets", "stories, python-docs")
     workbench.click("#start-sweep")
-    workbench.until(lambda: page.locator(".job.done", has_text="Sweep of 4 runs").count(), 180, "the study does not end")
+    workbench.until(
+        lambda: page.locator(".job.done", has_text="Sweep of 4 runs").count(),
+        180,
+        "the study does not end",
+    )
     rows = list(csv.DictReader(io.StringIO(table_of(page, "Sweep of 4 runs", "table.csv"))))
-    pairs = {(row["method"], row["calibrated_on"], row["measured_on"]) for row in rows if row["method"] != "dense"}
-    assert pairs == set(itertools.product(("a3", "svd"), ("stories", "python-docs"), ("stories", "python-docs")))
+    pairs = {
+        (row["method"], row["calibrated_on"], row["measured_on"])
+        for row in rows
+        if row["method"] != "dense"
+    }
+    assert pairs == set(
+        itertools.product(("a3", "svd"), ("stories", "python-docs"), ("stories", "python-docs"))
+    )
     assert all(float(row["perplexity"]) > 1 for row in rows)
     report = table_of(page, "Sweep of 4 runs", "report.html")
     assert "Calibrated on (down), measured on (across)" in report

@@ -1,4 +1,6 @@
-"""Spectra and allocation: what is drawn, how fast, and that the numbers agree with the downloads."""
+"""Spectra and allocation: what is drawn, how fast, and that the numbers agree with the
+downloads.
+"""
 
 import csv
 import io
@@ -31,19 +33,27 @@ def test_no_request_leaves_the_host(open_page, server):
         workbench.tab(title)
         workbench.page.wait_for_timeout(300)
     assert any("plotly" in url for url in seen)
-    assert [url for url in seen if not url.startswith((server.url, f"ws://127.0.0.1:{server.port}", "blob:", "data:"))] == []
+    assert [
+        url
+        for url in seen
+        if not url.startswith((server.url, f"ws://127.0.0.1:{server.port}", "blob:", "data:"))
+    ] == []
 
 
 def test_a_click_on_a_cell_shows_its_spectrum(workbench, record_property):
     cells = ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down"))
     workbench.tab("Spectra")
-    fastest = best_median(lambda: [click_to_spectrum(workbench, *cell) for cell in cells], limit=500)
+    fastest = best_median(
+        lambda: [click_to_spectrum(workbench, *cell) for cell in cells], limit=500
+    )
     record_property("click_to_spectrum_ms", round(fastest))
     assert fastest < 500
 
 
 def best_median(measure, limit: float, rounds: int = 3) -> float:
-    """The least median, in ms, of a few rounds: another process in one round says nothing about the page."""
+    """The least median, in ms, of a few rounds: another process in one round says nothing about
+    the page.
+    """
     best = float("inf")
     for _ in range(rounds):
         best = min(best, statistics.median(measure()))
@@ -53,7 +63,8 @@ def best_median(measure, limit: float, rounds: int = 3) -> float:
     return best
 
 
-# Notes the milliseconds from the last press of the mouse until heading and plot show the spectrum of a cell.
+# Notes the milliseconds from the last press of the mouse until heading and plot show the spectrum
+# of a cell.
 PRESSED = """([layer, name]) => {
   const drawn = () => +document.querySelector('#spectrum .js-plotly-plot').dataset.drawn, before = drawn();
   let began = null;
@@ -80,7 +91,9 @@ def test_log_axis_and_linear_toggle(workbench):
     workbench.page.wait_for_selector("#cell-heading h3[data-layer='2'][data-name='ov']")
     assert workbench.plot("spectrum")["ytype"] == "log"
     workbench.locator("#scale").get_by_text("linear").click()
-    workbench.until(lambda: workbench.plot("spectrum")["ytype"] == "linear", 5, "the axis stays logarithmic")
+    workbench.until(
+        lambda: workbench.plot("spectrum")["ytype"] == "linear", 5, "the axis stays logarithmic"
+    )
     assert "keeps" in workbench.locator("#cell-heading").inner_text()
 
 
@@ -90,12 +103,19 @@ def test_heads_can_be_chosen(workbench):
     workbench.page.wait_for_timeout(700)
     workbench.locator("#head input").click()
     workbench.page.get_by_role("option", name="Head 1", exact=True).click()
-    workbench.until(lambda: "head 1" in workbench.locator("#cell-heading").inner_text(), 5, "the head is not shown")
+    workbench.until(
+        lambda: "head 1" in workbench.locator("#cell-heading").inner_text(),
+        5,
+        "the head is not shown",
+    )
 
 
 def test_the_bars_follow_the_slider(workbench, record_property):
     workbench.allocation()
-    fastest = best_median(lambda: [workbench.slide("field-ratio", "bars", 0.2 + 0.01 * i) for i in range(1, 21)], limit=200)
+    fastest = best_median(
+        lambda: [workbench.slide("field-ratio", "bars", 0.2 + 0.01 * i) for i in range(1, 21)],
+        limit=200,
+    )
     record_property("slider_to_bars_ms", round(fastest))
     assert fastest < 200
 
@@ -110,8 +130,14 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     highest = float(workbench.locator("#field-temperature input[type=range]").get_attribute("max"))
     before = shown_ranks(workbench)
     workbench.slide("field-temperature", "bars", highest)
-    workbench.until(lambda: not workbench.locator("#field-rule input").is_checked(), 5, "the rule of thumb stays on")
-    workbench.until(lambda: shown_ranks(workbench) != before, 5, "the bars do not follow the temperature")
+    workbench.until(
+        lambda: not workbench.locator("#field-rule input").is_checked(),
+        5,
+        "the rule of thumb stays on",
+    )
+    workbench.until(
+        lambda: shown_ranks(workbench) != before, 5, "the bars do not follow the temperature"
+    )
     assert workbench.locator(".toast-body").count() == 0
     workbench.locator("#field-policy input").click()
     workbench.page.get_by_role("option", name="uniform", exact=True).click()
@@ -120,7 +146,12 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
 
 def shown_ranks(workbench):
     traces = (workbench.plot("bars") or {"traces": []})["traces"]
-    return {(name, layer): rank for trace in traces if trace["custom"] for layer, name, rank, _ in trace["custom"]}
+    return {
+        (name, layer): rank
+        for trace in traces
+        if trace["custom"]
+        for layer, name, rank, _ in trace["custom"]
+    }
 
 
 def test_every_policy_of_every_method_is_drawn(workbench):
@@ -130,40 +161,64 @@ def test_every_policy_of_every_method_is_drawn(workbench):
 
     def drawn():
         plot = workbench.plot("policy-curves")
-        return plot and {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= strips and plot
+        return (
+            plot and {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= strips and plot
+        )
 
     figure = workbench.until(drawn, 90, "not every method is drawn")
     workbench.until_idle()
     lines = {trace["hover"].split("<br>")[0]: trace["y"] for trace in figure["traces"]}
     assert {"a3 · uniform", "a3 · softmax", "a3 · waterfill", "svd · uniform"} <= lines.keys()
     assert all(0 < share <= 1 for line in lines.values() for share in line)
-    assert max(lines["a3 · uniform"]) - min(lines["a3 · uniform"]) < 0.03 < max(lines["a3 · softmax"]) - min(lines["a3 · softmax"])
+    assert (
+        max(lines["a3 · uniform"]) - min(lines["a3 · uniform"])
+        < 0.03
+        < max(lines["a3 · softmax"]) - min(lines["a3 · softmax"])
+    )
 
 
-def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_hurts_is_called_so(open_page):
+def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_hurts_is_called_so(
+    open_page,
+):
     """On demo-llama the dual scores starve single layers (docs/benchmarks.md)."""
     workbench = open_page()
     workbench.allocation()
     workbench.set_range("field-ratio", 0.3)
     workbench.choose("field-policy", "softmax_dual")
     cell = workbench.locator("#readout .against")
-    workbench.until(lambda: cell.count() and "hurts" in cell.get_attribute("class"), 60, "a policy that hurts is not called so")
-    shown, even = (float(workbench.locator(f"#readout .{name} b").inner_text()) for name in ("actual", "against"))
+    workbench.until(
+        lambda: cell.count() and "hurts" in cell.get_attribute("class"),
+        60,
+        "a policy that hurts is not called so",
+    )
+    shown, even = (
+        float(workbench.locator(f"#readout .{name} b").inner_text())
+        for name in ("actual", "against")
+    )
     assert f"{shown / even - 1:.1%} above even ones" in cell.inner_text()
     workbench.click("#survey")
     methods = {row["name"] for row in lrcore.methods()} - {"care"}  # its ratio is one of the cache
 
     def ranked():
-        rows = [row.inner_text().split("\t") for row in workbench.locator("#ranking tbody tr").all()]
+        rows = [
+            row.inner_text().split("\t") for row in workbench.locator("#ranking tbody tr").all()
+        ]
         found = [(method, policy, float(value)) for method, policy, value, _ in rows[1:]]
-        all_here = {method for method, _, _ in found} == methods and {("a3", "softmax_dual"), ("a3", "uniform")} <= {f[:2] for f in found}
+        all_here = {method for method, _, _ in found} == methods and {
+            ("a3", "softmax_dual"),
+            ("a3", "uniform"),
+        } <= {f[:2] for f in found}
         return found if all_here else None
 
     found = workbench.until(ranked, 180, "not every method is measured")
     assert [value for _, _, value in found] == sorted(value for _, _, value in found)
     assert {f[:2]: f[2] for f in found}["a3", "softmax_dual"] == shown
     assert {f[:2]: f[2] for f in found}["a3", "uniform"] == even
-    workbench.until(lambda: "a3 with softmax_dual, on show, is" in workbench.locator("#ranking").inner_text(), 10, "the worst is not named")
+    workbench.until(
+        lambda: "a3 with softmax_dual, on show, is" in workbench.locator("#ranking").inner_text(),
+        10,
+        "the worst is not named",
+    )
     workbench.choose("field-policy", "uniform")
     workbench.until(lambda: cell.count() == 0, 10, "even ranks are held against themselves")
 
@@ -179,10 +234,16 @@ def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
     workbench.page.mouse.up()
     ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
     assert ratio > 0.4
-    workbench.until(lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(), 10, "the readout lags behind")
+    workbench.until(
+        lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(),
+        10,
+        "the readout lags behind",
+    )
     workbench.page.wait_for_timeout(500)
     answer = Client(server.url, verbose=False).predict({"ratio": ratio}, api_name="/allocate")
-    assert shown_ranks(workbench) == {(row["component"], row["layer"]): row["rank"] for row in answer["ranks"]}
+    assert shown_ranks(workbench) == {
+        (row["component"], row["layer"]): row["rank"] for row in answer["ranks"]
+    }
 
 
 def test_zoom_survives_a_slider_change(workbench):
@@ -205,10 +266,16 @@ def test_zoom_survives_a_slider_change(workbench):
 def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     workbench.allocation()
     workbench.slide("field-ratio", "bars", ratio)
-    workbench.until(lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(), 10, "the readout lags behind")
+    workbench.until(
+        lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(),
+        10,
+        "the readout lags behind",
+    )
     workbench.open("Ranks by layer")
     rows = list(csv.DictReader(io.StringIO(workbench.download("ranks-csv"))))
-    kept, dense = (sum(int(row[name]) for row in rows) for name in ("parameters", "dense_parameters"))
+    kept, dense = (
+        sum(int(row[name]) for row in rows) for name in ("parameters", "dense_parameters")
+    )
     assert kept == int(workbench.locator("#readout .cells").first.get_attribute("data-parameters"))
     assert kept <= (1 - ratio) * dense
 
@@ -217,7 +284,14 @@ def test_dark_and_narrow(open_page, server):
     dark = open_page("?__theme=dark")
     figure = dark.plot("heatmap")
     assert figure["paper"] == figure["background"] == "rgba(0,0,0,0)"
-    assert sum(dark.evaluate("c => c.match(/[0-9.]+/g).slice(0, 3).map(Number)", to_rgb(dark, figure["font"]))) > 450
+    assert (
+        sum(
+            dark.evaluate(
+                "c => c.match(/[0-9.]+/g).slice(0, 3).map(Number)", to_rgb(dark, figure["font"])
+            )
+        )
+        > 450
+    )
     assert dark.locator(".modebar [data-title*='hare']").count() == 0
     narrow = open_page("?__theme=light", width=390, height=844)
     narrow.page.wait_for_timeout(800)
@@ -229,7 +303,10 @@ def test_dark_and_narrow(open_page, server):
 
 
 def to_rgb(workbench, colour):
-    script = "c => { const e = document.createElement('i'); e.style.color = c; document.body.append(e); return getComputedStyle(e).color; }"
+    script = (
+        "c => { const e = document.createElement('i'); e.style.color = c; document.body.append(e); "
+        "return getComputedStyle(e).color; }"
+    )
     return workbench.evaluate(script, colour)
 
 
@@ -249,9 +326,15 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
         workbench.page.wait_for_timeout(40)
     workbench.page.mouse.up()
     ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
-    workbench.until(lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(), 10, "the readout lags behind")
+    workbench.until(
+        lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(),
+        10,
+        "the readout lags behind",
+    )
     cell = workbench.locator("#readout .actual")
-    workbench.until(lambda: cell.get_attribute("data-known") == "True", 60, "the figure is not measured")
+    workbench.until(
+        lambda: cell.get_attribute("data-known") == "True", 60, "the figure is not measured"
+    )
     model, recipe = lrcore.load("demo-llama"), lrcore.Recipe(ratio=ratio)
     small = lrcore.compress(model, recipe)
     asked = {"data": recipe.data, "samples": live.WINDOWS, "seq_len": live.LENGTH}

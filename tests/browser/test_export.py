@@ -1,4 +1,6 @@
-"""A run leaves the house: its ranks are put so that a stock architecture has them, and the folder is written."""
+"""A run leaves the house: its ranks are put so that a stock architecture has them, and the
+folder is written.
+"""
 
 from pathlib import Path
 
@@ -23,13 +25,26 @@ def make(workbench, name: str) -> None:
 def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(workbench):
     make(workbench, "uneven")
     said = workbench.locator("#stock-fit")
-    workbench.until(lambda: "No stock architecture" in said.inner_text() and "neurons in every MLP" in said.inner_text(), 10, "no reason")
+    workbench.until(
+        lambda: (
+            "No stock architecture" in said.inner_text()
+            and "neurons in every MLP" in said.inner_text()
+        ),
+        10,
+        "no reason",
+    )
     assert workbench.locator("#export-stock input").is_disabled()
     workbench.click("#stock-ranks")
-    workbench.until(lambda: set(workbench.recipe()["overrides"]) >= {"0.qk", "0.mlp"}, 20, "the form does not have the ranks")
+    workbench.until(
+        lambda: set(workbench.recipe()["overrides"]) >= {"0.qk", "0.mlp"},
+        20,
+        "the form does not have the ranks",
+    )
 
     make(workbench, "stock one")
-    workbench.until(lambda: "fit a stock architecture" in said.inner_text(), 10, "the ranks do not fit")
+    workbench.until(
+        lambda: "fit a stock architecture" in said.inner_text(), 10, "the ranks do not fit"
+    )
     workbench.locator("#export-stock input").check()
     workbench.click("#export")
     folder = workbench.until(lambda: workbench.value("exported"), 60, "nothing is exported")
@@ -43,11 +58,22 @@ def test_the_run_is_quantised_and_compared(workbench):
     workbench.open("Quantise")
     workbench.locator("#quantise-bits").get_by_text("4", exact=True).click()
     workbench.click("#quantise")
-    workbench.page.locator("#runs-table [role=gridcell]", has_text="stock one · 4 bit").first.wait_for(timeout=90_000)
+    workbench.page.locator(
+        "#runs-table [role=gridcell]", has_text="stock one · 4 bit"
+    ).first.wait_for(timeout=90_000)
     workbench.until_idle()
     workbench.tab("Compare")
-    workbench.until(lambda: "stock one · 4 bit" in workbench.locator("#compare-runs").inner_text() or choose(workbench), 30, "no such run")
-    workbench.until(lambda: "stock one · 4 bit" in workbench.locator("#cards").inner_text(), 20, "no card")
+    workbench.until(
+        lambda: (
+            "stock one · 4 bit" in workbench.locator("#compare-runs").inner_text()
+            or choose(workbench)
+        ),
+        30,
+        "no such run",
+    )
+    workbench.until(
+        lambda: "stock one · 4 bit" in workbench.locator("#cards").inner_text(), 20, "no card"
+    )
     assert "not measured" not in workbench.locator("#cards").inner_text()
 
 
@@ -62,22 +88,34 @@ def choose(workbench) -> bool:
 def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.tab("Runs & export")
     workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven").first.click()
-    workbench.until(lambda: workbench.value("run-rename-name") == "uneven", 20, "the run is not opened")
+    workbench.until(
+        lambda: workbench.value("run-rename-name") == "uneven", 20, "the run is not opened"
+    )
     workbench.open("Heal")
     workbench.type_into("heal-channel", "8")
     workbench.type_into("heal-steps", "2")
     workbench.click("#heal")
-    workbench.until(lambda: "latent" in workbench.strip()["words"], 60, "a channel without latents is not refused")
+    workbench.until(
+        lambda: "latent" in workbench.strip()["words"],
+        60,
+        "a channel without latents is not refused",
+    )
     workbench.type_into("heal-channel", "0")
     workbench.click("#heal")
     row = workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven · healed").first
     row.wait_for(timeout=180_000)
     workbench.until_idle()
     row.click()
-    workbench.until(lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(), 20, "nothing of the healing")
+    workbench.until(
+        lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
+        20,
+        "nothing of the healing",
+    )
 
 
-def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_runs_are_compared(workbench):
+def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_runs_are_compared(
+    workbench,
+):
     keys, page = workbench.page.keyboard, workbench.page
     workbench.tab("Compress")
     page.get_by_role("button", name="Drop whole layers").focus()
@@ -97,18 +135,32 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     press_until(workbench, "Tab", "#slice-ratio input[type=range]")
     before = workbench.locator("#slice-caption").inner_text()
     keys.press("ArrowRight")
-    workbench.until(lambda: workbench.locator("#slice-caption").inner_text() != before, 20, "the width does not follow the keys")
+    workbench.until(
+        lambda: workbench.locator("#slice-caption").inner_text() != before,
+        20,
+        "the width does not follow the keys",
+    )
     press_until(workbench, "Tab", "#slice")
     keys.press("Enter")
     page.wait_for_selector(".job.done >> text=Drop 2 layer(s)", timeout=60_000)
     page.wait_for_selector(".job.done >> text=Slice demo-llama", timeout=90_000)
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first
-    workbench.until(lambda: "shorten" in row.inner_text(), 20, "the table does not say what the run is")
+    workbench.until(
+        lambda: "shorten" in row.inner_text(), 20, "the table does not say what the run is"
+    )
     row.get_by_text("two fewer").click()
-    workbench.until(lambda: "went in this order" in workbench.locator("#run-heading").inner_text(), 20, "the run does not say what went")
+    workbench.until(
+        lambda: "went in this order" in workbench.locator("#run-heading").inner_text(),
+        20,
+        "the run does not say what went",
+    )
     workbench.tab("Compare")
-    workbench.until(lambda: {"shorten", "slice"} <= {*methods_drawn(workbench)}, 20, "the runs are not among the others")
+    workbench.until(
+        lambda: {"shorten", "slice"} <= {*methods_drawn(workbench)},
+        20,
+        "the runs are not among the others",
+    )
 
 
 def methods_drawn(workbench) -> list[str]:

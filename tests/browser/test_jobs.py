@@ -32,7 +32,9 @@ def quiet_after(workbench):
 
 def running(workbench, seconds=10):
     return workbench.until(
-        lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s, seconds, "no job with steps is shown"
+        lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s,
+        seconds,
+        "no job with steps is shown",
     )
 
 
@@ -42,17 +44,27 @@ def test_start_shows_stage_count_and_time_left(workbench):
     workbench.start(samples=64)
     seen = running(workbench, 2)
     assert re.search(r"\d+/\d+", seen["words"])
-    workbench.until(lambda: re.search(r"about .+ left", workbench.strip()["words"]), 30, "no time left is shown")
+    workbench.until(
+        lambda: re.search(r"about .+ left", workbench.strip()["words"]), 30, "no time left is shown"
+    )
     workbench.until_idle()
 
 
 def test_a_reload_finds_the_same_job_further_on(workbench):
     workbench.start(samples=400)
-    before = workbench.until(lambda: (s := workbench.strip())["stage"] and s["stage"].startswith("evaluate") and s, 60, "no evaluation")
+    before = workbench.until(
+        lambda: (s := workbench.strip())["stage"] and s["stage"].startswith("evaluate") and s,
+        60,
+        "no evaluation",
+    )
     workbench.page.reload()
     workbench.page.wait_for_selector("#strip .strip.running")
     after = workbench.until(
-        lambda: (s := workbench.strip())["stage"] and (s["stage"] != before["stage"] or s["done"] > before["done"]) and s,
+        lambda: (
+            (s := workbench.strip())["stage"]
+            and (s["stage"] != before["stage"] or s["done"] > before["done"])
+            and s
+        ),
         3,
         "no further step",
     )
@@ -69,14 +81,20 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
     assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
     other.locator("#strip button.cancel").click()
     other.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]", timeout=20_000)
-    workbench.until(lambda: workbench.strip()["job"] != job, 20, "the first browser still shows the cancelled job")
+    workbench.until(
+        lambda: workbench.strip()["job"] != job,
+        20,
+        "the first browser still shows the cancelled job",
+    )
 
 
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
     workbench.start(samples=600)
     job = running(workbench, 60)["job"]
     workbench.locator("#strip button.cancel").click()
-    workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]", timeout=30_000)
+    workbench.page.wait_for_selector(
+        f".job[data-job-id='{job}'][data-state=cancelled]", timeout=30_000
+    )
     lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
     asked = next(i for i, line in enumerate(lines) if "cancel asked" in line)
     ended = next(i for i, line in enumerate(lines) if re.search(r": cancelled", line))
@@ -92,7 +110,11 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
     workbench.open("Calibration text")
     workbench.type_into("field-seed", "7")
     workbench.click("#analyse")
-    words = workbench.until(lambda: (s := workbench.strip())["state"] == "failed" and s["words"], 60, "no failure is shown")
+    words = workbench.until(
+        lambda: (s := workbench.strip())["state"] == "failed" and s["words"],
+        60,
+        "no failure is shown",
+    )
     assert "demo-lama" in words
     assert "demo-llama" in words
     assert workbench.value("field-model") == "demo-lama"
@@ -106,7 +128,8 @@ def answers(workbench):
     return [workbench.locator(f"#answer-{i} textarea").input_value() for i in (0, 1)]
 
 
-# Notes the length of both answers every 20 ms: a small model writes faster than a test can look from outside.
+# Notes the length of both answers every 20 ms: a small model writes faster than a test can look
+# from outside.
 RECORD = """() => {
   const length = i => document.querySelector('#answer-' + i + ' textarea').value.length;
   window.lengths = [];
@@ -130,24 +153,40 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
     workbench.type_into("prompt", "class")  # documentation goes on for longer than a story does
     workbench.evaluate(RECORD)
     workbench.click("#generate")
-    workbench.until(lambda: all(len(text) > 30 for text in answers(workbench)), 30, "the answers do not start")
+    workbench.until(
+        lambda: all(len(text) > 30 for text in answers(workbench)), 30, "the answers do not start"
+    )
     workbench.click("#stop-generate")
     workbench.page.wait_for_timeout(500)
     stopped = answers(workbench)
     left, right = growth(workbench, 0), growth(workbench, 1)
     assert any(abs(a - b) < 1000 for a in left for b in right)
-    assert max(left[0], right[0]) < min(left[-1], right[-1]), "one answer was written after the other"
+    assert max(left[0], right[0]) < min(left[-1], right[-1]), (
+        "one answer was written after the other"
+    )
     workbench.page.wait_for_timeout(1500)
     assert answers(workbench) == stopped
     workbench.click("#generate")  # what they would have become without Stop
-    workbench.until(lambda: sum(map(len, answers(workbench))) > sum(map(len, stopped)) + 40, 30, "Stop came after the end")
+    workbench.until(
+        lambda: sum(map(len, answers(workbench))) > sum(map(len, stopped)) + 40,
+        30,
+        "Stop came after the end",
+    )
 
 
-def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(workbench, open_page, server, tmp_path):
+def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(
+    workbench, open_page, server, tmp_path
+):
     workbench.open("Calibration text")
     workbench.type_into("field-samples", "16")
     workbench.type_into("field-seed", "3")
-    saved = workbench.recipe() | {"policy": "softmax", "temperature": 0.25, "budget": "kv", "ratio": 0.3, "overrides": {"0.qk": 16}}
+    saved = workbench.recipe() | {
+        "policy": "softmax",
+        "temperature": 0.25,
+        "budget": "kv",
+        "ratio": 0.3,
+        "overrides": {"0.qk": 16},
+    }
     assert (saved["samples"], saved["seed"]) == (16, 3)
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(saved))
@@ -161,4 +200,6 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     told = subprocess.run(asked, cwd=ROOT, env=server.env, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     answer = Client(server.url, verbose=False).predict(saved, api_name="/allocate")
-    assert [row["rank"] for row in json.loads(told.stdout)["ranks"]] == [row["rank"] for row in answer["ranks"]]
+    assert [row["rank"] for row in json.loads(told.stdout)["ranks"]] == [
+        row["rank"] for row in answer["ranks"]
+    ]

@@ -1,4 +1,6 @@
-"""The page on 80 layers, 8192 wide: a click brings one cell, thinned, and nothing of the other layers."""
+"""The page on 80 layers, 8192 wide: a click brings one cell, thinned, and nothing of the other
+layers.
+"""
 
 import pytest
 
@@ -28,7 +30,9 @@ def test_a_click_brings_one_cell(large):
     wire.send("Network.enable")
     wire.on("Network.dataReceived", lambda said: received.append(said["dataLength"]))
     click_cell(large, 57, "mlp")
-    large.page.wait_for_selector("#cell-heading h3[data-layer='57'][data-name='mlp']", timeout=20_000)
+    large.page.wait_for_selector(
+        "#cell-heading h3[data-layer='57'][data-name='mlp']", timeout=20_000
+    )
     large.page.wait_for_timeout(2000)
     print(f"a click brings {sum(received):,} bytes")
     assert 0 < sum(received) < 150_000

@@ -19,11 +19,23 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.until_idle()
     saving = shown_ranks(workbench)
     workbench.choose("option-junction", "symmetric")
-    workbench.until(lambda: workbench.recipe()["options"] == {"junction": "symmetric"}, 10, "the recipe does not hold the option")
-    workbench.page.wait_for_selector("button.label-wrap:has-text('latentllm: junction symmetric')", timeout=10_000)
-    workbench.until(lambda: plotted(workbench, "joint_qk") and shown_ranks(workbench) != saving, 60, "the plan does not follow")
+    workbench.until(
+        lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
+        10,
+        "the recipe does not hold the option",
+    )
+    workbench.page.wait_for_selector(
+        "button.label-wrap:has-text('latentllm: junction symmetric')", timeout=10_000
+    )
+    workbench.until(
+        lambda: plotted(workbench, "joint_qk") and shown_ranks(workbench) != saving,
+        60,
+        "the plan does not follow",
+    )
     plain = shown_ranks(workbench)
-    assert all(plain[slot] <= saving[slot] for slot in saving)  # without its identity block a rank costs more
+    assert all(
+        plain[slot] <= saving[slot] for slot in saving
+    )  # without its identity block a rank costs more
     workbench.choose("field-method", "a3")
     workbench.until(lambda: plotted(workbench, "ov"), 30, "a3 is not drawn again")
     assert workbench.recipe()["options"] == {}
@@ -40,7 +52,11 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
         workbench.choose("field-method", "latentllm")
         workbench.page.wait_for_selector("#option-junction", timeout=60_000)
         workbench.choose("option-junction", "symmetric")
-        workbench.until(lambda: workbench.recipe()["options"] == {"junction": "symmetric"}, 60, "the recipe does not hold the option")
+        workbench.until(
+            lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
+            60,
+            "the recipe does not hold the option",
+        )
         workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
         workbench.page.wait_for_timeout(3000)
         assert workbench.recipe()["options"] == {"junction": "symmetric"}
@@ -55,7 +71,11 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction", timeout=60_000)
     workbench.choose("option-junction", "symmetric")
-    workbench.until(lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"], 60, "the option is not taken")
+    workbench.until(
+        lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"],
+        60,
+        "the option is not taken",
+    )
     workbench.until_idle()
     click_bar(workbench, 2, "joint_qk")
     selected(workbench, 2, "joint_qk")
@@ -64,17 +84,28 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.page.wait_for_timeout(3000)
 
     asked = []
-    workbench.page.on("request", lambda request: "queue/join" in request.url and asked.append(json.loads(request.post_data)["fn_index"]))
+    workbench.page.on(
+        "request",
+        lambda request: (
+            "queue/join" in request.url and asked.append(json.loads(request.post_data)["fn_index"])
+        ),
+    )
     for name in ("method", "policy"):
         workbench.locator(f"#field-{name} input").focus()
         workbench.page.keyboard.press("Tab")
     workbench.page.wait_for_timeout(2000)
     asked.clear()
     workbench.page.wait_for_timeout(3000)
-    clock = workbench.evaluate("() => gradio_config.dependencies.filter(d => d.targets.some(t => t[1] === 'tick')).map(d => d.id)")
+    clock = workbench.evaluate(
+        "() => gradio_config.dependencies.filter(d => d.targets.some(t => t[1] === 'tick')).map(d "
+        "=> d.id)"
+    )
     assert asked
     assert {*asked} <= {*clock}
-    assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == ({"junction": "symmetric"}, kept)
+    assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == (
+        {"junction": "symmetric"},
+        kept,
+    )
 
 
 def plotted(workbench, name):

@@ -1,4 +1,6 @@
-"""The page for everybody: an audit by axe-core in light and dark, and the whole job with the keyboard alone."""
+"""The page for everybody: an audit by axe-core in light and dark, and the whole job with the
+keyboard alone.
+"""
 
 import os
 from pathlib import Path
@@ -9,7 +11,9 @@ from .test_curves import TABS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-AXE = Path(os.environ.get("AXE") or Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js")
+AXE = Path(
+    os.environ.get("AXE") or Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
+)
 AUDIT = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
   .filter(v => ['serious', 'critical'].includes(v.impact)).map(v => [v.id, v.nodes.length, v.nodes[0].html, v.nodes[0].failureSummary])"""
 
@@ -29,7 +33,9 @@ def test_axe_finds_nothing_serious(open_page, theme):
 def press_until(workbench, key: str, wanted: str, most: int = 60) -> None:
     """Press a key until the focus is on an element that matches a selector."""
     for _ in range(most):
-        if workbench.evaluate("s => !!document.activeElement && document.activeElement.matches(s)", wanted):
+        if workbench.evaluate(
+            "s => !!document.activeElement && document.activeElement.matches(s)", wanted
+        ):
             return
         workbench.page.keyboard.press(key)
     raise AssertionError(f"{wanted} is not reached with {key}")
@@ -44,12 +50,18 @@ def test_the_whole_job_with_the_keyboard(workbench):
     press_until(workbench, "Tab", "#field-ratio input[type=range]")
     before = workbench.plot("bars")["drawn"]
     keys.press("ArrowRight")
-    workbench.until(lambda: workbench.plot("bars")["drawn"] > before, 15, "the slider does not follow the keys")
+    workbench.until(
+        lambda: workbench.plot("bars")["drawn"] > before, 15, "the slider does not follow the keys"
+    )
     workbench.page.wait_for_timeout(1000)  # until the move has been drawn everywhere
     press_until(workbench, "Tab", "#bars .handle")
 
     keys.press("ArrowUp")
-    workbench.until(lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(), 15, "the handle does not follow the keys")
+    workbench.until(
+        lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
+        15,
+        "the handle does not follow the keys",
+    )
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)
     keys.press("Enter")
     workbench.page.wait_for_selector("#start", state="visible")
@@ -61,4 +73,8 @@ def test_the_whole_job_with_the_keyboard(workbench):
     press_until(workbench, "Tab", "#generate")
     keys.press("Enter")
     start = len(workbench.locator("#answer-1 textarea").input_value())
-    workbench.until(lambda: len(workbench.locator("#answer-1 textarea").input_value()) > start + 5, 60, "no answer is written")
+    workbench.until(
+        lambda: len(workbench.locator("#answer-1 textarea").input_value()) > start + 5,
+        60,
+        "no answer is written",
+    )

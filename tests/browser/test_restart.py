@@ -14,7 +14,11 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench.start("kept over a restart")
     workbench.page.wait_for_selector(".job.done", timeout=90_000)
     workbench.start("interrupted", samples=800)
-    job = workbench.until(lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s["job"], 60, "no job runs")
+    job = workbench.until(
+        lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s["job"],
+        60,
+        "no job runs",
+    )
     server.stop(signal.SIGKILL)
     server.start()
     workbench = open_page()

@@ -1,4 +1,6 @@
-"""One selected slot on the whole page, ranks set by hand, and addresses that open where they were copied."""
+"""One selected slot on the whole page, ranks set by hand, and addresses that open where they
+were copied.
+"""
 
 import pytest
 
@@ -25,19 +27,31 @@ def slot(workbench):
 
 
 def selected(workbench, layer, name):
-    workbench.until(lambda: f"layer {layer} · {name}" in workbench.locator("#slot-row").inner_text(), 15, f"{layer}.{name} is not selected")
+    workbench.until(
+        lambda: f"layer {layer} · {name}" in workbench.locator("#slot-row").inner_text(),
+        15,
+        f"{layer}.{name} is not selected",
+    )
 
 
 def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
     click_cell(workbench, 3, "ov")
     workbench.page.wait_for_selector("#cell-heading h3[data-layer='3'][data-name='ov']")
-    workbench.until(lambda: workbench.evaluate(MARKED, "heatmap") == [[3, "y", 0.5]], 5, "the cell is not marked")
+    workbench.until(
+        lambda: workbench.evaluate(MARKED, "heatmap") == [[3, "y", 0.5]],
+        5,
+        "the cell is not marked",
+    )
     heatmap = workbench.locator("#heatmap").inner_html()
     assert "cbfill" in heatmap
-    assert "url(&quot;http" not in heatmap  # the address has changed: a colour bar filled by the old one would be blank
+    assert (
+        "url(&quot;http" not in heatmap
+    )  # the address has changed: a colour bar filled by the old one would be blank
     workbench.allocation()
     selected(workbench, 3, "ov")
-    workbench.until(lambda: workbench.evaluate(MARKED, "bars") == [[3, "y2", 0]], 5, "the bar is not marked")
+    workbench.until(
+        lambda: workbench.evaluate(MARKED, "bars") == [[3, "y2", 0]], 5, "the bar is not marked"
+    )
     assert workbench.evaluate(MARKED, "policy-curves")[0][0] == 3
     click_bar(workbench, 5, "mlp")
     selected(workbench, 5, "mlp")
@@ -55,18 +69,26 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     for _ in range(3):
         workbench.page.keyboard.press("ArrowUp")
     workbench.until(
-        lambda: shown_ranks(workbench)["qk", 2] == before["qk", 2] + 6, 15, "the keys do not move the rank"
+        lambda: shown_ranks(workbench)["qk", 2] == before["qk", 2] + 6,
+        15,
+        "the keys do not move the rank",
     )  # pairs: steps of 2
     changed = shown_ranks(workbench)
     assert changed != before
-    workbench.until(lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(), 15, "the change is not told")
+    workbench.until(
+        lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
+        15,
+        "the change is not told",
+    )
     assert workbench.recipe()["overrides"] == {"2.qk": changed["qk", 2]}
     workbench.click("#undo:not([disabled])")  # a burst of keys is one step
     workbench.until(lambda: shown_ranks(workbench) == before, 15, "undo does not go back")
     workbench.click("#redo:not([disabled])")
     workbench.until(lambda: shown_ranks(workbench) == changed, 15, "redo does not come forth again")
     workbench.click("#clear-overrides:not([disabled])")
-    workbench.until(lambda: shown_ranks(workbench) == before, 15, "the ranks set by hand are not cleared")
+    workbench.until(
+        lambda: shown_ranks(workbench) == before, 15, "the ranks set by hand are not cleared"
+    )
 
 
 def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
@@ -81,7 +103,11 @@ def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
         workbench.page.mouse.move(x, y + down)
         workbench.page.wait_for_timeout(60)
     workbench.page.mouse.up()
-    workbench.until(lambda: shown_ranks(workbench)["mlp", 1] < before["mlp", 1], 15, "the bar does not follow the mouse")
+    workbench.until(
+        lambda: shown_ranks(workbench)["mlp", 1] < before["mlp", 1],
+        15,
+        "the bar does not follow the mouse",
+    )
     workbench.page.wait_for_timeout(1500)
     workbench.click("#undo:not([disabled])")
     workbench.until(lambda: shown_ranks(workbench) == before, 15, "the drag is not one step")
@@ -93,22 +119,32 @@ def test_a_rank_can_be_typed(workbench):
     box = workbench.locator("#slot-rank input")
     box.fill("11")
     box.press("Enter")
-    workbench.until(lambda: shown_ranks(workbench)["ov", 4] == 11, 15, "the typed rank is not taken")
+    workbench.until(
+        lambda: shown_ranks(workbench)["ov", 4] == 11, 15, "the typed rank is not taken"
+    )
     workbench.click("#release:not([disabled])")
-    workbench.until(lambda: shown_ranks(workbench)["ov", 4] != 11, 15, "the policy does not take over again")
+    workbench.until(
+        lambda: shown_ranks(workbench)["ov", 4] != 11, 15, "the policy does not take over again"
+    )
 
 
 def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
     click_bar(workbench, 4, "ov")
     selected(workbench, 4, "ov")
-    address = workbench.until(lambda: "component=ov" in workbench.page.url and workbench.page.url, 5, "the address does not follow")
+    address = workbench.until(
+        lambda: "component=ov" in workbench.page.url and workbench.page.url,
+        5,
+        "the address does not follow",
+    )
     assert "layer=4" in address
     assert "tab=Allocation" in address
     other = open_page(address.split("/", 3)[3], ready=False)
     other.page.wait_for_selector("#bars .js-plotly-plot", timeout=60_000)
     assert other.locator("#tabs [role=tab][aria-selected=true]").inner_text() == "Allocation"
     selected(other, 4, "ov")
-    other.until(lambda: other.evaluate(MARKED, "bars") == [[4, "y2", 0]], 10, "the bar is not marked")
+    other.until(
+        lambda: other.evaluate(MARKED, "bars") == [[4, "y2", 0]], 10, "the bar is not marked"
+    )
 
 
 def test_the_address_holds_the_run_that_is_open(workbench, open_page):
@@ -116,8 +152,16 @@ def test_the_address_holds_the_run_that_is_open(workbench, open_page):
     workbench.page.wait_for_selector(".job.done >> text=a3", timeout=120_000)
     workbench.tab("Runs & export")
     workbench.locator("#runs-table [role=gridcell]", has_text="to be linked").first.click()
-    workbench.until(lambda: "to be linked" in workbench.locator("#run-heading").inner_text(), 20, "the run does not open")
-    address = workbench.until(lambda: "run=" in workbench.page.url and workbench.page.url, 5, "the address does not follow")
+    workbench.until(
+        lambda: "to be linked" in workbench.locator("#run-heading").inner_text(),
+        20,
+        "the run does not open",
+    )
+    address = workbench.until(
+        lambda: "run=" in workbench.page.url and workbench.page.url,
+        5,
+        "the address does not follow",
+    )
     other = open_page(address.split("/", 3)[3], ready=False)
     other.page.wait_for_selector("#run-heading h3", timeout=60_000)
     assert "to be linked" in other.locator("#run-heading").inner_text()

@@ -1,4 +1,5 @@
-"""Hub data sets from a hub on this machine: what is read, and what a person reads when it does not work.
+"""Hub data sets from a hub on this machine: what is read, and what a person reads when it does not
+work.
 
 The client reads HF_ENDPOINT when it is imported, so all cases run in one process of their own.
 """
@@ -71,9 +72,15 @@ class Hub(BaseHTTPRequestHandler):
 
     def respond(self, body):
         path = unquote(self.path.split("?")[0]).strip("/")
-        repository, _, rest = path.removeprefix("api/").removeprefix("datasets/").partition("owner/tiny")
+        repository, _, rest = (
+            path.removeprefix("api/").removeprefix("datasets/").partition("owner/tiny")
+        )
         if repository or (path.startswith("api/") and not path.startswith("api/datasets/")):
-            return self.send({}, 404 if "owner/gated" not in path else 403, "GatedRepo" if "owner/gated" in path else "RepoNotFound")
+            return self.send(
+                {},
+                404 if "owner/gated" not in path else 403,
+                "GatedRepo" if "owner/gated" in path else "RepoNotFound",
+            )
         kind, _, rest = rest.strip("/").partition("/")
         if kind in ("resolve", "revision", "tree") and rest.split("/")[0] not in ("main", COMMIT):
             return self.send({}, 404, "RevisionNotFound")
@@ -81,7 +88,14 @@ class Hub(BaseHTTPRequestHandler):
             return self.file(rest.split("/", 1)[1], body)
         if kind == "tree":
             return self.send([entry(name) for name in FILES])
-        self.send({"id": "owner/tiny", "sha": COMMIT, "usedStorage": self.stored, "siblings": [{"rfilename": name} for name in FILES]})
+        self.send(
+            {
+                "id": "owner/tiny",
+                "sha": COMMIT,
+                "usedStorage": self.stored,
+                "siblings": [{"rfilename": name} for name in FILES],
+            }
+        )
 
     def file(self, name, body):
         if name not in FILES:
@@ -92,9 +106,16 @@ class Hub(BaseHTTPRequestHandler):
             start, status = int(first), 206
             content = content[start : int(last) + 1 if last else None]
         self.send_response(status)
-        headers = {"ETag": f'"{oid(name)}"', "X-Repo-Commit": COMMIT, "Content-Length": len(content), "Accept-Ranges": "bytes"}
+        headers = {
+            "ETag": f'"{oid(name)}"',
+            "X-Repo-Commit": COMMIT,
+            "Content-Length": len(content),
+            "Accept-Ranges": "bytes",
+        }
         if status == 206:
-            headers["Content-Range"] = f"bytes {start}-{start + len(content) - 1}/{len(FILES[name])}"
+            headers["Content-Range"] = (
+                f"bytes {start}-{start + len(content) - 1}/{len(FILES[name])}"
+            )
         for key, value in headers.items():
             self.send_header(key, str(value))
         self.end_headers()
@@ -104,7 +125,11 @@ class Hub(BaseHTTPRequestHandler):
     def send(self, values, status=200, code=""):
         content = json.dumps(values).encode()
         self.send_response(status)
-        for key, value in {"X-Error-Code": code, "Content-Type": "application/json", "Content-Length": len(content)}.items():
+        for key, value in {
+            "X-Error-Code": code,
+            "Content-Type": "application/json",
+            "Content-Length": len(content),
+        }.items():
             self.send_header(key, str(value))
         self.end_headers()
         if self.command != "HEAD":
@@ -121,7 +146,10 @@ def entry(name):
 
 @pytest.fixture
 def read(tmp_path):
-    """Load each (data, options) from the hub, or from an address where nobody answers. Returns [documents, source] or the error text."""
+    """Load each (data, options) from the hub, or from an address where nobody answers.
+
+    Returns [documents, source] or the error text.
+    """
     handler = type("Here", (Hub,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -129,11 +157,16 @@ def read(tmp_path):
     def run(*cases, stored=1000, characters=10**6, endpoint=None, offline="0"):
         handler.stored = stored
         own = {
-            "HF_ENDPOINT": endpoint or f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path / "hf"),
-            "NO_PROXY": "*", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            "HF_ENDPOINT": endpoint or f"http://127.0.0.1:{server.server_port}",
+            "HF_HUB_OFFLINE": offline,
+            "HF_HOME": str(tmp_path / "hf"),
+            "NO_PROXY": "*",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-c", MANY, json.dumps(cases), str(characters)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=300)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | own, timeout=300
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -173,7 +206,9 @@ def test_splits_configs_and_what_a_hub_refuses(read):
 
 @pytest.mark.slow
 def test_a_large_data_set_is_read_as_a_stream_up_to_a_limit(read):
-    assert read(("owner/tiny:plain", {}), stored=10**13, characters=2) == [[["One"], f"owner/tiny:plain:train@{COMMIT}"]]
+    assert read(("owner/tiny:plain", {}), stored=10**13, characters=2) == [
+        [["One"], f"owner/tiny:plain:train@{COMMIT}"]
+    ]
 
 
 @pytest.mark.slow

@@ -18,7 +18,11 @@ def test_splits_are_disjoint_and_every_one_has_text():
 
 
 def test_the_split_is_a_fixed_property_of_the_name():
-    assert [python_docs.split_of(name) for name in ("argparse", "json.decoder", "heapq")] == ["train", "train", "train"]
+    assert [python_docs.split_of(name) for name in ("argparse", "json.decoder", "heapq")] == [
+        "train",
+        "train",
+        "train",
+    ]
     names = [f"module{i}" for i in range(2000)]
     assert 100 < sum(python_docs.split_of(name) == "test" for name in names) < 300
 

@@ -1,4 +1,6 @@
-"""The built-in stories: the same everywhere, disjoint splits, and probes whose answer the text gives."""
+"""The built-in stories: the same everywhere, disjoint splits, and probes whose answer the text
+gives.
+"""
 
 import os
 import re
@@ -13,7 +15,8 @@ from lrcore.data.stories import words
 from lrcore.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-# The stories alone: importing the whole of lrcore, and torch with it, would take longer than all other tests of this file.
+# The stories alone: importing the whole of lrcore, and torch with it, would take longer than all
+# other tests of this file.
 _HASH = """
 import hashlib, sys, types
 for package in ("lrcore", "lrcore.data"):
@@ -29,13 +32,24 @@ def test_a_story_is_the_same_in_every_process():
     outputs = set()
     for hash_seed in ("0", "1", "4711"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        done = subprocess.run([sys.executable, "-c", _HASH], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", _HASH],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         outputs.add(done.stdout)
     assert len(outputs) == 1
 
 
 def test_splits_share_no_document_and_repeat_none():
-    splits = [stories.documents("train", 1500), stories.documents("calibration"), stories.documents("test")]
+    splits = [
+        stories.documents("train", 1500),
+        stories.documents("calibration"),
+        stories.documents("test"),
+    ]
     every = [document for split in splits for document in split]
     assert len(splits[1]) == len(splits[2]) == 400
     assert len(set(every)) == len(every)
@@ -58,7 +72,9 @@ def test_stories_read_as_text():
 
 def test_articles_agree():
     for document in stories.documents("test"):
-        assert not re.search(r"\b[Aa] [aeio]\w+|\b[Aa] honest|\b[Aa]n (?!honest|hour)[^aeiou]", document), document
+        assert not re.search(
+            r"\b[Aa] [aeio]\w+|\b[Aa] honest|\b[Aa]n (?!honest|hour)[^aeiou]", document
+        ), document
 
 
 def test_pronouns_agree_with_the_hero():
@@ -93,16 +109,21 @@ def _answer(probe):
 
 
 def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
-    # Read back from the sentences alone: each is one of the ways in which a story says that somebody got something.
+    # Read back from the sentences alone: each is one of the ways in which a story says that
+    # somebody got something.
     got = (
-        r"gave (?:{t} to (?P<a>[^,.]+)|(?P<b>\w+) {t})|handed (?:{t} to (?P<c>[^,.]+)|(?P<d>\w+) {t})|passed {t} to (?P<e>[^,.]+)"
+        r"gave (?:{t} to (?P<a>[^,.]+)|(?P<b>\w+) {t})|handed (?:{t} to (?P<c>[^,.]+)|(?P<d>\w+) "
+        r"{t})|passed {t} to (?P<e>[^,.]+)"
         r"|(?P<f>[A-Z]\w+) (?:kept|took|paid and took) {t}|gave it back to (?P<g>\w+)"
     )
     checked = 0
     for probe in by_kind["holder"]:
         thing = re.search(r"the one who had (.*) was$", probe["question"])[1]
         story = probe["question"].rsplit("\n", 1)[0]
-        found = [next(name for name in match.groups() if name) for match in re.finditer(got.replace("{t}", re.escape(thing)), story)]
+        found = [
+            next(name for name in match.groups() if name)
+            for match in re.finditer(got.replace("{t}", re.escape(thing)), story)
+        ]
         found = [name.split(" because ")[0] for name in found]
         if found and "It was a present" not in story and "back" not in story:
             assert found[-1] == _answer(probe), probe
@@ -133,10 +154,18 @@ def test_a_count_follows_from_the_numbers_in_the_story(by_kind):
         one = next(row[0] for row in words.COUNTED if kind in row[:2])
         many = next(row[1] for row in words.COUNTED if kind in row[:2])
         start = re.search(rf"(\w+) (?:\w+|pulled up) (\w+) {many}[ .]", probe["question"])
-        given = re.findall(rf"(\w+) gave (\w+) (?:{one}|{many}) to ([^,.]+?)(?:, |\.)", probe["question"])
+        given = re.findall(
+            rf"(\w+) gave (\w+) (?:{one}|{many}) to ([^,.]+?)(?:, |\.)", probe["question"]
+        )
         if start and start[1] == person and given:
-            lost = len(re.findall(rf"ate one (?:{one}|of the {many})|One {one} (?:got|fell)", probe["question"]))
-            assert number[count] == number[start[2]] - sum(number[n] for _, n, _ in given) - lost, probe
+            lost = len(
+                re.findall(
+                    rf"ate one (?:{one}|of the {many})|One {one} (?:got|fell)", probe["question"]
+                )
+            )
+            assert number[count] == number[start[2]] - sum(number[n] for _, n, _ in given) - lost, (
+                probe
+            )
             checked += 1
         elif any(person in receiver for _, _, receiver in given):
             assert count in {n for _, n, receiver in given if person in receiver}, probe

@@ -1,4 +1,6 @@
-"""One name for every kind of text: built in, or a file here; and what is said when there is none."""
+"""One name for every kind of text: built in, or a file here; and what is said when there is
+none.
+"""
 
 import json
 import os
@@ -31,7 +33,11 @@ def test_a_built_in_name_reads_the_split_of_its_role():
     assert set(BUILTIN) == {"stories", "python-docs"}
     calibration, test = load_texts("stories"), load_texts("stories", role="test")
     assert calibration.documents == tuple(stories.documents("calibration"))
-    assert (calibration.source, test.source, load_texts("stories/test").source) == ("stories/calibration", "stories/test", "stories/test")
+    assert (calibration.source, test.source, load_texts("stories/test").source) == (
+        "stories/calibration",
+        "stories/test",
+        "stories/test",
+    )
     assert load_texts("stories/test").fingerprint == test.fingerprint != calibration.fingerprint
     assert load_texts("python-docs/calibration", role="test").source == "python-docs/calibration"
 
@@ -45,7 +51,10 @@ def test_a_text_file_is_one_document(tmp_path):
 ROWS = {
     "text": ([{"text": "One", "id": "x"}, {"text": "", "id": "y"}], ("One", "")),
     "alpaca": (
-        [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Say", "input": "", "output": "Hi"}],
+        [
+            {"instruction": "Add", "input": "1 2", "output": "3"},
+            {"instruction": "Say", "input": "", "output": "Hi"},
+        ],
         ("Add\n1 2\n3", "Say\nHi"),
     ),
     "one string column": ([{"id": 1, "story": "One"}, {"id": 2, "story": "Two"}], ("One", "Two")),
@@ -66,7 +75,10 @@ def test_rows_become_documents(tmp_path, kind, rows, documents):
 
 
 def test_json_lines_may_be_strings_and_hold_odd_line_separators(tmp_path):
-    assert load_texts(write(tmp_path / "a.jsonl", '"One\u2028two"\r\n"Three"\n')).documents == ("One\u2028two", "Three")
+    assert load_texts(write(tmp_path / "a.jsonl", '"One\u2028two"\r\n"Three"\n')).documents == (
+        "One\u2028two",
+        "Three",
+    )
 
 
 def test_an_alpaca_row_may_lack_its_input(tmp_path):
@@ -90,7 +102,9 @@ def test_a_missing_file_is_called_a_missing_file(tmp_path):
     write(tmp_path / "corpus.txt", "x")
     assert f"Did you mean '{tmp_path / 'corpus.txt'}'?" in refused(str(tmp_path / "corpsu.txt"))
     assert "does not exist either" in refused(str(tmp_path / "nowhere" / "a.jsonl"))
-    assert "No file './nothing'" in refused("./nothing").replace("No file 'nothing'", "No file './nothing'")
+    assert "No file './nothing'" in refused("./nothing").replace(
+        "No file 'nothing'", "No file './nothing'"
+    )
     assert "Relative paths start at" in refused("nothing.parquet")
 
 
@@ -105,12 +119,16 @@ def test_a_missing_file_is_called_a_missing_file(tmp_path):
         ("a.json", '{"text": "a"}', ["one JSON dict, not a list of rows"]),
         ("a.json", "[]", ["has no rows"]),
         ("a.json", "[1, 2]", ["a row is a JSON int"]),
-        ("a.jsonl", '{"a": "x", "b": "y", "n": 3}', ["Fields found: a (str), b (str), n (int)", "Rename one to 'text'"]),
+        (
+            "a.jsonl",
+            '{"a": "x", "b": "y", "n": 3}',
+            ["Fields found: a (str), b (str), n (int)", "Rename one to 'text'"],
+        ),
         ("a.jsonl", '{"text": "a"}\n{"text": null}', ["row 2: field 'text' is NoneType"]),
         ("a.jsonl", '{"text": "a"}\n"b"', ["row 2: expected an object", "got str"]),
         ("a.parquet", b"PAR1 not really", ["not a readable parquet file"]),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_cannot_be_used_says_why(tmp_path, name, content, words):
     message = refused(write(tmp_path / name, content))
     for word in [name, *words]:
@@ -132,4 +150,6 @@ def test_a_folder_with_a_file_name(tmp_path):
 
 def test_only_hub_data_sets_have_revisions(tmp_path):
     assert "only a hub data set has revisions" in refused("stories", revision="main")
-    assert "only a hub data set has revisions" in refused(write(tmp_path / "a.txt", "x"), revision="main")
+    assert "only a hub data set has revisions" in refused(
+        write(tmp_path / "a.txt", "x"), revision="main"
+    )

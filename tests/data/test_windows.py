@@ -54,7 +54,9 @@ def test_random_windows_are_pieces_of_the_text_from_any_offset():
 
 def test_the_seed_decides_and_nothing_else_does():
     text = texts("abcdefghijklmnopqrstuvwxyz" * 20)
-    one, again, other = (make_windows(text, Characters(), 8, 16, "random", seed=seed) for seed in (1, 1, 2))
+    one, again, other = (
+        make_windows(text, Characters(), 8, 16, "random", seed=seed) for seed in (1, 1, 2)
+    )
     assert torch.equal(one.tokens, again.tokens)
     assert one.key == again.key != other.key
     torch.manual_seed(5)
@@ -72,27 +74,55 @@ def test_one_window_of_exactly_the_text():
 def test_protocol_says_everything():
     text = texts("abcdefgh")
     assert make_windows(text, Characters(), 2, 3, "random", 7).protocol == {
-        "source": "here", "fingerprint": text.fingerprint, "join": "\n\n", "special_tokens": False, "tokens_available": 8, "seq_len": 3,
-        "sampling": "random", "seed": 7, "samples_asked": 2, "samples": 2,
-    }  # fmt: skip
+        "source": "here",
+        "fingerprint": text.fingerprint,
+        "join": "\n\n",
+        "special_tokens": False,
+        "tokens_available": 8,
+        "seq_len": 3,
+        "sampling": "random",
+        "seed": 7,
+        "samples_asked": 2,
+        "samples": 2,
+    }
     everything = make_windows(text, Characters(), None, 3, "random", 7).protocol
     assert (everything["sampling"], everything["seed"], everything["samples"]) == ("first", None, 2)
 
 
 def test_the_key_depends_on_shape_and_tokens():
-    keys = {make_windows(texts(text), Characters(), None, length).key for text in ("abcdef", "abcdeg") for length in (2, 3)}
+    keys = {
+        make_windows(texts(text), Characters(), None, length).key
+        for text in ("abcdef", "abcdeg")
+        for length in (2, 3)
+    }
     assert len(keys) == 4
 
 
 def test_the_fingerprint_is_that_of_the_content():
-    assert texts("ab", "c").fingerprint == Texts(("ab", "c"), "elsewhere", fingerprint="made up").fingerprint
-    assert len({texts("ab", "c").fingerprint, texts("a", "bc").fingerprint, Texts(("ab", "c"), "here", " ").fingerprint}) == 3
+    assert (
+        texts("ab", "c").fingerprint
+        == Texts(("ab", "c"), "elsewhere", fingerprint="made up").fingerprint
+    )
+    assert (
+        len(
+            {
+                texts("ab", "c").fingerprint,
+                texts("a", "bc").fingerprint,
+                Texts(("ab", "c"), "here", " ").fingerprint,
+            }
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, 20), r"here has 8 tokens, fewer than one window of seq_len = 20\. Use seq_len <= 8 or a longer text\."),
+        (
+            (None, 20),
+            r"here has 8 tokens, fewer than one window of seq_len = 20\. Use seq_len <= 8 or a "
+            r"longer text\.",
+        ),
         ((None, 1), r"seq_len = 1: .*whole number >= 2"),
         ((None, 2.0), r"seq_len = 2\.0"),
         ((0, 4), r"samples = 0: give a whole number >= 1, or None"),
@@ -118,7 +148,9 @@ def test_a_text_far_longer_than_the_context_is_no_warning(caplog):
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "word": 1}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=16)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", model_max_length=16
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         windows = make_windows(texts("word " * 100_000), tokenizer, None, 64)

@@ -1,4 +1,7 @@
-"""A3 against the `d x d` formulas of the paper and against brute force. Errors agree to 1e-6 of the total."""
+"""A3 against the `d x d` formulas of the paper and against brute force.
+
+Errors agree to 1e-6 of the total.
+"""
 
 import pytest
 import torch
@@ -12,7 +15,9 @@ RANKS = [1, 2, 5, 7]
 
 
 def augmented(weight, bias, x):
-    """Biases as one more input that is always one: the brute-force formulas then need no case for them."""
+    """Biases as one more input that is always one: the brute-force formulas then need no case
+    for them.
+    """
     ones = torch.ones(len(x), 1, dtype=x.dtype)
     extra = torch.zeros(len(weight), 1, dtype=x.dtype) if bias is None else bias.unsqueeze(1)
     return torch.cat((weight, extra), 1), torch.cat((x, ones), 1)
@@ -37,11 +42,18 @@ def test_theorem_3_2_equals_the_d_by_d_optimum_for_mha(bias: bool, rank: int) ->
     a = case.layer.attention
     small = a3.qk_svd(a, case.moments).truncate(case.layer, rank)
     for i in range(a.n_q):
-        wq, x = augmented(heads(a.q.weight, 3)[i], None if a.q.bias is None else heads(a.q.bias, 3)[i], case.x)
-        wk, _ = augmented(heads(a.k.weight, 3)[i], None if a.k.bias is None else heads(a.k.bias, 3)[i], case.x)
+        wq, x = augmented(
+            heads(a.q.weight, 3)[i], None if a.q.bias is None else heads(a.q.bias, 3)[i], case.x
+        )
+        wk, _ = augmented(
+            heads(a.k.weight, 3)[i], None if a.k.bias is None else heads(a.k.bias, 3)[i], case.x
+        )
         root, _ = roots(x.T @ x / len(x))
         s = torch.linalg.svdvals(root @ wq.T @ wk @ root)
-        assert relative(score_error(case, small, i), float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
+        assert (
+            relative(score_error(case, small, i), float((s[rank:] ** 2).sum()), float((s**2).sum()))
+            < 1e-6
+        )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -53,8 +65,12 @@ def test_joint_qk_equals_the_stacked_d_by_d_optimum_for_gqa(bias: bool, rank: in
     for g in range(a.n_kv):
         stacked = []
         for i in range(g * a.group, (g + 1) * a.group):
-            wq, x = augmented(heads(a.q.weight, 4)[i], None if a.q.bias is None else heads(a.q.bias, 4)[i], case.x)
-            wk, _ = augmented(heads(a.k.weight, 2)[g], None if a.k.bias is None else heads(a.k.bias, 2)[g], case.x)
+            wq, x = augmented(
+                heads(a.q.weight, 4)[i], None if a.q.bias is None else heads(a.q.bias, 4)[i], case.x
+            )
+            wk, _ = augmented(
+                heads(a.k.weight, 2)[g], None if a.k.bias is None else heads(a.k.bias, 2)[g], case.x
+            )
             root, _ = roots(x.T @ x / len(x))
             stacked.append(root @ wq.T @ wk @ root)
         s = torch.linalg.svdvals(torch.cat(stacked))
@@ -69,7 +85,9 @@ def output_error(case, small, i: int) -> float:
     state_map = new @ torch.linalg.pinv(old)
     states = case.a.unflatten(-1, (a.n_q, HEAD))[:, i]
     dense = states @ output_heads(a.o.weight, a.n_q)[i].T
-    return float(((dense - states @ state_map.T @ output_heads(b.o.weight, a.n_q)[i].T) ** 2).sum(1).mean())
+    return float(
+        ((dense - states @ state_map.T @ output_heads(b.o.weight, a.n_q)[i].T) ** 2).sum(1).mean()
+    )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -80,14 +98,23 @@ def test_theorem_3_3_equals_the_d_by_d_optimum_for_mha(bias: bool, rank: int) ->
     small = a3.ov_svd(a, case.moments).truncate(case.layer, rank)
     for i in range(a.n_q):
         states = case.a.unflatten(-1, (a.n_q, HEAD))[:, i]
-        u, s, vt = torch.linalg.svd(states @ output_heads(a.o.weight, a.n_q)[i].T / len(states) ** 0.5, full_matrices=False)
+        u, s, vt = torch.linalg.svd(
+            states @ output_heads(a.o.weight, a.n_q)[i].T / len(states) ** 0.5, full_matrices=False
+        )
         assert u.shape[1] == vt.shape[0] == D
-        assert relative(output_error(case, small, i), float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
+        assert (
+            relative(
+                output_error(case, small, i), float((s[rank:] ** 2).sum()), float((s**2).sum())
+            )
+            < 1e-6
+        )
 
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_joint_ov_equals_the_stacked_d_by_d_optimum_for_gqa(rank: int) -> None:
-    """The paper's objective for GQA: value states of single tokens, summed over the group's output heads."""
+    """The paper's objective for GQA: value states of single tokens, summed over the group's
+    output heads.
+    """
     case = toy(4, 2, "rotary", True, True)
     a = case.layer.attention
     factor = a3.ov_joint(a, case.moments)
@@ -96,7 +123,13 @@ def test_joint_ov_equals_the_stacked_d_by_d_optimum_for_gqa(rank: int) -> None:
         out = output_heads(a.o.weight, a.n_q)[g * a.group : (g + 1) * a.group]
         dense = torch.cat([v[:, g] @ w.T for w in out], 1) / len(v) ** 0.5
         s = torch.linalg.svdvals(dense)
-        small = torch.cat([v[:, g] @ factor.v_maps[g, :rank].T @ w[:, :rank].T for w in factor.out[g * a.group : (g + 1) * a.group]], 1)
+        small = torch.cat(
+            [
+                v[:, g] @ factor.v_maps[g, :rank].T @ w[:, :rank].T
+                for w in factor.out[g * a.group : (g + 1) * a.group]
+            ],
+            1,
+        )
         found = ((dense - small / len(v) ** 0.5) ** 2).sum()
         assert relative(found, float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
 
@@ -107,7 +140,9 @@ def test_rotary_pairs_are_scored_by_pre_rotary_diagonals_and_kept_whole() -> Non
     small = a3.qk_pairs(a, case.moments).truncate(case.layer, 4)
     q, k = (apply(p, case.x).unflatten(-1, (-1, HEAD)) for p in (a.q, a.k))
     for g in range(a.n_kv):
-        score = sum((q[:, i] ** 2).mean(0) * (k[:, g] ** 2).mean(0) for i in range(g * 2, g * 2 + 2))
+        score = sum(
+            (q[:, i] ** 2).mean(0) * (k[:, g] ** 2).mean(0) for i in range(g * 2, g * 2 + 2)
+        )
         best = sorted((score[: HEAD // 2] + score[HEAD // 2 :]).topk(2).indices.tolist())
         assert small.attention.rotary_pairs[g].tolist() == best
         columns = best + [j + HEAD // 2 for j in best]
@@ -115,9 +150,14 @@ def test_rotary_pairs_are_scored_by_pre_rotary_diagonals_and_kept_whole() -> Non
 
 
 def test_dropping_a_set_of_columns_costs_the_double_sum_over_it() -> None:
-    """Without rotary, the exact cost of dropping P is `sum_{j,l in P} (G_q)_jl (G_k)_jl`; the diagonal terms are the scores."""
+    """Without rotary, the exact cost of dropping P is `sum_{j,l in P} (G_q)_jl (G_k)_jl`; the
+    diagonal terms are the scores.
+    """
     case = toy(3, 3, "none", True, False)
-    q, k = (apply(p, case.x).unflatten(-1, (3, HEAD))[:, 0] for p in (case.layer.attention.q, case.layer.attention.k))
+    q, k = (
+        apply(p, case.x).unflatten(-1, (3, HEAD))[:, 0]
+        for p in (case.layer.attention.q, case.layer.attention.k)
+    )
     dropped = [1, 4, 6]
     error = ((q[:, dropped] @ k[:, dropped].T) ** 2).mean()
     gram_q, gram_k = q.T @ q / len(q), k.T @ k / len(k)

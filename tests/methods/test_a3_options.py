@@ -1,4 +1,6 @@
-"""A3's variants against the formulas of its Appendices B.2.3 and E, and what the overall OV does to the cache."""
+"""A3's variants against the formulas of its Appendices B.2.3 and E, and what the overall OV does
+to the cache.
+"""
 
 import pytest
 import torch
@@ -20,15 +22,23 @@ RANKS = [1, 3, 6]
 def sides(case, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Augmented query and key weights of head i, and the root of the augmented input moment."""
     a = case.layer.attention
-    wq, x = augmented(heads(a.q.weight, a.n_q)[i], None if a.q.bias is None else heads(a.q.bias, a.n_q)[i], case.x)
-    wk, _ = augmented(heads(a.k.weight, a.n_kv)[i], None if a.k.bias is None else heads(a.k.bias, a.n_kv)[i], case.x)
+    wq, x = augmented(
+        heads(a.q.weight, a.n_q)[i], None if a.q.bias is None else heads(a.q.bias, a.n_q)[i], case.x
+    )
+    wk, _ = augmented(
+        heads(a.k.weight, a.n_kv)[i],
+        None if a.k.bias is None else heads(a.k.bias, a.n_kv)[i],
+        case.x,
+    )
     return wq, wk, roots(x.T @ x / len(x))[0]
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("qk", ["q_only", "k_only", "weights"])
 def test_one_sided_qk_is_the_svd_of_equation_8_with_an_identity_in_it(qk: str, bias: bool) -> None:
-    """`svd(R_q^{1/2} W_q^T W_k R_k^{1/2})` with R_k (q_only), R_q (k_only) or both (weights) replaced by the identity."""
+    """`svd(R_q^{1/2} W_q^T W_k R_k^{1/2})` with R_k (q_only), R_q (k_only) or both (weights)
+    replaced by the identity.
+    """
     case = toy(3, 3, "none", bias, False)
     factor = a3.qk_svd(case.layer.attention, case.moments, qk)
     for i in range(3):
@@ -39,9 +49,20 @@ def test_one_sided_qk_is_the_svd_of_equation_8_with_an_identity_in_it(qk: str, b
         assert torch.allclose(factor.heads[i], s[:HEAD], atol=1e-8)
         for rank in RANKS:
             small = factor.truncate(case.layer, rank).attention
-            new_q, _ = augmented(heads(small.q.weight, 3)[i], None if small.q.bias is None else heads(small.q.bias, 3)[i], case.x)
-            new_k, _ = augmented(heads(small.k.weight, 3)[i], None if small.k.bias is None else heads(small.k.bias, 3)[i], case.x)
-            literal = torch.linalg.solve(left.double(), u[:, :rank] * s[:rank]) @ torch.linalg.solve(right.double(), vt[:rank].T).T
+            new_q, _ = augmented(
+                heads(small.q.weight, 3)[i],
+                None if small.q.bias is None else heads(small.q.bias, 3)[i],
+                case.x,
+            )
+            new_k, _ = augmented(
+                heads(small.k.weight, 3)[i],
+                None if small.k.bias is None else heads(small.k.bias, 3)[i],
+                case.x,
+            )
+            literal = (
+                torch.linalg.solve(left.double(), u[:, :rank] * s[:rank])
+                @ torch.linalg.solve(right.double(), vt[:rank].T).T
+            )
             assert torch.allclose(new_q.T @ new_k, literal, atol=1e-7)
 
 
@@ -57,7 +78,11 @@ def test_a3_with_identity_moments_is_clover(rank: int) -> None:
     for i in range(3):
         product = heads(a.q.weight, 3)[i].T @ heads(a.k.weight, 3)[i]
         u, s, vt = torch.linalg.svd(product)
-        assert torch.allclose(heads(named.q.weight, 3)[i].T @ heads(named.k.weight, 3)[i], u[:, :rank] * s[:rank] @ vt[:rank], atol=1e-8)
+        assert torch.allclose(
+            heads(named.q.weight, 3)[i].T @ heads(named.k.weight, 3)[i],
+            u[:, :rank] * s[:rank] @ vt[:rank],
+            atol=1e-8,
+        )
 
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "none", True, True)])
@@ -95,26 +120,46 @@ def test_rotary_pairs_are_ranked_by_the_named_scores(scores: str, qk: str) -> No
     pairs = products[:, : HEAD // 2] + products[:, HEAD // 2 :]
     if scores == "random":
         assert torch.equal(factor.order, a3.qk_pairs(a, case.moments, qk, scores, seed=3).order)
-        drawn = {tuple(a3.qk_pairs(a, case.moments, qk, scores, seed).order.flatten().tolist()) for seed in range(8)}
+        drawn = {
+            tuple(a3.qk_pairs(a, case.moments, qk, scores, seed).order.flatten().tolist())
+            for seed in range(8)
+        }
         assert len(drawn) > 1
     else:
         assert torch.equal(factor.order, pairs.sort(dim=-1, descending=True).indices)
     plain = a3.qk_pairs(a, case.moments, qk)
     assert float((factor.values**2).sum()) == pytest.approx(float((plain.values**2).sum()))
-    assert all(float((factor.values[r:] ** 2).sum()) >= float((plain.values[r:] ** 2).sum()) - 1e-12 for r in range(HEAD // 2))
+    assert all(
+        float((factor.values[r:] ** 2).sum()) >= float((plain.values[r:] ** 2).sum()) - 1e-12
+        for r in range(HEAD // 2)
+    )
 
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", True, True)])
 @pytest.mark.parametrize("rank", [1, 5, 11])
 def test_overall_ov_is_theorem_b_1_on_the_stacked_heads(kind: tuple, rank: int) -> None:
-    """Literally: `R^{-1/2} svd_r(R^{1/2} W_cat)` on P_cat, the attention-weighted inputs of all heads side by side."""
+    """Literally: `R^{-1/2} svd_r(R^{1/2} W_cat)` on P_cat, the attention-weighted inputs of all
+    heads side by side.
+    """
     case = toy(*kind)
     a = case.layer.attention
     g = torch.Generator().manual_seed(1)
     x = torch.cat((case.x[:60], torch.ones(60, 1)), 1)
-    mixtures = [torch.softmax(torch.randn(200, 60, generator=g, dtype=torch.float64), -1) for _ in range(a.n_q)]
+    mixtures = [
+        torch.softmax(torch.randn(200, 60, generator=g, dtype=torch.float64), -1)
+        for _ in range(a.n_q)
+    ]
     stacked = torch.cat([m @ x for m in mixtures], 1)  # [200, n_q * (d + 1)]
-    values = [torch.cat((heads(a.v.weight, a.n_kv)[i // a.group], heads(a.v.bias, a.n_kv)[i // a.group][:, None]), 1) for i in range(a.n_q)]
+    values = [
+        torch.cat(
+            (
+                heads(a.v.weight, a.n_kv)[i // a.group],
+                heads(a.v.bias, a.n_kv)[i // a.group][:, None],
+            ),
+            1,
+        )
+        for i in range(a.n_q)
+    ]
     outputs = output_heads(a.o.weight, a.n_q)
     weight = torch.cat([(outputs[i] @ values[i]).T for i in range(a.n_q)])  # [n_q * (d + 1), d]
     head_outputs = torch.cat([m @ x @ v.T for m, v in zip(mixtures, values, strict=True)], 1)
@@ -129,26 +174,46 @@ def test_overall_ov_is_theorem_b_1_on_the_stacked_heads(kind: tuple, rank: int) 
     found, dense = summed @ small.o.weight.T, stacked @ weight
     total = float((dense**2).sum())
     assert float(((found - literal) ** 2).sum()) < 1e-9 * total
-    assert relative(float(((found - dense) ** 2).sum()), 200 * float((factor.values[rank:] ** 2).sum()), total) < 1e-9
+    assert (
+        relative(
+            float(((found - dense) ** 2).sum()),
+            200 * float((factor.values[rank:] ** 2).sum()),
+            total,
+        )
+        < 1e-9
+    )
     assert factor.cost.full == D
 
 
-def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(tiny_llama, tiny_opt, story_file, tmp_path) -> None:
+def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
+    tiny_llama, tiny_opt, story_file, tmp_path
+) -> None:
     for folder in (tiny_llama, tiny_opt):
         model = lrcore.load(str(folder))
-        recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, ratio=0.3, options={"ov": "overall"})
+        recipe = lrcore.Recipe(
+            data=str(story_file), samples=6, seq_len=32, ratio=0.3, options={"ov": "overall"}
+        )
         small = lrcore.compress(model, recipe)
         tokens = torch.arange(3, 43).unsqueeze(0)
         with torch.inference_mode():
             whole = small.network(tokens).logits
             cache = DynamicCache(config=small.network.config)
-            steps = [small.network(part, past_key_values=cache).logits for part in tokens.split([30, 1, 9], dim=1)]
+            steps = [
+                small.network(part, past_key_values=cache).logits
+                for part in tokens.split([30, 1, 9], dim=1)
+            ]
         assert torch.allclose(torch.cat(steps, 1), whole, atol=1e-4)
         a = read_layer(small.network, 0).attention
         assert a.summed
         assert cache.layers[0].values.shape[1] * cache.layers[0].values.shape[3] == a.n_q * a.v_size
-        held = sum(layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers)
-        assert held * 4 == measure(small.network).kv_bytes == small.report["summary"]["kv_bytes_per_token"]
+        held = sum(
+            layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers
+        )
+        assert (
+            held * 4
+            == measure(small.network).kv_bytes
+            == small.report["summary"]["kv_bytes_per_token"]
+        )
         again = lrcore.load(str(lrcore.save(small, tmp_path / folder.name)))
         with torch.inference_mode():
             assert torch.equal(again.network(tokens).logits, whole)

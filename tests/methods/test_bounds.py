@@ -1,4 +1,6 @@
-"""The bounds of MoDeGPT's propositions against their printed formulas and against errors measured on tokens."""
+"""The bounds of MoDeGPT's propositions against their printed formulas and against errors
+measured on tokens.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,10 @@ def test_no_error_exceeds_its_bound(kind: tuple, seed: int) -> None:
 
 @pytest.mark.parametrize("rank", [1, 30, 39])
 def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
-    """Sums over tokens, as printed. A flat tail has eps = k (n - k) / n: the proposition speaks where one neuron goes or one stays."""
+    """Sums over tokens, as printed.
+
+    A flat tail has eps = k (n - k) / n: the proposition speaks where one neuron goes or one stays.
+    """
     case = toy(3, 3, "none", True, False)
     g = torch.Generator().manual_seed(2)
     scales = torch.cat((torch.full((1,), 30.0), torch.ones(39))).double()
@@ -40,8 +45,14 @@ def test_proposition_1_as_printed_on_an_mlp_where_it_speaks(rank: int) -> None:
     weight, kept, dropped = case.layer.mlp.down.weight, factor.order[:rank], factor.order[rank:]
     sigma = torch.linalg.svdvals(gram)
     ridge = sigma[rank:].sum() / rank
-    eps = (gram @ torch.linalg.inv(gram + ridge * torch.eye(40, dtype=torch.float64))).diagonal()[dropped].sum()
-    printed = torch.linalg.matrix_norm(weight, 2) ** 2 * torch.linalg.matrix_norm(torch.linalg.inv(gram), 2)
+    eps = (
+        (gram @ torch.linalg.inv(gram + ridge * torch.eye(40, dtype=torch.float64)))
+        .diagonal()[dropped]
+        .sum()
+    )
+    printed = torch.linalg.matrix_norm(weight, 2) ** 2 * torch.linalg.matrix_norm(
+        torch.linalg.inv(gram), 2
+    )
     printed = printed * eps**2 * 40**2 / (rank**2 * (1 - eps) ** 2) * (sigma[rank:] ** 2).sum()
     error, bound, statement = bounds.mlp_bound(case.layer, moments, factor, rank)
     small = factor.truncate(case.layer, rank).mlp.down.weight
@@ -60,7 +71,11 @@ def test_theorem_1_as_printed(rank: int) -> None:
     factor = factors_of(case)["mlp"]
     weight, gram, kept = case.layer.mlp.down.weight, case.z.T @ case.z, factor.order[:rank]
     nystrom = gram[:, kept] @ torch.linalg.pinv(gram[kept][:, kept]) @ gram[kept]
-    printed = torch.linalg.matrix_norm(weight, 2) ** 2 / torch.linalg.svdvals(gram)[-1] * ((gram - nystrom) ** 2).sum()
+    printed = (
+        torch.linalg.matrix_norm(weight, 2) ** 2
+        / torch.linalg.svdvals(gram)[-1]
+        * ((gram - nystrom) ** 2).sum()
+    )
     error, bound, statement = bounds.mlp_bound(case.layer, case.moments, factor, rank)
     small = factor.truncate(case.layer, rank).mlp.down.weight
     measured = ((case.z @ weight.T - case.z[:, kept] @ small.T) ** 2).sum(1).mean()
@@ -71,7 +86,9 @@ def test_theorem_1_as_printed(rank: int) -> None:
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", True, True)])
 @pytest.mark.parametrize("rank", [2, 4, 6])
-def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(kind: tuple, rank: int) -> None:
+def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(
+    kind: tuple, rank: int
+) -> None:
     case = toy(*kind)
     a = case.layer.attention
     factor = factors_of(case)["qk"]
@@ -83,7 +100,10 @@ def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(kind: t
         pairs = factor.order[g, : rank // factor.cost.step]
         kept = pairs if factor.cost.step == 1 else torch.cat((pairs, pairs + HEAD // 2))
         group = range(g * a.group, (g + 1) * a.group)
-        measured += sum(float(((q[:, i] @ k[:, g].T - q[:, i][:, kept] @ k[:, g][:, kept].T) ** 2).mean()) for i in group)
+        measured += sum(
+            float(((q[:, i] @ k[:, g].T - q[:, i][:, kept] @ k[:, g][:, kept].T) ** 2).mean())
+            for i in group
+        )
         correlation_k = torch.linalg.svdvals(k[:, g].T @ k[:, g] / len(k)).sum()
         correlation_q = torch.linalg.svdvals(sum(q[:, i].T @ q[:, i] for i in group) / len(q)).sum()
         printed += float(((HEAD - rank) / HEAD) ** 2 * correlation_k * correlation_q)
@@ -93,7 +113,9 @@ def test_proposition_2_as_printed_and_its_error_over_all_pairs_of_tokens(kind: t
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_proposition_3_is_attained(rank: int) -> None:
-    """`sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, `d x d` as printed, is the error of the algorithm on tokens."""
+    """`sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, `d x d` as printed, is the error of the algorithm
+    on tokens.
+    """
     case = toy(3, 3, "none", False, False)
     a = case.layer.attention
     factor = factors_of(case)["ov"]
@@ -112,13 +134,17 @@ def test_proposition_3_is_attained(rank: int) -> None:
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
-def test_a_real_model_has_a_row_per_slot_and_no_error_above_its_bound(folder: str, request, story_file) -> None:
+def test_a_real_model_has_a_row_per_slot_and_no_error_above_its_bound(
+    folder: str, request, story_file
+) -> None:
     model = lrcore.load(str(request.getfixturevalue(folder)))
     recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, method="modegpt", ratio=0.3)
     factors = lrcore.prepare(model, recipe)
     plan = lrcore.allocate(factors, recipe)
     rows = lrcore.bounds(model, factors, plan)
-    assert [(row["layer"], row["component"], row["rank"]) for row in rows] == [(*slot, rank) for slot, rank in plan.ranks.items()]
+    assert [(row["layer"], row["component"], row["rank"]) for row in rows] == [
+        (*slot, rank) for slot, rank in plan.ranks.items()
+    ]
     assert all(row["bound"] is None or 0 <= row["error"] <= row["bound"] * SLACK for row in rows)
     assert all(row["bound"] is not None for row in rows if row["component"] != "mlp")
     with pytest.raises(lrcore.InputError, match="modegpt"):

@@ -1,4 +1,7 @@
-"""CARE against the `d x d` formulas of the paper, literally, and against brute force. Errors agree to 1e-6 of the total or better."""
+"""CARE against the `d x d` formulas of the paper, literally, and against brute force.
+
+Errors agree to 1e-6 of the total or better.
+"""
 
 import pytest
 import torch
@@ -9,14 +12,20 @@ from lrcore.layer import LowRank
 from lrcore.methods import METHODS, care
 from lrcore.statistics import Moments
 
-MHA, GQA, GQA_BIAS = (3, 3, "none", False, False), (4, 2, "rotary", False, True), (4, 2, "rotary", True, True)
+MHA, GQA, GQA_BIAS = (
+    (3, 3, "none", False, False),
+    (4, 2, "rotary", False, True),
+    (4, 2, "rotary", True, True),
+)
 KINDS = [MHA, (3, 3, "none", True, False), GQA, GQA_BIAS]
 RANKS = [1, 4, 9, 15]
 
 
 def covariance(case, alpha: float = 0.01):
     second = case.x.T @ case.x / len(case.x)
-    return (1 - alpha) * second + alpha * second.trace() / len(second) * torch.eye(len(second), dtype=second.dtype)
+    return (1 - alpha) * second + alpha * second.trace() / len(second) * torch.eye(
+        len(second), dtype=second.dtype
+    )
 
 
 def symmetric_root(m):
@@ -28,19 +37,29 @@ def symmetric_root(m):
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("rank", RANKS)
 def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: int) -> None:
-    """The paper's form with W: [d, out]: `svd(C W)`, `W^a = C^{-1} U S^{1/2}`, `W^b = S^{1/2} V^T`."""
+    """The paper's form with W: [d, out]: `svd(C W)`, `W^a = C^{-1} U S^{1/2}`,
+    `W^b = S^{1/2} V^T`.
+    """
     case = toy(*kind)
     c, weight = covariance(case), getattr(case.layer.attention, name).weight
     u, s, vt = torch.linalg.svd(c @ weight.T, full_matrices=False)
-    w_a, w_b = torch.linalg.inv(c) @ u[:, :rank] @ s[:rank].sqrt().diag(), s[:rank].sqrt().diag() @ vt[:rank]
+    w_a, w_b = (
+        torch.linalg.inv(c) @ u[:, :rank] @ s[:rank].sqrt().diag(),
+        s[:rank].sqrt().diag() @ vt[:rank],
+    )
     factor = care.factor(case.layer, case.moments)[name]
     small = getattr(factor.truncate(case.layer, rank).attention, name)
     assert isinstance(small, LowRank)
     assert torch.allclose(factor.values, s, rtol=1e-9, atol=1e-12)
     assert relative((small.weight - (w_a @ w_b).T).norm(), 0, weight.norm()) < 1e-9
-    assert torch.allclose(small.up.norm(dim=0), w_b.norm(dim=1))  # the same share of Sigma on either side
+    assert torch.allclose(
+        small.up.norm(dim=0), w_b.norm(dim=1)
+    )  # the same share of Sigma on either side
     assert torch.allclose(small.down.norm(dim=1), w_a.norm(dim=0))
-    assert relative(((weight - small.weight) @ c).norm() ** 2, (s[rank:] ** 2).sum(), (s**2).sum()) < 1e-9
+    assert (
+        relative(((weight - small.weight) @ c).norm() ** 2, (s[rank:] ** 2).sum(), (s**2).sum())
+        < 1e-9
+    )
     bias = getattr(case.layer.attention, name).bias
     assert (small.bias is None) if bias is None else torch.equal(small.bias, bias)
 
@@ -48,13 +67,23 @@ def test_equation_4_and_5_with_the_inverse_taken(kind: tuple, name: str, rank: i
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", RANKS)
 def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, rank: int) -> None:
-    """Equation 3, the error of the states on the calibration tokens: the root attains its bound, the paper's proxy exceeds it."""
+    """Equation 3, the error of the states on the calibration tokens: the root attains its bound,
+    the paper's proxy exceeds it.
+    """
     case = toy(*kind)
-    options = [{"whitening": "root", "shrinkage": 0.0}, {"shrinkage": 0.0}, {"whitening": "identity"}]
-    root, paper, weight_only = (care.factor(case.layer, case.moments, **chosen) for chosen in options)
+    options = [
+        {"whitening": "root", "shrinkage": 0.0},
+        {"shrinkage": 0.0},
+        {"whitening": "identity"},
+    ]
+    root, paper, weight_only = (
+        care.factor(case.layer, case.moments, **chosen) for chosen in options
+    )
     for name in ("k", "v"):
         dense = apply(getattr(case.layer.attention, name), case.x)
-        bound = torch.linalg.svdvals(getattr(case.layer.attention, name).weight @ symmetric_root(covariance(case, 0.0)))
+        bound = torch.linalg.svdvals(
+            getattr(case.layer.attention, name).weight @ symmetric_root(covariance(case, 0.0))
+        )
 
         def error(factors, name: str = name, dense: torch.Tensor = dense) -> float:
             small = getattr(factors[name].truncate(case.layer, rank).attention, name)
@@ -85,9 +114,14 @@ def test_shrinkage_is_what_its_formula_says_and_one_forgets_the_data() -> None:
     for alpha in (0.0, 0.3):
         assert torch.allclose(care.shrunk(second, alpha), covariance(case, alpha))
     assert torch.equal(care.shrunk(torch.zeros(D, D), 0.01), torch.eye(D, dtype=torch.float64))
-    blind, plain = care.factor(case.layer, case.moments, shrinkage=1.0), care.factor(case.layer, case.moments, whitening="identity")
+    blind, plain = (
+        care.factor(case.layer, case.moments, shrinkage=1.0),
+        care.factor(case.layer, case.moments, whitening="identity"),
+    )
     for name in ("k", "v"):
-        own = [getattr(f[name].truncate(case.layer, 4).attention, name).weight for f in (blind, plain)]
+        own = [
+            getattr(f[name].truncate(case.layer, 4).attention, name).weight for f in (blind, plain)
+        ]
         assert torch.allclose(*own, atol=1e-9)
 
 
@@ -104,7 +138,9 @@ def test_queries_output_and_mlp_stay_and_the_cache_holds_the_ranks() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [1, 5, 14])
-def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(kind: tuple, rank: int) -> None:
+def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(
+    kind: tuple, rank: int
+) -> None:
     case = toy(*kind)
     a, c = case.layer.attention, covariance(case)
     both = torch.cat((a.k.weight, a.v.weight))
@@ -135,25 +171,39 @@ def broken(reason: str):
     return layer, moments_of(layer, x, case.a, case.z), x
 
 
-REASONS = ["fewer tokens than dimensions", "duplicated row", "all-zero head", "all-zero weight", "constant activation"]
+REASONS = [
+    "fewer tokens than dimensions",
+    "duplicated row",
+    "all-zero head",
+    "all-zero weight",
+    "constant activation",
+]
 
 
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize("whitening", ["covariance", "root", "identity"])
 @pytest.mark.parametrize("alpha", [0.0, 0.01])
-def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(reason: str, whitening: str, alpha: float) -> None:
+def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(
+    reason: str, whitening: str, alpha: float
+) -> None:
     layer, moments, x = broken(reason)
     second = x.T @ x / len(x)
     c = (1 - alpha) * second + alpha * second.trace() / D * torch.eye(D, dtype=second.dtype)
-    metric = {"covariance": c, "root": symmetric_root(c), "identity": torch.eye(D, dtype=c.dtype)}[whitening]
+    metric = {"covariance": c, "root": symmetric_root(c), "identity": torch.eye(D, dtype=c.dtype)}[
+        whitening
+    ]
     for name, factor in care.factor(layer, moments, whitening=whitening, shrinkage=alpha).items():
         weight = getattr(layer.attention, name).weight
         u, s, vt = torch.linalg.svd(weight @ metric, full_matrices=False)
         for rank in (1, 3, 12):
             small = getattr(factor.truncate(layer, rank).attention, name)
             assert all(torch.isfinite(part).all() for part in (small.up, small.down, factor.values))
-            literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.pinv(metric, rtol=1e-10)
-            found, expected = (float(((weight - w) @ metric).norm() ** 2) for w in (small.weight, literal))
+            literal = (
+                u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.pinv(metric, rtol=1e-10)
+            )
+            found, expected = (
+                float(((weight - w) @ metric).norm() ** 2) for w in (small.weight, literal)
+            )
             assert abs(found - expected) <= 1e-6 * float((s**2).sum()) + 1e-20
 
 
@@ -161,13 +211,25 @@ def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
     case = toy(*GQA)
     silent = Moments({("attn_in", "second"): torch.zeros(D, D, dtype=torch.float64)}, 1)
     for name, factor in care.factor(case.layer, silent).items():
-        assert torch.allclose(factor.values, torch.linalg.svdvals(getattr(case.layer.attention, name).weight))
+        assert torch.allclose(
+            factor.values, torch.linalg.svdvals(getattr(case.layer.attention, name).weight)
+        )
 
 
 def test_options_are_read_and_bad_ones_are_named() -> None:
     row = METHODS["care"]
-    assert row.choose({}) == {"whitening": "covariance", "shrinkage": 0.01, "joint": False, "group": 0}
-    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {"whitening": "root", "shrinkage": 0.1, "joint": False, "group": 0}
+    assert row.choose({}) == {
+        "whitening": "covariance",
+        "shrinkage": 0.01,
+        "joint": False,
+        "group": 0,
+    }
+    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {
+        "whitening": "root",
+        "shrinkage": 0.1,
+        "joint": False,
+        "group": 0,
+    }
     with pytest.raises(InputError, match="Did you mean 'identity'"):
         row.choose({"whitening": "identiy"})
     with pytest.raises(InputError, match="at most 1"):

@@ -34,7 +34,13 @@ VARIANTS = {
         {"vo": "joint", "bias": "add", "preconditioner": "diag_l1"},
         {"vo": "attention"},
         {"vo": "attention", "bias": "keep", "junction": "left", "attention": "split_head"},
-        {"attention": "local", "mlp": "local", "junction": "left", "preconditioner": "diag_l2", "bias": "add"},
+        {
+            "attention": "local",
+            "mlp": "local",
+            "junction": "left",
+            "preconditioner": "diag_l2",
+            "bias": "add",
+        },
         {"attention": "split_head", "preconditioner": "identity"},
         {"attention": "split_head", "junction": "left_identity"},
         {"attention": "joint_qkv", "junction": "left_identity"},
@@ -57,17 +63,29 @@ def solve(variant: tuple[str, dict], kind: tuple):
     (method, options), case = variant, toy(*kind)
     row = METHODS[method]
     chosen = row.choose(options)
-    needs = row.reads(chosen) | {need for need in case.moments.values if need[1] in ("fisher", "taylor") and row.reads_gradients(chosen)}
-    return case, row.factor(case.layer, Moments({need: case.moments.values[need] for need in needs}, case.moments.tokens), **chosen)
+    needs = row.reads(chosen) | {
+        need
+        for need in case.moments.values
+        if need[1] in ("fisher", "taylor") and row.reads_gradients(chosen)
+    }
+    return case, row.factor(
+        case.layer,
+        Moments({need: case.moments.values[need] for need in needs}, case.moments.tokens),
+        **chosen,
+    )
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_declared_needs_suffice_and_slots_cover_what_they_name(method: tuple[str, dict], kind: tuple) -> None:
+def test_declared_needs_suffice_and_slots_cover_what_they_name(
+    method: tuple[str, dict], kind: tuple
+) -> None:
     case, factors = solve(method, kind)
     if not method[1]:
         components = METHODS[method[0]].components
         assert list(factors) == [c for c in components if c in factors]
-    named = case.layer.matrices()  # a component spans several matrices, and together they span the layer
+    named = (
+        case.layer.matrices()
+    )  # a component spans several matrices, and together they span the layer
     only = set(METHODS[method[0]].components) <= {"k", "v"}
     assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == (
         named["k"].parameters + named["v"].parameters if only else case.layer.parameters
@@ -92,24 +110,34 @@ def test_loss_curves_are_finite_and_fall_to_zero(method: tuple[str, dict], kind:
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(method: tuple[str, dict], kind: tuple) -> None:
+def test_parameters_and_cache_are_what_the_cost_says_at_every_rank(
+    method: tuple[str, dict], kind: tuple
+) -> None:
     case, factors = solve(method, kind)
     for name, factor in factors.items():
         for rank in factor.cost.ranks():
             small = truncate(case.layer, factors, {name: rank})
-            assert case.layer.parameters - small.parameters == factor.cost.dense - factor.cost.parameters(rank)
+            assert (
+                case.layer.parameters - small.parameters
+                == factor.cost.dense - factor.cost.parameters(rank)
+            )
             saved = case.layer.attention.kv_values - small.attention.kv_values
             assert saved == factor.cost.kv_dense - factor.cost.kv(rank)
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
-def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(method: tuple[str, dict], kind: tuple) -> None:
+def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(
+    method: tuple[str, dict], kind: tuple
+) -> None:
     case, factors = solve(method, kind)
     same = truncate(case.layer, factors, {name: f.cost.full for name, f in factors.items()})
     for name, projection in case.layer.matrices().items():
         assert torch.equal(same.matrices()[name].weight, projection.weight)
     ranks = {name: f.cost.ranks()[len(f.cost.ranks()) // 2] for name, f in factors.items()}
-    forward, backward = (truncate(case.layer, factors, dict(order)) for order in (ranks.items(), reversed(ranks.items())))
+    forward, backward = (
+        truncate(case.layer, factors, dict(order))
+        for order in (ranks.items(), reversed(ranks.items()))
+    )
     for name, projection in forward.matrices().items():
         assert torch.equal(projection.weight, backward.matrices()[name].weight)
 
@@ -118,12 +146,19 @@ def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(method: tupl
 def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kind: tuple) -> None:
     case, _ = solve(method, kind)
     single = case.layer.with_matrices(
-        **{name: type(p)(p.weight.float(), None if p.bias is None else p.bias.float()) for name, p in case.layer.matrices().items()}
+        **{
+            name: type(p)(p.weight.float(), None if p.bias is None else p.bias.float())
+            for name, p in case.layer.matrices().items()
+        }
     )
     results = []
     for _ in range(2):
-        factors = METHODS[method[0]].factor(single, case.moments, **METHODS[method[0]].choose(method[1]))
-        results.append(truncate(single, factors, {name: f.cost.ranks()[0] for name, f in factors.items()}))
+        factors = METHODS[method[0]].factor(
+            single, case.moments, **METHODS[method[0]].choose(method[1])
+        )
+        results.append(
+            truncate(single, factors, {name: f.cost.ranks()[0] for name, f in factors.items()})
+        )
     for name, projection in results[0].matrices().items():
         assert projection.weight.dtype == torch.float32
         assert torch.equal(projection.weight, results[1].matrices()[name].weight)
@@ -132,7 +167,9 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
 def test_every_method_file_has_a_row() -> None:
     shared = {"__init__", "factors", "latents", "grams", "bounds"}
     here = Path(factors_module.__file__).parent
-    files = {path.stem for path in here.glob("*.py")} | {path.parent.name for path in here.glob("*/__init__.py")}
+    files = {path.stem for path in here.glob("*.py")} | {
+        path.parent.name for path in here.glob("*/__init__.py")
+    }
     files -= shared
     rows = {method.factor.__module__.rpartition(".")[2] for method in METHODS.values()}
     assert files == rows
@@ -140,15 +177,28 @@ def test_every_method_file_has_a_row() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_supports_says_what_happens(method: str) -> None:
-    """Every case is met by a layer that is solved, or refused by name; a KV budget is supported where some slot caches less."""
+    """Every case is met by a layer that is solved, or refused by name; a KV budget is supported
+    where some slot caches less.
+    """
     told = METHODS[method].describe()["supports"]
     for kind in KINDS:
         n_q, n_kv, position, bias, gated = kind
-        met = {"mha" if n_q == n_kv else "gqa", "rotary" if position == "rotary" else "no_rotary", "gated_mlp" if gated else "plain_mlp"}
+        met = {
+            "mha" if n_q == n_kv else "gqa",
+            "rotary" if position == "rotary" else "no_rotary",
+            "gated_mlp" if gated else "plain_mlp",
+        }
         if all(told[case] for case in met | ({"biases"} if bias else set())):
             case, factors = solve((method, {}), kind)
-            assert truncate(case.layer, factors, {n: f.cost.ranks()[0] for n, f in factors.items()}).parameters < case.layer.parameters
-            assert told["kv_budget"] == any(factor.cost.kv_per_rank > 0 for factor in factors.values())
+            assert (
+                truncate(
+                    case.layer, factors, {n: f.cost.ranks()[0] for n, f in factors.items()}
+                ).parameters
+                < case.layer.parameters
+            )
+            assert told["kv_budget"] == any(
+                factor.cost.kv_per_rank > 0 for factor in factors.values()
+            )
         else:
             with pytest.raises(InputError):
                 solve((method, {}), kind)

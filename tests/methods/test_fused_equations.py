@@ -1,4 +1,6 @@
-"""The fused method against least squares and greedy search done the slow way, and against the methods it is made of."""
+"""The fused method against least squares and greedy search done the slow way, and against the
+methods it is made of.
+"""
 
 import pytest
 import torch
@@ -12,12 +14,16 @@ MHA, GQA = (3, 3, "none", True, False), (4, 2, "none", True, True)
 
 
 def centred_score_error(case, small) -> float:
-    """Mean squared change of the scores after each query's mean over keys is taken out: what a softmax can see."""
+    """Mean squared change of the scores after each query's mean over keys is taken out: what a
+    softmax can see.
+    """
     total = 0.0
     for i in range(case.layer.attention.n_q):
         scores = []
         for a in (case.layer.attention, small.attention):
-            q, k = (apply(p, case.x).unflatten(-1, (n, -1)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
+            q, k = (
+                apply(p, case.x).unflatten(-1, (n, -1)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv))
+            )
             s = q[:, i] @ k[:, i // a.group].T
             scores.append(s - s.mean(1, keepdim=True))
         total += float(((scores[0] - scores[1]) ** 2).mean())
@@ -26,20 +32,29 @@ def centred_score_error(case, small) -> float:
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 @pytest.mark.parametrize("rank", [1, 3, 6])
-def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(kind: tuple, rank: int) -> None:
+def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(
+    kind: tuple, rank: int
+) -> None:
     case = toy(*kind)
     a = case.layer.attention
     factor = fused.qk_centred(a, case.moments)
     found = centred_score_error(case, factor.truncate(case.layer, rank))
-    assert relative(found, float((factor.values[rank:] ** 2).sum()), float((factor.values**2).sum())) < 1e-6
-    theirs = (a3.qk_svd if a.group == 1 else a3.qk_joint)(a, case.moments).truncate(case.layer, rank)
+    assert (
+        relative(found, float((factor.values[rank:] ** 2).sum()), float((factor.values**2).sum()))
+        < 1e-6
+    )
+    theirs = (a3.qk_svd if a.group == 1 else a3.qk_joint)(a, case.moments).truncate(
+        case.layer, rank
+    )
     assert found <= centred_score_error(case, theirs) * (1 + 1e-9)
 
 
 def narrowed(case, small) -> torch.Tensor:
     """Head outputs under the value map of the small layer, which acts on each state: a^ = T a."""
     a, b = case.layer.attention, small.attention
-    maps = heads(b.v.weight, a.n_kv) @ torch.linalg.pinv(heads(a.v.weight, a.n_kv))  # [n_kv, r, d_h]
+    maps = heads(b.v.weight, a.n_kv) @ torch.linalg.pinv(
+        heads(a.v.weight, a.n_kv)
+    )  # [n_kv, r, d_h]
     states = case.a.unflatten(-1, (a.n_q, HEAD))
     return torch.einsum("nhs,hrs->nhr", states, maps.repeat_interleave(a.group, 0)).flatten(1)
 
@@ -53,7 +68,14 @@ def test_ov_refit_is_least_squares_with_an_intercept(kind: tuple, rank: int) -> 
     design = torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
     best = design @ torch.linalg.lstsq(design, target).solution
     total = ((target - target.mean(0)) ** 2).sum()
-    assert relative(((apply(small.attention.o, inputs) - target) ** 2).sum(), ((best - target) ** 2).sum(), total) < 1e-6
+    assert (
+        relative(
+            ((apply(small.attention.o, inputs) - target) ** 2).sum(),
+            ((best - target) ** 2).sum(),
+            total,
+        )
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
@@ -69,7 +91,9 @@ def test_ov_error_is_below_that_of_both_papers(rank: int) -> None:
             "modegpt": modegpt.vo_svd if a.group == 1 else modegpt.vo_group,
         }.items():
             small = solve(a, case.moments).truncate(case.layer, rank)
-            errors[name] = float(((apply(small.attention.o, narrowed(case, small)) - target) ** 2).sum())
+            errors[name] = float(
+                ((apply(small.attention.o, narrowed(case, small)) - target) ** 2).sum()
+            )
         assert errors["fused"] <= min(errors["a3"], errors["modegpt"]) * (1 + 1e-6)
 
 
@@ -118,5 +142,11 @@ def test_a_projection_without_bias_gets_one_and_the_account_knows() -> None:
     case = toy(4, 2, "rotary", False, True)
     for name, factor in fused.factor(case.layer, case.moments).items():
         small = factor.truncate(case.layer, factor.cost.ranks()[0])
-        assert case.layer.parameters - small.parameters == factor.cost.dense - factor.cost.parameters(factor.cost.ranks()[0]), name
-    assert fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, 2).attention.o.bias is not None
+        assert (
+            case.layer.parameters - small.parameters
+            == factor.cost.dense - factor.cost.parameters(factor.cost.ranks()[0])
+        ), name
+    assert (
+        fused.ov_refit(case.layer.attention, case.moments).truncate(case.layer, 2).attention.o.bias
+        is not None
+    )

@@ -1,7 +1,8 @@
-"""Moments that are singular: no crash, no NaN, and the error that a pseudo-inverse would leave, to 1e-6 of the whole.
+"""Moments that are singular: no crash, no NaN, and the error that a pseudo-inverse would leave, to
+1e-6 of the whole.
 
-Every method of the table is held to the first two; those with a closed form also to the third, against singular values and least
-squares taken from the tokens themselves.
+Every method of the table is held to the first two; those with a closed form also to the third,
+against singular values and least squares taken from the tokens themselves.
 """
 
 from dataclasses import replace
@@ -21,7 +22,9 @@ KINDS = [(3, 3, "none", True, False), (4, 2, "none", False, True), (4, 2, "rotar
 
 
 def changed(case: Toy, **rows) -> Toy:
-    """The case with some rows of some matrices written anew, {"up": {3: 0.0}}: a number fills the row, (i,) copies row i; biases follow."""
+    """The case with some rows of some matrices written anew, {"up": {3: 0.0}}: a number fills
+    the row, (i,) copies row i; biases follow.
+    """
     new = {}
     for name, entries in rows.items():
         old = case.layer.matrices().get(name)
@@ -50,7 +53,14 @@ def zero_head(kind: tuple) -> Toy:
 
 
 def duplicated_row(kind: tuple) -> Toy:
-    return changed(toy(*kind, tokens=TOKENS), q={1: (0,)}, k={1: (0,)}, v={1: (0,)}, up={5: (4,)}, gate={5: (4,)})
+    return changed(
+        toy(*kind, tokens=TOKENS),
+        q={1: (0,)},
+        k={1: (0,)},
+        v={1: (0,)},
+        up={5: (4,)},
+        gate={5: (4,)},
+    )
 
 
 def constant_activation(kind: tuple) -> Toy:
@@ -60,28 +70,40 @@ def constant_activation(kind: tuple) -> Toy:
     return watched(case.layer, x)
 
 
-CASES = {f.__name__: f for f in (few_tokens, dead_neuron, zero_head, duplicated_row, constant_activation)}
+CASES = {
+    f.__name__: f for f in (few_tokens, dead_neuron, zero_head, duplicated_row, constant_activation)
+}
 ROWS = [(name, options) for name in METHODS for options in ({}, *VARIANTS.get(name, ()))]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, (row[0], *row[1].values()))))
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: "-".join(map(str, (row[0], *row[1].values())))
+)
 def test_no_method_breaks_or_gives_numbers_that_are_none(row: tuple, case: str) -> None:
     method, options = METHODS[row[0]], METHODS[row[0]].choose(row[1])
     for kind in KINDS:
         found = CASES[case](kind)
-        single = {n: Linear(p.weight.float(), None if p.bias is None else p.bias.float()) for n, p in found.layer.matrices().items()}
+        single = {
+            n: Linear(p.weight.float(), None if p.bias is None else p.bias.float())
+            for n, p in found.layer.matrices().items()
+        }
         for layer in (found.layer, found.layer.with_matrices(**single)):
             factors = method.factor(layer, found.moments, **options)
             for name, factor in factors.items():
                 assert torch.isfinite(factor.values).all()
-                for rank in {factor.cost.ranks()[0], factor.cost.ranks()[len(factor.cost.ranks()) // 2], factor.cost.cap}:
+                for rank in {
+                    factor.cost.ranks()[0],
+                    factor.cost.ranks()[len(factor.cost.ranks()) // 2],
+                    factor.cost.cap,
+                }:
                     for projection in truncate(layer, factors, {name: rank}).matrices().values():
                         assert torch.isfinite(projection.weight).all()
                         assert projection.bias is None or torch.isfinite(projection.bias).all()
 
 
-# ---- errors on the tokens, and what they should be -------------------------------------------------------------------------------
+# ---- errors on the tokens, and what they should be
+# -------------------------------------------------------------------------------
 
 
 def tail(matrix: torch.Tensor, rank: int) -> torch.Tensor:
@@ -94,17 +116,24 @@ def states(case: Toy, name: str) -> torch.Tensor:
 
 
 def matrix_error(case: Toy, name: str, factor, rank: int):
-    inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}[TAPS[name]]
+    inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}[
+        TAPS[name]
+    ]
     dense = inputs @ case.layer.matrices()[name].weight.T
     small = factor.truncate(case.layer, rank).matrices()[name].weight
     return ((dense - inputs @ small.T) ** 2).sum(), tail(dense, rank), (dense**2).sum()
 
 
 def score_error(case: Toy, name: str, factor, rank: int, centred: bool = False):
-    """Scores of all pairs of tokens per kv head, its query heads stacked; centred: after each query's mean over the keys is taken out."""
+    """Scores of all pairs of tokens per kv head, its query heads stacked; centred: after each
+    query's mean over the keys is taken out.
+    """
     small = replace(case, layer=factor.truncate(case.layer, rank))
     a, sums = case.layer.attention, [0.0, 0.0, 0.0]
-    narrow_q, narrow_k = (apply(small.layer.matrices()[n], case.x).unflatten(-1, (-1, rank)).transpose(0, 1) for n in "qk")
+    narrow_q, narrow_k = (
+        apply(small.layer.matrices()[n], case.x).unflatten(-1, (-1, rank)).transpose(0, 1)
+        for n in "qk"
+    )
     for g in range(a.n_kv):
         group = slice(g * a.group, (g + 1) * a.group)
         dense = states(case, "q")[group].flatten(0, 1) @ states(case, "k")[g].T
@@ -117,7 +146,9 @@ def score_error(case: Toy, name: str, factor, rank: int, centred: bool = False):
 
 
 def value_error(case: Toy, name: str, factor, rank: int, which: str):
-    """Per kv head, the outputs of its query heads side by side: of the head outputs ("outputs"), or of single value states ("values")."""
+    """Per kv head, the outputs of its query heads side by side: of the head outputs ("outputs"),
+    or of single value states ("values").
+    """
     a, sums = case.layer.attention, [0.0, 0.0, 0.0]
     out, mapped = output_heads(a.o.weight, a.n_q), factor.out[..., :rank]
     for g in range(a.n_kv):
@@ -127,7 +158,9 @@ def value_error(case: Toy, name: str, factor, rank: int, which: str):
         now = torch.cat([s @ maps.T @ mapped[i].T for i in group], 1)
         if which == "principal":
             _, _, vt = torch.linalg.svd(s, full_matrices=False)
-            best = ((dense - torch.cat([s @ vt[:rank].T @ vt[:rank] @ out[i].T for i in group], 1)) ** 2).sum()
+            best = (
+                (dense - torch.cat([s @ vt[:rank].T @ vt[:rank] @ out[i].T for i in group], 1)) ** 2
+            ).sum()
         else:
             best = tail(dense, rank)
         for i, part in enumerate((((dense - now) ** 2).sum(), best, (dense**2).sum())):
@@ -136,8 +169,14 @@ def value_error(case: Toy, name: str, factor, rank: int, which: str):
 
 
 def regression_error(dense: torch.Tensor, inputs: torch.Tensor, linear: Linear, intercept: bool):
-    """The error of `linear` on its inputs against that of least squares through a pseudo-inverse."""
-    design = torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1) if intercept else inputs
+    """The error of `linear` on its inputs against that of least squares through a
+    pseudo-inverse.
+    """
+    design = (
+        torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
+        if intercept
+        else inputs
+    )
     best = design @ torch.linalg.pinv(design, rtol=1e-12) @ dense
     total = ((dense - dense.mean(0)) ** 2).sum() if intercept else (dense**2).sum()
     return ((dense - apply(linear, inputs)) ** 2).sum(), ((dense - best) ** 2).sum(), total
@@ -159,14 +198,20 @@ def refit_error(case: Toy, name: str, factor, rank: int):
 
 
 def closed_form(method: str, name: str, kind: tuple):
-    """How to measure a slot against its closed form; None where columns are only selected, which inverts nothing."""
+    """How to measure a slot against its closed form; None where columns are only selected, which
+    inverts nothing.
+    """
     group, rotary = kind[0] // kind[1], kind[2] == "rotary"
     if method == "svd_llm":
         return matrix_error
     if name == "qk" and method in ("a3", "fused") and not rotary:
         return lambda *given: score_error(*given, centred=method == "fused")
     if name == "ov" and method in ("a3", "modegpt"):
-        which = ("outputs" if group == 1 else "values") if method == "a3" else ("values" if group == 1 else "principal")
+        which = (
+            ("outputs" if group == 1 else "values")
+            if method == "a3"
+            else ("values" if group == 1 else "principal")
+        )
         return lambda *given: value_error(*given, which=which)
     if name == "ov" and method == "fused":
         return refit_error
@@ -180,12 +225,21 @@ def closed_form(method: str, name: str, kind: tuple):
 def test_the_error_is_that_of_the_pseudo_inverse(method: str, case: str) -> None:
     for kind in KINDS:
         found = CASES[case](kind)
-        moments = Moments({need: found.moments.values[need] for need in METHODS[method].needs}, found.moments.tokens)
+        moments = Moments(
+            {need: found.moments.values[need] for need in METHODS[method].needs},
+            found.moments.tokens,
+        )
         for name, factor in METHODS[method].factor(found.layer, moments).items():
             measure = closed_form(method, name, kind)
             for rank in (1, 4, 7) if measure else ():
                 error, best, total = measure(found, name, factor, rank)
-                assert abs(float(error - best)) <= 1e-6 * float(total), (kind, name, rank, float(error / total), float(best / total))
+                assert abs(float(error - best)) <= 1e-6 * float(total), (
+                    kind,
+                    name,
+                    rank,
+                    float(error / total),
+                    float(best / total),
+                )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -196,7 +250,9 @@ def test_plain_svd_leaves_the_tail_of_the_weight(case: str) -> None:
             weight = found.layer.matrices()[name].weight
             for rank in (1, 4, 7):
                 gap = weight - factor.truncate(found.layer, rank).matrices()[name].weight
-                assert abs(float((gap**2).sum() - tail(weight, rank))) <= 1e-6 * float((weight**2).sum())
+                assert abs(float((gap**2).sum() - tail(weight, rank))) <= 1e-6 * float(
+                    (weight**2).sum()
+                )
 
 
 def test_the_cases_are_what_their_names_say() -> None:
@@ -205,6 +261,9 @@ def test_the_cases_are_what_their_names_say() -> None:
     assert (dead_neuron(kind).z[:, 3] == 0).all()
     assert (zero_head(kind).a[:, :HEAD] == 0).all()
     twice = duplicated_row(kind)
-    assert torch.equal(heads(twice.layer.attention.k.weight, 3)[0, 0], heads(twice.layer.attention.k.weight, 3)[0, 1])
+    assert torch.equal(
+        heads(twice.layer.attention.k.weight, 3)[0, 0],
+        heads(twice.layer.attention.k.weight, 3)[0, 1],
+    )
     assert torch.equal(twice.z[:, 4], twice.z[:, 5])
     assert constant_activation(kind).x[:, 2].unique().numel() == 1

@@ -1,4 +1,6 @@
-"""LatentLLM: joint VO on what the heads attend to (eq. 198-223), against the tokens and against the Kronecker system written out."""
+"""LatentLLM: joint VO on what the heads attend to (eq. 198-223), against the tokens and against
+the Kronecker system written out.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +24,9 @@ def output(case, layer) -> torch.Tensor:
     """The attention's output on the tokens, every head attending as it did. [N, d]"""
     a = layer.attention
     values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
-    return apply(a.o, torch.cat([case.mixtures[i] @ values[:, i // a.group] for i in range(a.n_q)], 1))
+    return apply(
+        a.o, torch.cat([case.mixtures[i] @ values[:, i // a.group] for i in range(a.n_q)], 1)
+    )
 
 
 def error(case, small) -> float:
@@ -48,12 +52,16 @@ def turns(problem, found, rounds: int = 4):
 @pytest.mark.parametrize("bias", ["update", "add", "keep"])
 @pytest.mark.parametrize("rank", [4, 13])
 def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(kind, bias, rank):
-    """eq. 206 by brute force over tokens, biases in it (eq. 193 with the means that the heads attend to)."""
+    """eq. 206 by brute force over tokens, biases in it (eq. 193 with the means that the heads
+    attend to).
+    """
     case, factor, problem, start = problem_and_start(kind, rank, bias=bias)
     found = attended.alternate(problem, start)
     ours = error(case, factor.truncate(case.layer, rank))
     assert relative(ours, attended.lost(problem, found)) < 1e-6
-    joint = latentllm.factor(case.layer, case.moments, vo="joint", bias=bias)["joint_vo"].truncate(case.layer, rank)
+    joint = latentllm.factor(case.layer, case.moments, vo="joint", bias=bias)["joint_vo"].truncate(
+        case.layer, rank
+    )
     assert ours < 0.99 * error(case, joint)
 
 
@@ -74,15 +82,26 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
     found = attended.fit_out(problem, start)
     k, n_q = problem.width, problem.width * problem.group // problem.shift.shape[1]
     moment, n = problem.second, n_q * k
-    h = (output_heads(found.out, n_q) @ problem.by_head(found.up)).unbind(0)  # H_i, B_o included: [d, r]
+    h = (output_heads(found.out, n_q) @ problem.by_head(found.up)).unbind(
+        0
+    )  # H_i, B_o included: [d, r]
     system = sum(
-        torch.kron(h[i].mT @ h[j], moment[i * k : (i + 1) * k, j * k : (j + 1) * k]) for i in range(n_q) for j in range(n_q)
+        torch.kron(h[i].mT @ h[j], moment[i * k : (i + 1) * k, j * k : (j + 1) * k])
+        for i in range(n_q)
+        for j in range(n_q)
     )  # on alpha laid out row by row
-    wanted = problem.weight @ problem.rows(problem.dense()) - found.out @ problem.by_head(problem.shift).reshape(-1, 1) * moment[-1]
+    wanted = (
+        problem.weight @ problem.rows(problem.dense())
+        - found.out @ problem.by_head(problem.shift).reshape(-1, 1) * moment[-1]
+    )
     right = sum(h[i].mT @ wanted[:, :n][:, i * k : (i + 1) * k] for i in range(n_q))
-    alpha = torch.linalg.lstsq(system, right.reshape(-1, 1), driver="gelsd").solution.view_as(found.down)
+    alpha = torch.linalg.lstsq(system, right.reshape(-1, 1), driver="gelsd").solution.view_as(
+        found.down
+    )
     best = attended.lost(problem, replace(found, down=alpha))
-    assert attended.lost(problem, attended.fit_down(problem, found, steps=500)) == pytest.approx(best, rel=1e-7)
+    assert attended.lost(problem, attended.fit_down(problem, found, steps=500)) == pytest.approx(
+        best, rel=1e-7
+    )
     assert attended.lost(problem, attended.fit_down(problem, found)) < 1.01 * best
 
 
@@ -103,17 +122,24 @@ def test_up_is_the_least_squares_solution(kind, rank):
     curvature = torch.autograd.functional.hessian(loss, flat)
     step = torch.linalg.lstsq(curvature, -gradient.unsqueeze(1), driver="gelsd").solution
     best = attended.lost(problem, replace(found, up=found.up + step.view_as(found.up)))
-    assert attended.lost(problem, attended.fit_up(problem, found, steps=500)) == pytest.approx(best, rel=1e-7)
+    assert attended.lost(problem, attended.fit_up(problem, found, steps=500)) == pytest.approx(
+        best, rel=1e-7
+    )
 
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
 def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_paper(kind):
-    """eq. 219-220 give A_o for a B_o that the paper takes from `W_o C_o^{1/2}` alone; both are found together here."""
+    """eq. 219-220 give A_o for a B_o that the paper takes from `W_o C_o^{1/2}` alone; both are
+    found together here.
+    """
     case, _, problem, start = problem_and_start(kind, 7)
     a, rank = case.layer.attention, start.basis.shape[1]
     values = apply(a.v, case.x).unflatten(-1, (a.n_kv, -1))
     small = torch.einsum("nk,gsk->ngs", values.flatten(1), start.maps)
-    wanted, given = (torch.cat([case.mixtures[i] @ v[:, i // a.group] for i in range(a.n_q)], 1) for v in (values, small))
+    wanted, given = (
+        torch.cat([case.mixtures[i] @ v[:, i // a.group] for i in range(a.n_q)], 1)
+        for v in (values, small)
+    )
     wanted = wanted @ a.o.weight.T
 
     def best(basis: torch.Tensor | None) -> float:
@@ -131,23 +157,40 @@ def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_pap
 @pytest.mark.parametrize("junction", ["left", "left_identity", "right_identity"])
 def test_junctions_change_nothing_and_cost_what_those_of_joint_vo_cost(kind, junction):
     case = toy(*kind)
-    plain, stored = (latentllm.factor(case.layer, case.moments, vo="attention", junction=j)["joint_vo"] for j in ("symmetric", junction))
-    joint = latentllm.factor(case.layer, case.moments, vo="joint", junction=junction)["joint_vo"].truncate(case.layer, 9)
+    plain, stored = (
+        latentllm.factor(case.layer, case.moments, vo="attention", junction=j)["joint_vo"]
+        for j in ("symmetric", junction)
+    )
+    joint = latentllm.factor(case.layer, case.moments, vo="joint", junction=junction)[
+        "joint_vo"
+    ].truncate(case.layer, 9)
     small = stored.truncate(case.layer, 9)
-    assert torch.allclose(output(case, small), output(case, plain.truncate(case.layer, 9)), atol=1e-8)
+    assert torch.allclose(
+        output(case, small), output(case, plain.truncate(case.layer, 9)), atol=1e-8
+    )
     assert small.parameters == joint.parameters
 
 
 def test_moments_predicted_from_the_head_outputs_would_make_values_seem_free():
-    """Why x' is measured: under eq. 205 a head sees its own row space of W_v alone, and any r_v >= d_h seems to lose nothing."""
+    """Why x' is measured: under eq. 205 a head sees its own row space of W_v alone, and any r_v
+    >= d_h seems to lose nothing.
+    """
     case, _, _, start = problem_and_start(MHA, 13)
     a = case.layer.attention
-    seen = [start.down @ a.v.weight @ torch.linalg.pinv(w) for w in heads(a.v.weight, a.n_kv)]  # A_v W_v,i^+ [r_v, d_h]
+    seen = [
+        start.down @ a.v.weight @ torch.linalg.pinv(w) for w in heads(a.v.weight, a.n_kv)
+    ]  # A_v W_v,i^+ [r_v, d_h]
     up = torch.stack([torch.linalg.pinv(m) for m in seen])
-    assert torch.allclose(up @ torch.stack(seen), torch.eye(a.v_size, dtype=up.dtype).expand(a.n_kv, -1, -1), atol=1e-9)  # T_i = I
+    assert torch.allclose(
+        up @ torch.stack(seen),
+        torch.eye(a.v_size, dtype=up.dtype).expand(a.n_kv, -1, -1),
+        atol=1e-9,
+    )  # T_i = I
     weight = (up @ start.down @ a.v.weight).flatten(0, 1)
     small = case.layer.with_matrices(v=replace(a.v, weight=weight))
-    joint = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"].truncate(case.layer, 13)
+    joint = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"].truncate(
+        case.layer, 13
+    )
     assert error(case, small) > 2 * error(case, joint)
 
 
@@ -161,7 +204,8 @@ def solved(case, moments: Moments, vo: str, rank: int):
 def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
     case = spoiled(kind, how)
     ours, joint = (
-        latentllm.factor(case.layer, case.moments, vo=vo)["joint_vo"].truncate(case.layer, rank) for vo in ("attention", "joint")
+        latentllm.factor(case.layer, case.moments, vo=vo)["joint_vo"].truncate(case.layer, rank)
+        for vo in ("attention", "joint")
     )
     total = float((output(case, case.layer) ** 2).sum(1).mean())
     assert error(case, ours) <= error(case, joint) + 1e-6 * total
@@ -169,15 +213,25 @@ def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_rounded_below_zero_do_no_harm(kind):
-    """Products in the model's dtype leave negative eigenvalues; the loss has no floor along them."""
+    """Products in the model's dtype leave negative eigenvalues; the loss has no floor along
+    them.
+    """
     case = toy(*kind, tokens=60)
-    noise = torch.randn(case.moments.second("attended").shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = torch.randn(
+        case.moments.second("attended").shape,
+        generator=torch.Generator().manual_seed(1),
+        dtype=torch.float64,
+    )
     noise = 1e-5 * (noise + noise.mT)
     assert torch.linalg.eigvalsh(case.moments.centred("attended") + noise)[0] < -1e-5
-    rough = Moments({**case.moments.values, ("attended", "second"): case.moments.second("attended") + noise}, case.moments.tokens)
+    rough = Moments(
+        {**case.moments.values, ("attended", "second"): case.moments.second("attended") + noise},
+        case.moments.tokens,
+    )
     for rank in (4, 13, 22):
         exact, found = (
-            latentllm.factor(case.layer, m, vo="attention")["joint_vo"].truncate(case.layer, rank) for m in (case.moments, rough)
+            latentllm.factor(case.layer, m, vo="attention")["joint_vo"].truncate(case.layer, rank)
+            for m in (case.moments, rough)
         )
         total = float((output(case, case.layer) ** 2).sum(1).mean())
         assert error(case, found) < error(case, exact) + 1e-3 * total

@@ -1,4 +1,6 @@
-"""LatentLLM on layers with something degenerate in them: the answer is that of the pseudo-inverse."""
+"""LatentLLM on layers with something degenerate in them: the answer is that of the
+pseudo-inverse.
+"""
 
 from dataclasses import replace
 
@@ -31,10 +33,18 @@ def spoiled(kind: tuple, how: str):
         z[:, 3] = 0
     if how == "zero head":
         layer = changed("k", lambda w: w[:8].zero_())
-        layer = replace(layer, attention=replace(layer.attention, v=changed("v", lambda w: w[:8].zero_()).attention.v))
+        layer = replace(
+            layer,
+            attention=replace(layer.attention, v=changed("v", lambda w: w[:8].zero_()).attention.v),
+        )
     if how == "duplicated row":
         layer = changed("up", lambda w: w[5].copy_(w[4]))
-        layer = replace(layer, attention=replace(layer.attention, q=changed("q", lambda w: w[5].copy_(w[4])).attention.q))
+        layer = replace(
+            layer,
+            attention=replace(
+                layer.attention, q=changed("q", lambda w: w[5].copy_(w[4])).attention.q
+            ),
+        )
     if how == "constant activation":
         x = x.clone()
         x[:, 2] = 1.5
@@ -42,8 +52,17 @@ def spoiled(kind: tuple, how: str):
     return replace(case, layer=layer, moments=moments_of(layer, x, a, z, attended), x=x, a=a, z=z)
 
 
-@pytest.mark.parametrize("how", ["few tokens", "dead neuron", "zero head", "duplicated row", "constant activation"])
-@pytest.mark.parametrize("options", [{}, {"attention": "local", "junction": "symmetric"}, {"attention": "split_head", "vo": "joint"}])
+@pytest.mark.parametrize(
+    "how", ["few tokens", "dead neuron", "zero head", "duplicated row", "constant activation"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention": "local", "junction": "symmetric"},
+        {"attention": "split_head", "vo": "joint"},
+    ],
+)
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", False, True)])
 def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind):
     case = spoiled(kind, how)
@@ -65,10 +84,14 @@ def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind)
             assert abs(float((gap**2).sum()) - best) < 1e-6 * float((apply(old, x) ** 2).sum())
 
 
-@pytest.mark.parametrize("how", ["few tokens", "zero head", "duplicated row", "constant activation"])
+@pytest.mark.parametrize(
+    "how", ["few tokens", "zero head", "duplicated row", "constant activation"]
+)
 @pytest.mark.parametrize("kind", [MHA, GQA])
 def test_degenerate_heads_keep_to_algorithm_1(how, kind):
-    """The printed algorithm takes no inverse before its last line, so it is its own pseudo-inverse answer."""
+    """The printed algorithm takes no inverse before its last line, so it is its own
+    pseudo-inverse answer.
+    """
     case = spoiled(kind, how)
     a = case.layer.attention
     factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
@@ -77,14 +100,19 @@ def test_degenerate_heads_keep_to_algorithm_1(how, kind):
         ranks = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
         _, _, losses = literal_algorithm_1(a, roots(case.moments.second("attn_in"))[0], *ranks)
         small = factor.truncate(case.layer, rank)
-        error = sum(float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean()) for i in range(a.n_q))
+        error = sum(
+            float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean())
+            for i in range(a.n_q)
+        )
         assert abs(error - losses[-1]) < 1e-6 * total
 
 
 @pytest.mark.parametrize("vo", ["joint", "attention"])
 def test_nothing_seen_at_all_is_no_accident(vo):
     case = toy(*GQA)
-    zero = Moments({need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens)
+    zero = Moments(
+        {need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens
+    )
     small = case.layer
     for factor in latentllm.factor(case.layer, zero, vo=vo).values():
         small = factor.truncate(small, 3)

@@ -1,4 +1,6 @@
-"""LatentLLM: joint QK (algorithm 1, eq. 57-181) against the printed `d x d` formulas and against brute force over tokens."""
+"""LatentLLM: joint QK (algorithm 1, eq. 57-181) against the printed `d x d` formulas and against
+brute force over tokens.
+"""
 
 from itertools import pairwise
 
@@ -20,9 +22,14 @@ def test_joint_qk_is_algorithm_1(kind, rank):
     a = case.layer.attention
     factor = latentllm.factor(case.layer, case.moments)["joint_qk"]
     left_rank, right_rank = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
-    _, _, losses = literal_algorithm_1(a, roots(case.moments.second("attn_in"))[0], left_rank, right_rank)
+    _, _, losses = literal_algorithm_1(
+        a, roots(case.moments.second("attn_in"))[0], left_rank, right_rank
+    )
     small = factor.truncate(case.layer, rank)
-    error = sum(float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean()) for i in range(a.n_q))
+    error = sum(
+        float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean())
+        for i in range(a.n_q)
+    )
     assert relative(error, losses[-1]) < 1e-6
     assert error <= factor.values[rank:].square().sum() * (1 + 1e-9)  # the bound of HOSVD
 
@@ -35,7 +42,9 @@ def test_parameters_with_all_junctions_are_those_of_section_4_1():
     assert small.attention.q.parameters + small.attention.k.parameters == expected
 
 
-@pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "none", True, True), (4, 2, "rotary", True, True)])
+@pytest.mark.parametrize(
+    "kind", [(3, 3, "none", True, False), (4, 2, "none", True, True), (4, 2, "rotary", True, True)]
+)
 @pytest.mark.parametrize("junction", ["left", "right_identity"])
 @pytest.mark.parametrize("rank", [4, 13])
 def test_biases_take_part_in_the_score_error(kind, junction, rank):
@@ -43,23 +52,39 @@ def test_biases_take_part_in_the_score_error(kind, junction, rank):
     case = toy(*kind)
     a = case.layer.attention
     factor = latentllm.factor(case.layer, case.moments, junction=junction, window=0)["joint_qk"]
-    left, right = hosvd.alternate(factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full))
+    left, right = hosvd.alternate(
+        factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    )
     small = factor.truncate(case.layer, rank)
-    error = sum(float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean()) for i in range(a.n_q))
+    error = sum(
+        float(((scores(case.layer, case.x, i) - scores(small, case.x, i)) ** 2).mean())
+        for i in range(a.n_q)
+    )
     assert relative(error, hosvd.lost(factor.pair, left, right)) < 1e-6
-    ignored = latentllm.factor(case.layer, case.moments, junction=junction, window=0, bias="keep")["joint_qk"].truncate(case.layer, rank)
-    assert error < sum(float(((scores(case.layer, case.x, i) - scores(ignored, case.x, i)) ** 2).mean()) for i in range(a.n_q))
+    ignored = latentllm.factor(case.layer, case.moments, junction=junction, window=0, bias="keep")[
+        "joint_qk"
+    ].truncate(case.layer, rank)
+    assert error < sum(
+        float(((scores(case.layer, case.x, i) - scores(ignored, case.x, i)) ** 2).mean())
+        for i in range(a.n_q)
+    )
 
 
 def test_biases_follow_the_printed_formula():
     """eq. 116 with J_i = I, `A C_0 A^T` not assumed orthonormal."""
     case = toy(3, 3, "none", True, False)
-    small = latentllm.factor(case.layer, case.moments, junction="left")["joint_qk"].truncate(case.layer, 5)
+    small = latentllm.factor(case.layer, case.moments, junction="left")["joint_qk"].truncate(
+        case.layer, 5
+    )
     mu, c0 = case.moments.mean("attn_in"), case.moments.centred("attn_in")
     for name in "qk":
         old, new = case.layer.matrices()[name], small.matrices()[name]
         a = new.down
-        printed = old.bias + old.weight @ mu - old.weight @ c0 @ a.T @ torch.linalg.pinv(a @ c0 @ a.T) @ a @ mu
+        printed = (
+            old.bias
+            + old.weight @ mu
+            - old.weight @ c0 @ a.T @ torch.linalg.pinv(a @ c0 @ a.T) @ a @ mu
+        )
         assert torch.allclose(new.bias, printed, atol=1e-8)
 
 
@@ -77,7 +102,9 @@ def test_rotary_offsets_turn_as_the_model_does():
 
 @pytest.mark.parametrize("kind", [(3, 3, "rotary", False, True), (4, 2, "rotary", False, True)])
 def test_the_window_sums_the_score_error_over_offsets(kind):
-    """eq. 181, literally; and it beats the joint factorisation that is blind to the rotation in that sum."""
+    """eq. 181, literally; and it beats the joint factorisation that is blind to the rotation in
+    that sum.
+    """
     case = toy(*kind)
     a, root, rank = case.layer.attention, roots(case.moments.second("attn_in"))[0], 6
     turns = joint.rotary_offsets(a.frequencies, a.qk_size, 5)
@@ -85,26 +112,51 @@ def test_the_window_sums_the_score_error_over_offsets(kind):
     def error(small):
         total = 0.0
         for i in range(a.n_q):
-            wq, wk = (heads(p.weight, n)[j] for p, n, j in ((a.q, a.n_q, i), (a.k, a.n_kv, i // a.group)))
+            wq, wk = (
+                heads(p.weight, n)[j] for p, n, j in ((a.q, a.n_q, i), (a.k, a.n_kv, i // a.group))
+            )
             b = small.attention
-            vq, vk = (heads(p.weight, n)[j] for p, n, j in ((b.q, a.n_q, i), (b.k, a.n_kv, i // a.group)))
-            total += sum(float(((root @ (wq.T @ turn @ wk - vq.T @ turn @ vk) @ root) ** 2).sum()) for turn in turns)
+            vq, vk = (
+                heads(p.weight, n)[j] for p, n, j in ((b.q, a.n_q, i), (b.k, a.n_kv, i // a.group))
+            )
+            total += sum(
+                float(((root @ (wq.T @ turn @ wk - vq.T @ turn @ vk) @ root) ** 2).sum())
+                for turn in turns
+            )
         return total
 
     factor = latentllm.factor(case.layer, case.moments, window=5)["joint_qk"]
-    left, right = hosvd.alternate(factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full))
+    left, right = hosvd.alternate(
+        factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+    )
     found = error(factor.truncate(case.layer, rank))
     assert relative(found, hosvd.lost(factor.pair, left, right)) < 1e-6
-    assert found < error(latentllm.factor(case.layer, case.moments, window=0)["joint_qk"].truncate(case.layer, rank))
+    assert found < error(
+        latentllm.factor(case.layer, case.moments, window=0)["joint_qk"].truncate(case.layer, rank)
+    )
 
 
-@pytest.mark.parametrize("kind", [MHA, GQA, (4, 2, "none", True, True), (4, 2, "rotary", True, True), (3, 3, "rotary", False, True)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MHA,
+        GQA,
+        (4, 2, "none", True, True),
+        (4, 2, "rotary", True, True),
+        (3, 3, "rotary", False, True),
+    ],
+)
 @pytest.mark.parametrize("name", ["joint_qk", "joint_vo"])
 @pytest.mark.parametrize("rank", [2, 7, 15])
 def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
-    p = latentllm.factor(*(lambda case: (case.layer, case.moments))(toy(*kind)), vo="joint")[name].pair
+    p = latentllm.factor(*(lambda case: (case.layer, case.moments))(toy(*kind)), vo="joint")[
+        name
+    ].pair
     ranks = joint.side_ranks(rank, p.left.full, p.right.full)
     losses = [hosvd.lost(p, *hosvd.alternate(p, *ranks, rounds)) for rounds in range(1, 9)]
     scale = float(p.left_values.sum())
     assert all(later <= earlier + 1e-12 * scale for earlier, later in pairwise(losses))
-    assert losses[0] <= float(p.left_values[ranks[0] :].sum() + p.right_values[ranks[1] :].sum()) + 1e-12 * scale
+    assert (
+        losses[0]
+        <= float(p.left_values[ranks[0] :].sum() + p.right_values[ranks[1] :].sum()) + 1e-12 * scale
+    )

@@ -60,7 +60,9 @@ def test_hidden_and_preactivation_are_the_printed_closed_forms():
     y = apply(case.layer.mlp.down, torch.relu(z))
     down = mlp.fit(factor.down, torch.relu(z), y, 5)
     w = down.up @ down.down
-    printed = torch.linalg.solve(w.T @ w + torch.eye(len(w.T)), (torch.relu(z) + (y - down.bias) @ w).T).T
+    printed = torch.linalg.solve(
+        w.T @ w + torch.eye(len(w.T)), (torch.relu(z) + (y - down.bias) @ w).T
+    ).T
     assert torch.allclose(mlp.best_hidden(down, z, y), printed, atol=1e-10)
     linear, a = torch.meshgrid(torch.linspace(-2, 2, 21), torch.linspace(-2, 2, 21), indexing="ij")
     grid = torch.linspace(-4, 4, 8001)
@@ -69,7 +71,9 @@ def test_hidden_and_preactivation_are_the_printed_closed_forms():
         return (value - linear.unsqueeze(-1)) ** 2 + (a.unsqueeze(-1) - torch.relu(value)) ** 2
 
     best = loss(grid).min(-1).values
-    assert torch.allclose(loss(mlp.best_preactivation(linear, a).unsqueeze(-1)).squeeze(-1), best, atol=1e-5)
+    assert torch.allclose(
+        loss(mlp.best_preactivation(linear, a).unsqueeze(-1)).squeeze(-1), best, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -109,8 +113,15 @@ def test_an_mlp_that_is_gated_or_not_relu_is_factored_matrix_by_matrix(kind):
 
 def test_few_tokens_leave_the_fit_unique_and_finite():
     case = toy(*PLAIN[0], tokens=10)
-    small = latentllm.factor(case.layer, case.moments, mlp="joint")["joint_ud"].truncate(case.layer, 12).mlp
+    small = (
+        latentllm.factor(case.layer, case.moments, mlp="joint")["joint_ud"]
+        .truncate(case.layer, 12)
+        .mlp
+    )
     out = apply(small.down, torch.relu(apply(small.up, case.x)))
     assert torch.isfinite(small.up.weight).all()
     assert torch.isfinite(small.down.weight).all()
-    assert float((out - case.z @ case.layer.mlp.down.weight.T - case.layer.mlp.down.bias).abs().max()) < 1e-3
+    assert (
+        float((out - case.z @ case.layer.mlp.down.weight.T - case.layer.mlp.down.bias).abs().max())
+        < 1e-3
+    )

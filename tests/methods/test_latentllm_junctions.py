@@ -28,7 +28,9 @@ def literal_preconditioner(name: str, second: torch.Tensor, absolute: torch.Tens
 @pytest.mark.parametrize("name", NAMES)
 def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
     case = toy(*GQA)
-    factors = latentllm.factor(case.layer, case.moments, attention="local", preconditioner=preconditioner, exponent=0.5)
+    factors = latentllm.factor(
+        case.layer, case.moments, attention="local", preconditioner=preconditioner, exponent=0.5
+    )
     weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name])
     p = literal_preconditioner(preconditioner, second, case.moments.values[TAPS[name], "abs"])
     u, s, v = torch.linalg.svd(weight @ p, full_matrices=False)
@@ -36,8 +38,16 @@ def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
     for rank in (1, 4, 11):
         literal = u[:, :rank] * s[:rank] @ v[:rank] @ torch.linalg.inv(p)
         found = factors[name].truncate(case.layer, rank).matrices()[name].weight
-        # the Hessian's inverse is damped by 1e-8, and squaring the covariance costs half of the digits of its small directions
-        assert relative(((found - literal) @ roots(second)[0]).norm(), 0.0, (weight @ roots(second)[0]).norm()) < 1e-5
+        # the Hessian's inverse is damped by 1e-8, and squaring the covariance costs half of the
+        # digits of its small directions
+        assert (
+            relative(
+                ((found - literal) @ roots(second)[0]).norm(),
+                0.0,
+                (weight @ roots(second)[0]).norm(),
+            )
+            < 1e-5
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,8 +64,12 @@ def test_root_covariance_has_the_error_of_cholesky_whitening_and_beats_the_other
         cholesky = error(u[:, :rank] * s[:rank] @ v[:rank] @ torch.linalg.inv(lower))
         errors = {}
         for preconditioner in PRECONDITIONERS:
-            factors = latentllm.factor(case.layer, case.moments, attention="local", preconditioner=preconditioner)
-            errors[preconditioner] = error(factors[name].truncate(case.layer, rank).matrices()[name].weight)
+            factors = latentllm.factor(
+                case.layer, case.moments, attention="local", preconditioner=preconditioner
+            )
+            errors[preconditioner] = error(
+                factors[name].truncate(case.layer, rank).matrices()[name].weight
+            )
         assert relative(errors["root_covariance"], cholesky) < 1e-9
         assert min(errors.values()) >= errors["root_covariance"] * (1 - 1e-9)
 
@@ -67,7 +81,9 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
     for rank in (3, 7):
         layers = {}
         for junction in JUNCTIONS:
-            factors = latentllm.factor(case.layer, case.moments, attention=attention, junction=junction)
+            factors = latentllm.factor(
+                case.layer, case.moments, attention=attention, junction=junction
+            )
             small = case.layer
             for factor in factors.values():
                 small = factor.truncate(small, rank)
@@ -75,24 +91,49 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
         first = layers["left"]
         for junction, small in layers.items():
             for name in set(NAMES) - (set("qk") if attention == "joint_qk" else set()):
-                assert torch.allclose(small.matrices()[name].weight, first.matrices()[name].weight, atol=1e-9)
-            for i in range(case.layer.attention.n_q):  # heads of q and k may be mapped by J_i: their scores may not
+                assert torch.allclose(
+                    small.matrices()[name].weight, first.matrices()[name].weight, atol=1e-9
+                )
+            for i in range(
+                case.layer.attention.n_q
+            ):  # heads of q and k may be mapped by J_i: their scores may not
                 assert torch.allclose(scores(small, case.x, i), scores(first, case.x, i), atol=1e-8)
             if attention == "local" and junction.endswith("identity"):
                 for name in NAMES:
                     d_out, d_in = case.layer.matrices()[name].weight.shape
                     bias = d_out if case.layer.matrices()[name].bias is not None else 0
-                    assert small.matrices()[name].parameters == rank * (d_in + d_out) - rank * rank + bias
+                    assert (
+                        small.matrices()[name].parameters
+                        == rank * (d_in + d_out) - rank * rank + bias
+                    )
 
 
 def test_block_identities_are_where_they_should_be():
     case = toy(*GQA)
-    right = latentllm.factor(case.layer, case.moments, attention="local")["up"].truncate(case.layer, 5).mlp.up
-    left = latentllm.factor(case.layer, case.moments, attention="local", junction="left_identity")["up"].truncate(case.layer, 5).mlp.up
+    right = (
+        latentllm.factor(case.layer, case.moments, attention="local")["up"]
+        .truncate(case.layer, 5)
+        .mlp.up
+    )
+    left = (
+        latentllm.factor(case.layer, case.moments, attention="local", junction="left_identity")[
+            "up"
+        ]
+        .truncate(case.layer, 5)
+        .mlp.up
+    )
     assert isinstance(right.down, IdentityColumns)
     assert isinstance(left.up, IdentityRows)
-    assert torch.equal(dense(right.down)[:, right.down.order[0, :5].long()], torch.eye(5, dtype=torch.float64))
-    assert torch.equal(dense(left.up)[left.up.place[0].argsort()[:5]], torch.eye(5, dtype=torch.float64))
+    assert torch.equal(
+        dense(right.down)[:, right.down.order[0, :5].long()], torch.eye(5, dtype=torch.float64)
+    )
+    assert torch.equal(
+        dense(left.up)[left.up.place[0].argsort()[:5]], torch.eye(5, dtype=torch.float64)
+    )
     assert right.down.rest.abs().max() < 50  # partial pivoting keeps the other columns tame
-    split = latentllm.factor(case.layer, case.moments, attention="split_head")["q"].truncate(case.layer, 5).attention.q
+    split = (
+        latentllm.factor(case.layer, case.moments, attention="split_head")["q"]
+        .truncate(case.layer, 5)
+        .attention.q
+    )
     assert isinstance(split.up, BlockDiagonal)

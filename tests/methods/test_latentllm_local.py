@@ -1,4 +1,6 @@
-"""LatentLLM: bias updates, and matrices over a shared or a split A (eq. 43-54), against brute force over tokens."""
+"""LatentLLM: bias updates, and matrices over a shared or a split A (eq. 43-54), against brute
+force over tokens.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ def test_bias_update_is_the_least_squares_optimum(attention):
     """eq. 43-49: among all rank-r maps with a free bias; brute force by centring the tokens."""
     case = toy(4, 2, "none", True, False)
     small = case.layer
-    for factor in latentllm.factor(case.layer, case.moments, attention=attention, mlp="local").values():
+    for factor in latentllm.factor(
+        case.layer, case.moments, attention=attention, mlp="local"
+    ).values():
         small = factor.truncate(small, 4)
     inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
     for name, projection in small.matrices().items():
@@ -24,24 +28,44 @@ def test_bias_update_is_the_least_squares_optimum(attention):
         assert gap.mean(0).abs().max() < 1e-9  # eq. 45
         if attention == "local":
             centred = (x - x.mean(0)) @ old.weight.T
-            best = float((torch.linalg.svdvals(centred)[4:] ** 2).sum())  # eq. 48: no rank-4 map of centred tokens does better
+            best = float(
+                (torch.linalg.svdvals(centred)[4:] ** 2).sum()
+            )  # eq. 48: no rank-4 map of centred tokens does better
             assert relative(float((gap**2).sum()), best) < 1e-9
 
 
 def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unless_one_is_added():
     case = toy(*GQA)
-    kept = latentllm.factor(case.layer, case.moments, attention="local")["up"].truncate(case.layer, 4).mlp.up
-    added = latentllm.factor(case.layer, case.moments, attention="local", bias="add")["up"].truncate(case.layer, 4).mlp.up
+    kept = (
+        latentllm.factor(case.layer, case.moments, attention="local")["up"]
+        .truncate(case.layer, 4)
+        .mlp.up
+    )
+    added = (
+        latentllm.factor(case.layer, case.moments, attention="local", bias="add")["up"]
+        .truncate(case.layer, 4)
+        .mlp.up
+    )
     dense_out = apply(case.layer.mlp.up, case.x)
     assert kept.bias is None
-    assert relative(float(((dense_out - apply(kept, case.x)) ** 2).sum()), float((torch.linalg.svdvals(dense_out)[4:] ** 2).sum())) < 1e-9
-    assert float(((dense_out - apply(added, case.x)) ** 2).sum()) < float(((dense_out - apply(kept, case.x)) ** 2).sum())
+    assert (
+        relative(
+            float(((dense_out - apply(kept, case.x)) ** 2).sum()),
+            float((torch.linalg.svdvals(dense_out)[4:] ** 2).sum()),
+        )
+        < 1e-9
+    )
+    assert float(((dense_out - apply(added, case.x)) ** 2).sum()) < float(
+        ((dense_out - apply(kept, case.x)) ** 2).sum()
+    )
 
 
 def test_joint_qkv_is_the_svd_of_the_stack_with_one_shared_a():
     """eq. 50."""
     case = toy(*GQA)
-    small = latentllm.factor(case.layer, case.moments, attention="joint_qkv")["joint_qkv"].truncate(case.layer, 6)
+    small = latentllm.factor(case.layer, case.moments, attention="joint_qkv")["joint_qkv"].truncate(
+        case.layer, 6
+    )
     stack = torch.cat([case.layer.matrices()[name].weight for name in "qkv"])
     out = torch.cat([apply(small.matrices()[name], case.x) for name in "qkv"], 1)
     best = float((torch.linalg.svdvals(case.x @ stack.T)[6:] ** 2).sum())
@@ -54,7 +78,11 @@ def test_joint_qkv_is_the_svd_of_the_stack_with_one_shared_a():
 def test_split_heads_are_each_their_own_svd():
     """eq. 53-54."""
     case = toy(*GQA)
-    small = latentllm.factor(case.layer, case.moments, attention="split_head")["q"].truncate(case.layer, 3)
-    for weight, found in zip(heads(case.layer.attention.q.weight, 4), heads(small.attention.q.weight, 4), strict=True):
+    small = latentllm.factor(case.layer, case.moments, attention="split_head")["q"].truncate(
+        case.layer, 3
+    )
+    for weight, found in zip(
+        heads(case.layer.attention.q.weight, 4), heads(small.attention.q.weight, 4), strict=True
+    ):
         best = float((torch.linalg.svdvals(case.x @ weight.T)[3:] ** 2).sum())
         assert relative(float(((case.x @ (weight - found).T) ** 2).sum()), best) < 1e-9

@@ -1,4 +1,6 @@
-"""LatentLLM on whole networks: exact at full rank, and bit for bit the same after a trip to the disk."""
+"""LatentLLM on whole networks: exact at full rank, and bit for bit the same after a trip to the
+disk.
+"""
 
 from dataclasses import replace
 
@@ -29,7 +31,9 @@ FAMILIES = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
 
 
 def recipe(folder, data, **changes):
-    return lrcore.Recipe(model=str(folder), data=str(data), samples=4, seq_len=32, method="latentllm", **changes)
+    return lrcore.Recipe(
+        model=str(folder), data=str(data), samples=4, seq_len=32, method="latentllm", **changes
+    )
 
 
 @torch.inference_mode()
@@ -46,7 +50,9 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
     for index in range(network.config.num_hidden_layers):
         layer = read_layer(network, index)
         for factor in latentllm.factor(layer, calibration.moments(index), **options).values():
-            cost = replace(factor.cost, full=factor.cost.full + 1)  # or the slot would be left as it is
+            cost = replace(
+                factor.cost, full=factor.cost.full + 1
+            )  # or the slot would be left as it is
             layer = replace(factor, cost=cost).truncate(layer, factor.cost.full)
         write_layer(network, layer)
     assert any(isinstance(module, LowRankLinear) for module in network.modules())
@@ -55,7 +61,9 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
 
 @pytest.mark.parametrize("options", [*VARIANTS, *STORED], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(family, options, request, story_file, tmp_path):
+def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(
+    family, options, request, story_file, tmp_path
+):
     dense = lrcore.load(str(request.getfixturevalue(family)))
     small = lrcore.compress(dense, recipe(dense.folder, story_file, ratio=0.3, options=options))
     assert small.size.parameters == small.report["summary"]["parameters"]
@@ -64,7 +72,9 @@ def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(fa
     back = lrcore.load(str(tmp_path / "small"))
     assert torch.equal(logits(back.network), logits(small.network))
     assert back.size == small.size
-    assert lrcore.generate(back, "Once", max_new_tokens=8) == lrcore.generate(small, "Once", max_new_tokens=8)
+    assert lrcore.generate(back, "Once", max_new_tokens=8) == lrcore.generate(
+        small, "Once", max_new_tokens=8
+    )
     with safe_open(tmp_path / "small" / "model.safetensors", "pt") as opened:
         stored = [opened.get_tensor(name) for name in opened.keys()]  # noqa: SIM118 (not a dict)
     assert sum(t.nbytes for t in stored) == small.size.stored
@@ -73,9 +83,13 @@ def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(fa
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.36), (4, 0.24)])
-def test_codes_make_the_file_smaller_by_what_the_plan_says(bits, share, tiny_opt, story_file, tmp_path):
+def test_codes_make_the_file_smaller_by_what_the_plan_says(
+    bits, share, tiny_opt, story_file, tmp_path
+):
     dense = lrcore.load(str(tiny_opt))
-    small = lrcore.compress(dense, recipe(dense.folder, story_file, ratio=0.2, options={"bits": bits, "chunk": 64}))
+    small = lrcore.compress(
+        dense, recipe(dense.folder, story_file, ratio=0.2, options={"bits": bits, "chunk": 64})
+    )
     others = dense.size.stored - 4 * dense.size.decoder_linear  # embeddings and norms
     assert small.size.stored - others < share * 0.8 * 4 * dense.size.decoder_linear
     # orders of rows and columns are in the file, and not in the plan
@@ -88,6 +102,8 @@ def test_codes_make_the_file_smaller_by_what_the_plan_says(bits, share, tiny_opt
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 def test_every_budget_is_kept(calibration, ratio, tiny_opt, story_file):
     dense = lrcore.load(str(tiny_opt))
-    small = lrcore.compress(dense, recipe(dense.folder, story_file, ratio=ratio, calibration=calibration))
+    small = lrcore.compress(
+        dense, recipe(dense.folder, story_file, ratio=ratio, calibration=calibration)
+    )
     assert small.size.decoder_linear <= (1 - ratio) * dense.size.decoder_linear + 1e-6
     assert small.size.parameters == small.report["summary"]["parameters"]

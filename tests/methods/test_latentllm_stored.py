@@ -16,9 +16,14 @@ from lrcore.methods.svd_llm import TAPS
 @pytest.mark.parametrize("name", ["v", "up", "down"])
 @pytest.mark.parametrize("metric", [True, False])
 def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
-    """eq. 231-237: the loss of every round against the one before it, and against no sparse term at all."""
+    """eq. 231-237: the loss of every round against the one before it, and against no sparse term
+    at all.
+    """
     case = toy(*GQA)
-    weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name]) if metric else None
+    weight, second = (
+        case.layer.matrices()[name].weight,
+        case.moments.second(TAPS[name]) if metric else None,
+    )
     root = torch.eye(weight.shape[1], dtype=weight.dtype) if second is None else roots(second)[0]
     losses = []
     for rounds in range(7):
@@ -33,7 +38,9 @@ def test_low_rank_plus_sparse_never_loses_over_the_rounds(name, metric):
 
 def test_a_sparse_term_that_is_there_is_found():
     g = torch.Generator().manual_seed(5)
-    low = torch.randn(60, 3, generator=g, dtype=torch.float64) @ torch.randn(3, 50, generator=g, dtype=torch.float64)
+    low = torch.randn(60, 3, generator=g, dtype=torch.float64) @ torch.randn(
+        3, 50, generator=g, dtype=torch.float64
+    )
     places = torch.randperm(3000, generator=g)[:20]
     planted = torch.zeros(3000, dtype=torch.float64).index_fill(0, places, 3.0).view(60, 50)
     up, _, down, rest = sparse.alternate(low + planted, None, 3, 20, rounds=60)
@@ -43,16 +50,22 @@ def test_a_sparse_term_that_is_there_is_found():
 
 def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():
     case = toy(*PLAIN[0])
-    small = latentllm.factor(case.layer, case.moments, sparse=0.1)["up"].truncate(case.layer, 5).mlp.up
+    small = (
+        latentllm.factor(case.layer, case.moments, sparse=0.1)["up"].truncate(case.layer, 5).mlp.up
+    )
     entries = round(0.1 * 40 * D)
     assert small.sparse.values.numel() == small.sparse.index.numel() == entries
     assert small.parameters == 5 * (40 + D) - 25 + 2 * entries + 40
-    assert abs(float((apply(case.layer.mlp.up, case.x) - apply(small, case.x)).mean())) < 1e-9  # eq. 45 with D
+    assert (
+        abs(float((apply(case.layer.mlp.up, case.x) - apply(small, case.x)).mean())) < 1e-9
+    )  # eq. 45 with D
 
 
 def test_codes_leave_everything_but_the_numbers_alone():
     case = toy(*GQA)
-    plain, coded = (latentllm.factor(case.layer, case.moments, bits=bits, chunk=16) for bits in (0, 8))
+    plain, coded = (
+        latentllm.factor(case.layer, case.moments, bits=bits, chunk=16) for bits in (0, 8)
+    )
     for name, factor in plain.items():
         assert torch.equal(factor.values, coded[name].values)
         assert factor.cost.ranks() == coded[name].cost.ranks()

@@ -21,7 +21,9 @@ def test_nystrom_mlp_equals_selection_by_leverage_and_the_pseudo_inverse_refit(r
     refit = weight @ gram[:, kept] @ torch.linalg.pinv(gram[kept][:, kept])
     small = factor.truncate(case.layer, rank).mlp
     dense = case.z @ weight.T
-    found, expected = (((dense - case.z[:, kept] @ w.T) ** 2).sum(1).mean() for w in (small.down.weight, refit))
+    found, expected = (
+        ((dense - case.z[:, kept] @ w.T) ** 2).sum(1).mean() for w in (small.down.weight, refit)
+    )
     total = (dense**2).sum(1).mean()
     assert relative(found, expected, total) < 1e-6
     assert relative((factor.values[rank:] ** 2).sum(), expected, total) < 1e-6
@@ -53,7 +55,9 @@ def test_cr_keeps_the_columns_of_largest_root_norms(position: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_two_stage_svd_of_vo_for_mha(bias: bool, rank: int) -> None:
-    """`svd(C^{1/2} W_v)` then `svd(S V^T W_o)`, literally, with the bias as one more input that is always one."""
+    """`svd(C^{1/2} W_v)` then `svd(S V^T W_o)`, literally, with the bias as one more input that
+    is always one.
+    """
     case = toy(3, 3, "none", bias, False)
     a = case.layer.attention
     small = modegpt.vo_svd(a, case.moments).truncate(case.layer, rank)

@@ -1,4 +1,6 @@
-"""Palu's groups of heads: the decomposition of every group against the printed formula, and what the cache then holds."""
+"""Palu's groups of heads: the decomposition of every group against the printed formula, and what
+the cache then holds.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(
 @pytest.mark.parametrize(("n_q", "n_kv", "group"), [(4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 3, 1)])
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("each", [1, 4, 7])
-def test_every_group_is_whitened_and_cut_on_its_own(n_q: int, n_kv: int, group: int, name: str, each: int) -> None:
+def test_every_group_is_whitened_and_cut_on_its_own(
+    n_q: int, n_kv: int, group: int, name: str, each: int
+) -> None:
     """`svd(W_g L)` with `S = L L^T`, unwhitened by `L^{-1}`, group by group."""
     case = toy(n_q, n_kv, "none", True, True)
     factor = care.factor(case.layer, case.moments, group=group, **PALU)[name]
@@ -40,12 +44,20 @@ def test_every_group_is_whitened_and_cut_on_its_own(n_q: int, n_kv: int, group: 
     assert small.up.shape == (n_kv * HEAD, groups * each)
     cost = factor.cost
     assert (cost.full, cost.step) == (groups * min(group * HEAD, D), groups)
-    assert cost.per_cached == group * HEAD  # a cached number is raised to the states of its own group only
-    assert small.parameters == cost.parameters(groups * each) == groups * each * (D + group * HEAD) + n_kv * HEAD
+    assert (
+        cost.per_cached == group * HEAD
+    )  # a cached number is raised to the states of its own group only
+    assert (
+        small.parameters
+        == cost.parameters(groups * each)
+        == groups * each * (D + group * HEAD) + n_kv * HEAD
+    )
 
 
 def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
-    """The more heads share a latent, the smaller the error for the same number of cached numbers (Palu's order: J, G, M)."""
+    """The more heads share a latent, the smaller the error for the same number of cached numbers
+    (Palu's order: J, G, M).
+    """
     case = toy(4, 4, "none", False, True)
     whole = care.factor(case.layer, case.moments, **PALU)["v"]
     assert torch.equal(care.factor(case.layer, case.moments, group=4, **PALU)["v"].up, whole.up)
@@ -68,9 +80,13 @@ def test_groups_must_be_whole() -> None:
 
 @pytest.mark.parametrize(("name", "group"), [("tiny_llama", 1), ("tiny_opt", 2), ("tiny_opt", 1)])
 @pytest.mark.parametrize("policy", ["uniform", "waterfill", "probed"])
-def test_a_model_caches_the_latents_of_all_groups(request, story_file, tmp_path, name: str, group: int, policy: str) -> None:
+def test_a_model_caches_the_latents_of_all_groups(
+    request, story_file, tmp_path, name: str, group: int, policy: str
+) -> None:
     model = lrcore.load(str(request.getfixturevalue(name)))
-    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method="care", policy=policy, ratio=0.4)
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=4, seq_len=32, method="care", policy=policy, ratio=0.4
+    )
     small = lrcore.compress(model, recipe.with_(options={"group": group, **PALU}))
     summary, attention = small.report["summary"], read_layer(small.network, 0).attention
     assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.6 * model.size.kv_bytes
@@ -80,9 +96,15 @@ def test_a_model_caches_the_latents_of_all_groups(request, story_file, tmp_path,
     cache, ids = DynamicCache(config=small.network.config), TOKENS
     with torch.inference_mode():
         whole = small.network(ids).logits
-        pieces = [small.network(part, past_key_values=cache, use_cache=True).logits for part in ids.split([10, 1, 13], 1)]
+        pieces = [
+            small.network(part, past_key_values=cache, use_cache=True).logits
+            for part in ids.split([10, 1, 13], 1)
+        ]
     assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
-    assert sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values)) == small.size.kv_bytes * ids.numel()
+    assert (
+        sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+        == small.size.kv_bytes * ids.numel()
+    )
     back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
     with torch.inference_mode():
         assert torch.equal(back.network(ids).logits, whole)
@@ -91,13 +113,28 @@ def test_a_model_caches_the_latents_of_all_groups(request, story_file, tmp_path,
 
 def test_groups_are_exported_quantised_and_healed(tiny_llama, story_file, tmp_path) -> None:
     model = lrcore.load(str(tiny_llama))
-    recipe = lrcore.Recipe(model.name, data=str(story_file), samples=4, seq_len=32, method="care", ratio=0.4, options={"group": 1})
+    recipe = lrcore.Recipe(
+        model.name,
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="care",
+        ratio=0.4,
+        options={"group": 1},
+    )
     small = lrcore.compress(model, recipe)
     lrcore.export(small, tmp_path / "out")
     with torch.inference_mode():
-        assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], small.network(ELSEWHERE).logits)
+        assert torch.equal(
+            loaded_elsewhere([tmp_path / "out"], tmp_path)[0], small.network(ELSEWHERE).logits
+        )
         coded = lrcore.quantise(small, 8, 8).network(TOKENS).logits
         assert torch.allclose(coded, small.network(TOKENS).logits, atol=0.5)
-    healed = lrcore.heal(small, samples=8, seq_len=24, steps=4, batch=3, lr=1e-2, test_samples=0, rotary_channel=4)
+    healed = lrcore.heal(
+        small, samples=8, seq_len=24, steps=4, batch=3, lr=1e-2, test_samples=0, rotary_channel=4
+    )
     assert isinstance(read_layer(healed.network, 0).attention.k.up, BlockDiagonal)
-    assert not torch.equal(read_layer(healed.network, 0).attention.k.up.blocks, read_layer(small.network, 0).attention.k.up.blocks)
+    assert not torch.equal(
+        read_layer(healed.network, 0).attention.k.up.blocks,
+        read_layer(small.network, 0).attention.k.up.blocks,
+    )

@@ -52,6 +52,13 @@ def test_svd_llm_needs_no_inverse_when_few_tokens_leave_the_moment_singular() ->
         gap = weight - factor.up[:, :rank] @ factor.down[:rank]
         second = case.moments.second(TAPS[name])
         total = float((weight @ second @ weight.T).trace())
-        expected = float((torch.linalg.svdvals(weight @ torch.linalg.cholesky(second + 1e-12 * torch.eye(len(second))))[rank:] ** 2).sum())
+        expected = float(
+            (
+                torch.linalg.svdvals(
+                    weight @ torch.linalg.cholesky(second + 1e-12 * torch.eye(len(second)))
+                )[rank:]
+                ** 2
+            ).sum()
+        )
         assert torch.isfinite(factor.up).all()
         assert abs(float((gap @ second @ gap.T).trace()) - expected) < 1e-6 * total

@@ -18,12 +18,22 @@ def run_of(name, recipe, **summary):
 def test_differences_of_recipes_and_of_what_came_out():
     one = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
     two = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
-    assert compare.all_differences([one, two]) == [["ratio", "0.2", "0.4"], ["parameters", "10,000", "8,000"]]
+    assert compare.all_differences([one, two]) == [
+        ["ratio", "0.2", "0.4"],
+        ["parameters", "10,000", "8,000"],
+    ]
     assert compare.all_differences([one, one]) == []
 
 
 def test_the_protocol_stands_by_the_figure():
-    plain = {"source": "stories/test", "windows": 32, "seq_len": 256, "tokens": 8192, "sampling": "first", "seed": None}
+    plain = {
+        "source": "stories/test",
+        "windows": 32,
+        "seq_len": 256,
+        "tokens": 8192,
+        "sampling": "first",
+        "seed": None,
+    }
     assert text.protocol(plain) == text.protocol(plain | {"name": "windows"})
     assert "gptq-2048" in text.protocol(plain | {"name": "gptq-2048"})
     assert "stride 64" in text.protocol(plain | {"name": "strided", "stride": 64})
@@ -38,7 +48,12 @@ def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_
 
 
 def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
-    spec = {"recipe": lrcore.Recipe().to_dict(), "methods": ["a3", "svd"], "ratios": [0.1, 0.2], "evaluation": {"data": "stories"}}
+    spec = {
+        "recipe": lrcore.Recipe().to_dict(),
+        "methods": ["a3", "svd"],
+        "ratios": [0.1, 0.2],
+        "evaluation": {"data": "stories"},
+    }
     assert len(sweeps.sweep_of(spec).cells()) == 4
     spec |= {"policies": ["uniform", "softmax"], "calibration_sets": ["stories", "python-docs"]}
     cells = sweeps.sweep_of(spec).cells()
@@ -51,8 +66,14 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
 
 def test_a_cross_calibration_study_measures_every_run_on_every_text():
     texts = ["stories", "python-docs"]
-    spec = {"recipe": lrcore.Recipe().to_dict(), "methods": ["a3"], "ratios": [0.2], "calibration_sets": texts, "cross": True,
-            "evaluation": {"data": "stories", "samples": 2}}  # fmt: skip
+    spec = {
+        "recipe": lrcore.Recipe().to_dict(),
+        "methods": ["a3"],
+        "ratios": [0.2],
+        "calibration_sets": texts,
+        "cross": True,
+        "evaluation": {"data": "stories", "samples": 2},
+    }
     sweeps.check_cross(spec)
     assert sweeps.measurements(spec) == [{"data": data, "samples": 2} for data in texts]
     assert sweeps.measurements(spec | {"cross": False}) == [{"data": "stories", "samples": 2}]
@@ -65,20 +86,44 @@ def test_a_cross_calibration_study_measures_every_run_on_every_text():
 def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     settings = {"data": str(story_file), "samples": 2, "seq_len": 16}
-    spec = {"recipe": recipe.to_dict(), "methods": ["a3", "svd"], "ratios": [0.4], "evaluation": settings}
-    asked, model, kept = sweeps.sweep_of(spec), lrcore.load(str(tiny_llama)), lrcore.Runs(tmp_path / "runs")
-    session, job = SimpleNamespace(runs=kept, dense=lambda _: model), SimpleNamespace(progress=None, result=[], spec=spec)
+    spec = {
+        "recipe": recipe.to_dict(),
+        "methods": ["a3", "svd"],
+        "ratios": [0.4],
+        "evaluation": settings,
+    }
+    asked, model, kept = (
+        sweeps.sweep_of(spec),
+        lrcore.load(str(tiny_llama)),
+        lrcore.Runs(tmp_path / "runs"),
+    )
+    session, job = (
+        SimpleNamespace(runs=kept, dense=lambda _: model),
+        SimpleNamespace(progress=None, result=[], spec=spec),
+    )
     for cell in asked.cells():
         small = lrcore.compress(model, cell)
         session.small = lambda _, small=small: small
         run = kept.write("x", cell, small)
-        kept.add_evaluation(run.id, work.evaluation(session, run, settings, SimpleNamespace(progress=lambda *_: None)))
+        kept.add_evaluation(
+            run.id,
+            work.evaluation(session, run, settings, SimpleNamespace(progress=lambda *_: None)),
+        )
         job.result.append(run.id)
     expected = lrcore.run_sweep(model, asked, tmp_path / "sweep")
     found = json.loads(sweeps.tables(job, kept)["table.json"])["rows"]
     assert len(found) == len(expected) == 3
     for ours, theirs in zip(found, expected, strict=True):
-        for name in ("method", "policy", "ratio", "calibrated_on", "measured_on", "parameters", "kv_bytes_per_token", "achieved"):
+        for name in (
+            "method",
+            "policy",
+            "ratio",
+            "calibrated_on",
+            "measured_on",
+            "parameters",
+            "kv_bytes_per_token",
+            "achieved",
+        ):
             assert ours[name] == theirs[name], name
         assert ours["perplexity"] == pytest.approx(theirs["perplexity"], rel=1e-6)
         assert (ours["context"], theirs["context"]) == (32, 127)  # where FLOPs are counted
@@ -90,7 +135,8 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
 
 def test_the_front_joins_what_no_other_run_beats():
     points = [
-        {"name": str(i), "method": "a", "x": x, "y": y, "note": "", "id": ""} for i, (x, y) in enumerate([(1, 5), (2, 3), (3, 4), (4, 1)])
+        {"name": str(i), "method": "a", "x": x, "y": y, "note": "", "id": ""}
+        for i, (x, y) in enumerate([(1, 5), (2, 3), (3, 4), (4, 1)])
     ]
     line = json.loads(plots.scatter(points, "size"))["data"][0]
     assert (line["x"], line["y"]) == ([1, 2, 4], [5, 3, 1])
@@ -98,31 +144,66 @@ def test_the_front_joins_what_no_other_run_beats():
 
 def test_runs_that_another_beats_are_named_with_the_one_that_does():
     def point(name, x, y):
-        return {"name": name, "method": "a", "x": x, "y": y, "note": "", "id": "" if name == "dense" else name}
+        return {
+            "name": name,
+            "method": "a",
+            "x": x,
+            "y": y,
+            "note": "",
+            "id": "" if name == "dense" else name,
+        }
 
     dense = point("dense", 5, 1)
     assert compare.conclusion([dense, point("a", 2, 3)]) == text.FEW_POINTS
-    said = compare.conclusion([dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)])
-    assert said == "No measured run is both smaller and better than a or d. b is beaten in both by a. c is beaten in both by a."
-    many = compare.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
+    said = compare.conclusion(
+        [dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)]
+    )
+    assert said == (
+        "No measured run is both smaller and better than a or d. b is beaten in both by a. c "
+        "is beaten in both by a."
+    )
+    many = compare.conclusion(
+        [dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))]
+    )
     assert many.endswith("3 is beaten in both by a. 3 more are beaten.")
 
 
 def test_time_is_an_axis_as_a_share_of_the_dense_models():
     protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
     measured = {"protocol": protocol, "perplexity": 2.0, "dense_perplexity": 1.5}
-    one, two = (run_of(name, lrcore.Recipe(), achieved=0.2, budget="params", parameters=8, dense_parameters=10) for name in "ab")
+    one, two = (
+        run_of(
+            name, lrcore.Recipe(), achieved=0.2, budget="params", parameters=8, dense_parameters=10
+        )
+        for name in "ab"
+    )
     for run in (one, two):
         run.evaluations.append(measured)
     wanted = compare.key_of(one, measured)
-    speeds = {"b": {"dense": {"decode": 100.0, "prefill": 50.0}, "small": {"decode": 125.0, "prefill": 40.0}}}
-    found = [compare.points([one, two], wanted, axis, speeds) for axis in ("decode", "prefill", "parameters")]
+    speeds = {
+        "b": {
+            "dense": {"decode": 100.0, "prefill": 50.0},
+            "small": {"decode": 125.0, "prefill": 40.0},
+        }
+    }
+    found = [
+        compare.points([one, two], wanted, axis, speeds)
+        for axis in ("decode", "prefill", "parameters")
+    ]
     assert [[(point["name"], point["x"]) for point in points] for points in found] == [
-        [("dense", 1.0), ("b", 0.8)], [("dense", 1.0), ("b", 1.25)], [("dense", 10), ("a", 8), ("b", 8)],
-    ]  # fmt: skip
+        [("dense", 1.0), ("b", 0.8)],
+        [("dense", 1.0), ("b", 1.25)],
+        [("dense", 10), ("a", 8), ("b", 8)],
+    ]
     assert compare.points([one], wanted, "decode", {}) == []
-    sizes = {"megabytes": 1.0, "dense_megabytes": 2.0, "kv_bytes_per_token": 8, "dense_kv_bytes_per_token": 8, "flops_per_token": 5.0,
-             "dense_flops_per_token": 9.0}  # fmt: skip
+    sizes = {
+        "megabytes": 1.0,
+        "dense_megabytes": 2.0,
+        "kv_bytes_per_token": 8,
+        "dense_kv_bytes_per_token": 8,
+        "flops_per_token": 5.0,
+        "dense_flops_per_token": 9.0,
+    }
     card = compare.run_card(run_of("b", lrcore.Recipe(), **sizes), None, speeds["b"])
     assert "125 tokens/s" in card
     assert "+25.0% vs dense (100 tokens/s)" in card

@@ -1,4 +1,6 @@
-"""Exports of the page: the folder that loads elsewhere, the stock form, and what is said of both."""
+"""Exports of the page: the folder that loads elsewhere, the stock form, and what is said of
+both.
+"""
 
 import time
 
@@ -34,18 +36,30 @@ def done(session, job, seconds=60):
     return job
 
 
-def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(session, tiny_llama, story_file, tmp_path):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3")
+def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
+    session, tiny_llama, story_file, tmp_path
+):
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3"
+    )
     model = lrcore.load(recipe.model)
     run = session.runs.write("small one", recipe, lrcore.compress(model, recipe))
-    session.runs.add_evaluation(run.id, {"perplexity": 5.0, "dense_perplexity": 4.0, "tokens": 9, "protocol": {"data": "stories"}})
+    session.runs.add_evaluation(
+        run.id,
+        {"perplexity": 5.0, "dense_perplexity": 4.0, "tokens": 9, "protocol": {"data": "stories"}},
+    )
     fit = run.report["stock"]
     assert not fit["qualifies"]
-    assert text.stock(fit).endswith(f"with {fit['ranks']['0.mlp']} neurons in every MLP, and all else whole.")
+    assert text.stock(fit).endswith(
+        f"with {fit['ranks']['0.mlp']} neurons in every MLP, and all else whole."
+    )
     refused = done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": True}))
     assert refused.state == "failed"
     assert "no stock llama" in refused.error
-    assert done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": False})).state == "done"
+    assert (
+        done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": False})).state
+        == "done"
+    )
     (written,) = session.runs.results(run.id, "export")
     card = (run.folder / "export" / "README.md").read_text()
     assert written["folder"] == str((run.folder / "export").absolute())
@@ -56,21 +70,41 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(session, tin
     again = recipe.with_(overrides=fit["ranks"])
     even = session.runs.write("even", again, lrcore.compress(model, again))
     assert text.stock(even.report["stock"]) == text.STOCK_YES
-    assert done(session, session.jobs.submit("export", "x", {"run": even.id, "stock": True})).state == "done"
-    elsewhere(LOAD, str(run.folder.absolute() / "export"), str(even.folder.absolute() / "export-stock"), cwd=tmp_path)
+    assert (
+        done(session, session.jobs.submit("export", "x", {"run": even.id, "stock": True})).state
+        == "done"
+    )
+    elsewhere(
+        LOAD,
+        str(run.folder.absolute() / "export"),
+        str(even.folder.absolute() / "export-stock"),
+        cwd=tmp_path,
+    )
 
 
 def test_a_quantised_run_stands_beside_the_one_it_was_made_of(session, tiny_llama, story_file):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3")
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3"
+    )
     measured = {"data": str(story_file), "samples": 2, "seq_len": 32}
-    (first,) = done(session, session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured})).result
+    (first,) = done(
+        session,
+        session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured}),
+    ).result
     job = done(session, session.jobs.submit("quantise", "x", {"run": first, "bits": 4}))
     assert job.state == "done", job.error
     run, made = session.runs.get(first), session.runs.get(job.result[0])
     assert made.name.endswith("4 bit")
-    files = [sum(file.stat().st_size for file in one.checkpoint.glob("*.safetensors")) for one in (run, made)]
+    files = [
+        sum(file.stat().st_size for file in one.checkpoint.glob("*.safetensors"))
+        for one in (run, made)
+    ]
     assert files[1] < 0.5 * files[0]
-    assert made.report["summary"]["megabytes"] <= files[1] / 1e6 < 1.2 * made.report["summary"]["megabytes"]
+    assert (
+        made.report["summary"]["megabytes"]
+        <= files[1] / 1e6
+        < 1.2 * made.report["summary"]["megabytes"]
+    )
     assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
     assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
     cards = compare.all_cards([run, made], None, {})
@@ -78,21 +112,42 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(session, tiny_llam
     fields = [row[0] for row in compare.all_differences([run, made])]
     assert {"megabytes", "bits"} <= set(fields)
     assert not {"parameters", "method", "ratio"} & set(fields)
-    assert len(compare.points([run, made], compare.key_of(run, run.evaluations[0]), "megabytes", {})) == 3
+    assert (
+        len(compare.points([run, made], compare.key_of(run, run.evaluations[0]), "megabytes", {}))
+        == 3
+    )
     assert sweeps.made([made], recipe) is None  # a sweep still makes the run itself
     assert sweeps.made([made, run], recipe) is run
     again = done(session, session.jobs.submit("quantise", "x", {"run": made.id, "bits": 8}))
     assert "is quantised already" in again.error
 
 
-def test_nothing_is_pushed_unless_asked_and_then_the_export_is(session, tiny_llama, story_file, monkeypatch):
+def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
+    session, tiny_llama, story_file, monkeypatch
+):
     sent = []
-    monkeypatch.setattr(lrcore, "push", lambda folder, repo, private: sent.append((folder.name, repo, private)) or "https://hub/me/small")
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd")
+    monkeypatch.setattr(
+        lrcore,
+        "push",
+        lambda folder, repo, private: (
+            sent.append((folder.name, repo, private)) or "https://hub/me/small"
+        ),
+    )
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd"
+    )
     run = session.runs.write("small", recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
-    assert done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": False})).state == "done"
+    assert (
+        done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": False})).state
+        == "done"
+    )
     assert sent == []
-    job = done(session, session.jobs.submit("push", "x", {"run": run.id, "stock": False, "repo": "me/small", "private": True}))
+    job = done(
+        session,
+        session.jobs.submit(
+            "push", "x", {"run": run.id, "stock": False, "repo": "me/small", "private": True}
+        ),
+    )
     assert (job.state, sent) == ("done", [("export", "me/small", True)])
     assert any("https://hub/me/small" in line for line in job.log)
     assert (run.folder / "export" / "modeling_lowrank.py").is_file()
@@ -100,14 +155,26 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(session, tiny_lla
 
 def test_what_is_said_of_stock_architectures():
     assert text.stock(None) == text.STOCK_UNKNOWN
-    assert text.stock({"qualifies": False, "reasons": ["a", "b"], "ranks": None}) == text.STOCK_NO.format("a; b")
+    assert text.stock(
+        {"qualifies": False, "reasons": ["a", "b"], "ranks": None}
+    ) == text.STOCK_NO.format("a; b")
 
 
-def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(session, tiny_llama, story_file):
-    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method="a3")
+def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(
+    session, tiny_llama, story_file
+):
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method="a3"
+    )
     measured = {"data": str(story_file), "samples": 2, "seq_len": 32}
-    (first,) = done(session, session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured})).result
-    spec = {"run": first, "healing": {"steps": 60, "seq_len": 32, "samples": 8, "batch": 2, "lr": 1e-3}}
+    (first,) = done(
+        session,
+        session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured}),
+    ).result
+    spec = {
+        "run": first,
+        "healing": {"steps": 60, "seq_len": 32, "samples": 8, "batch": 2, "lr": 1e-3},
+    }
     job = session.jobs.submit("heal", "x", spec)
     run, end = session.runs.get(first), time.monotonic() + 60
     while not (run.folder / "healing.safetensors").exists() and job.state not in ENDED:
@@ -126,4 +193,6 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
     assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
     assert text.healed(made.report).startswith("Healed in 60 steps on ")
     assert text.healed(run.report) == ""
-    assert {"healing: steps", "healing: lr"} <= {row[0] for row in compare.all_differences([run, made])}
+    assert {"healing: steps", "healing: lr"} <= {
+        row[0] for row in compare.all_differences([run, made])
+    }

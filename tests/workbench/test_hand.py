@@ -41,6 +41,10 @@ def test_changes_are_those_against_the_policy(factors):
     found = hand.changes(plan, alone, fixed)
     assert (found[0].layer, found[0].component, found[0].rank, found[0].hand) == (2, "ov", 31, True)
     assert found[0].policy == alone.ranks[2, "ov"]
-    assert sum(one.parameters for one in found) == sum(p.table()["parameters"].sum() * sign for p, sign in ((plan, 1), (alone, -1)))
-    assert {(one.layer, one.component) for one in found} >= {slot for slot in plan.ranks if plan.ranks[slot] != alone.ranks[slot]}
+    assert sum(one.parameters for one in found) == sum(
+        p.table()["parameters"].sum() * sign for p, sign in ((plan, 1), (alone, -1))
+    )
+    assert {(one.layer, one.component) for one in found} >= {
+        slot for slot in plan.ranks if plan.ranks[slot] != alone.ranks[slot]
+    }
     assert "1 set by hand" in markup.changes(found, plan, alone)

@@ -1,4 +1,6 @@
-"""The live figure: of the newest wish, one at a time, equal to what compressing and measuring gives."""
+"""The live figure: of the newest wish, one at a time, equal to what compressing and measuring
+gives.
+"""
 
 import threading
 import time
@@ -41,9 +43,18 @@ def test_the_newest_wish_wins_and_is_what_the_core_measures(factors):
         live.ask(one)
     assert live.newest("one") == wishes[-1].key
     figure = settled(live, wishes[-1].key)
-    assert [live.peek(one.key) for one in wishes[:-1]] == [None, None]  # nobody looks at them any longer
+    assert [live.peek(one.key) for one in wishes[:-1]] == [
+        None,
+        None,
+    ]  # nobody looks at them any longer
     model = lrcore.load("demo-llama")
-    found = lrcore.evaluate(lrcore.compress(model, wishes[-1].recipe, factors), "stories", samples=WINDOWS, seq_len=LENGTH, batch=2)
+    found = lrcore.evaluate(
+        lrcore.compress(model, wishes[-1].recipe, factors),
+        "stories",
+        samples=WINDOWS,
+        seq_len=LENGTH,
+        batch=2,
+    )
     assert figure.perplexity == found.perplexity
     assert figure.protocol["tokens"] == WINDOWS * LENGTH
 
@@ -61,7 +72,10 @@ def test_who_waits_is_told_and_wishes_for_nothing_afterwards(factors):
 
 def test_ranks_on_show_are_held_against_even_ones():
     def said(perplexity, even):
-        return markup.against_even("p", *(None if value is None else Figure(value, 1.5, {}) for value in (perplexity, even)))
+        return markup.against_even(
+            "p",
+            *(None if value is None else Figure(value, 1.5, {}) for value in (perplexity, even)),
+        )
 
     assert text.MEASURING in said(2.0, None)
     assert "data-known='False'" in said(None, 2.0)
@@ -70,7 +84,9 @@ def test_ranks_on_show_are_held_against_even_ones():
     assert "helps" in said(1.7, 2.0)
     assert "15.0% below even ones" in said(1.7, 2.0)
     assert "no difference" in said(2.004, 2.0)
-    assert "a loss is not finite" in markup.against_even("p", Figure(None, 1.5, {}), Figure(2.0, 1.5, {}))
+    assert "a loss is not finite" in markup.against_even(
+        "p", Figure(None, 1.5, {}), Figure(2.0, 1.5, {})
+    )
 
 
 def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
@@ -86,7 +102,9 @@ def test_the_bars_say_where_most_and_least_is_kept(factors):
     even = lrcore.allocate(factors, small(ratio=0.3))
     assert allocation.conclusion(even, even) == text.EVEN_BARS
     plan = lrcore.allocate(factors, small(ratio=0.3, overrides={"2.qk": 2, "4.mlp": 688}))
-    assert "layer 4 · mlp (100% of its rank), least of layer 2 · qk (6%)" in allocation.conclusion(plan, even)
+    assert "layer 4 · mlp (100% of its rank), least of layer 2 · qk (6%)" in allocation.conclusion(
+        plan, even
+    )
 
 
 def test_each_browser_has_its_own_wish(factors):
@@ -110,5 +128,8 @@ def test_only_what_takes_seconds_is_measured_unasked(factors):
 
 
 def test_the_key_follows_what_the_figure_depends_on(factors):
-    keys = {wish(factors, small(**changes)).key for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration": "sequential"})}
+    keys = {
+        wish(factors, small(**changes)).key
+        for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration": "sequential"})
+    }
     assert len(keys) == 4

@@ -18,7 +18,14 @@ TOOLS = {
     "evaluate": {"run", "data", "samples", "seq_len"},
     "compare": {"runs", "prompt", "max_new_tokens", "temperature", "seed"},
 }
-TYPES = {"recipe": "object", "threshold": "number", "samples": "integer", "run": "string", "runs": "array", "temperature": "number"}
+TYPES = {
+    "recipe": "object",
+    "threshold": "number",
+    "samples": "integer",
+    "run": "string",
+    "runs": "array",
+    "temperature": "number",
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +42,45 @@ def address(tmp_path_factory):
 
 def ask(address, what):
     async def talk():
-        async with streamablehttp_client(address) as (read, write, _), mcp.ClientSession(read, write) as session:
+        async with (
+            streamablehttp_client(address) as (read, write, _),
+            mcp.ClientSession(read, write) as session,
+        ):
             await session.initialize()
             return await what(session)
 
-    with ThreadPoolExecutor(1) as pool:  # a loop of its own: the browser tests leave one running in the main thread
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # a loop of its own: the browser tests leave one running in the main thread
         return pool.submit(lambda: asyncio.run(talk())).result()
 
 
 def test_the_five_tools_are_listed_with_their_types_and_words(address):
-    tools = {tool.name.rpartition("_")[2]: tool for tool in ask(address, lambda session: session.list_tools()).tools}
+    tools = {
+        tool.name.rpartition("_")[2]: tool
+        for tool in ask(address, lambda session: session.list_tools()).tools
+    }
     assert tools.keys() == TOOLS.keys()
     for name, tool in tools.items():
         fields = tool.inputSchema["properties"]
         assert fields.keys() == TOOLS[name]
-        assert all(fields[field]["type"] == kind for field, kind in TYPES.items() if field in fields)
+        assert all(
+            fields[field]["type"] == kind for field, kind in TYPES.items() if field in fields
+        )
         assert tool.description
         assert all(field.get("description") for field in fields.values())
 
 
 def test_a_tool_can_be_called(address):
     async def allocate(session):
-        name = next(tool.name for tool in (await session.list_tools()).tools if tool.name.endswith("allocate"))
-        return await session.call_tool(name, {"recipe": {"model": "demo-llama", "samples": 2, "seq_len": 32, "ratio": 0.3}})
+        name = next(
+            tool.name
+            for tool in (await session.list_tools()).tools
+            if tool.name.endswith("allocate")
+        )
+        return await session.call_tool(
+            name, {"recipe": {"model": "demo-llama", "samples": 2, "seq_len": 32, "ratio": 0.3}}
+        )
 
     answer = ask(address, allocate)
     assert not answer.isError

@@ -30,7 +30,16 @@ def said(form, recipe):
     "recipe",
     [
         lrcore.Recipe(),
-        lrcore.Recipe(model="a/b", revision="x", samples=3, policy="softmax", temperature=0.3, overrides={"0.qk": 8}, budget="kv", seed=5),
+        lrcore.Recipe(
+            model="a/b",
+            revision="x",
+            samples=3,
+            policy="softmax",
+            temperature=0.3,
+            overrides={"0.qk": 8},
+            budget="kv",
+            seed=5,
+        ),
     ],
 )
 def test_the_form_says_every_recipe(form, recipe):
@@ -53,7 +62,10 @@ def test_an_empty_box_is_named(form):
 
 def test_differences_are_only_differences():
     a, b = lrcore.Recipe(), lrcore.Recipe(ratio=0.4, method="modegpt")
-    assert differences([a.to_dict(), b.to_dict()]) == [["method", "a3", "modegpt"], ["ratio", "0.2", "0.4"]]
+    assert differences([a.to_dict(), b.to_dict()]) == [
+        ["method", "a3", "modegpt"],
+        ["ratio", "0.2", "0.4"],
+    ]
     assert differences([a.to_dict(), a.to_dict()]) == []
 
 
@@ -112,7 +124,11 @@ def test_thinning_keeps_ends_and_order(count):
 
 
 def test_figures_are_plain_json_without_backgrounds():
-    figure = json.loads(plots.curves([("aware", [3.0, 2.0, 1.0])], "singular value", True, 2, "rank 2", "k", share=False))
+    figure = json.loads(
+        plots.curves(
+            [("aware", [3.0, 2.0, 1.0])], "singular value", True, 2, "rank 2", "k", share=False
+        )
+    )
     assert figure["layout"]["paper_bgcolor"] == figure["layout"]["plot_bgcolor"] == "rgba(0,0,0,0)"
     assert figure["layout"]["yaxis"]["type"] == "log"
     assert figure["layout"]["shapes"][0]["x0"] == 2
@@ -129,7 +145,9 @@ def test_what_people_type_is_escaped():
     assert "<img" not in markup.coloured([("<img>", 1.0, 2.0)])
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(None, "…"), (3.2, "3 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")]
+)
 def test_durations(seconds, words):
     assert text.duration(seconds) == words
 
@@ -144,7 +162,9 @@ def test_sweep_shares():
 def test_no_two_policies_look_alike():
     names = [row["name"] for row in lrcore.policies()]
     traces = json.loads(plots.policy_curves({"a3": {name: [0.5, 0.6] for name in names}}))["data"]
-    assert len({(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}) == len(names)
+    assert len(
+        {(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}
+    ) == len(names)
 
 
 def test_every_tab_has_a_row():
@@ -157,7 +177,9 @@ def test_every_tab_has_a_row():
 
 
 def test_a_temperature_out_of_the_new_range_is_no_error():
-    """Gradio makes the slider anew, from its class and its arguments, whenever its range is changed."""
+    """Gradio makes the slider anew, from its class and its arguments, whenever its range is
+    changed.
+    """
     slider = Form()["temperature"]
     narrower = type(slider)(**slider.constructor_args | {"maximum": 0.05})
     assert narrower.preprocess(0.1) == 0.1

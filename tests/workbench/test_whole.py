@@ -1,4 +1,6 @@
-"""Layers dropped and the hidden size sliced from the page: the jobs, the runs they leave, and what is said of both."""
+"""Layers dropped and the hidden size sliced from the page: the jobs, the runs they leave, and
+what is said of both.
+"""
 
 import json
 import time
@@ -23,7 +25,15 @@ def session(tmp_path, monkeypatch):
 
 @pytest.fixture
 def recipe(tiny_llama, story_file):
-    return lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="care", policy="waterfill", ratio=0.4)
+    return lrcore.Recipe(
+        model=str(tiny_llama),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="care",
+        policy="waterfill",
+        ratio=0.4,
+    )
 
 
 def done(session, kind: str, spec: dict):
@@ -35,7 +45,13 @@ def done(session, kind: str, spec: dict):
 
 
 def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> dict:
-    return {"recipe": recipe.to_dict(), "layers": layers, "by": by, "name": name, "evaluation": measured(recipe)}
+    return {
+        "recipe": recipe.to_dict(),
+        "layers": layers,
+        "by": by,
+        "name": name,
+        "evaluation": measured(recipe),
+    }
 
 
 def measured(recipe) -> dict:
@@ -107,10 +123,21 @@ def test_it_is_exported_without_code_and_reported_without_ranks(session, recipe)
 
 
 @pytest.mark.parametrize("rotations", ["block", "one"])
-def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(session, recipe, rotations):
+def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(
+    session, recipe, rotations
+):
     model, asked = lrcore.load(recipe.model), recipe.with_(ratio=0.3, multiple=4)
     said = lrcore.sliced_size(model, 0.3, rotations, 4)
-    job = done(session, "slice", {"recipe": asked.to_dict(), "rotations": rotations, "name": "", "evaluation": measured(recipe)})
+    job = done(
+        session,
+        "slice",
+        {
+            "recipe": asked.to_dict(),
+            "rotations": rotations,
+            "name": "",
+            "evaluation": measured(recipe),
+        },
+    )
     assert job.state == "done", job.error
     (run,) = Session().runs.all()
     assert run.name == f"sliced to {said['width']} of 32, {rotations}"
@@ -177,9 +204,16 @@ def test_what_is_shown_before_is_what_comes_out(session, recipe):
         assert text.count(summary["parameters"]) in words
         assert words.startswith("Layer")
         traces = json.loads(plots.influence(influence, gone))["data"]
-        assert {trace["name"]: trace["x"] for trace in traces} == {"stay": [i for i in range(3) if i not in gone], "would go": sorted(gone)}
-        assert {x: y for trace in traces for x, y in zip(trace["x"], trace["y"], strict=True)} == dict(enumerate(influence))
-    assert whole.least(influence, 9) == whole.least(influence, 2)  # a slider that has not followed a smaller model yet
+        assert {trace["name"]: trace["x"] for trace in traces} == {
+            "stay": [i for i in range(3) if i not in gone],
+            "would go": sorted(gone),
+        }
+        assert {
+            x: y for trace in traces for x, y in zip(trace["x"], trace["y"], strict=True)
+        } == dict(enumerate(influence))
+    assert whole.least(influence, 9) == whole.least(
+        influence, 2
+    )  # a slider that has not followed a smaller model yet
     assert "found as it runs" in text.dropped(influence, gone, "loss", summary)
     (all_stay,) = json.loads(plots.influence(influence, []))["data"]
     assert not all_stay["showlegend"]
@@ -189,7 +223,13 @@ def test_the_account_is_that_of_a_plan_for_the_same_dense_model(recipe):
     model = lrcore.load(recipe.model)
     summary = lrcore.shorten(model, recipe, 1).report["summary"]
     plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe).summary()
-    for name in ("parameters", "decoder_parameters", "megabytes", "kv_bytes_per_token", "flops_per_token"):
+    for name in (
+        "parameters",
+        "decoder_parameters",
+        "megabytes",
+        "kv_bytes_per_token",
+        "flops_per_token",
+    ):
         assert summary[f"dense_{name}"] == plan[f"dense_{name}"]
         assert summary[name] < summary[f"dense_{name}"]
     assert summary["achieved"] == pytest.approx(1 / 3)

@@ -17,7 +17,17 @@ from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
 from ..session import Session
 
 TITLE = "Allocation"
-COLUMNS = ("layer", "component", "rank", "full", "keep", "parameters", "kv_bytes", "energy", "by hand")
+COLUMNS = (
+    "layer",
+    "component",
+    "rank",
+    "full",
+    "keep",
+    "parameters",
+    "kv_bytes",
+    "energy",
+    "by hand",
+)
 EDITABLE = "rank"
 
 
@@ -36,16 +46,26 @@ def build(session: Session) -> None:
     readout = panel("readout")
     chart = plot("bars", 430)
     told = panel("bars-caption")
-    choices = [form[name].input for name in ("budget", "rule", "rounding", "multiple", "calibration")]
+    choices = [
+        form[name].input for name in ("budget", "rule", "rounding", "multiple", "calibration")
+    ]
     moved = [*choices, form["ratio"].release, form["temperature"].release]
     settings = [form[name].change for name in ("options", "policy_options", "overrides")]
-    changed = [session.chosen.change, session.factored.change, form["component_ratios"].submit, form["component_ratios"].blur, *settings]
+    changed = [
+        session.chosen.change,
+        session.factored.change,
+        form["component_ratios"].submit,
+        form["component_ratios"].blur,
+        *settings,
+    ]
     slot.build(session, chart, [*moved, *changed])
     with gr.Accordion(text.SURVEY, open=True):
         curves = plot("policy-curves", 220)
         with gr.Row():
             caption = panel("policy-caption")
-            every = gr.Button(text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200)
+            every = gr.Button(
+                text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200
+            )
         ranked = panel("ranking")
     with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
         with gr.Row():
@@ -76,7 +96,9 @@ def build(session: Session) -> None:
         return (*drawn(session, browser, form.recipe([*said[:-1], False]), False), False)
 
     async def measured(browser: gr.Request) -> AsyncIterator[str]:
-        """The live figures of what this browser shows, as they become known: of the last position of a slider, not of those before."""
+        """The live figures of what this browser shows, as they become known: of the last
+        position of a slider, not of those before.
+        """
         sent = None
         while (key := session.live.newest(browser.session_hash)) is not None:
             even = session.live.newest(with_even_ranks(browser))
@@ -105,7 +127,9 @@ def build(session: Session) -> None:
 
     @spoken
     def need(*said: Any) -> None:
-        """Another method needs its own factors, and some policies need probes: queue them, for settings that were analysed before."""
+        """Another method needs its own factors, and some policies need probes: queue them, for
+        settings that were analysed before.
+        """
         recipe = form.recipe(said)
         if session.peek_analysis(recipe) is not None:
             session.start_analysis(recipe)
@@ -116,11 +140,24 @@ def build(session: Session) -> None:
         plan = session.plan(recipe)
         if plan is None:
             return gr.skip(), gr.skip()
-        return rank_rows(plan, recipe.overrides), {f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items()}
+        return rank_rows(plan, recipe.overrides), {
+            f"{layer}.{name}": rank for (layer, name), rank in plan.ranks.items()
+        }
 
     @spoken
-    def edited(rows: pd.DataFrame, before: hand.Ranks, steps: hand.History, now: hand.Ranks) -> tuple[hand.Ranks, hand.History]:
-        return hand.step(steps, now, now | {slot: rank for slot, rank in ranks_typed(rows).items() if before.get(slot, rank) != rank})
+    def edited(
+        rows: pd.DataFrame, before: hand.Ranks, steps: hand.History, now: hand.Ranks
+    ) -> tuple[hand.Ranks, hand.History]:
+        return hand.step(
+            steps,
+            now,
+            now
+            | {
+                slot: rank
+                for slot, rank in ranks_typed(rows).items()
+                if before.get(slot, rank) != rank
+            },
+        )
 
     @spoken
     def give(*said: Any) -> str:
@@ -134,7 +171,13 @@ def build(session: Session) -> None:
     form["temperature"].input(draw_by_temperature, form.all, shown, **LIVE)
     session.planned.change(measured, None, session.measured, **LIVE)
     listen([*moved, *changed], table, form.all, [frame, in_table], **LIVE)
-    listen([*moved, *changed, session.surveyed.change], draw_survey, form.all, [curves, caption], **LIVE)
+    listen(
+        [*moved, *changed, session.surveyed.change],
+        draw_survey,
+        form.all,
+        [curves, caption],
+        **LIVE,
+    )
     listen([*moved, *changed, session.figures.change], rank, form.all, ranked, **LIVE)
     every.click(start_survey, form.all, None, **QUIET)
     listen([session.chosen.change, form["options"].change], need, form.all, None, **LIVE)
@@ -147,22 +190,41 @@ def build(session: Session) -> None:
     csv.click(give, form.all, session.downloads, **QUIET)
 
 
-def drawn(session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bool) -> tuple[Any, ...]:
-    """Bars and what they say, readout, whether a temperature counts, the method's words, a mark of the ranks, the temperature slider."""
+def drawn(
+    session: Session, browser: gr.Request, recipe: lrcore.Recipe, rule: bool
+) -> tuple[Any, ...]:
+    """Bars and what they say, readout, whether a temperature counts, the method's words, a mark
+    of the ranks, the temperature slider.
+    """
     about, keep = method_words(recipe), gr.skip()
-    warm = gr.Column(visible=any(row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy))
+    warm = gr.Column(
+        visible=any(row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy)
+    )
     factors = session.peek_factors(recipe)
     if factors is None:
-        return "", "", markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"), warm, about, "", keep
+        return (
+            "",
+            "",
+            markup.note(text.WORKING if session.jobs.waiting() else text.NO_FACTORS, "hint"),
+            warm,
+            about,
+            "",
+            keep,
+        )
     try:
         plan = lrcore.allocate(factors, recipe)
         alike = recipe.with_(policy=survey.EVEN, policy_options={}, overrides={})
         even = lrcore.allocate(factors, alike)
-    except lrcore.InputError as error:  # a slider that has gone too far says so in its place instead of raising a toast at every step
+    # a slider that has gone too far says so in its place instead of raising a toast at every step
+    except lrcore.InputError as error:
         return keep, keep, markup.note(str(error), "error"), warm, about, keep, keep
     key = key_of(factors, recipe, plan)
     live = actual(session, Wish(key, browser.session_hash, factors, recipe, plan))
-    live += against_even(session, key, Wish(key_of(factors, alike, even), with_even_ranks(browser), factors, alike, even))
+    live += against_even(
+        session,
+        key,
+        Wish(key_of(factors, alike, even), with_even_ranks(browser), factors, alike, even),
+    )
     readout = markup.readout(plan.summary(), live)
     return (
         bars(plan, even, recipe.overrides),
@@ -189,7 +251,9 @@ def with_even_ranks(browser: gr.Request) -> tuple[str, str]:
 
 
 def against_even(session: Session, key: str, wish: Wish) -> str:
-    """The cell that says whether the ranks on show help or hurt against even ones; none where they are even."""
+    """The cell that says whether the ranks on show help or hurt against even ones; none where
+    they are even.
+    """
     if wish.key == key or not affordable(wish.factors, wish.recipe):
         session.live.forget(wish.browser)
         return ""
@@ -217,26 +281,45 @@ def conclusion(plan: Any, even: Any) -> str:
 
 
 def temperature_slider(plan: Any, rule: bool) -> Any:
-    """The slider with the rule of thumb written under its name; it follows the rule while that is on."""
+    """The slider with the rule of thumb written under its name; it follows the rule while that
+    is on.
+    """
     if plan.suggested_temperature is None:
         return gr.skip()
     suggested = plan.suggested_temperature
-    # The rule depends on how much the model's layers differ, from thousandths to tens: the slider's range goes with it.
+    # The rule depends on how much the model's layers differ, from thousandths to tens: the slider's
+    # range goes with it.
     digits = 1 - math.floor(math.log10(suggested))
-    step, most = round(0.1**digits, digits), round(max(10 * suggested, plan.temperature) + 0.1**digits, digits)
-    words = {"info": text.SUGGESTED.format(suggested), "minimum": step, "maximum": most, "step": step}
-    return gr.Slider(value=max(step, round(plan.temperature, digits)), **words) if rule else gr.Slider(**words)
+    step, most = (
+        round(0.1**digits, digits),
+        round(max(10 * suggested, plan.temperature) + 0.1**digits, digits),
+    )
+    words = {
+        "info": text.SUGGESTED.format(suggested),
+        "minimum": step,
+        "maximum": most,
+        "step": step,
+    }
+    return (
+        gr.Slider(value=max(step, round(plan.temperature, digits)), **words)
+        if rule
+        else gr.Slider(**words)
+    )
 
 
 def method_words(recipe: lrcore.Recipe) -> str:
     method = next(row for row in lrcore.methods() if row["name"] == recipe.method)
     policy = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
-    return markup.about(method["name"], method["paper"], method["notes"]) + markup.about(policy["name"], policy["summary"])
+    return markup.about(method["name"], method["paper"], method["notes"]) + markup.about(
+        policy["name"], policy["summary"]
+    )
 
 
 def rank_rows(plan: Any, fixed: Any) -> pd.DataFrame:
     table = plan.table()
-    table["by hand"] = ["yes" if f"{row.layer}.{row.component}" in fixed else "" for row in table.itertuples()]
+    table["by hand"] = [
+        "yes" if f"{row.layer}.{row.component}" in fixed else "" for row in table.itertuples()
+    ]
     table[["keep", "energy"]] = table[["keep", "energy"]].round(4)
     return table[list(COLUMNS)]
 
@@ -248,5 +331,8 @@ def ranks_typed(rows: pd.DataFrame) -> dict[str, int]:
         try:
             found[f"{int(row.layer)}.{row.component}"] = int(float(row.rank))
         except (TypeError, ValueError):
-            raise lrcore.InputError(f"'{row.rank}' is no rank for {row.component} of layer {row.layer}: type a whole number.") from None
+            raise lrcore.InputError(
+                f"'{row.rank}' is no rank for {row.component} of layer {row.layer}: type a whole "
+                "number."
+            ) from None
     return found

@@ -1,4 +1,6 @@
-"""Sentences that recall the final state of a world; stories end with some of them, probes ask for one of them."""
+"""Sentences that recall the final state of a world; stories end with some of them, probes ask
+for one of them.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,9 @@ from lrcore.data.stories.world import Person, World
 
 @dataclass(frozen=True)
 class Recall:
-    """``stem + answer`` is true of the story, ``stem + wrong`` is false for each wrong answer; ``kind`` names what is asked."""
+    """``stem + answer`` is true of the story, ``stem + wrong`` is false for each wrong answer;
+    ``kind`` names what is asked.
+    """
 
     kind: str
     stem: str
@@ -17,7 +21,9 @@ class Recall:
 
 
 def recalls(w: World) -> list[Recall]:
-    """Everything the final state of ``w`` lets one ask, in the order in which the story made it true."""
+    """Everything the final state of ``w`` lets one ask, in the order in which the story made it
+    true.
+    """
     return [*_holders(w), *_spots(w), *_places(w), *_counts(w), *_agreement(w)]
 
 
@@ -30,7 +36,9 @@ def _holders(w: World) -> list[Recall]:
     for thing, holder in w.holder.items():
         others = tuple(f" {person}." for person in _names(w) if person is not holder)
         if isinstance(holder, Person) and others:
-            found.append(Recall("holder", f"At the end, the one who had {thing} was", f" {holder}.", others))
+            found.append(
+                Recall("holder", f"At the end, the one who had {thing} was", f" {holder}.", others)
+            )
     return found
 
 
@@ -38,7 +46,13 @@ def _spots(w: World) -> list[Recall]:
     found = []
     for thing, spot in w.holder.items():
         if isinstance(spot, str):
-            wrong = w.rng.sample(sorted({f" {s}." for place in (w.place, w.other_place()) for s in place.spots} - {f" {spot}."}), 3)
+            wrong = w.rng.sample(
+                sorted(
+                    {f" {s}." for place in (w.place, w.other_place()) for s in place.spots}
+                    - {f" {spot}."}
+                ),
+                3,
+            )
             found.append(Recall("spot", f"At the end, {thing} was", f" {spot}.", tuple(wrong)))
     return found
 
@@ -48,23 +62,45 @@ def _places(w: World) -> list[Recall]:
     for person, place in w.at.items():
         seen = {f" {other.at}." for other in w.at.values()} | {f" {w.other_place(place).at}."}
         if person in _names(w):
-            found.append(Recall("place", f"At the end, {person} was", f" {place.at}.", tuple(sorted(seen - {f" {place.at}."}))))
+            found.append(
+                Recall(
+                    "place",
+                    f"At the end, {person} was",
+                    f" {place.at}.",
+                    tuple(sorted(seen - {f" {place.at}."})),
+                )
+            )
     return found
 
 
 def _counts(w: World) -> list[Recall]:
     found = []
     for (person, kind), number in w.left.items():
-        near = [n for n in (number - 2, number - 1, number + 1, number + 2) if 0 <= n < len(words.NUMBERS)]
+        near = [
+            n
+            for n in (number - 2, number - 1, number + 1, number + 2)
+            if 0 <= n < len(words.NUMBERS)
+        ]
         wrong = tuple(f" {kind.count(n)}." for n in near)
-        found.append(Recall("count", f"At the end, {person} had", f" {kind.count(number)}.", wrong[:3]))
+        found.append(
+            Recall("count", f"At the end, {person} had", f" {kind.count(number)}.", wrong[:3])
+        )
     return found
 
 
 def _agreement(w: World) -> list[Recall]:
     person = w.hero
     wrong = " he was." if person.he == "she" else " she was."
-    found = [Recall("pronoun", f"{person} was happy at the end. Yes,", f" {person.he} was.", (wrong,))]
+    found = [
+        Recall("pronoun", f"{person} was happy at the end. Yes,", f" {person.he} was.", (wrong,))
+    ]
     if w.friend in w.met:
-        found.append(Recall("number", f"{w.hero} and {w.friend} said good night. Both of them", " were tired.", (" was tired.",)))
+        found.append(
+            Recall(
+                "number",
+                f"{w.hero} and {w.friend} said good night. Both of them",
+                " were tired.",
+                (" was tired.",),
+            )
+        )
     return found

@@ -1,4 +1,6 @@
-"""The small world behind a story: who is where, who holds what, how many are left; every sentence is written from this state."""
+"""The small world behind a story: who is where, who holds what, how many are left; every
+sentence is written from this state.
+"""
 
 import random
 import re
@@ -78,8 +80,8 @@ _PRONOUNS = {True: ("she", "her", "her"), False: ("he", "him", "his")}
 class World:
     """State and text of one story, driven by one seeded generator.
 
-    ``holder`` maps a thing to the person who has it or to the spot (text) where it lies, ``at`` a person to a place,
-    ``left`` a (person, kind) to a number.
+    ``holder`` maps a thing to the person who has it or to the spot (text) where it lies, ``at`` a
+    person to a place, ``left`` a (person, kind) to a number.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -104,11 +106,19 @@ class World:
 
     def _child(self) -> Person:
         girl = self.chance(0.5)
-        return Person(self.pick(words.GIRLS if girl else words.BOYS), "girl" if girl else "boy", *_PRONOUNS[girl])
+        return Person(
+            self.pick(words.GIRLS if girl else words.BOYS),
+            "girl" if girl else "boy",
+            *_PRONOUNS[girl],
+        )
 
     def _elder(self) -> Person:
         woman = self.chance(0.5)
-        return Person(self.pick(words.WOMEN if woman else words.MEN), "woman" if woman else "man", *_PRONOUNS[woman])
+        return Person(
+            self.pick(words.WOMEN if woman else words.MEN),
+            "woman" if woman else "man",
+            *_PRONOUNS[woman],
+        )
 
     def _pet(self) -> Person:
         animal, names = self.pick(words.PETS)
@@ -117,28 +127,46 @@ class World:
     def thing(self, nouns: tuple[str, ...]) -> Thing:
         """A thing whose noun is not yet in the story, so that "the ball" always means one ball."""
         used = {thing.noun for thing in self.holder} | {kind.one for _, kind in self.left}
-        return Thing(self.pick([noun for noun in nouns if noun not in used]), self.pick(words.LOOKS))
+        return Thing(
+            self.pick([noun for noun in nouns if noun not in used]), self.pick(words.LOOKS)
+        )
 
     def kind(self) -> Kind:
         used = {kind.one for _, kind in self.left} | {thing.noun for thing in self.holder}
-        return self.pick([kind for kind in KINDS if kind.outdoors == self.place.outdoors and kind.one not in used])
+        return self.pick(
+            [
+                kind
+                for kind in KINDS
+                if kind.outdoors == self.place.outdoors and kind.one not in used
+            ]
+        )
 
     def other_place(self, *avoid: Place) -> Place:
-        return self.pick([place for place in PLACES if place not in avoid and place is not self.place])
+        return self.pick(
+            [place for place in PLACES if place not in avoid and place is not self.place]
+        )
 
     def say(self, template: str, **names: object) -> None:
-        """Add one or more sentences: ``[a|b]`` is a random choice, ``{a.he}`` a field; sentences start with a capital."""
+        """Add one or more sentences: ``[a|b]`` is a random choice, ``{a.he}`` a field; sentences
+        start with a capital.
+        """
         while "[" in template:
             template = _CHOICE.sub(lambda match: self.pick(match[1].split("|")), template)
-        text = template.format(h=self.hero, f=self.friend, e=self.elder, p=self.pet, place=self.place, **names)
-        self.paragraphs[-1].append(_SENTENCE_START.sub(lambda match: match[0].upper(), text.strip()))
+        text = template.format(
+            h=self.hero, f=self.friend, e=self.elder, p=self.pet, place=self.place, **names
+        )
+        self.paragraphs[-1].append(
+            _SENTENCE_START.sub(lambda match: match[0].upper(), text.strip())
+        )
 
     def paragraph(self) -> None:
         if self.paragraphs[-1]:
             self.paragraphs.append([])
 
     def meet(self, person: Person) -> None:
-        """Bring a person to the current place: introduced at their first appearance, and told of when they come from elsewhere."""
+        """Bring a person to the current place: introduced at their first appearance, and told of
+        when they come from elsewhere.
+        """
         came_from, self.at[person] = self.at.get(person), self.place
         if person in self.met:
             if came_from is not self.place:
@@ -146,11 +174,20 @@ class World:
             return
         self.met.append(person)
         if person is self.friend:
-            self.say("[{h}'s friend {f} [was there too|came by|was waiting there]|A {f.kind} named {f} [came along|was already there]].")
+            self.say(
+                "[{h}'s friend {f} [was there too|came by|was waiting there]|A {f.kind} named {f} "
+                "[came along|was already there]]."
+            )
         elif person is self.elder:
-            self.say("[{e} was [sitting|standing|working] nearby|Just then {e} came {by}].", by=self.pick(("by", "out", "along")))
+            self.say(
+                "[{e} was [sitting|standing|working] nearby|Just then {e} came {by}].",
+                by=self.pick(("by", "out", "along")),
+            )
         elif person is self.pet:
-            self.say("{h} had a [little|young|funny|fat] {p.kind} [named|called] {p}[, and {p.he} followed {h.him} everywhere|].")
+            self.say(
+                "{h} had a [little|young|funny|fat] {p.kind} [named|called] {p}[, and {p.he} "
+                "followed {h.him} everywhere|]."
+            )
 
     def go(self, place: Place, *people: Person) -> None:
         self.place = place

@@ -1,14 +1,18 @@
-"""Joint VO on what attention makes of the values (LatentLLM eq. 198-223): the error of the attention's output, heads summed inside it.
+"""Joint VO on what attention makes of the values (LatentLLM eq. 198-223): the error of the
+attention's output, heads summed inside it.
 
-    L = E |sum_i W_o,i W_v,i x'_i - B_o A_o,i B_v,i A_v x'_i|^2,   x'_i the input as query head i has attended to it (eq. 206)
+    L = E |sum_i W_o,i W_v,i x'_i - B_o A_o,i B_v,i A_v x'_i|^2, x'_i the input as query head i has
+    attended to it (eq. 206)
 
-The paper predicts the moments of x' from those of the head outputs (eq. 205). Each head then sees its own row space of W_v alone, what A_v
-mixes in from other heads is free, and any r_v >= d_h seems lossless. Here they are measured, between all heads, in the coordinates
-`u_i = W_v x'_i` of all value heads: with `A_v = alpha W_v` that is all that L reads. (A_v so lies in the row space of W_v; with as many
-value heads as fill the width, that is no restriction.)
+The paper predicts the moments of x' from those of the head outputs (eq. 205). Each head then sees
+its own row space of W_v alone, what A_v mixes in from other heads is free, and any r_v >= d_h seems
+lossless. Here they are measured, between all heads, in the coordinates `u_i = W_v x'_i` of all
+value heads: with `A_v = alpha W_v` that is all that L reads. (A_v so lies in the row space of W_v;
+with as many value heads as fill the width, that is no restriction.)
 
-Three turns, each a step down: B_o and A_o together, in closed form; B_v; alpha. The Kronecker system of eq. 222 is never formed: its
-operator is `sum_ij H_i^T H_j alpha E[u_j u_i^T]`, and conjugate gradients apply it.
+Three turns, each a step down: B_o and A_o together, in closed form; B_v; alpha. The Kronecker
+system of eq. 222 is never formed: its operator is `sum_ij H_i^T H_j alpha E[u_j u_i^T]`, and
+conjugate gradients apply it.
 """
 
 from collections.abc import Callable
@@ -22,14 +26,18 @@ from ...linalg import cholesky, conjugate_gradients, eigh_descending, symmetric
 ROUNDS = 8
 STEPS = 24  # of conjugate gradients, at most, in each turn
 TOLERANCE = 1e-12  # of the squared preconditioned residual, against that of the first step
-RIDGE = 1e-10  # towards the weights before a turn: nothing moves along directions that were never seen
+RIDGE = (
+    1e-10  # towards the weights before a turn: nothing moves along directions that were never seen
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """The quadratic problem in c_i [k], what query head i has attended to in the value states of all heads; it gives `T_g c_i + shift_g`.
+    """The quadratic problem in c_i [k], what query head i has attended to in the value states of
+    all heads; it gives `T_g c_i + shift_g`.
 
-    weight W_o [d, n_q s]; second [n_q k + 1, n_q k + 1], of (c, 1); shift [n_kv, s]: the bias that v keeps, which is no part of c.
+    weight W_o [d, n_q s]; second [n_q k + 1, n_q k + 1], of (c, 1); shift [n_kv, s]: the bias that
+    v keeps, which is no part of c.
     """
 
     weight: Tensor
@@ -65,10 +73,14 @@ class Attended:
     def gram(self, rows: Tensor, maps: Tensor) -> Tensor:
         """`E[(T c + shift) (T c + shift)^T]` from `rows`. [n_q s, n_q s]"""
         blocks = rows[:, :-1].unflatten(1, (-1, self.width)).transpose(0, 1)  # [n_q, n_q s, k]
-        return (blocks @ self.by_head(maps).mT).transpose(0, 1).flatten(1) + rows[:, -1:] * self.by_head(self.shift).flatten()
+        return (blocks @ self.by_head(maps).mT).transpose(0, 1).flatten(1) + rows[
+            :, -1:
+        ] * self.by_head(self.shift).flatten()
 
     def pulled(self, left: Tensor, rows: Tensor) -> Tensor:
-        """The blocks of `left rows` where a head meets itself, groups added up: [n_q s, l], [l, n_q k + 1] -> [n_kv, s, k]."""
+        """The blocks of `left rows` where a head meets itself, groups added up: [n_q s, l], [l,
+        n_q k + 1] -> [n_kv, s, k].
+        """
         blocks = rows[:, :-1].unflatten(1, (-1, self.width)).transpose(0, 1)  # [n_q, l, k]
         return self.by_group(left.unflatten(0, (len(blocks), -1)) @ blocks)
 
@@ -85,7 +97,9 @@ class Attended:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """out = B_o A_o [d, n_q s] and the orthonormal B_o, basis [d, r_o]; up B_v [n_kv, s, r_v]; down alpha [r_v, k]."""
+    """out = B_o A_o [d, n_q s] and the orthonormal B_o, basis [d, r_o]; up B_v [n_kv, s, r_v];
+    down alpha [r_v, k].
+    """
 
     out: Tensor
     basis: Tensor
@@ -103,8 +117,9 @@ def lost(problem: Attended, found: Solution) -> float:
     sides = [(problem.weight, problem.dense()), (found.out, found.maps)]
     rows = [problem.rows(maps) for _, maps in sides]
     whole, cross, own = (
-        (sides[i][0] @ problem.gram(rows[i], sides[j][1]) * sides[j][0]).sum() for i, j in ((0, 0), (0, 1), (1, 1))
-    )  # fmt: skip
+        (sides[i][0] @ problem.gram(rows[i], sides[j][1]) * sides[j][0]).sum()
+        for i, j in ((0, 0), (0, 1), (1, 1))
+    )
     return float(whole - 2 * cross + own)
 
 
@@ -117,9 +132,11 @@ def alternate(problem: Attended, start: Solution, rounds: int = ROUNDS) -> Solut
 
 
 def fit_out(problem: Attended, found: Solution) -> Solution:
-    """B_o and A_o together: regression of the output on the values within rank r_o (eq. 215, 217; the paper holds B_o fixed).
+    """B_o and A_o together: regression of the output on the values within rank r_o (eq. 215, 217;
+    the paper holds B_o fixed).
 
-    A ridge towards the old product makes the system regular. What is minimised is L plus the way moved, so L does not rise.
+    A ridge towards the old product makes the system regular. What is minimised is L plus the way
+    moved, so L does not rise.
     """
     rows = problem.rows(found.maps)
     gram = symmetric(problem.gram(rows, found.maps))
@@ -135,16 +152,34 @@ def fit_out(problem: Attended, found: Solution) -> Solution:
 def fit_up(problem: Attended, found: Solution, steps: int = STEPS) -> Solution:
     """B_v of all heads, given the rest (eq. 216)."""
     inner = found.down @ problem.own() @ found.down.mT
-    left, right = (torch.stack([cholesky(m) for m in batch]) for batch in (_weights(problem, found), inner))
-    step = _solve(problem, found, lambda up: up @ found.down, lambda maps: maps @ found.down.mT, (left, right), steps)
+    left, right = (
+        torch.stack([cholesky(m) for m in batch]) for batch in (_weights(problem, found), inner)
+    )
+    step = _solve(
+        problem,
+        found,
+        lambda up: up @ found.down,
+        lambda maps: maps @ found.down.mT,
+        (left, right),
+        steps,
+    )
     return replace(found, up=found.up + step)
 
 
 def fit_down(problem: Attended, found: Solution, steps: int = STEPS) -> Solution:
-    """alpha, given the rest: the generalised Sylvester equation `sum_ij H_i^T H_j alpha E[u_j u_i^T] = ...` (eq. 222)."""
+    """alpha, given the rest: the generalised Sylvester equation
+    `sum_ij H_i^T H_j alpha E[u_j u_i^T] = ...` (eq. 222).
+    """
     left = cholesky((found.up.mT @ _weights(problem, found) @ found.up).sum(0))
     right = cholesky(problem.own().sum(0))
-    step = _solve(problem, found, lambda down: found.up @ down, lambda maps: (found.up.mT @ maps).sum(0), (left, right), steps)
+    step = _solve(
+        problem,
+        found,
+        lambda down: found.up @ down,
+        lambda maps: (found.up.mT @ maps).sum(0),
+        (left, right),
+        steps,
+    )
     return replace(found, down=found.down + step)
 
 
@@ -176,4 +211,6 @@ def _solve(
     def precondition(gradient: Tensor) -> Tensor:
         return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT
 
-    return conjugate_gradients(operator, pull(problem.pulled(found.out.mT, missing)), precondition, steps, TOLERANCE)
+    return conjugate_gradients(
+        operator, pull(problem.pulled(found.out.mT, missing)), precondition, steps, TOLERANCE
+    )

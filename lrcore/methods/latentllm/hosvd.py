@@ -1,8 +1,10 @@
-"""The joint factorisation of two stacks of heads by alternating SVD (LatentLLM algorithm 1, eq. 57-77, 116-142, 176-186).
+"""The joint factorisation of two stacks of heads by alternating SVD (LatentLLM algorithm 1, eq.
+57-77, 116-142, 176-186).
 
-Two projections meet in every head: `G_i = P W_l,i^T W_r,i P` (scores), `G_i = W_o,i W_v,i P` (attention output). Shared orthonormal A_l and
-A_r keep `sum_i |A_l G_i A_r^T|^2`. Everything is done in the row spaces of the two stacks: `W P = L Z` with Z orthonormal, from the Gram
-matrix `W P^2 W^T = L L^T`, so no P is formed or inverted and `G_i = Z_l^T L_l,i^T L_r,i Z_r`.
+Two projections meet in every head: `G_i = P W_l,i^T W_r,i P` (scores), `G_i = W_o,i W_v,i P`
+(attention output). Shared orthonormal A_l and A_r keep `sum_i |A_l G_i A_r^T|^2`. Everything is
+done in the row spaces of the two stacks: `W P = L Z` with Z orthonormal, from the Gram matrix
+`W P^2 W^T = L L^T`, so no P is formed or inverted and `G_i = Z_l^T L_l,i^T L_r,i Z_r`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,10 @@ ROUNDS = 8  # section 5
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One stack of heads. coordinates L [heads, s, k]; lift `L^+ W` [k, d]; mean of the head states [heads, s], zero where left out.
+    """One stack of heads.
+
+    coordinates L [heads, s, k]; lift `L^+ W` [k, d]; mean of the head states [heads, s], zero where
+    left out.
 
     `k = min(heads * s, d)` directions; those that the data never moves are zero.
     """
@@ -32,14 +37,18 @@ class Side:
         return self.lift.shape[0]
 
     def factors(self, basis: Tensor) -> tuple[Tensor, Tensor]:
-        """B = W P A^T by head and `A P^+` for orthonormal A = basis^T Z: [heads, s, r], [r, d] (end of algorithm 1)."""
+        """B = W P A^T by head and `A P^+` for orthonormal A = basis^T Z: [heads, s, r], [r, d]
+        (end of algorithm 1).
+        """
         return self.coordinates @ basis, basis.mT @ self.lift
 
 
 def side(weight: Tensor, count: int, metric: Tensor | None, mean: Tensor | None) -> Side:
     """The stack W [heads * s, d] under metric = P^2; mean [heads * s] or None."""
     weight = weight.double()
-    values, vectors = eigh_descending(weight @ (weight.mT if metric is None else metric @ weight.mT))
+    values, vectors = eigh_descending(
+        weight @ (weight.mT if metric is None else metric @ weight.mT)
+    )
     full = min(weight.shape)
     values, vectors = values[:full], vectors[:, :full]
     seen = values > EPS * values[:1]
@@ -51,10 +60,12 @@ def side(weight: Tensor, count: int, metric: Tensor | None, mean: Tensor | None)
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """What `factor` leaves of a joint factorisation: the sides, and where the rounds begin at any rank.
+    """What `factor` leaves of a joint factorisation: the sides, and where the rounds begin at any
+    rank.
 
-    left has group heads for each head of right. rotations [offsets, s, s] or None: the objective sums over `left_i^T R right_i` (eq. 181).
-    start [k_l, k_l]: eigenvectors of `sum_i G_i G_i^T`; left_values [k_l], right_values [k_r]: eigenvalues of it and of `sum_i G_i^T G_i`.
+    left has group heads for each head of right. rotations [offsets, s, s] or None: the objective
+    sums over `left_i^T R right_i` (eq. 181). start [k_l, k_l]: eigenvectors of `sum_i G_i G_i^T`;
+    left_values [k_l], right_values [k_r]: eigenvalues of it and of `sum_i G_i^T G_i`.
     """
 
     left: Side
@@ -89,20 +100,32 @@ def _gram(side_: Side, inner: Tensor) -> Tensor:
 
 
 def _left_gram(left: Side, right: Side, rotations: Tensor | None, basis: Tensor | None) -> Tensor:
-    """What A_l should hold, given A_r = basis^T Z_r (None: all of it): eq. 75, with means eq. 140. [k_l, k_l]"""
+    """What A_l should hold, given A_r = basis^T Z_r (None: all of it): eq. 75, with means eq. 140.
+
+    [k_l, k_l]
+    """
     group = len(left.coordinates) // len(right.coordinates)
     inner = _turned(_spread(right.coordinates, right.mean, basis), rotations)
     return _gram(left, inner.repeat_interleave(group, 0))
 
 
 def _right_gram(left: Side, right: Side, rotations: Tensor | None, basis: Tensor | None) -> Tensor:
-    """What A_r should hold, given A_l: eq. 77, with means eq. 142; the heads of a group add up (eq. 148). [k_r, k_r]"""
-    turned = _turned(_spread(left.coordinates, left.mean, basis), None if rotations is None else rotations.mT)
+    """What A_r should hold, given A_l: eq. 77, with means eq. 142; the heads of a group add up
+    (eq. 148). [k_r, k_r]
+    """
+    turned = _turned(
+        _spread(left.coordinates, left.mean, basis), None if rotations is None else rotations.mT
+    )
     return _gram(right, turned.unflatten(0, (len(right.coordinates), -1)).sum(1))
 
 
-def alternate(p: Pair, left_rank: int, right_rank: int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
-    """Orthonormal bases of A_l [k_l, left_rank] and A_r [k_r, right_rank]. `lost` never rises from round to round."""
+def alternate(
+    p: Pair, left_rank: int, right_rank: int, rounds: int = ROUNDS
+) -> tuple[Tensor, Tensor]:
+    """Orthonormal bases of A_l [k_l, left_rank] and A_r [k_r, right_rank].
+
+    `lost` never rises from round to round.
+    """
     left = p.start[:, :left_rank]
     for _ in range(rounds):
         right = eigh_descending(_right_gram(p.left, p.right, p.rotations, left))[1][:, :right_rank]
@@ -111,14 +134,21 @@ def alternate(p: Pair, left_rank: int, right_rank: int, rounds: int = ROUNDS) ->
 
 
 def lost(p: Pair, left: Tensor, right: Tensor) -> float:
-    """`sum |G_i - A_l^T A_l G_i A_r^T A_r|^2` and what the means lose (eq. 129-136), for two bases."""
+    """`sum |G_i - A_l^T A_l G_i A_r^T A_r|^2` and what the means lose (eq. 129-136), for two
+    bases.
+    """
     return _kept(p, None, None) - _kept(p, left, right)
 
 
 def _kept(p: Pair, left: Tensor | None, right: Tensor | None) -> float:
     """The part of `sum |G_i|^2` and of the means that two bases hold; None holds all."""
     gram = _left_gram(p.left, p.right, p.rotations, right)
-    means = Side(p.left.coordinates * 0, p.left.lift, p.left.mean)  # the left means against the right directions
+    means = Side(
+        p.left.coordinates * 0, p.left.lift, p.left.mean
+    )  # the left means against the right directions
     own = _right_gram(means, p.right, p.rotations, None)
-    held, own_held = (m.trace() if basis is None else (basis.mT @ m @ basis).trace() for m, basis in ((gram, left), (own, right)))
+    held, own_held = (
+        m.trace() if basis is None else (basis.mT @ m @ basis).trace()
+        for m, basis in ((gram, left), (own, right))
+    )
     return float(held + own_held)

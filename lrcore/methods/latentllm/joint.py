@@ -1,4 +1,6 @@
-"""Q with K, and V with O, factored together for all heads (LatentLLM sections 4.1-4.2, appendices E-G)."""
+"""Q with K, and V with O, factored together for all heads (LatentLLM sections 4.1-4.2,
+appendices E-G).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -16,11 +18,15 @@ from .local import factored_size
 
 @dataclass(frozen=True, eq=False)
 class JointHeads:
-    """Two projections with a shared A each and a B per head. kind "qk" or "vo"; the left side is q or o, the right one k or v.
+    """Two projections with a shared A each and a B per head.
 
-    A rank r gives the larger side r directions and the smaller one the same share of its own. An alternating factorisation depends on its
-    ranks: `truncate` runs the rounds, from the eigenvectors that `factor` found. values: the bound `tail_l + tail_r` on the loss, which
-    those eigenvectors attain or better. per_head: whether the heads of k or v leave an identity block out, too.
+    kind "qk" or "vo"; the left side is q or o, the right one k or v.
+
+    A rank r gives the larger side r directions and the smaller one the same share of its own. An
+    alternating factorisation depends on its ranks: `truncate` runs the rounds, from the
+    eigenvectors that `factor` found. values: the bound `tail_l + tail_r` on the loss, which those
+    eigenvectors attain or better. per_head: whether the heads of k or v leave an identity block
+    out, too.
     mean [d], where means go into the biases; None where the biases stay as they are.
     """
 
@@ -41,38 +47,68 @@ class JointHeads:
 
     def _solved(self, rank: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """B by head and A of both sides after the rounds."""
-        left_basis, right_basis = alternate(self.pair, *side_ranks(rank, self.pair.left.full, self.pair.right.full))
+        left_basis, right_basis = alternate(
+            self.pair, *side_ranks(rank, self.pair.left.full, self.pair.right.full)
+        )
         return self.pair.left.factors(left_basis), self.pair.right.factors(right_basis)
 
-    def _truncate_qk(self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Layer:
+    def _truncate_qk(
+        self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> Layer:
         a, dtype = layer.attention, layer.attention.q.weight.dtype
-        q_bias, k_bias = (self._input_bias(old, *factors) for old, factors in ((a.q, left), (a.k, right)))
+        q_bias, k_bias = (
+            self._input_bias(old, *factors) for old, factors in ((a.q, left), (a.k, right))
+        )
         if not self.per_head:
-            return layer.with_matrices(q=self._stored(left, q_bias, dtype), k=self._stored(right, k_bias, dtype))
+            return layer.with_matrices(
+                q=self._stored(left, q_bias, dtype), k=self._stored(right, k_bias, dtype)
+            )
         k_bias = None if k_bias is None else k_bias.double().unflatten(0, (a.n_kv, -1))
         k, maps = self._per_head(right, k_bias, dtype)
-        if k_bias is not None:  # what a singular J cannot hold shifts all scores of a query alike, which softmax does not see
-            k = replace(k, bias=(torch.linalg.pinv(maps) @ k_bias.unsqueeze(-1)).flatten().to(dtype))
+        if (
+            k_bias is not None
+            # what a singular J cannot hold shifts all scores of a query alike, which softmax does not
+            # see
+        ):
+            k = replace(
+                k, bias=(torch.linalg.pinv(maps) @ k_bias.unsqueeze(-1)).flatten().to(dtype)
+            )
         maps = maps.mT.repeat_interleave(a.group, 0)  # q . J k' = (J^T q) . k'
         if q_bias is not None:
-            q_bias = (maps @ q_bias.double().unflatten(0, (a.n_q, -1)).unsqueeze(-1)).flatten().to(dtype)
+            q_bias = (
+                (maps @ q_bias.double().unflatten(0, (a.n_q, -1)).unsqueeze(-1)).flatten().to(dtype)
+            )
         return layer.with_matrices(q=self._stored((maps @ left[0], left[1]), q_bias, dtype), k=k)
 
-    def _truncate_vo(self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Layer:
+    def _truncate_vo(
+        self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> Layer:
         a = layer.attention
         if self.mean is None:
             return self._store_vo(layer, left, right, a.v.bias, a.o.bias)
         # eq. 193 with no bias in v: attention weights sum to one, so the bias of o takes all of it
         values = a.v.weight.double() @ self.mean + (0 if a.v.bias is None else a.v.bias.double())
         kept = right[0] @ (right[1] @ self.mean)  # [n_kv, s]
-        out = a.o.weight.double() @ values.unflatten(0, (a.n_kv, -1)).repeat_interleave(a.group, 0).flatten()
-        lost = out - left[1].mT @ (left[0].flatten(0, 1).mT @ kept.repeat_interleave(a.group, 0).flatten())
+        out = (
+            a.o.weight.double()
+            @ values.unflatten(0, (a.n_kv, -1)).repeat_interleave(a.group, 0).flatten()
+        )
+        lost = out - left[1].mT @ (
+            left[0].flatten(0, 1).mT @ kept.repeat_interleave(a.group, 0).flatten()
+        )
         return self._store_vo(layer, left, right, None, moved_bias(a.o, lost))
 
     def _store_vo(
-        self, layer: Layer, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], v_bias: Tensor | None, o_bias: Tensor | None
+        self,
+        layer: Layer,
+        left: tuple[Tensor, Tensor],
+        right: tuple[Tensor, Tensor],
+        v_bias: Tensor | None,
+        o_bias: Tensor | None,
     ) -> Layer:
-        """The layer with `W_o,i = (up_i down)^T` of left (up, down) and `W_v = up down` of right, under the junctions."""
+        """The layer with `W_o,i = (up_i down)^T` of left (up, down) and `W_v = up down` of
+        right, under the junctions.
+        """
         a, dtype = layer.attention, layer.attention.o.weight.dtype
         if self.per_head:
             v, maps = self._per_head(right, None, dtype)  # v has no bias here
@@ -86,26 +122,43 @@ class JointHeads:
         """eq. 121-122, which is eq. 45 for each side: `b^ = b + (W - B A) mu`."""
         if self.mean is None:
             return old.bias
-        return moved_bias(old, old.weight.double() @ self.mean - (up @ (down @ self.mean)).flatten())
+        return moved_bias(
+            old, old.weight.double() @ self.mean - (up @ (down @ self.mean)).flatten()
+        )
 
-    def _stored(self, factors: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype) -> LowRank:
+    def _stored(
+        self, factors: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype
+    ) -> LowRank:
         up, down = factors[0].flatten(0, 1), factors[1]
         scale = up.norm(dim=0)
         up = up / torch.where(scale > 0, scale, 1.0)
         down = down * torch.where(scale > 0, scale, 1.0).unsqueeze(1)
-        stored_up, stored_down = join(up.unsqueeze(0), down.unsqueeze(0), scale.unsqueeze(0), self.junction)
+        stored_up, stored_down = join(
+            up.unsqueeze(0), down.unsqueeze(0), scale.unsqueeze(0), self.junction
+        )
         return LowRank(cast(stored_down, dtype), cast(stored_up, dtype), bias)
 
-    def _per_head(self, factors: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype) -> tuple[LowRank, Tensor]:
-        """Both identities: that of the shared A, and one in every head's B. Returns the projection and the maps J [heads, s, s]."""
+    def _per_head(
+        self, factors: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype
+    ) -> tuple[LowRank, Tensor]:
+        """Both identities: that of the shared A, and one in every head's B. Returns the
+        projection and the maps J [heads, s, s].
+        """
         up, down = factors
-        joined, stored_down = join(up.flatten(0, 1).unsqueeze(0), down.unsqueeze(0), up.new_ones(1, up.shape[2]), "right_identity")
+        joined, stored_down = join(
+            up.flatten(0, 1).unsqueeze(0),
+            down.unsqueeze(0),
+            up.new_ones(1, up.shape[2]),
+            "right_identity",
+        )
         maps, form = per_head_identity(joined.unflatten(0, up.shape[:2]), bias)
         return LowRank(cast(stored_down, dtype), cast(form, dtype)), maps
 
 
 def side_ranks(rank: int, left: int, right: int) -> tuple[int, int]:
-    """The ranks of two sides of which the larger has `rank` directions: the same share of both, rounded up."""
+    """The ranks of two sides of which the larger has `rank` directions: the same share of both,
+    rounded up.
+    """
     full = max(left, right)
     return -(-rank * left // full), -(-rank * right // full)
 
@@ -117,8 +170,12 @@ def _increments(values: Tensor, full: int) -> Tensor:
     return sums.diff().clamp_min(0)
 
 
-def _joint_cost(a: Attention, kind: str, p: Pair, junction: str, per_head: bool, centred: bool) -> Cost:
-    """(r_l + r_r) (d + d_h n), less r_l^2 + r_r^2 and, per head, d_h^2 under the block identities (section 4.1)."""
+def _joint_cost(
+    a: Attention, kind: str, p: Pair, junction: str, per_head: bool, centred: bool
+) -> Cost:
+    """(r_l + r_r) (d + d_h n), less r_l^2 + r_r^2 and, per head, d_h^2 under the block
+    identities (section 4.1).
+    """
     left, right = (a.q, a.k) if kind == "qk" else (a.o, a.v)
     dense, size = left.parameters + right.parameters, a.qk_size if kind == "qk" else a.v_size
     fixed = sum(p.weight.shape[0] for p in (left, right) if p.bias is not None)
@@ -131,34 +188,71 @@ def _joint_cost(a: Attention, kind: str, p: Pair, junction: str, per_head: bool,
 
     def parameters(rank: int) -> int:
         ranks = side_ranks(rank, p.left.full, p.right.full)
-        total = sum(factored_size(r, shape, 0, junction) for r, shape in zip(ranks, shapes, strict=True))
+        total = sum(
+            factored_size(r, shape, 0, junction) for r, shape in zip(ranks, shapes, strict=True)
+        )
         return total - (a.n_kv * size * min(ranks[1], size) if per_head else 0)
 
     kv = a.n_kv * a.head_size
-    return Cost(full, sum(shapes), dense, fixed, kv_fixed=kv, kv_dense=kv, curve=tuple(parameters(rank) for rank in range(1, full)))
+    return Cost(
+        full,
+        sum(shapes),
+        dense,
+        fixed,
+        kv_fixed=kv,
+        kv_dense=kv,
+        curve=tuple(parameters(rank) for rank in range(1, full)),
+    )
 
 
 def _joint(
-    a: Attention, kind: str, left: Side, right: Side, rotations: Tensor | None, junction: str, per_head: bool, mean: Tensor | None
+    a: Attention,
+    kind: str,
+    left: Side,
+    right: Side,
+    rotations: Tensor | None,
+    junction: str,
+    per_head: bool,
+    mean: Tensor | None,
 ) -> JointHeads:
     p = pair(left, right, rotations)
-    # two identities in a head need columns to spare: a wider head than half the model would make the price fall with the rank
-    per_head = per_head and junction == "right_identity" and 2 * right.coordinates.shape[1] <= right.lift.shape[1]
+    # two identities in a head need columns to spare: a wider head than half the model would make
+    # the price fall with the rank
+    per_head = (
+        per_head
+        and junction == "right_identity"
+        and 2 * right.coordinates.shape[1] <= right.lift.shape[1]
+    )
     full = max(left.full, right.full)
     values = (_increments(p.left_values, full) + _increments(p.right_values, full)).sqrt()
-    return JointHeads(values, _joint_cost(a, kind, p, junction, per_head, mean is not None), None, kind, p, junction, per_head, mean)
+    return JointHeads(
+        values,
+        _joint_cost(a, kind, p, junction, per_head, mean is not None),
+        None,
+        kind,
+        p,
+        junction,
+        per_head,
+        mean,
+    )
 
 
-def joint_qk(a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, window: int) -> JointHeads:
-    """Joint QK (algorithm 1): `G_i = P W_q,i^T W_k,i P`, summed over rotary offsets up to `window` where they are known (eq. 181).
+def joint_qk(
+    a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, window: int
+) -> JointHeads:
+    """Joint QK (algorithm 1): `G_i = P W_q,i^T W_k,i P`, summed over rotary offsets up to `window`
+    where they are known (eq. 181).
 
-    metric = P^2. mean [d]: the biases take part (eq. 116-142), metric being that of the covariance; None: eq. 13.
+    metric = P^2. mean [d]: the biases take part (eq. 116-142), metric being that of the covariance;
+    None: eq. 13.
     """
 
     def states(projection: Projection) -> Tensor | None:
         if mean is None:
             return None
-        return projection.weight.double() @ mean + (0 if projection.bias is None else projection.bias.double())
+        return projection.weight.double() @ mean + (
+            0 if projection.bias is None else projection.bias.double()
+        )
 
     q, k = (side(p.weight, n, metric, states(p)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
     rotations = None
@@ -168,20 +262,29 @@ def joint_qk(a: Attention, metric: Tensor | None, mean: Tensor | None, junction:
 
 
 def joint_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str) -> JointHeads:
-    """Joint VO (eq. 184-188): `G_i = W_o,i W_v,i P`. mean [d]: the bias of o takes up what is lost of the mean (eq. 193), and v's own."""
+    """Joint VO (eq. 184-188): `G_i = W_o,i W_v,i P`.
+
+    mean [d]: the bias of o takes up what is lost of the mean (eq. 193), and v's own.
+    """
     o = side(a.o.weight.mT, a.n_q, None, None)
     v = side(a.v.weight, a.n_kv, metric, None)
     return _joint(a, "vo", o, v, None, junction, mean is not None or a.v.bias is None, mean)
 
 
 def rotary_offsets(frequencies: Tensor, size: int, window: int) -> Tensor:
-    """`Theta_delta` for keys 0, 1, ..., window places before the query (eq. 174; later keys are masked). [window + 1, size, size]
+    """`Theta_delta` for keys 0, 1, ..., window places before the query (eq. 174; later keys are
+    masked). [window + 1, size, size]
 
     frequencies [p]: radians per place of the pairs (j, j + p); columns from 2 p on are not turned.
     """
     pairs = len(frequencies)
-    turns = torch.eye(size, dtype=frequencies.dtype, device=frequencies.device).repeat(window + 1, 1, 1)
-    angle = -torch.arange(window + 1, dtype=frequencies.dtype, device=frequencies.device).unsqueeze(1) * frequencies  # [window + 1, p]
+    turns = torch.eye(size, dtype=frequencies.dtype, device=frequencies.device).repeat(
+        window + 1, 1, 1
+    )
+    angle = (
+        -torch.arange(window + 1, dtype=frequencies.dtype, device=frequencies.device).unsqueeze(1)
+        * frequencies
+    )  # [window + 1, p]
     j = torch.arange(pairs, device=frequencies.device)
     turns[:, j, j] = turns[:, j + pairs, j + pairs] = angle.cos()
     turns[:, j + pairs, j] = angle.sin()

@@ -1,4 +1,6 @@
-"""Joint VO by the error of the attention's output (LatentLLM eq. 198-223): the problem from a layer's moments, and the slot."""
+"""Joint VO by the error of the attention's output (LatentLLM eq. 198-223): the problem from a
+layer's moments, and the slot.
+"""
 
 from dataclasses import dataclass
 
@@ -17,9 +19,11 @@ FLOOR = 1e-9  # of the eigenvalues, as a share of their mean
 
 @dataclass(frozen=True, eq=False)
 class AttendedHeads(JointHeads):
-    """V and O as in `JointHeads`, whose solution (eq. 184-188) the rounds start from: never worse than it in the output of the attention.
+    """V and O as in `JointHeads`, whose solution (eq. 184-188) the rounds start from: never worse
+    than it in the output of the attention.
 
-    values: those of that solution. means [n_q, k]: of what the heads attend to, where means go into the bias of o; else None.
+    values: those of that solution. means [n_q, k]: of what the heads attend to, where means go into
+    the bias of o; else None.
     """
 
     problem: Attended
@@ -28,7 +32,9 @@ class AttendedHeads(JointHeads):
     def start(self, layer: Layer, rank: int) -> Solution:
         """The solution of joint VO at a rank."""
         left, right = self._solved(rank)
-        down = right[1] @ torch.linalg.pinv(layer.attention.v.weight.double())  # it lies in the row space of W_v
+        down = right[1] @ torch.linalg.pinv(
+            layer.attention.v.weight.double()
+        )  # it lies in the row space of W_v
         return Solution((left[0].flatten(0, 1) @ left[1]).mT, left[1].mT, right[0], down)
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
@@ -45,20 +51,37 @@ class AttendedHeads(JointHeads):
             (self.problem.by_head(maps) @ means.unsqueeze(-1)).flatten()
             for maps, means in ((self.problem.dense(), self.means), (found.maps, self.means - bias))
         )
-        return self._store_vo(layer, left, right, None, moved_bias(a.o, a.o.weight.double() @ dense - found.out @ small))
+        return self._store_vo(
+            layer,
+            left,
+            right,
+            None,
+            moved_bias(a.o, a.o.weight.double() @ dense - found.out @ small),
+        )
 
 
-def attended_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, moments: Moments) -> AttendedHeads:
-    """Joint VO with the loss of eq. 206, after `joint_vo` with the same arguments. Reads second and mean of the tap `attended`."""
+def attended_vo(
+    a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, moments: Moments
+) -> AttendedHeads:
+    """Joint VO with the loss of eq. 206, after `joint_vo` with the same arguments.
+
+    Reads second and mean of the tap `attended`.
+    """
     start = joint_vo(a, metric, mean, junction)
     means = moments.mean("attended").unflatten(0, (a.n_q, -1))
-    return AttendedHeads(**vars(start), problem=attended_problem(a, moments, mean is not None), means=None if mean is None else means)
+    return AttendedHeads(
+        **vars(start),
+        problem=attended_problem(a, moments, mean is not None),
+        means=None if mean is None else means,
+    )
 
 
 def attended_problem(a: Attention, moments: Moments, centred: bool) -> Attended:
-    """The moments of the attended value states, as the solver takes them: centred, or without the bias that v keeps.
+    """The moments of the attended value states, as the solver takes them: centred, or without the
+    bias that v keeps.
 
-    Rounding of the products leaves negative eigenvalues, along which the loss would fall without end: they are lifted just above zero.
+    Rounding of the products leaves negative eigenvalues, along which the loss would fall without
+    end: they are lifted just above zero.
     """
     mean = moments.mean("attended")
     shift = torch.zeros_like(mean[: a.n_kv * a.v_size])

@@ -1,4 +1,6 @@
-"""Matrices factored on their own output: one by one, stacked over a shared input, or head by head (LatentLLM sections 3.2-3.3, C, D)."""
+"""Matrices factored on their own output: one by one, stacked over a shared input, or head by
+head (LatentLLM sections 3.2-3.3, C, D).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +21,10 @@ def factored_size(rank: int, size_in: int, size_out: int, junction: str) -> int:
 
 
 def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: bool) -> Cost:
-    """The price of matrices that share one `down`: r (d + sum d'), less r^2 under a block identity. Biases are fixed."""
+    """The price of matrices that share one `down`: r (d + sum d'), less r^2 under a block identity.
+
+    Biases are fixed.
+    """
     own = [matrix_cost(layer, name) for name in names]
     shapes = [layer.matrices()[name].weight.shape for name in names]
     size_in, size_out = shapes[0][1], sum(shape[0] for shape in shapes)
@@ -27,15 +32,25 @@ def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: 
     fixed = size_out if add_bias else sum(cost.fixed for cost in own)
     kv = sum(cost.kv_fixed for cost in own)
     curve = tuple(factored_size(rank, size_in, size_out, junction) for rank in range(1, full))
-    return Cost(full, size_in + size_out, sum(cost.dense for cost in own), fixed, kv_fixed=kv, kv_dense=kv, curve=curve)
+    return Cost(
+        full,
+        size_in + size_out,
+        sum(cost.dense for cost in own),
+        fixed,
+        kv_fixed=kv,
+        kv_dense=kv,
+        curve=curve,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class StackedMatrices:
-    """Matrices that read one input through one shared `down`; a single matrix where there is one name.
+    """Matrices that read one input through one shared `down`; a single matrix where there is one
+    name.
 
-    up U [sum out, k], down U^T W [k, in]; scale, the singular values of `W P`, goes where the junction puts it. mean [in], where means go
-    into the biases (eq. 45): `b^ = b + (W - B A) mu`; None where the biases stay as they are.
+    up U [sum out, k], down U^T W [k, in]; scale, the singular values of `W P`, goes where the
+    junction puts it. mean [in], where means go into the biases (eq. 45): `b^ = b + (W - B A) mu`;
+    None where the biases stay as they are.
     """
 
     values: Tensor
@@ -51,23 +66,36 @@ class StackedMatrices:
         if rank >= self.cost.full:
             return layer
         raw_up, raw_down = self.up[:, :rank], self.down[:rank]
-        up, down = join(raw_up.unsqueeze(0), raw_down.unsqueeze(0), self.values[:rank].unsqueeze(0), self.junction)
+        up, down = join(
+            raw_up.unsqueeze(0),
+            raw_down.unsqueeze(0),
+            self.values[:rank].unsqueeze(0),
+            self.junction,
+        )
         matrices = {name: layer.matrices()[name] for name in self.names}
         sizes = [matrix.weight.shape[0] for matrix in matrices.values()]
         parts = [up] if isinstance(up, IdentityRows) else up.split(sizes)
         dtype = next(iter(matrices.values())).weight.dtype
         down = cast(down, dtype)  # one object: what is shared is stored once
         changed = {}
-        for (name, old), part, raw in zip(matrices.items(), parts, raw_up.split(sizes), strict=True):
+        for (name, old), part, raw in zip(
+            matrices.items(), parts, raw_up.split(sizes), strict=True
+        ):
             bias = old.bias
             if self.mean is not None:
-                bias = moved_bias(old, old.weight.double() @ self.mean - raw @ (raw_down @ self.mean))
+                bias = moved_bias(
+                    old, old.weight.double() @ self.mean - raw @ (raw_down @ self.mean)
+                )
             changed[name] = LowRank(down, cast(part, dtype), bias)
         return layer.with_matrices(**changed)
 
 
-def stacked(layer: Layer, names: tuple[str, ...], metric: Tensor | None, mean: Tensor | None, junction: str) -> StackedMatrices:
-    """`U S V = svd(W P)` of the stacked W for all ranks (eq. 6; eq. 50 for q, k and v). metric = P^2 [in, in].
+def stacked(
+    layer: Layer, names: tuple[str, ...], metric: Tensor | None, mean: Tensor | None, junction: str
+) -> StackedMatrices:
+    """`U S V = svd(W P)` of the stacked W for all ranks (eq. 6; eq. 50 for q, k and v).
+
+    metric = P^2 [in, in].
 
     Where several matrices are stacked, both block identities lie in the `down` they share.
     """
@@ -76,14 +104,25 @@ def stacked(layer: Layer, names: tuple[str, ...], metric: Tensor | None, mean: T
     weight = torch.cat([layer.matrices()[name].weight for name in names])
     up, values, down = whitened_svd(weight, metric)
     add_bias = mean is not None and any(layer.matrices()[name].bias is None for name in names)
-    return StackedMatrices(values, stacked_cost(layer, names, junction, add_bias), None, names, up, down, junction, mean)
+    return StackedMatrices(
+        values,
+        stacked_cost(layer, names, junction, add_bias),
+        None,
+        names,
+        up,
+        down,
+        junction,
+        mean,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class SplitHeads:
-    """One matrix, each head factored on its own (eq. 53-54): `up` is block-diagonal, ranks are per head.
+    """One matrix, each head factored on its own (eq. 53-54): `up` is block-diagonal, ranks are per
+    head.
 
-    up [heads, s, k], down [heads, k, in], heads: the singular values per head [heads, k]; mean as in StackedMatrices.
+    up [heads, s, k], down [heads, k, in], heads: the singular values per head [heads, k]; mean as
+    in StackedMatrices.
     """
 
     values: Tensor
@@ -103,20 +142,34 @@ class SplitHeads:
         up, down = join(raw_up, raw_down, self.heads[:, :rank], self.junction)
         bias = old.bias
         if self.mean is not None:
-            bias = moved_bias(old, old.weight.double() @ self.mean - (raw_up @ (raw_down @ self.mean).unsqueeze(-1)).flatten())
+            bias = moved_bias(
+                old,
+                old.weight.double() @ self.mean
+                - (raw_up @ (raw_down @ self.mean).unsqueeze(-1)).flatten(),
+            )
         dtype = old.weight.dtype
         stored: tuple[Matrix, Matrix] = (cast(down, dtype), cast(up, dtype))
         return layer.with_matrices(**{self.name: LowRank(*stored, bias)})
 
 
-def split_heads(layer: Layer, name: str, count: int, metric: Tensor | None, mean: Tensor | None, junction: str) -> SplitHeads:
+def split_heads(
+    layer: Layer, name: str, count: int, metric: Tensor | None, mean: Tensor | None, junction: str
+) -> SplitHeads:
     """`svd(W_i P)` of every head for all ranks. metric = P^2 [in, in]."""
     projection = layer.matrices()[name]
     solved = [whitened_svd(weight, metric) for weight in heads(projection.weight, count)]
     up, values, down = (torch.stack(parts) for parts in zip(*solved, strict=True))
     size_in, size = projection.weight.shape[1], projection.weight.shape[0] // count
-    curve = tuple(count * factored_size(rank, size_in, size, junction) for rank in range(1, min(size_in, size)))
-    cost = replace(matrix_cost(layer, name), full=min(size_in, size), per_rank=count * (size_in + size), curve=curve)
+    curve = tuple(
+        count * factored_size(rank, size_in, size, junction)
+        for rank in range(1, min(size_in, size))
+    )
+    cost = replace(
+        matrix_cost(layer, name),
+        full=min(size_in, size),
+        per_rank=count * (size_in + size),
+        curve=curve,
+    )
     if mean is not None and projection.bias is None:
         cost = replace(cost, fixed=projection.weight.shape[0])
     return SplitHeads(pooled(values), cost, values, name, up, down, junction, mean)

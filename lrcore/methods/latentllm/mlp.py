@@ -1,9 +1,12 @@
-"""Joint UD: up and down of a ReLU MLP factored for the output of the MLP (LatentLLM section 4.3, appendix H, after SparseLLM).
+"""Joint UD: up and down of a ReLU MLP factored for the output of the MLP (LatentLLM section 4.3,
+appendix H, after SparseLLM).
 
 With auxiliary z and a beside the tokens x and the dense outputs y, the loss is
-`alpha |U x + b - z|^2 + beta |a - relu(z)|^2 + gamma |D a + c - y|^2` (eq. 20, 227); each step makes it least in one of them.
-All weights are one. The tokens are a sample, so each fit also counts what the calibration's own moments say of leaving the dense weight:
-`PRIOR |(W^ - W) C^{1/2}|^2`. It makes the fits unique with fewer tokens than dimensions and leaves the other steps as they are.
+`alpha |U x + b - z|^2 + beta |a - relu(z)|^2 + gamma |D a + c - y|^2` (eq. 20, 227); each step
+makes it least in one of them.
+All weights are one. The tokens are a sample, so each fit also counts what the calibration's own
+moments say of leaving the dense weight: `PRIOR |(W^ - W) C^{1/2}|^2`. It makes the fits unique with
+fewer tokens than dimensions and leaves the other steps as they are.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +29,10 @@ DAMPING = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A projection of rank r: `y = up (down x) + bias`. up [out, r] orthonormal; values [r]: singular values in the fit's metric."""
+    """A projection of rank r: `y = up (down x) + bias`.
+
+    up [out, r] orthonormal; values [r]: singular values in the fit's metric.
+    """
 
     up: Tensor
     down: Tensor
@@ -39,8 +45,11 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A dense projection and what calibration knows of its input. bias [out], zero where there is none. second [in, in]: the covariance
-    where the bias is free (then centred is set), the second moment otherwise."""
+    """A dense projection and what calibration knows of its input.
+
+    bias [out], zero where there is none. second [in, in]: the covariance
+    where the bias is free (then centred is set), the second moment otherwise.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -49,9 +58,11 @@ class Dense:
 
 
 def fit(dense: Dense, x: Tensor, target: Tensor, rank: int) -> Fit:
-    """The least `mean |W^ x + b^ - target|^2 + PRIOR |(W^ - W) C^{1/2}|^2` of the given rank: SVD of the effective weight (appendix H).
+    """The least `mean |W^ x + b^ - target|^2 + PRIOR |(W^ - W) C^{1/2}|^2` of the given rank: SVD
+    of the effective weight (appendix H).
 
-    x [l, in], target [l, out]. `target x^+` of the paper is the dense weight plus what the tokens add to it.
+    x [l, in], target [l, out]. `target x^+` of the paper is the dense weight plus what the tokens
+    add to it.
     """
     x_mean = x.mean(0) if dense.centred else x.new_zeros(x.shape[1])
     offset = target.mean(0) if dense.centred else dense.bias
@@ -65,17 +76,27 @@ def fit(dense: Dense, x: Tensor, target: Tensor, rank: int) -> Fit:
 
 
 def best_hidden(down: Fit, z: Tensor, y: Tensor) -> Tensor:
-    """`(gamma D^T D + beta I)^{-1} (beta relu(z) + gamma D^T (y - c))`, eq. 21, by an r x r solve. z [l, d_f], y [l, d] -> a [l, d_f]."""
+    """`(gamma D^T D + beta I)^{-1} (beta relu(z) + gamma D^T (y - c))`, eq. 21, by an r x r solve.
+
+    z [l, d_f], y [l, d] -> a [l, d_f].
+    """
     start = torch.relu(z)
     gram = down.down @ down.down.mT
-    lower = torch.linalg.cholesky(gram + BETA / GAMMA * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+    lower = torch.linalg.cholesky(
+        gram + BETA / GAMMA * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    )
     gap = (y - down.bias) @ down.up - start @ down.down.mT  # [l, r]; up is orthonormal
     return start + torch.cholesky_solve(gap.mT, lower).mT @ down.down
 
 
 def best_preactivation(linear: Tensor, a: Tensor) -> Tensor:
-    """eq. 22, entry by entry: the better of `min(z_-, 0)` and `max((alpha z_- + beta a) / (alpha + beta), 0)`, z_- = linear."""
-    negative, positive = linear.clamp_max(0), ((ALPHA * linear + BETA * a) / (ALPHA + BETA)).clamp_min(0)
+    """eq. 22, entry by entry: the better of `min(z_-, 0)` and
+    `max((alpha z_- + beta a) / (alpha + beta), 0)`, z_- = linear.
+    """
+    negative, positive = (
+        linear.clamp_max(0),
+        ((ALPHA * linear + BETA * a) / (ALPHA + BETA)).clamp_min(0),
+    )
 
     def loss(z: Tensor) -> Tensor:
         return ALPHA * (z - linear) ** 2 + BETA * (a - z.clamp_min(0)) ** 2
@@ -83,7 +104,9 @@ def best_preactivation(linear: Tensor, a: Tensor) -> Tensor:
     return torch.where(loss(negative) < loss(positive), negative, positive)
 
 
-def alternate(up: Dense, down: Dense, x: Tensor, rank: int, rounds: int = ROUNDS) -> tuple[Fit, Fit]:
+def alternate(
+    up: Dense, down: Dense, x: Tensor, rank: int, rounds: int = ROUNDS
+) -> tuple[Fit, Fit]:
     """Both projections after some rounds; after none, each is fitted to the dense activations."""
     z = x @ up.weight.mT + up.bias
     a = torch.relu(z)
@@ -98,9 +121,11 @@ def alternate(up: Dense, down: Dense, x: Tensor, rank: int, rounds: int = ROUNDS
 
 @dataclass(frozen=True, eq=False)
 class JointMLP:
-    """up and down of a ReLU MLP with one rank for both; `truncate` runs the rounds on the sample [l, d].
+    """up and down of a ReLU MLP with one rank for both; `truncate` runs the rounds on the sample
+    [l, d].
 
-    values: the loss curve before the first round, alpha and gamma times those of up and down on their own.
+    values: the loss curve before the first round, alpha and gamma times those of up and down on
+    their own.
     """
 
     values: Tensor
@@ -115,22 +140,42 @@ class JointMLP:
         if rank >= self.cost.full:
             return layer
         up, down = alternate(self.up, self.down, self.sample, rank)
-        return layer.with_matrices(up=self._stored(layer.mlp.up, self.up, up), down=self._stored(layer.mlp.down, self.down, down))
+        return layer.with_matrices(
+            up=self._stored(layer.mlp.up, self.up, up),
+            down=self._stored(layer.mlp.down, self.down, down),
+        )
 
     def _stored(self, old: Linear, dense: Dense, found: Fit) -> LowRank:
-        up, down = join(found.up.unsqueeze(0), found.down.unsqueeze(0), found.values.unsqueeze(0), self.junction)
+        up, down = join(
+            found.up.unsqueeze(0), found.down.unsqueeze(0), found.values.unsqueeze(0), self.junction
+        )
         bias = found.bias if old.bias is not None or dense.centred else None
         dtype = old.weight.dtype
         return LowRank(cast(down, dtype), cast(up, dtype), None if bias is None else bias.to(dtype))
 
 
-def joint_ud(layer: Layer, own: dict[str, StackedMatrices], seconds: dict[str, Tensor], sample: Tensor, junction: str) -> JointMLP:
-    """own: up and down solved on their own, whose curves and prices add up. seconds: the moments that their biases call for."""
+def joint_ud(
+    layer: Layer,
+    own: dict[str, StackedMatrices],
+    seconds: dict[str, Tensor],
+    sample: Tensor,
+    junction: str,
+) -> JointMLP:
+    """own: up and down solved on their own, whose curves and prices add up.
+
+    seconds: the moments that their biases call for.
+    """
     values = (ALPHA * own["up"].values ** 2 + GAMMA * own["down"].values ** 2).sqrt()
     costs = [own[name].cost for name in ("up", "down")]
     size = sum(layer.mlp.up.weight.shape)
     curve = tuple(2 * factored_size(rank, size, 0, junction) for rank in range(1, costs[0].full))
-    cost = replace(costs[0], dense=sum(c.dense for c in costs), fixed=sum(c.fixed for c in costs), per_rank=2 * size, curve=curve)
+    cost = replace(
+        costs[0],
+        dense=sum(c.dense for c in costs),
+        fixed=sum(c.fixed for c in costs),
+        per_rank=2 * size,
+        curve=curve,
+    )
     dense = {}
     for name in ("up", "down"):
         p = layer.matrices()[name]

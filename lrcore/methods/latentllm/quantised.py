@@ -1,4 +1,5 @@
-"""Quantised factors (LatentLLM appendix I.1, eq. 239-242): whatever was factored, its numbers become codes of q bits, chunk by chunk.
+"""Quantised factors (LatentLLM appendix I.1, eq. 239-242): whatever was factored, its numbers
+become codes of q bits, chunk by chunk.
 
 Round to nearest after the fact; the paper's straight-through training of the factors is not done.
 """
@@ -15,7 +16,10 @@ from ..factors import Factor
 
 @dataclass(frozen=True, eq=False)
 class QuantisedFactor:
-    """A factor whose projections store B and A as codes. Ranks, loss curve and count of numbers are those of `inner`, bytes are not."""
+    """A factor whose projections store B and A as codes.
+
+    Ranks, loss curve and count of numbers are those of `inner`, bytes are not.
+    """
 
     values: Tensor
     cost: Cost
@@ -40,4 +44,11 @@ class QuantisedFactor:
 
 
 def quantised(factor: Factor, bits: int, chunk: int) -> QuantisedFactor:
-    return QuantisedFactor(factor.values, replace(factor.cost, bits=bits, chunk=chunk), factor.heads, factor, bits, chunk)
+    return QuantisedFactor(
+        factor.values,
+        replace(factor.cost, bits=bits, chunk=chunk),
+        factor.heads,
+        factor,
+        bits,
+        chunk,
+    )

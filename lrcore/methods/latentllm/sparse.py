@@ -1,7 +1,9 @@
-"""Low rank plus sparse: `W ~ B A + D` (LatentLLM appendix I, eq. 231-237), by turns in the preconditioned metric.
+"""Low rank plus sparse: `W ~ B A + D` (LatentLLM appendix I, eq. 231-237), by turns in the
+preconditioned metric.
 
-Given D, B A is the SVD of `(W - D) P`. Given B A, D takes steps of gradient descent on `|(D + B A - W) P|^2`, each cut to its largest
-entries (hard shrinkage, which the paper found best). Both are steps down, so the loss never rises.
+Given D, B A is the SVD of `(W - D) P`. Given B A, D takes steps of gradient descent on
+`|(D + B A - W) P|^2`, each cut to its largest entries (hard shrinkage, which the paper found best).
+Both are steps down, so the loss never rises.
 """
 
 from dataclasses import dataclass, replace
@@ -23,9 +25,12 @@ STEPS = 10  # of the descent in each round
 
 @dataclass(frozen=True, eq=False)
 class LowRankPlusSparse:
-    """One matrix as `B A + D` with `entries` numbers in D; `truncate` runs the rounds. values: the loss curve of B A alone, a bound.
+    """One matrix as `B A + D` with `entries` numbers in D; `truncate` runs the rounds.
 
-    metric = P^2 [in, in] or None; mean [in] where means go into the bias. An entry costs two numbers, its value and its place.
+    values: the loss curve of B A alone, a bound.
+
+    metric = P^2 [in, in] or None; mean [in] where means go into the bias. An entry costs two
+    numbers, its value and its place.
     """
 
     values: Tensor
@@ -43,19 +48,25 @@ class LowRankPlusSparse:
         old = layer.matrices()[self.name]
         weight, dtype = old.weight.double(), old.weight.dtype
         raw_up, values, raw_down, rest = alternate(weight, self.metric, rank, self.entries)
-        up, down = join(raw_up.unsqueeze(0), raw_down.unsqueeze(0), values.unsqueeze(0), self.junction)
+        up, down = join(
+            raw_up.unsqueeze(0), raw_down.unsqueeze(0), values.unsqueeze(0), self.junction
+        )
         bias = old.bias
         if self.mean is not None:
             bias = moved_bias(old, (weight - rest) @ self.mean - raw_up @ (raw_down @ self.mean))
         index = rest.flatten().abs().topk(self.entries).indices.sort().values
         sparse = Sparse(rest.flatten()[index].to(dtype), index.int(), tuple(rest.shape))
-        return layer.with_matrices(**{self.name: LowRank(cast(down, dtype), cast(up, dtype), bias, sparse)})
+        return layer.with_matrices(
+            **{self.name: LowRank(cast(down, dtype), cast(up, dtype), bias, sparse)}
+        )
 
 
 def alternate(
     weight: Tensor, metric: Tensor | None, rank: int, entries: int, rounds: int = ROUNDS
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """U, S, `U^T (W - D)` and D [out, in] with at most `entries` entries, after some rounds; D ends a round, so one more SVD follows."""
+    """U, S, `U^T (W - D)` and D [out, in] with at most `entries` entries, after some rounds; D
+    ends a round, so one more SVD follows.
+    """
     rest = torch.zeros_like(weight)
     for _ in range(rounds):
         up, _, down = whitened_svd(weight - rest, metric)
@@ -67,7 +78,8 @@ def alternate(
 def shrink(rest: Tensor, target: Tensor, metric: Tensor | None, entries: int) -> Tensor:
     """Steps down on `|(D - target) P|^2` from D = rest, each keeping the largest entries. [out, in]
 
-    In columns scaled to a metric with ones on its diagonal: what is large is then measured in the loss, and steps are longer.
+    In columns scaled to a metric with ones on its diagonal: what is large is then measured in the
+    loss, and steps are longer.
     """
     if metric is None:
         return _largest(target, entries)
@@ -88,7 +100,9 @@ def _largest(m: Tensor, entries: int) -> Tensor:
     return torch.zeros_like(flat).index_copy(0, kept, flat[kept]).view_as(m)
 
 
-def plus_sparse(layer: Layer, own: StackedMatrices, metric: Tensor | None, share: float) -> LowRankPlusSparse:
+def plus_sparse(
+    layer: Layer, own: StackedMatrices, metric: Tensor | None, share: float
+) -> LowRankPlusSparse:
     """A matrix solved on its own, with a sparse term of a share of its entries beside it."""
     name = own.names[0]
     entries = max(1, round(share * layer.matrices()[name].weight.numel()))
