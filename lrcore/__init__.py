@@ -12,13 +12,13 @@ from .checkpoints.checkpoint import load, save
 from .checkpoints.export import export, push
 from .checkpoints.stock import StockFit, stock_fit
 from .compression.bounds import bounds
-from .compression.compress import allocate, compress, measured, prepare
+from .compression.compress import allocate, compress, measure_evidence, prepare
+from .compression.evidence.probes import probe
 from .compression.factorise import Factorisation, factorise
-from .compression.healing import Healing, heal
-from .compression.probing import probe
+from .compression.healing.healing import Healing, heal
 from .compression.quantise import quantise
-from .compression.shorten import drop_layers, shorten
-from .compression.slicing import slice_hidden, sliced_size
+from .compression.shortening.shorten import drop_layers, shorten
+from .compression.slicing.slicing import slice_hidden, sliced_size
 from .data import BUILTIN
 from .errors import Cancelled, InputError
 from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
@@ -27,7 +27,7 @@ from .evaluation.contributions import Contributions, contributions
 from .evaluation.cost import ModelCost, Speed, measure_cost, measure_speed
 from .evaluation.evaluate import Evaluation, evaluate, token_losses
 from .evaluation.local_errors import LocalErrors, local_errors
-from .evaluation.protocols import PROTOCOLS, Asked
+from .evaluation.protocols import PROTOCOLS, EvaluationSettings
 from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 from .generate import generate, stream
 from .methods import METHODS
@@ -67,7 +67,7 @@ __all__ = [
     "LM_EVAL_TASKS",
     "PROTOCOLS",
     "Analysis",
-    "Asked",
+    "EvaluationSettings",
     "Calibration",
     "Cancelled",
     "Comparison",
@@ -112,7 +112,7 @@ __all__ = [
     "local_errors",
     "measure_cost",
     "measure_speed",
-    "measured",
+    "measure_evidence",
     "methods",
     "model_card",
     "policies",

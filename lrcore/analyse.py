@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .calibration.calibrate import Calibration, Progress, silent
+from .calibration.calibrate import Calibration
 from .errors import InputError, unknown
 from .layer import MLP, Layer, heads, output_heads
 from .linalg import column_squares, eigh_descending, roots, symmetric, whitened_svd
 from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
 from .methods.grams import head_gram, output_gram
-from .methods.svd_llm import TAPS
 from .models.architectures import decoder_layers
 from .models.layers import read_layer
 from .models.load import LoadedModel
+from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
-from .statistics import Moments
+from .statistics import TAPS, Moments
 from .tables import frame
 
 if TYPE_CHECKING:

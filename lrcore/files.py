@@ -3,6 +3,8 @@ renamed.
 """
 
 import atexit
+import hashlib
+import json
 import os
 import shutil
 import uuid
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -23,6 +26,14 @@ WAITING = "waiting"
 def cache_folder() -> Path:
     """Where calibrations are kept, and what waits on disk: $LRCORE_CACHE, else ~/.cache/lrcore."""
     return Path(os.environ.get("LRCORE_CACHE") or Path.home() / ".cache" / "lrcore")
+
+
+def cache_key(*parts: Any) -> str:
+    """A name for what depends on all of `parts`: 24 hexadecimal digits of the sha256 of their JSON.
+
+    parts: JSON-able; of mappings, give sorted items.
+    """
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 @contextmanager

@@ -30,7 +30,16 @@ Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
 PARTS = ("block", "attention", "mlp")  # what an influence is measured of
-
+# the tap at the input of every matrix
+TAPS = {
+    "q": "attn_in",
+    "k": "attn_in",
+    "v": "attn_in",
+    "o": "attn_out",
+    "gate": "mlp_in",
+    "up": "mlp_in",
+    "down": "mlp_hidden",
+}
 
 # rows of activations, or of a second moment, that are worked on at once: each block is made float64
 BLOCK = 256

@@ -45,7 +45,7 @@ class Temporary:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor that waits in a file; dtype is the one that it is read as.
 
     owner, where there is one, keeps a temporary file from going.
@@ -74,7 +74,7 @@ class Stored:
             return opened.get_tensor(self.name).to(device, self.dtype, copy=True)
 
 
-def as_dtype(tensors: Mapping[str, Stored], dtype: torch.dtype) -> dict[str, Stored]:
+def as_dtype(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, StoredTensor]:
     """The same, to be read in another floating-point type; whole numbers stay as they are."""
     return {
         name: replace(s, dtype=dtype) if s.dtype.is_floating_point else s
@@ -82,23 +82,23 @@ def as_dtype(tensors: Mapping[str, Stored], dtype: torch.dtype) -> dict[str, Sto
     }
 
 
-def stored_tensors(file: Path, owner: Temporary | None = None) -> dict[str, Stored]:
+def stored_tensors(file: Path, owner: Temporary | None = None) -> dict[str, StoredTensor]:
     """What a safetensors file holds, by name."""
     with safe_open(file, "pt") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
         return {
-            name: Stored(file, name, tuple(s.get_shape()), DTYPES[s.get_dtype()], owner)
+            name: StoredTensor(file, name, tuple(s.get_shape()), DTYPES[s.get_dtype()], owner)
             for name, s in slices.items()
         }
 
 
-def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
+def stored_in(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """What several safetensors files hold together, by name."""
     return {name: place for file in files for name, place in stored_tensors(file).items()}
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor | Stored], metadata: Mapping[str, str]
+    path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str]
 ) -> None:
     """A safetensors file, tensor after tensor: beside what is in memory already, one at a time
     is.
@@ -119,7 +119,9 @@ def write_tensors(
     with path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            tensor = tensors[name].map() if isinstance(tensors[name], Stored) else tensors[name]
+            tensor = (
+                tensors[name].map() if isinstance(tensors[name], StoredTensor) else tensors[name]
+            )
             opened.write(
                 tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
             )
@@ -129,7 +131,7 @@ def write_tensors(
 class _Waiting:
     """A tensor of a value on disk; order: its dimensions as they lie in memory, outermost first."""
 
-    stored: Stored
+    stored: StoredTensor
     order: tuple[int, ...]
 
 
@@ -156,7 +158,8 @@ class OnDisk(Sequence):
                 name = str(len(tensors))
                 tensors[name] = tensor.permute(order)
                 waiting[key] = _Waiting(
-                    Stored(file.path, name, tuple(tensors[name].shape), tensor.dtype, file), order
+                    StoredTensor(file.path, name, tuple(tensors[name].shape), tensor.dtype, file),
+                    order,
                 )
             return waiting[key]
 

@@ -18,7 +18,7 @@ from lrcore.forms import (
     tensors_of,
 )
 from lrcore.layer import Linear, LowRank
-from lrcore.models.projections import describe, projection_modules, read_projection, rebuild
+from lrcore.modules.projections import describe, projection_modules, read_projection, rebuild
 
 
 def randn(*shape: int) -> Tensor:

@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = {
     "errors": 0,
+    "progress": 0,
+    "modules": 1,
     "files": 0,
     "linalg": 0,
     "forms": 0,

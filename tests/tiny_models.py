@@ -4,6 +4,7 @@ the family apart.
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -119,3 +120,7 @@ def family_folder(family: str, tokenizer_of: Path, folder: Path) -> Path:
 def copy_tokenizer(source: Path, folder: Path) -> None:
     for file in source.glob("*token*"):
         (folder / file.name).write_bytes(file.read_bytes())
+
+
+# every family of the table, for a test that is run with each
+FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

@@ -105,7 +105,7 @@ class Session:
                     recipe.options,
                 )
             plain = self.factors(recipe.with_(policy=lrcore.Recipe().policy), progress)
-            return lrcore.measured(self.dense(recipe), plain, recipe, progress=progress)
+            return lrcore.measure_evidence(self.dense(recipe), plain, recipe, progress=progress)
 
         return self.shelf.get("factors", factor_key(recipe), make)
 

@@ -27,7 +27,7 @@ MEASURED = ("perplexity", "nll", "bits_per_byte", "nonfinite", "kl", "top1", "pr
 
 def sweep_of(spec: dict[str, Any]) -> lrcore.Sweep:
     """The sweep of a job's spec; what it does not name is the recipe's own."""
-    asked = tuple(lrcore.Asked(**settings) for settings in measurements(spec))
+    asked = tuple(lrcore.EvaluationSettings(**settings) for settings in measurements(spec))
     return lrcore.Sweep(
         lrcore.Recipe.from_dict(spec["recipe"]),
         spec["methods"],

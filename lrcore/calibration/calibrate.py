@@ -2,9 +2,6 @@
 disk under a key of all it depends on.
 """
 
-import hashlib
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,23 +11,19 @@ from torch import Tensor
 
 from .. import data
 from ..errors import InputError
-from ..files import cache_folder, draft_of
+from ..files import cache_folder, cache_key, draft_of
 from ..methods import METHODS
 from ..models.architectures import decoder_layers
 from ..models.layers import clone
 from ..models.load import LoadedModel
-from ..models.sliced import has_residual_matrices
 from ..models.stream import LayerStream
+from ..modules.sliced import has_residual_matrices
+from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
 from ..tensor_files import write_tensors
 
-Progress = Callable[[str, int, int], None]
 FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """The progress callback that says nothing."""
 
 
 def all_needs() -> frozenset[Need]:
@@ -132,8 +125,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         )
     windows = make_calibration_windows(model, recipe)
     needs = all_needs()
-    parts = [FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs)]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    key = cache_key(FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs))
     folder = cache_folder() / "moments" / key
     layers = len(decoder_layers(model.network))
     protocol = windows.protocol | {
@@ -159,8 +151,7 @@ def also(
     """
     if not needs:
         return calibration
-    key = hashlib.sha256(json.dumps([calibration.key, sorted(needs)]).encode()).hexdigest()[:24]
-    folder = cache_folder() / "moments" / key
+    folder = cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
     _collect(model, calibration.tokens, needs, folder, progress or silent)
     return replace(calibration, extra=folder)
 

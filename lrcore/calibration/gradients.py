@@ -10,8 +10,6 @@ calibration windows. Float64, and kept on disk.
 """
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -20,16 +18,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..errors import InputError
-from ..files import cache_folder
+from ..files import cache_folder, cache_key
 from ..layer import Layer, Linear
 from ..linalg import column_squares
 from ..methods import matrices_of
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
+from ..progress import Progress, silent
 from ..spectra import Slot
 from ..statistics import Moments, Need
-from .calibrate import Calibration, Progress, layer_file, read_moments, silent, write_moments
+from .calibrate import Calibration, layer_file, read_moments, write_moments
 
 WINDOWS = 64
 FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
@@ -61,10 +60,7 @@ def with_gradients(
             "Start from the dense one."
         )
     tokens = calibration.tokens[:WINDOWS]
-    key = hashlib.sha256(json.dumps([FORMAT, calibration.key, len(tokens)]).encode()).hexdigest()[
-        :24
-    ]
-    folder = cache_folder() / "gradients" / key
+    folder = cache_folder() / "gradients" / cache_key(FORMAT, calibration.key, len(tokens))
     if not all(layer_file(folder, layer).is_file() for layer in range(total)):
         for layer, moments in enumerate(collect(model.network, tokens, progress or silent)):
             write_moments(moments, layer_file(folder, layer))

@@ -8,8 +8,7 @@ import torch
 
 from ..files import write_text
 from ..layer import Layer
-from ..methods.svd_llm import TAPS
-from ..statistics import BLOCK, Moments
+from ..statistics import BLOCK, TAPS, Moments
 
 THRESHOLDS = 20
 FILE = "outliers.json"  # beside the moments of a calibration: no method has a part in the counts

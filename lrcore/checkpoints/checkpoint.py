@@ -26,8 +26,6 @@ from transformers.initialization import no_init_weights
 
 from ..errors import InputError
 from ..files import WAITING, beside, cache_folder, exchange
-from ..models.install import install
-from ..models.layers import structure, untied
 from ..models.load import (
     LoadedModel,
     checked,
@@ -41,9 +39,11 @@ from ..models.load import (
     settle,
 )
 from ..models.offload import free_at_once
+from ..models.structure import structure, untied
 from ..models.waiting import wait_on_disk
 from ..models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
-from ..tensor_files import Stored, as_dtype, stored_in, write_tensors
+from ..modules.install import install
+from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
 
 FORMAT = 2
@@ -206,7 +206,7 @@ def _wait(
     tied: dict[str, str],
     dtype: torch.dtype | None,
     device: torch.device,
-) -> dict[str, Stored]:
+) -> dict[str, StoredTensor]:
     """Leave the layers of an empty network on disk, and say where.
 
     Raises ValueError where the files hold other tensors than it has.
@@ -275,7 +275,9 @@ def write_companions(model: LoadedModel, folder: Path) -> None:
             shutil.copyfile(model.folder / name, folder / name)
 
 
-def write_weights(state: dict[str, Tensor | Stored], folder: Path, shard: str = SHARD) -> None:
+def write_weights(
+    state: dict[str, Tensor | StoredTensor], folder: Path, shard: str = SHARD
+) -> None:
     """Tensors by name as safetensors: one file, or shards of at most `shard` with an index.
 
     Those on disk are read one at a time.

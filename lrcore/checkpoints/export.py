@@ -12,10 +12,10 @@ from typing import Any
 
 from ..errors import InputError
 from ..models.load import LoadedModel, auto_class
-from ..models.portable import modeling_source
 from ..models.weights import MARK, read_json
 from .card import model_card
 from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
+from .portable import modeling_source
 from .stock import write_stock
 
 MODELING = "modeling_lowrank"

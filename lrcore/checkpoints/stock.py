@@ -24,7 +24,8 @@ from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import read_layer
 from ..models.load import LoadedModel, auto_class, quiet
 from ..models.offload import stored_of
-from ..models.sliced import StreamNorm, has_residual_matrices, turned_modules
+from ..models.structure import turned_modules
+from ..modules.sliced import StreamNorm, has_residual_matrices
 from ..plan import RankPlan
 from ..spectra import Slot
 from .checkpoint import SHARD, write_companions, write_weights

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..compression.healing import Healing
+from ..compression.healing.healing import Healing
 from .console import progress, show
 from .measuring import AsJson, Device, Dtype
 

@@ -91,7 +91,7 @@ def evaluate(
     """
     import lrcore
 
-    asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
+    asked = lrcore.EvaluationSettings(data, samples, seq_len, sampling, seed, protocol, stride)
     tracker = lrcore.Tracker(trackio) if trackio else None
     loaded = lrcore.load(model, revision, dtype, device, bool(offload))
     found = lrcore.evaluate(loaded, asked, batch=batch, progress=progress).to_dict()
@@ -141,7 +141,7 @@ def compare(
 
     from ..evaluation import side_by_side
 
-    asked = lrcore.Asked(data, samples, seq_len, sampling, seed, protocol, stride)
+    asked = lrcore.EvaluationSettings(data, samples, seq_len, sampling, seed, protocol, stride)
     loaded = [lrcore.load(name, None, dtype, device) for name in models]
     found = side_by_side.side_by_side(loaded, asked, speed, local, progress)
     if html is not None:

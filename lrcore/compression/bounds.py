@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ..calibration.calibrate import Progress, silent
 from ..errors import InputError
 from ..methods.bounds import BOUNDS, NEEDS
 from ..models.layers import clone, read_layer
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
 from ..plan import RankPlan
+from ..progress import Progress, silent
 from .factorise import Factorisation
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..allocation import plan_ranks
 from ..budget import make_budget
-from ..calibration.calibrate import Progress, calibrate, silent
+from ..calibration.calibrate import calibrate
 from ..calibration.gradients import fisher_information
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
@@ -22,12 +22,13 @@ from ..models.load import LoadedModel
 from ..models.stream import LayerStream
 from ..plan import RankPlan
 from ..policies import find_policy
+from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
+from .evidence.probes import probe
+from .evidence.search import search, search_key
 from .factorise import Factorisation, factorise, truncate_layer
-from .probing import probe
 from .refit import refit_layer
-from .searching import search, search_key
 
 
 def prepare(
@@ -50,10 +51,10 @@ def prepare(
     with _timed(seconds, "factorise"):
         factors = factorise(model, calibration, recipe.method, progress, recipe.options)
     with _timed(seconds, "measure"):
-        return measured(model, factors, recipe, progress)
+        return measure_evidence(model, factors, recipe, progress)
 
 
-def measured(
+def measure_evidence(
     model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
 ) -> Factorisation:
     """The factorisation with what the recipe's policy measures on the model, where it is not there
@@ -183,7 +184,7 @@ def compress(
         factors = prepare(model, recipe, progress, seconds)
     elif plan is None:
         with _timed(seconds, "measure"):
-            factors = measured(model, factors, recipe, progress)
+            factors = measure_evidence(model, factors, recipe, progress)
     with _timed(seconds, "allocate"):
         plan = plan or allocate(factors, recipe)
     with _timed(seconds, "compress"):

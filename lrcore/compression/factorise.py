@@ -7,16 +7,18 @@ from typing import Any
 from torch import nn
 
 from ..budget import Influence
-from ..calibration.calibrate import Calibration, Progress, also, silent
+from ..calibration.calibrate import Calibration, also
 from ..calibration.gradients import with_gradients
 from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
 from ..errors import InputError
 from ..files import WAITING, cache_folder
 from ..methods import Factors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
-from ..models.layers import measure, read_layer, write_layer
+from ..models.layers import read_layer, write_layer
 from ..models.load import LoadedModel
+from ..models.structure import measure
 from ..plan import Shape
+from ..progress import Progress, silent
 from ..spectra import Slot, Spectrum
 from ..tensor_files import OnDisk
 

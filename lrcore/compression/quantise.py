@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calibration.calibrate import Progress, silent
 from ..errors import InputError
 from ..forms import Matrix, tensors_of
 from ..forms import quantise as codes_of
@@ -16,6 +15,7 @@ from ..layer import Layer, LowRank, Projection, Stored
 from ..models.architectures import decoder_layers
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
+from ..progress import Progress, silent
 from .derived import derived
 
 BITS = (8, 4)

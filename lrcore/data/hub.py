@@ -43,7 +43,7 @@ def _parts(data: str, role: str) -> tuple[str, str | None, str]:
 def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
     """Commit and stored bytes.
 
-    Asked first because its failures are exact and quick, where `datasets` retries for half a
+    EvaluationSettings first because its failures are exact and quick, where `datasets` retries for half a
     minute.
     """
     from huggingface_hub import HfApi, errors

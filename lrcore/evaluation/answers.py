@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..calibration.calibrate import Progress, silent
 from ..data import load_texts
 from ..errors import InputError
 from ..generate import stream
 from ..models.load import LoadedModel
+from ..progress import Progress, silent
 
 
 def read_prompts(path: str | Path) -> list[str]:

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
-from .evaluate import _ROWS, Evaluation, Progress, batches, groups, summarise
-from .protocols import Asked, make_passages
+from ..progress import Progress
+from .evaluate import _ROWS, Evaluation, batches, groups, summarise
+from .protocols import EvaluationSettings, make_passages
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Comparison:
 def compare(
     dense: LoadedModel,
     small: LoadedModel,
-    data: str | Asked,
+    data: str | EvaluationSettings,
     *,
     batch: int = 8,
     progress: Progress | None = None,
@@ -64,7 +65,7 @@ def compare(
     the same tokens.
     """
     began = time.perf_counter()
-    passages = make_passages(dense, Asked.of(data, settings))
+    passages = make_passages(dense, EvaluationSettings.of(data, settings))
     check_tokens(dense, small, passages.rows)
     parts, done = [], 0
     for tokens, scored in groups(passages.rows):

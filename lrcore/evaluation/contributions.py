@@ -6,16 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..calibration.calibrate import Progress, silent
 from ..errors import InputError
 from ..layer import Layer
 from ..models.architectures import decoder_layers, text_config
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
-from ..models.sliced import turned_modules
+from ..models.structure import turned_modules
+from ..progress import Progress, silent
 from .compare import check_tokens
 from .evaluate import row_losses, summarise
-from .protocols import Asked, make_passages
+from .protocols import EvaluationSettings, make_passages
 
 PARTS = (("qk",), ("ov",), ("mlp",), ("qk", "ov"), ("qk", "ov", "mlp"))
 
@@ -50,7 +50,7 @@ def contributions(
     Raises InputError where the two are not one model, dense and compressed.
     """
     progress, total = progress or silent, len(PARTS) + 1
-    passages = make_passages(dense, Asked(data, samples, seq_len, protocol=protocol))
+    passages = make_passages(dense, EvaluationSettings(data, samples, seq_len, protocol=protocol))
     check_tokens(dense, small, passages.rows)
     check_same(dense, small)
     measured = []

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..calibration.calibrate import Progress, silent
 from ..errors import InputError
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
-from ..models.sliced import residual_parameters
 from ..models.weights import fingerprint, weight_files
+from ..modules.sliced import residual_parameters
+from ..progress import Progress, silent
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ model's logits and summed in float64.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ from ..errors import InputError
 from ..generate import Decoder
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
-from .protocols import Asked, Passages, Row, make_passages
-
-Progress = Callable[[str, int, int], None]
+from ..progress import Progress
+from .protocols import EvaluationSettings, Passages, Row, make_passages
 
 _LOGIT_BYTES = (
     2**29
@@ -65,7 +64,7 @@ class Evaluation:
 
 def evaluate(
     model: LoadedModel,
-    data: str | Asked,
+    data: str | EvaluationSettings,
     *,
     batch: int = 8,
     progress: Progress | None = None,
@@ -74,13 +73,13 @@ def evaluate(
     """Perplexity of `model` on the test split of `data` by a named protocol (see
     `lrcore.protocols`).
 
-    settings: the other fields of `Asked`, which may also be given whole as `data`: samples,
+    settings: the other fields of `EvaluationSettings`, which may also be given whole as `data`: samples,
     seq_len, sampling, seed, protocol, stride. batch: the most windows per forward pass. Raises
     InputError where the data set cannot be read, is too short, or seq_len exceeds the model's
     context.
     """
     began = time.perf_counter()
-    passages = make_passages(model, Asked.of(data, settings))
+    passages = make_passages(model, EvaluationSettings.of(data, settings))
     losses = [found.double() for _, found in row_losses(model, passages.rows, batch, progress)]
     return summarise(model, passages, losses, time.perf_counter() - began)
 

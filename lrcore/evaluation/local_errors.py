@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..calibration.calibrate import Progress, silent
 from ..models.architectures import Architecture, architecture_of, decoder_layers
 from ..models.layers import clone, projection_paths
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
+from ..progress import Progress, silent
 from ..tables import frame
 from .compare import check_tokens
 from .contributions import check_same, mixed
-from .protocols import Asked, make_passages
+from .protocols import EvaluationSettings, make_passages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ def local_errors(
     or differ in their layers.
     """
     progress = progress or silent
-    passages = make_passages(dense, Asked(data, samples, seq_len))
+    passages = make_passages(dense, EvaluationSettings(data, samples, seq_len))
     check_tokens(dense, small, passages.rows)
     check_same(dense, small)
     tokens = torch.stack([row for row, _ in passages.rows])

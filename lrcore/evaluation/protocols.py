@@ -94,7 +94,7 @@ class Passages:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationSettings:
     """The settings of one evaluation, before they meet a protocol.
 
     data: a data set, by name or file. samples: the most windows (documents, for a protocol on
@@ -111,9 +111,11 @@ class Asked:
     stride: int | None = None
 
     @classmethod
-    def of(cls, data: "str | Asked", settings: Mapping[str, Any]) -> "Asked":
+    def of(
+        cls, data: "str | EvaluationSettings", settings: Mapping[str, Any]
+    ) -> "EvaluationSettings":
         """A data set and the other settings by name; or what is all of that already."""
-        return data if isinstance(data, Asked) else cls(data, **settings)
+        return data if isinstance(data, EvaluationSettings) else cls(data, **settings)
 
 
 def find_protocol(name: str) -> Protocol:
@@ -123,7 +125,7 @@ def find_protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-def make_passages(model: LoadedModel, asked: Asked) -> Passages:
+def make_passages(model: LoadedModel, asked: EvaluationSettings) -> Passages:
     """The rows that a protocol scores.
 
     Raises InputError for settings that the protocol does not have, and for too little text.
@@ -149,7 +151,9 @@ def make_passages(model: LoadedModel, asked: Asked) -> Passages:
     return _CUTS[row.kind](model, load_texts(asked.data, role="test"), asked, row)
 
 
-def _windows(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> Passages:
+def _windows(
+    model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol
+) -> Passages:
     length = asked.seq_len or min(DEFAULT_LENGTH, model.context or DEFAULT_LENGTH)
     model.check_length(length)
     windows = make_windows(
@@ -161,7 +165,7 @@ def _windows(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> P
     )
 
 
-def _blocks(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> Passages:
+def _blocks(model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol) -> Passages:
     texts = Texts(texts.documents[: row.documents], texts.source, row.join)
     text = tokenise(texts.joined(), model.tokenizer, special_tokens=True)
     length = min(row.seq_len, model.context or row.seq_len)
@@ -179,7 +183,9 @@ def _blocks(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> Pa
     )
 
 
-def _strided(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> Passages:
+def _strided(
+    model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol
+) -> Passages:
     length = asked.seq_len or min(DEFAULT_LENGTH, model.context or DEFAULT_LENGTH)
     model.check_length(length)
     stride = asked.stride or max(1, length // 2)
@@ -212,7 +218,9 @@ def stride_spans(tokens: int, length: int, stride: int) -> Iterator[tuple[int, i
         first, reached = first + stride, last
 
 
-def _documents(model: LoadedModel, texts: Texts, asked: Asked, row: Protocol) -> Passages:
+def _documents(
+    model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol
+) -> Passages:
     length = asked.seq_len or model.context
     if length is None:
         raise InputError(
@@ -274,7 +282,7 @@ def _described(
     model: LoadedModel,
     texts: Texts,
     text: Tokenised | None,
-    asked: Asked,
+    asked: EvaluationSettings,
     row: Protocol,
     length: int,
     rows: list[Row],

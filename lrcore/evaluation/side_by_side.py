@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..calibration.calibrate import Progress
 from ..errors import InputError
 from ..models.load import LoadedModel
+from ..progress import Progress
 from . import report
 from .compare import compare
 from .contributions import contributions
 from .cost import measure_cost, measure_speed
 from .local_errors import local_errors
-from .protocols import Asked
+from .protocols import EvaluationSettings
 
 AXES = {
     "parameters": "parameters",
@@ -24,7 +24,7 @@ MOST = 6
 
 def side_by_side(
     models: Sequence[LoadedModel],
-    asked: Asked,
+    asked: EvaluationSettings,
     speed: bool = False,
     local: bool = False,
     progress: Progress | None = None,
@@ -76,7 +76,7 @@ def _row(
 
 
 def _details(
-    dense: LoadedModel, small: LoadedModel, asked: Asked, progress: Progress | None
+    dense: LoadedModel, small: LoadedModel, asked: EvaluationSettings, progress: Progress | None
 ) -> dict[str, Any]:
     errors = local_errors(
         dense, small, asked.data, min(asked.samples or 8, 8), asked.seq_len, progress

@@ -20,7 +20,8 @@ import yaml
 from ..data import stories_probes
 from ..errors import InputError, unknown
 from ..models.load import LoadedModel
-from .evaluate import Progress, window_losses
+from ..progress import Progress
+from .evaluate import window_losses
 from .protocols import prefix_token
 
 BUILTIN_TASKS = ("stories",)

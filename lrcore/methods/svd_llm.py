@@ -9,19 +9,10 @@ Weight update after truncation (its second part) is the sequential calibration.
 
 from ..layer import Layer
 from ..linalg import whitened_svd
-from ..statistics import Moments
+from ..statistics import TAPS, Moments
 from .factors import Factors
 from .svd import factored
 
-TAPS = {
-    "q": "attn_in",
-    "k": "attn_in",
-    "v": "attn_in",
-    "o": "attn_out",
-    "gate": "mlp_in",
-    "up": "mlp_in",
-    "down": "mlp_hidden",
-}
 NEEDS = frozenset((tap, "second") for tap in TAPS.values())
 
 

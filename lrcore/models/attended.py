@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..modules.compressed import CompressedAttention
 from .architectures import architecture_of
-from .modules import CompressedAttention
 from .native import head_sizes, rows_of
 
 WIDEST = 4096  # numbers per token: their second moment takes 134 MB per layer

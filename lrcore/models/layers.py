@@ -7,7 +7,7 @@ module whose values have not changed stays as it is.
 """
 
 import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import MLP, Attention, Layer, LowRank, Projection, RotaryChannel
-from ..tensor_files import Stored
+from ..modules.compressed import SIZES, CompressedAttention, CompressedMLP
+from ..modules.install import attention_module
+from ..modules.projections import LowRankLinear, StoredLinear, projection_modules, read_projection
 from .architectures import Architecture, architecture_of, decoder_layers, text_config
-from .install import attention_module, describe_module
-from .modules import SIZES, CompressedAttention, CompressedMLP
 from .native import gate_rows, head_sizes, linear_of, rows_of
-from .offload import present, stored_of
-from .projections import LowRankLinear, StoredLinear, describe, projection_modules, read_projection
-from .sliced import SlicedLayer, residual_parameters, turned_modules
+from .offload import present
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
@@ -32,12 +30,12 @@ def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
     paths = row.paths()
     if isinstance(layer.get_submodule(row.attention), CompressedAttention):
         paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
-    if isinstance(_module(layer, row.mlp), CompressedMLP):
+    if isinstance(module_at(layer, row.mlp), CompressedMLP):
         paths |= {name: f"{row.mlp}.{name}_proj" for name in ("gate", "up", "down")}
-    return {name: path for name, path in paths.items() if _module(layer, path) is not None}
+    return {name: path for name, path in paths.items() if module_at(layer, path) is not None}
 
 
-def _module(layer: nn.Module, path: str) -> nn.Module | None:
+def module_at(layer: nn.Module, path: str) -> nn.Module | None:
     try:
         return layer.get_submodule(path)
     except AttributeError:
@@ -255,104 +253,3 @@ def clone(network: nn.Module) -> nn.Module:
     """
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, memo=shared)
-
-
-def untied(network: nn.Module) -> tuple[dict[str, Tensor | Stored], dict[str, str]]:
-    """The tensors by name, each once and on disk where it waits there, and for every further
-    name the first one of the same tensor.
-    """
-    state = network.state_dict() | stored_of(network)
-    first: dict[Any, str] = {}
-    unique, tied = {}, {}
-    for name, tensor in state.items():
-        key = (
-            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if isinstance(tensor, Tensor)
-            else tensor
-        )
-        same = first.setdefault(key, name)
-        if same == name:
-            unique[name] = tensor
-        else:
-            tied[name] = same
-    return unique, tied
-
-
-def structure(network: nn.Module) -> dict[str, Any]:
-    """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no
-    tensors.
-    """
-    row, described = architecture_of(network), {}
-    for index, layer in enumerate(decoder_layers(network)):
-        sliced = isinstance(layer, SlicedLayer)
-        own = {
-            path: _module(layer, path)
-            for path in (row.attention, row.mlp, *(row.block_norms if sliced else ()))
-        }
-        own |= {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
-        own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip") if sliced}
-        described[f"{row.layers}.{index}"] = (
-            {"parts": layer.parts} if sliced else {}
-        ) | _described(own)
-    outside = turned_modules(network)
-    return described | ({"": _described(outside)} if outside else {})
-
-
-def _described(own: dict[str, nn.Module | None]) -> dict[str, Any]:
-    modules = {path: describe_module(module) for path, module in own.items()}
-    projections = {
-        path: module
-        for path, module in own.items()
-        if isinstance(module, nn.Linear | LowRankLinear | StoredLinear)
-    }
-    return {
-        "modules": {path: entry for path, entry in modules.items() if entry is not None},
-        "projections": describe(projections),
-    }
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """Counted from the loaded modules.
-
-    Parameters are numbers, tied ones counted once; kv_values are cached numbers per token.
-    decoder_linear: those of the projections, and of the matrices that slicing puts into the
-    residual path.
-
-    stored: bytes of all tensors that a checkpoint holds, with orders, codes and indices as they
-    are.
-    """
-
-    parameters: int
-    decoder_linear: int
-    kv_values: int
-    bytes_per_value: int
-    stored: int
-
-    @property
-    def megabytes(self) -> float:
-        return self.stored / 1e6
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.kv_values * self.bytes_per_value
-
-
-def measure(network: nn.Module) -> ModelSize:
-    """The size of a network as it stands, compressed or not."""
-    kv = decoder_linear = 0
-    for index in range(len(decoder_layers(network))):
-        layer = read_layer(network, index)
-        kv += layer.attention.kv_values
-        decoder_linear += layer.parameters + residual_parameters(decoder_layers(network)[index])
-    parameters = sum(p.numel() for p in network.parameters())
-    parameters += sum(
-        module.uncounted for module in network.modules() if isinstance(module, StoredLinear)
-    )
-    return ModelSize(
-        parameters,
-        decoder_linear,
-        kv,
-        network.dtype.itemsize,
-        sum(each.nbytes for each in untied(network)[0].values()),
-    )

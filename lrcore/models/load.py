@@ -24,11 +24,11 @@ from transformers.utils import logging
 
 from ..errors import InputError, unknown
 from ..files import WAITING, cache_folder
-from ..tensor_files import Stored, as_dtype, stored_in
+from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .hub import DEMO_MODELS, locate
-from .layers import ModelSize, measure
 from .offload import free_at_once, stored_of
+from .structure import ModelSize, measure
 from .waiting import wait_on_disk
 from .weights import check_finite, fingerprint, read_json, weight_files
 
@@ -257,7 +257,7 @@ def _offloaded_network(
 
 
 def checked(
-    network: PreTrainedModel, stored: Mapping[str, Stored], folder: Path
+    network: PreTrainedModel, stored: Mapping[str, StoredTensor], folder: Path
 ) -> PreTrainedModel:
     """An offloaded network whose numbers have all been looked at once, one tensor at a time;
     frozen and in eval mode.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..tensor_files import Stored, Temporary, stored_tensors, write_tensors
+from ..tensor_files import StoredTensor, Temporary, stored_tensors, write_tensors
 
 M_MMAP_THRESHOLD = -3  # as malloc.h names it
 PLACE = "offloaded"  # the attribute of a layer that holds its Offloaded
@@ -26,7 +26,9 @@ PLACE = "offloaded"  # the attribute of a layer that holds its Offloaded
 class Offloaded:
     """Where the tensors of one layer are, by name, and whether they are in memory now."""
 
-    def __init__(self, tensors: Mapping[str, Stored], folder: Path, device: torch.device) -> None:
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], folder: Path, device: torch.device
+    ) -> None:
         self.tensors, self.folder, self.device = dict(tensors), folder, device
         self._holds, self._brought, self._lock = 0, {}, RLock()
 
@@ -38,7 +40,7 @@ class Offloaded:
         """Bring the tensors, unless somebody holds them already."""
         with self._lock:
             if not self._holds:
-                read: dict[Stored, Tensor] = {}
+                read: dict[StoredTensor, Tensor] = {}
                 for name, stored in self.tensors.items():
                     read[stored] = put_tensor(
                         layer, name, read[stored] if stored in read else stored.read(self.device)
@@ -66,7 +68,7 @@ class Offloaded:
             empty_out(layer)
             self._brought = {}
 
-    def _write(self, new: Mapping[str, Tensor]) -> dict[str, Stored]:
+    def _write(self, new: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
         if not new:
             return {}
         file, first = Temporary(self.folder), {}
@@ -135,7 +137,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return module.state_dict(keep_vars=True)
 
 
-def stored_of(network: nn.Module) -> dict[str, Stored]:
+def stored_of(network: nn.Module) -> dict[str, StoredTensor]:
     """Where the tensors of all offloaded layers are, by their names in the network; empty where
     none is offloaded.
     """

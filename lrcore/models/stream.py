@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..modules.compressed import CompressedAttention, whole_head
 from ..statistics import Accumulator, Moments, Need
 from .architectures import Architecture, architecture_of, decoder_layers
 from .attended import attended_values
 from .layers import projection_paths
-from .modules import CompressedAttention, whole_head
 from .native import head_sizes, rows_of, take
 from .offload import present
 

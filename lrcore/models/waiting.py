@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..tensor_files import Stored
+from ..tensor_files import StoredTensor
 from .architectures import architecture_of, decoder_layers
 from .offload import Offloaded, named_tensors, offload, put_tensor
 
 
 def wait_on_disk(
-    network: nn.Module, stored: Mapping[str, Stored], device: torch.device, folder: Path
+    network: nn.Module, stored: Mapping[str, StoredTensor], device: torch.device, folder: Path
 ) -> dict[str, Any]:
     """Give every tensor of the network its place in the files; layers are not read.
 
@@ -39,8 +39,8 @@ def wait_on_disk(
 
 
 def _places(
-    network: nn.Module, wanted: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]
-) -> dict[str, Stored]:
+    network: nn.Module, wanted: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     """By the name in the network, or one that files have instead: a bare body lacks its leading
     name, and GPT-NeoX heads had another.
     """
@@ -57,7 +57,7 @@ def _places(
 
 
 def _attach(
-    network: nn.Module, places: Mapping[str, Stored], device: torch.device, folder: Path
+    network: nn.Module, places: Mapping[str, StoredTensor], device: torch.device, folder: Path
 ) -> None:
     prefix = f"{architecture_of(network).layers}."
     for index, layer in enumerate(decoder_layers(network)):

@@ -28,7 +28,7 @@ def fisher(
     if any(s.fisher is None for s in spectra.values()):
         raise InputError(
             "Policy 'fisher' needs gradients of the model: call lrcore.prepare or "
-            "lrcore.measured, which collect them."
+            "lrcore.measure_evidence, which collect them."
         )
     prices = [float(budget.price(s.cost, s.cost.full)) for s in spectra.values()]
     shares = in_proportion([s.fisher**power for s in spectra.values()], budget.keep, 1.0, prices)

@@ -14,22 +14,23 @@ from typing import Any
 
 import yaml
 
-from ..calibration.calibrate import Progress, calibrate, silent
-from ..compression.compress import allocate, compress, measured
+from ..calibration.calibrate import calibrate
+from ..compression.compress import allocate, compress, measure_evidence
 from ..compression.factorise import Factorisation, factorise
 from ..errors import InputError, unknown
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
-from ..evaluation.protocols import Asked, find_protocol
+from ..evaluation.protocols import EvaluationSettings, find_protocol
 from ..files import write_text
 from ..methods import find_method
 from ..models.load import LoadedModel
 from ..policies import find_policy
+from ..progress import Progress, silent
 from ..recipe import Recipe
 
 FORMAT = 1  # of the cells; raise it whenever what is measured changes its meaning
 LISTS = {"methods": "method", "policies": "policy", "ratios": "ratio", "calibration_sets": "data"}
-_EVALUATION = tuple(f.name for f in fields(Asked))
+_EVALUATION = tuple(f.name for f in fields(EvaluationSettings))
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Sweep:
     policies: Sequence[str] = ()
     ratios: Sequence[float] = ()
     calibration_sets: Sequence[str] = ()
-    evaluations: Sequence[Asked] = (Asked("stories", samples=32),)
+    evaluations: Sequence[EvaluationSettings] = (EvaluationSettings("stories", samples=32),)
     speed: bool = False
 
     def __post_init__(self) -> None:
@@ -157,7 +158,9 @@ def cross_calibration(
         base,
         methods,
         calibration_sets=sets,
-        evaluations=tuple(Asked(data, samples, min(base.seq_len, 256)) for data in sets),
+        evaluations=tuple(
+            EvaluationSettings(data, samples, min(base.seq_len, 256)) for data in sets
+        ),
     )
 
 
@@ -165,7 +168,7 @@ def _listed(value: Any) -> tuple:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _evaluations(values: Any) -> Iterator[Asked]:
+def _evaluations(values: Any) -> Iterator[EvaluationSettings]:
     for one in _listed(values):
         if not isinstance(one, Mapping):
             raise InputError(
@@ -175,7 +178,7 @@ def _evaluations(values: Any) -> Iterator[Asked]:
             if name not in _EVALUATION:
                 raise unknown("evaluation setting", str(name), _EVALUATION)
         for data in _listed(one.get("data", "stories")):
-            yield Asked(**{**one, "data": data})
+            yield EvaluationSettings(**{**one, "data": data})
 
 
 def run_sweep(
@@ -251,7 +254,7 @@ class _Factors:
                 key,
                 factorise(self._model, calibration, recipe.method, self._progress, recipe.options),
             )
-        self._held = (key, measured(self._model, self._held[1], recipe, self._progress))
+        self._held = (key, measure_evidence(self._model, self._held[1], recipe, self._progress))
         return self._held[1]
 
 

@@ -13,7 +13,8 @@ from lrcore.layer import heads, output_heads
 from lrcore.linalg import roots
 from lrcore.methods import METHODS, a3
 from lrcore.methods.grams import identity_input
-from lrcore.models.layers import measure, read_layer
+from lrcore.models.layers import read_layer
+from lrcore.models.structure import measure
 from lrcore.statistics import Moments
 
 RANKS = [1, 3, 6]

@@ -14,8 +14,7 @@ from toy_layer import HEAD, D, Toy, apply, toy, watched
 
 from lrcore.layer import Linear, heads, output_heads
 from lrcore.methods import METHODS, truncate
-from lrcore.methods.svd_llm import TAPS
-from lrcore.statistics import Moments
+from lrcore.statistics import TAPS, Moments
 
 TOKENS = 80
 KINDS = [(3, 3, "none", True, False), (4, 2, "none", False, True), (4, 2, "rotary", True, True)]

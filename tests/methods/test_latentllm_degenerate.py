@@ -13,8 +13,7 @@ from lrcore.layer import Linear
 from lrcore.linalg import roots
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import joint
-from lrcore.methods.svd_llm import TAPS
-from lrcore.statistics import Moments
+from lrcore.statistics import TAPS, Moments
 
 
 def spoiled(kind: tuple, how: str):

@@ -9,7 +9,7 @@ from lrcore.forms import BlockDiagonal, IdentityColumns, IdentityRows, dense
 from lrcore.linalg import roots
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm.junction import JUNCTIONS, PRECONDITIONERS
-from lrcore.methods.svd_llm import TAPS
+from lrcore.statistics import TAPS
 
 
 def literal_preconditioner(name: str, second: torch.Tensor, absolute: torch.Tensor) -> torch.Tensor:

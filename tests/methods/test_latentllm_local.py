@@ -9,7 +9,7 @@ from toy_layer import D, apply, relative, toy
 
 from lrcore.layer import heads
 from lrcore.methods import latentllm
-from lrcore.methods.svd_llm import TAPS
+from lrcore.statistics import TAPS
 
 
 @pytest.mark.parametrize("attention", ["local", "split_head", "joint_qkv"])

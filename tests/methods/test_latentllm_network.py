@@ -11,7 +11,7 @@ from safetensors import safe_open
 import lrcore
 from lrcore.methods import latentllm
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.models.projections import LowRankLinear
+from lrcore.modules.projections import LowRankLinear
 
 VARIANTS = [
     {},

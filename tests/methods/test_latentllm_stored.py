@@ -10,7 +10,7 @@ from toy_layer import D, apply, toy
 from lrcore.linalg import roots
 from lrcore.methods import latentllm
 from lrcore.methods.latentllm import sparse
-from lrcore.methods.svd_llm import TAPS
+from lrcore.statistics import TAPS
 
 
 @pytest.mark.parametrize("name", ["v", "up", "down"])

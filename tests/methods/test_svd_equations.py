@@ -5,7 +5,7 @@ import torch
 from toy_layer import relative, toy
 
 from lrcore.methods import svd, svd_llm
-from lrcore.methods.svd_llm import TAPS
+from lrcore.statistics import TAPS
 
 NAMES = ["q", "k", "v", "o", "gate", "up", "down"]
 

@@ -2,8 +2,6 @@
 text made by our own code.
 """
 
-# ruff: noqa: E501 (a sentence with its variants reads best on one line)
-
 import random
 from typing import Literal
 

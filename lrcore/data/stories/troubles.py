@@ -2,8 +2,6 @@
 quarrels.
 """
 
-# ruff: noqa: E501 (a sentence with its variants reads best on one line)
-
 from lrcore.data.stories import words
 from lrcore.data.stories.world import World
 

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from ...layer import Layer
 from ...options import Option
-from ...statistics import Moments
+from ...statistics import TAPS, Moments
 from ..factors import Factor, Factors
-from ..svd_llm import TAPS
 from .joint import joint_qk, joint_vo
 from .joint_attended import attended_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric

@@ -1,0 +1,187 @@
+"""The code an exported checkpoint carries, cut from the sources of the modules themselves: what
+`install` reaches, and nothing else.
+
+Making modules from the values of a layer stays here: methods named `of` and `fill` are left out.
+"""
+
+import ast
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1] / "modules"
+START = HERE / "install.py", "install"
+LEFT_OUT = ("of", "fill")
+
+HEAD = '''"""A compressed {base}: some projections are factored or narrowed, as `lowrank` in config.json says.
+
+Needs torch and transformers only.
+"""
+
+from __future__ import annotations
+
+'''
+MODEL = '''
+
+class LowRankForCausalLM({base}):
+    """{base} with the modules that config.lowrank describes in the place of its own."""
+
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        install(self, config.lowrank["layers"])
+'''
+
+
+@dataclass
+class Cut:
+    """What has been reached so far: top-level statements by file, and imports from outside the
+    project.
+    """
+
+    nodes: dict[Path, dict[str, ast.stmt]] = field(default_factory=dict)
+    imports: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # (module, name); no module for a plain import
+
+    def reach(self, file: Path, name: str) -> None:
+        """Take in the statement that defines `name` in a file, and all that it uses.
+
+        Builtins and local names define nothing.
+        """
+        own, node = self.nodes.setdefault(file, {}), _defining(parsed(file), name)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            self.reach(_imported(file, node), name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            self.imports.add(_import_of(node, name))
+        elif node is not None and name not in own:
+            own[name] = node
+            for used in sorted(_used(node)):
+                self.reach(file, used)
+
+
+def modeling_source(base: str) -> str:
+    """The text of a modeling file whose model subclasses `base`, the name of a causal language
+    model of transformers.
+
+    Raises ValueError where two files define one name, since their contents share one file here.
+    """
+    cut = Cut()
+    cut.reach(*START)
+    names = [name for own in cut.nodes.values() for name in own]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"defined in two of the files that an export joins: {', '.join(twice)}")
+    imports = _import_lines(cut.imports | {("transformers", base)})
+    pieces = [
+        _text(file, node)
+        for file in _in_order(START[0], list(cut.nodes))
+        for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
+    ]
+    return (
+        HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + MODEL.format(base=base)
+    )
+
+
+def _in_order(file: Path, among: list[Path]) -> list[Path]:
+    """The file and those it imports from, each after its own imports: a class stands after its
+    base.
+    """
+    before = [
+        _imported(file, node)
+        for node in parsed(file).body
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    found = [inner for other in before if other in among for inner in _in_order(other, among)]
+    return list(dict.fromkeys([*found, file]))
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _defining(tree: ast.Module, name: str) -> ast.stmt | None:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return node
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                return node
+        if isinstance(node, ast.Import | ast.ImportFrom) and any(
+            (alias.asname or alias.name) == name for alias in node.names
+        ):
+            return node
+    return None
+
+
+def _imported(file: Path, node: ast.ImportFrom) -> Path:
+    """The file of a relative import."""
+    return file.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
+
+
+def _import_of(node: ast.Import | ast.ImportFrom, name: str) -> tuple[str, str]:
+    alias = next(alias for alias in node.names if (alias.asname or alias.name) == name)
+    return (node.module or "" if isinstance(node, ast.ImportFrom) else ""), alias.name + (
+        f" as {alias.asname}" if alias.asname else ""
+    )
+
+
+def _import_lines(imports: set[tuple[str, str]]) -> str:
+    """One line per module, plain imports first."""
+    modules = sorted({module for module, _ in imports if module})
+    plain = [f"import {name}" for module, name in sorted(imports) if not module]
+    return "\n".join(
+        [
+            *plain,
+            *(
+                f"from {module} import {', '.join(sorted(n for m, n in imports if m == module))}"
+                for module in modules
+            ),
+        ]
+    )
+
+
+def _used(node: ast.AST) -> set[str]:
+    """Names that a statement refers to, its types among them, but for its own arguments and
+    variables, and for methods left out.
+    """
+    if isinstance(node, ast.FunctionDef) and node.name in LEFT_OUT:
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Load) else set()
+    found = set().union(*map(_used, ast.iter_child_nodes(node)))
+    if isinstance(node, ast.FunctionDef):
+        found -= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+        found -= {
+            part.id
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        }
+    return found
+
+
+def _text(file: Path, node: ast.stmt) -> str:
+    """The source of a statement with the comments on it, without the methods left out."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    first = _first_line(node)
+    while first > 1 and lines[first - 2].startswith("#"):
+        first -= 1
+    dropped: set[int] = set()
+    for part in getattr(node, "body", []) if isinstance(node, ast.ClassDef) else []:
+        if isinstance(part, ast.FunctionDef) and part.name in LEFT_OUT:
+            dropped |= set(
+                range(_first_line(part), part.end_lineno + 2)
+            )  # with the blank line after it
+    return "\n".join(
+        lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in dropped
+    )
+
+
+def _first_line(node: ast.stmt) -> int:
+    return min(
+        [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]
+    )

@@ -1,0 +1,1 @@
+"""What allocation policies need measured on the model besides spectra."""

@@ -1,0 +1,31 @@
+"""Short measurements of the loss on calibration tokens, which probes, searches and dropping layers
+share.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ...models.stream import starting_at
+
+# the first windows of the calibration, cut to so many tokens, in batches of so many windows
+WINDOWS, LENGTH = 32, 128
+BATCH = 8
+
+
+def mean_loss(
+    network: nn.Module, index: int, hidden: Sequence[Tensor], batches: Sequence[Tensor]
+) -> float:
+    """Mean loss of the predicted tokens in nats, entering the network at layer `index` with
+    these hidden states.
+    """
+    total, count = 0.0, 0
+    for states, tokens in zip(hidden, batches, strict=True):
+        with starting_at(network, index, states):
+            logits = network(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        total += float(
+            cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+        )
+        count += tokens[:, 1:].numel()
+    return total / count

@@ -1,0 +1,154 @@
+"""A3-mix: a small search over the layers' shares, by the loss of calibration tokens (A3, appendix
+F, which gives no more than that).
+
+The search starts from equal shares and moves whole plans that meet the budget: first one layer at a
+time is favoured, to see which gains most; then the layers that gained most are raised and those
+that gained least are lowered by the same step. The best plan is kept where the loss falls;
+otherwise the step is halved.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...files import cache_folder, cache_key, write_text
+from ...models.layers import clone
+from ...models.load import LoadedModel
+from ...models.stream import LayerStream
+from ...progress import Progress, silent
+from ...recipe import Recipe
+from ...spectra import Slot
+from ..factorise import Factorisation, truncate_layer
+from .losses import BATCH, LENGTH, WINDOWS, mean_loss
+
+STEP, ROUNDS = 0.1, 4
+LEAST = 0.05  # share that every layer keeps
+Shares = tuple[float, ...]  # by layer
+Ranks = dict[Slot, int]
+Plan = Callable[[Factorisation], Ranks]
+
+
+def search(
+    model: LoadedModel,
+    factors: Factorisation,
+    recipe: Recipe,
+    plan: Plan,
+    progress: Progress | None = None,
+) -> Factorisation:
+    """The factorisation with the best `share` found for every layer's slots, for policy `mix` at
+    the recipe's budget.
+
+    plan gives the ranks of a factorisation whose shares are set. At most ROUNDS x (layers + 3) + 1
+    evaluations of the first 32 calibration windows, cut to 128 tokens; kept on disk under a key of
+    the calibration, the method, its options and the whole recipe.
+    """
+    path = _cache_file(factors, recipe)
+    if path.is_file():
+        shares = tuple(json.loads(path.read_text()))
+    else:
+        tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
+        stream = LayerStream(clone(model.network), tokens, BATCH)
+        batches, seen = tokens.to(model.network.device).split(BATCH), {}
+
+        def loss(shares: Shares) -> float:
+            if shares not in seen:
+                network = compressed(model, factors, plan(with_shares(factors, shares, recipe)))
+                with torch.inference_mode():
+                    seen[shares] = mean_loss(network, 0, stream.hidden, batches)
+            return seen[shares]
+
+        shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress or silent)
+        write_text(path, json.dumps(shares))
+    return with_shares(factors, shares, recipe)
+
+
+def best_shares(
+    layers: int, start: float, loss: Callable[[Shares], float], progress: Progress
+) -> Shares:
+    """The shares of least loss that the search finds, never worse than equal ones.
+
+    start in (0, 1): the equal share.
+    """
+    shares, step = (start,) * layers, STEP
+    least = loss(shares)
+    for number in range(ROUNDS):
+        gains = []
+        for layer in range(layers):
+            progress("search", number * layers + layer, ROUNDS * layers)
+            gains.append(least - loss(moved(shares, [layer], [], step)))
+        order = sorted(range(layers), key=gains.__getitem__, reverse=True)
+        sizes = sorted({1, max(1, layers // 4), max(1, layers // 2)}) if layers > 1 else []
+        tries = [moved(shares, order[:size], order[-size:], step) for size in sizes]
+        tries += [moved(shares, [layer], [], step) for layer in order[:1]]
+        best = min(tries, key=loss)
+        if loss(best) < least:
+            shares, least = best, loss(best)
+        else:
+            step /= 2
+    progress("search", ROUNDS * layers, ROUNDS * layers)
+    return shares
+
+
+def moved(shares: Shares, up: list[int], down: list[int], step: float) -> Shares:
+    """Shares with some layers raised and some lowered by a step, within [LEAST, 1]; rounding to
+    ranks then brings them into the budget.
+    """
+    change = dict.fromkeys(down, -step) | dict.fromkeys(up, step)
+    return tuple(
+        min(1.0, max(LEAST, round(share + change.get(layer, 0.0), 6)))
+        for layer, share in enumerate(shares)
+    )
+
+
+def with_shares(factors: Factorisation, shares: Shares, recipe: Recipe) -> Factorisation:
+    """The same factors with a share on every spectrum, and the mark of the budget it is for."""
+    spectra = {slot: replace(s, share=shares[slot[0]]) for slot, s in factors.spectra.items()}
+    return replace(factors, spectra=spectra, searched=search_key(recipe))
+
+
+def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torch.nn.Module:
+    """A clone of the network with every layer truncated to its ranks."""
+    network = clone(model.network)
+    for index, own in enumerate(factors.layers):
+        truncate_layer(network, index, own, ranks)
+    return network
+
+
+def search_key(recipe: Recipe) -> str:
+    """What the shares depend on besides the factors, as one word; equal for recipes that differ
+    in nothing that moves a rank.
+    """
+    free = (
+        "calibration",
+        "refit",
+        "temperature",
+        "policy",
+        "policy_options",
+        "model",
+        "revision",
+        "device",
+        "offload",
+        "options",
+        "method",
+    )
+    said = {name: value for name, value in recipe.to_dict().items() if name not in free}
+    return json.dumps(said, sort_keys=True)
+
+
+def _cache_file(factors: Factorisation, recipe: Recipe) -> Path:
+    slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
+    key = cache_key(
+        factors.calibration.key,
+        factors.method,
+        sorted(factors.options.items()),
+        search_key(recipe),
+        STEP,
+        ROUNDS,
+        WINDOWS,
+        LENGTH,
+        slots,
+    )
+    return cache_folder() / "searches" / f"{key}.json"

@@ -1,0 +1,176 @@
+"""Training one network against another: the loss of CARE, eq. 6-8, and a descent that goes on where
+it was stopped.
+
+AdamW without weight decay (what is trained stands near where it should, and zero does not),
+gradients cut to norm 1, a linear warm-up and then half a cosine to zero. A network of 16 bits is
+trained by masters in float32, of which it is the rounded copy after every step.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...errors import InputError
+from ...files import draft_of
+from ...tensor_files import write_tensors
+
+CLIP = 1.0
+WARM_UP = 100  # steps at the most, and at the most a tenth of them
+EVERY = 50  # steps between two states on disk
+
+Terms = tuple[Tensor, Tensor]
+Parts = Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]
+
+
+def terms(student: Tensor, teacher: Tensor | None, targets: Tensor, temperature: float) -> Terms:
+    """L_CE and L_KD of CARE, eq. 6-7, means over tokens, in nats.
+
+    student, teacher [..., vocab] logits; targets [...] the next tokens.
+
+    L_KD = mean KL(softmax(teacher / tau) | softmax(student / tau)). The cross-entropy is at
+    temperature 1, as perplexity is. Logits of 16 bits are taken as float32. teacher None: L_KD is
+    zero.
+    """
+    student = (student if student.dtype.itemsize >= 4 else student.float()).flatten(0, -2)
+    entropy = F.cross_entropy(student, targets.flatten())
+    if teacher is None:
+        return entropy, torch.zeros_like(entropy)
+    teacher = teacher.to(student.dtype).flatten(0, -2)
+    ours, theirs = (F.log_softmax(logits / temperature, dim=-1) for logits in (student, teacher))
+    return entropy, F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def pace(step: int, steps: int) -> float:
+    """The share of the learning rate at a step, counted from 0."""
+    warm = max(1, min(WARM_UP, steps // 10))
+    return (
+        (step + 1) / warm
+        if step < warm
+        else 0.5 * (1 + math.cos(math.pi * (step - warm + 1) / (steps - warm + 1)))
+    )
+
+
+class Descent:
+    """Steps of AdamW on some parameters of a network.
+
+    state, where given: a file from which the same descent goes on, told by its key.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        steps: int,
+        state: Path | None = None,
+        key: str = "",
+    ) -> None:
+        self.parameters, self.lr, self.steps, self.state, self.key = (
+            list(parameters),
+            lr,
+            steps,
+            state,
+            key,
+        )
+        self.masters = [p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=lr, weight_decay=0.0)
+        self.done, self.seconds, self.losses = 0, 0.0, []
+        if state is not None and state.is_file():
+            self._resume()
+
+    def run(
+        self, parts: Parts, weight: float, progress: Callable[[str, int, int], None]
+    ) -> list[tuple[float, float]]:
+        """All steps that are left; returns L_CE and L_KD of every step, those before it was stopped
+        among them.
+
+        parts(step): the pieces of the step's batch, each its share and what computes its terms.
+        weight: beta tau^2 of eq. 8.
+        Raises InputError at a loss or gradient that is not finite.
+        """
+        for step in range(self.done, self.steps):
+            progress("heal", step, self.steps)
+            began = time.perf_counter()
+            self.losses.append(self._step(step, parts(step), weight))
+            self.done, self.seconds = step + 1, self.seconds + time.perf_counter() - began
+            if self.state is not None and self.done % EVERY == 0 and self.done < self.steps:
+                self._keep()
+        progress("heal", self.steps, self.steps)
+        return self.losses
+
+    def _step(
+        self, step: int, parts: Sequence[tuple[float, Callable[[], Terms]]], weight: float
+    ) -> tuple[float, float]:
+        entropy = divergence = 0.0
+        for share, compute in parts:
+            own = compute()
+            (share * (own[0] + weight * own[1])).backward()
+            entropy, divergence = (
+                entropy + share * float(own[0].detach()),
+                divergence + share * float(own[1].detach()),
+            )
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                master.grad = parameter.grad.float()
+        norm = float(nn.utils.clip_grad_norm_(self.masters, CLIP))
+        if not math.isfinite(entropy + divergence + norm):
+            raise InputError(
+                f"Healing diverged at step {step + 1} of {self.steps}: the loss ({entropy:g} + "
+                f"{weight:g} * {divergence:g}) or its "
+                f"gradient ({norm:g}) is not finite. Use a smaller lr (it was {self.lr:g}), or "
+                "dtype float32."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * pace(step, self.steps)
+        self.optimizer.step()
+        self._round()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return entropy, divergence
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def _keep(self) -> None:
+        tensors = {f"{i}.value": master for i, master in enumerate(self.masters)}
+        for i, master in enumerate(self.masters):
+            tensors |= {
+                f"{i}.{name}": value for name, value in self.optimizer.state[master].items()
+            }
+        told = {
+            "key": self.key,
+            "done": str(self.done),
+            "seconds": str(self.seconds),
+            "losses": json.dumps(self.losses),
+        }
+        with draft_of(self.state) as draft:
+            write_tensors(draft, tensors, told)
+
+    @torch.no_grad()
+    def _resume(self) -> None:
+        """Take the state over; one of another descent is left, and written over in time."""
+        with safe_open(self.state, "pt") as opened:
+            told = opened.metadata()
+            if told.get("key") != self.key:
+                return
+            for name in opened.keys():  # noqa: SIM118 (not a dict)
+                place, _, part = name.partition(".")
+                master, tensor = self.masters[int(place)], opened.get_tensor(name)
+                if part == "value":
+                    master.copy_(tensor)
+                else:
+                    self.optimizer.state[master][part] = (
+                        tensor if part == "step" else tensor.to(master.device)
+                    )
+        self._round()
+        self.done, self.seconds = int(told["done"]), float(told["seconds"])
+        self.losses = [tuple(pair) for pair in json.loads(told["losses"])]

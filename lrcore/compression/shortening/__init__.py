@@ -1,0 +1,1 @@
+"""Whole decoder layers dropped (ShortGPT, SLEB)."""

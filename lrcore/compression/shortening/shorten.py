@@ -1,0 +1,134 @@
+"""Whole decoder layers dropped: what is left is a smaller dense model of the same family, to be
+compressed, measured or exported as any.
+
+influence ShortGPT (Men et al. 2024): the layers of least Block Influence, 1 - E cos(x_in, x_out),
+of the dense model, all at once loss SLEB (Song et al., ICML 2024): one after another, each time the
+layer without which the loss of the tokens is least
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...calibration.calibrate import make_calibration_windows
+from ...errors import InputError, unknown
+from ...models.architectures import decoder_layers
+from ...models.layers import clone
+from ...models.load import LoadedModel
+from ...models.stream import LayerStream
+from ...progress import Progress, silent
+from ...recipe import Recipe
+from ...statistics import BLOCK_INFLUENCE
+from ..derived import account, derived
+from ..evidence.losses import BATCH, LENGTH, WINDOWS, mean_loss
+from .depth import skipping, without_layers
+
+
+def shorten(
+    model: LoadedModel,
+    recipe: Recipe,
+    layers: int,
+    by: str = "influence",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """The model without so many of its decoder layers, chosen on the calibration text of the
+    recipe; the model given is untouched.
+
+    by: "influence" on the recipe's windows, or "loss" on the first 32 of them, cut to 128 tokens:
+    at most layers x (all layers) passes.
+    Its report has "shortened": the layers that went, counted from 0, in the order in which they
+    went. Raises InputError for a number that leaves no layer, an unknown order, a compressed model,
+    one whose layers wait on disk, and a family that cannot be shortened.
+    """
+    if by not in ORDERS:
+        raise unknown("order", by, ORDERS)
+    check_shortened(model, layers)
+    gone = ORDERS[by](
+        model, make_calibration_windows(model, recipe).tokens, layers, progress or silent
+    )
+    return drop_layers(model, gone, by, recipe.seq_len)
+
+
+def drop_layers(
+    model: LoadedModel, gone: Collection[int], by: str = "hand", context: int = 256
+) -> LoadedModel:
+    """The model without the decoder layers named, counted from 0; nothing runs.
+
+    by: what chose them, for the report.
+
+    Raises InputError as `shorten` does. context: tokens before the one whose FLOPs the account
+    counts.
+    """
+    check_shortened(model, len(gone))
+    network, total = without_layers(model.network, gone), len(decoder_layers(model.network))
+    made = derived(
+        model,
+        f"{model.name} without {len(gone)} of {total} layers",
+        network,
+        ["without", sorted(gone)],
+    )
+    shortened = {"by": by, "gone": list(gone), "of": total}
+    return replace(
+        made,
+        report=made.report | {"summary": account(model, made, context), "shortened": shortened},
+    )
+
+
+def check_shortened(model: LoadedModel, layers: int) -> None:
+    """Raise InputError where so many layers of this model cannot go."""
+    total = len(decoder_layers(model.network))
+    if not 1 <= layers < total:
+        raise InputError(
+            f"'{model.name}' has {total} decoder layers; {layers} of them were to go. Drop at "
+            "least 1 and keep at least 1."
+        )
+    if {"recipe", "quantised", "sliced"} & (model.report or {}).keys():
+        raise InputError(
+            f"'{model.name}' is compressed: its ranks belong to the layers it has. Shorten the "
+            "dense model, then compress it."
+        )
+    if model.offloaded:
+        raise InputError(
+            "Layers that wait on disk cannot be renumbered. Load the model without offload."
+        )
+
+
+def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:
+    """The layers of least Block Influence on tokens [n, t], least first."""
+    stream, total, influence = (
+        LayerStream(clone(model.network), tokens),
+        len(decoder_layers(model.network)),
+        [],
+    )
+    for index in range(total):
+        progress("influence", index, total)
+        influence.append(stream.run(index, {BLOCK_INFLUENCE}).influence)
+    progress("influence", total, total)
+    return sorted(range(total), key=influence.__getitem__)[:layers]
+
+
+@torch.inference_mode()
+def by_loss(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:
+    """The layers that go one after another, each that without which the mean token loss is
+    least.
+    """
+    network, total, gone = clone(model.network), len(decoder_layers(model.network)), []
+    tokens = tokens[:WINDOWS, :LENGTH]
+    stream, batches = LayerStream(network, tokens, BATCH), tokens.to(network.device).split(BATCH)
+    for done in range(layers):
+        losses = {}
+        for index in set(range(total)) - set(gone):
+            progress("loss", done * total + index, layers * total)
+            with skipping(network, {*gone, index}):
+                losses[index] = mean_loss(network, 0, stream.hidden, batches)
+        gone.append(min(losses, key=losses.__getitem__))
+    progress("loss", layers * total, layers * total)
+    return gone
+
+
+ORDERS: dict[str, Callable[[LoadedModel, Tensor, int, Progress], list[int]]] = {
+    "influence": by_influence,
+    "loss": by_loss,
+}

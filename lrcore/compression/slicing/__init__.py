@@ -1,0 +1,1 @@
+"""A narrower residual stream (SliceGPT)."""

@@ -1,0 +1,1 @@
+"""What compression puts into a network: `torch.nn` modules, made of values or of their description."""

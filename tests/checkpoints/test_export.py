@@ -1,0 +1,248 @@
+"""Exports load where this project is not installed, give the same logits to the bit, and say
+what they are.
+"""
+
+import json
+
+import pytest
+import torch
+import yaml
+from elsewhere import TOKENS, elsewhere, loaded_elsewhere
+from safetensors.torch import load_file
+from tiny_models import family_folder
+
+import lrcore
+from lrcore.checkpoints.portable import modeling_source
+from lrcore.models.architectures import ARCHITECTURES
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.network(TOKENS).logits
+
+
+@pytest.fixture(scope="module")
+def dense(tiny_llama, tmp_path_factory):
+    """A folder with a dense tiny model of a family, with the tokenizer of the tiny Llama."""
+
+    def make(family):
+        return family_folder(family, tiny_llama, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+def compressed(folder, data, method="fused", **changes):
+    recipe = lrcore.Recipe(
+        model=str(folder),
+        data=str(data),
+        samples=4,
+        seq_len=32,
+        ratio=changes.pop("ratio", 0.2),
+        method=method,
+        **changes,
+    )
+    return lrcore.compress(lrcore.load(str(folder)), recipe)
+
+
+PIPELINE = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+said = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True, device="cpu")("Once upon", max_new_tokens=5, do_sample=False)
+assert said[0]["generated_text"].startswith("Once upon")
+half = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.bfloat16)
+assert {p.dtype for p in half.parameters()} == {torch.bfloat16} and torch.isfinite(half(torch.arange(3, 23)[None]).logits).all()
+plain = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, attn_implementation="eager")
+fast = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert torch.allclose(plain(torch.arange(3, 23)[None]).logits, fast(torch.arange(3, 23)[None]).logits, atol=1e-4)
+assert AutoTokenizer.from_pretrained(sys.argv[1]).chat_template == "{{ messages[0].content }}"
+assert fast.generation_config.max_new_tokens == 7
+"""
+
+
+def test_pipeline_dtype_eager_attention_template_and_generation_config_work(
+    dense, story_file, tmp_path
+) -> None:
+    small = compressed(dense("llama"), story_file)
+    small.tokenizer.chat_template = "{{ messages[0].content }}"
+    small.network.generation_config.max_new_tokens = 7
+    lrcore.export(small, tmp_path / "out")
+    elsewhere(PIPELINE, str(tmp_path / "out"), cwd=tmp_path)
+
+
+def test_an_export_is_a_checkpoint_and_may_be_sharded(dense, story_file, tmp_path) -> None:
+    small = compressed(dense("qwen2"), story_file)
+    lrcore.export(small, tmp_path / "out", shard="20KB")
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert torch.equal(logits(lrcore.load(str(tmp_path / "out"))), logits(small))
+    assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(small))
+
+
+def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_path) -> None:
+    folder = dense("llama")
+    (folder / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: tiny-licence\ntags: [x]\n---\n# Tiny\n"
+    )
+    small = compressed(folder, story_file)
+    result = lrcore.evaluate(small, str(story_file), samples=2, seq_len=32).to_dict()
+    lrcore.save(small, tmp_path / "kept")
+    lrcore.export(lrcore.load(str(tmp_path / "kept")), tmp_path / "out", [result])
+    _, meta, text = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
+    assert "from transformers import AutoModelForCausalLM, AutoTokenizer" in text
+    fields = yaml.safe_load(meta)
+    assert (fields["license"], fields["license_name"], fields["library_name"]) == (
+        "other",
+        "tiny-licence",
+        "transformers",
+    )
+    metric = fields["model-index"][0]["results"][0]["metrics"][0]
+    assert metric == {"type": "perplexity", "value": round(result["perplexity"], 4)}
+    assert "method: fused" in text
+    assert f"{small.size.parameters:,} parameters" in text
+    assert "| 1 | mlp |" in text
+    assert "base_model" not in fields  # a folder is no hub id
+
+
+def test_the_code_of_an_export_is_short_and_speaks_of_modules_only() -> None:
+    source = modeling_source("LlamaForCausalLM")
+    compile(source, "modeling_lowrank.py", "exec")
+    assert len(source.splitlines()) < 700
+    assert "lrcore" not in source
+    assert not any(f"def {name}(" in source for name in ("of", "fill", "architecture_of"))
+
+
+STOCK = (
+    "llama",
+    "qwen2",
+    "phi3",
+    "gpt2",
+    "opt",
+    "gpt_neox",
+    "gemma3_text",
+    "starcoder2",
+    "gpt_neo",
+)
+
+
+@pytest.mark.parametrize("family", STOCK)
+def test_even_mlps_make_a_stock_model_that_needs_no_code(
+    family, dense, story_file, tmp_path
+) -> None:
+    model = lrcore.load(str(dense(family)))
+    recipe = lrcore.Recipe(
+        model=model.name, data=str(story_file), samples=4, seq_len=32, ratio=0.1, method="modegpt"
+    )
+    factors = lrcore.prepare(model, recipe)
+    plan = lrcore.allocate(factors, recipe)
+    fit = lrcore.stock_fit(model, plan)
+    assert fit.reasons[0].endswith("below full rank")
+    even = lrcore.allocate(
+        factors,
+        recipe.with_(
+            overrides={f"{layer}.{name}": rank for (layer, name), rank in fit.ranks.items()}
+        ),
+    )
+    assert even.ranks == fit.ranks
+    assert lrcore.stock_fit(model, even) == lrcore.StockFit(True, [], fit.ranks)
+    assert even.summary()["parameters"] <= plan.summary()["parameters"]
+    small = lrcore.compress(model, recipe, factors, even)
+    lrcore.export(small, tmp_path / "out", stock=True)
+    assert not list((tmp_path / "out").glob("*.py"))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "auto_map" not in config
+    assert config[ARCHITECTURES[family].width] == fit.ranks[0, "mlp"]
+    back = lrcore.load(str(tmp_path / "out"))
+    assert torch.allclose(logits(back), logits(small), atol=1e-5 * float(logits(small).abs().max()))
+    assert back.size.parameters == small.size.parameters
+
+
+def test_biases_that_a_method_adds_are_stock_where_the_family_has_them(
+    dense, story_file, tmp_path
+) -> None:
+    for family, possible in (("llama", True), ("qwen2", False)):
+        model = lrcore.load(str(dense(family)))
+        recipe = lrcore.Recipe(
+            model=model.name,
+            data=str(story_file),
+            samples=4,
+            seq_len=32,
+            ratio=0.1,
+            method="fused",
+            refit="off",
+        )
+        overrides = {
+            f"{layer}.{name}": rank
+            for layer in (0, 1)
+            for name, rank in (("qk", 8), ("ov", 8), ("mlp", 30))
+        }
+        factors = lrcore.prepare(model, recipe)
+        plan = lrcore.allocate(factors, recipe.with_(overrides=overrides))
+        assert lrcore.stock_fit(model, plan).qualifies == possible
+        small = lrcore.compress(model, recipe, factors, plan)
+        if possible:
+            lrcore.export(small, tmp_path / family, stock=True)
+            assert torch.allclose(
+                logits(lrcore.load(str(tmp_path / family))), logits(small), atol=1e-5
+            )
+        else:
+            with pytest.raises(
+                lrcore.InputError, match="biases that a qwen2 layer has no place for"
+            ):
+                lrcore.export(small, tmp_path / family, stock=True)
+            assert not (tmp_path / family).exists()
+
+
+def test_what_is_no_stock_model_says_why(dense, story_file, tmp_path) -> None:
+    small = compressed(dense("llama"), story_file)
+    with pytest.raises(lrcore.InputError, match="narrower attention heads"):
+        lrcore.export(small, tmp_path / "out", stock=True)
+    with pytest.raises(lrcore.InputError, match="factored or quantised matrices"):
+        lrcore.export(compressed(dense("llama"), story_file, "svd"), tmp_path / "out", stock=True)
+    with pytest.raises(lrcore.InputError, match="follows from the hidden size"):
+        lrcore.export(compressed(dense("bloom"), story_file), tmp_path / "out", stock=True)
+
+
+def test_the_command_exports_a_folder_or_a_run_with_its_measurements(
+    dense, story_file, tmp_path, capsys
+) -> None:
+    from lrcore.cli import main
+
+    run = tmp_path / "run"
+    small = compressed(dense("llama"), story_file)
+    lrcore.save(small, run / "checkpoint")
+    result = {"perplexity": 5.0, "protocol": {"data": "stories"}, "tokens": 10}
+    (run / "report.json").write_text(json.dumps({"evaluations": [result]}))
+    (tmp_path / "more.json").write_text(json.dumps(result | {"perplexity": 6.0}))
+    assert (
+        main(
+            [
+                "export",
+                str(run),
+                str(tmp_path / "out"),
+                "--result",
+                str(tmp_path / "more.json"),
+                "--json",
+            ]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["results"] == 2
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "value: 5.0" in card
+    assert "value: 6.0" in card
+    (tmp_path / "more.json").write_text("{}")
+    assert (
+        main(["export", str(run), str(tmp_path / "new"), "--result", str(tmp_path / "more.json")])
+        == 2
+    )
+    assert "holds no evaluation" in capsys.readouterr().err
+
+
+def test_the_reference_model_keeps_its_logits(reference, tmp_path) -> None:
+    model = lrcore.load(str(reference / "models/stories260K"))
+    lrcore.export(model, tmp_path / "out")
+    assert torch.equal(loaded_elsewhere([tmp_path / "out"], tmp_path)[0], logits(model))
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert stored.keys() <= model.network.state_dict().keys()

@@ -1,0 +1,196 @@
+"""Healed models go where every checkpoint goes; and what cannot be healed is told in one line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from elsewhere import elsewhere
+from healing_cases import QUICK, logits
+from tiny_models import tiny
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.healing.healing import find_teacher
+from lrcore.models.architectures import ARCHITECTURES
+from lrcore.models.layers import read_layer
+
+ELSEWHERE = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+tokens = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
+with torch.inference_mode():
+    torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)(tokens).logits, sys.argv[2])
+"""
+
+
+@pytest.fixture
+def dense_of(tiny_llama, tmp_path):
+    """A folder with a dense tiny model of a family, with the tokenizer of the tiny Llama."""
+
+    def make(family):
+        tiny(family).save_pretrained(tmp_path / family)
+        for file in tiny_llama.glob("*token*"):
+            (tmp_path / family / file.name).write_bytes(file.read_bytes())
+        return tmp_path / family
+
+    return make
+
+
+def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_path) -> None:
+    care = small_of(tiny_llama, "care", policy="waterfill")
+    healed = lrcore.heal(care, **QUICK, rotary_channel=4)
+    assert not torch.allclose(logits(healed), logits(care), atol=1e-3)
+    assert all(read_layer(healed.network, i).attention.channel.k.any() for i in range(3))
+    back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
+    assert torch.equal(logits(back), logits(healed))
+    assert back.size == healed.size
+    report = json.loads((tmp_path / "healed" / "report.json").read_text())
+    assert (
+        report["recipe"]
+        == care.report["recipe"]
+        == json.loads((tmp_path / "healed" / "recipe.json").read_text())
+    )
+    assert report["ranks"] == care.report["ranks"]
+    assert report["healing"]["rotary_channel"] == 4
+    assert lrcore.generate(back, "Once", 8) == lrcore.generate(healed, "Once", 8)
+    summary = report["summary"]
+    assert summary["parameters"] == back.size.parameters > care.size.parameters
+    assert summary["decoder_parameters"] == back.size.decoder_linear
+    assert summary["megabytes"] == pytest.approx(back.size.megabytes)
+    assert summary["kv_bytes_per_token"] == back.size.kv_bytes == care.size.kv_bytes
+    assert summary["flops_per_token"] > care.report["summary"]["flops_per_token"]
+    lrcore.export(back, tmp_path / "out")
+    assert "### Healing" in (tmp_path / "out" / "README.md").read_text()
+    elsewhere(ELSEWHERE, str(tmp_path / "out"), str(tmp_path / "logits.pt"), cwd=tmp_path)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(healed))
+    again = lrcore.heal(back, **QUICK)  # further, with the channel it has
+    assert again.size == back.size
+    assert not torch.equal(
+        read_layer(again.network, 0).attention.channel.q,
+        read_layer(back.network, 0).attention.channel.q,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"batch": 1.5}, "batch"),
+        ({"lr": 0}, "lr"),
+        ({"beta": -1}, "beta"),
+        ({"temperature": float("nan")}, "temp"),
+        ({"rotary_channel": 3}, "even"),
+        ({"rotary_channel": 64}, "at most 8"),
+        ({"train": "latent"}, "Did you mean 'latents'"),
+        ({"seq_len": 1000}, "context"),
+        ({"samples": 0}, "samples"),
+        ({"lr": 1e30, "steps": 30}, "diverged"),
+    ],
+)
+def test_settings_that_cannot_be(settings, says, care) -> None:
+    with pytest.raises(lrcore.InputError, match=says):
+        lrcore.heal(care, **QUICK | settings)
+
+
+def test_models_that_cannot_be_healed(small_of, tiny_llama, tiny_opt, tmp_path) -> None:
+    dense = lrcore.load(str(tiny_llama))
+    with pytest.raises(lrcore.InputError, match="no compressed model"):
+        lrcore.heal(dense, **QUICK)
+    with pytest.raises(lrcore.InputError, match="no latents"):
+        lrcore.heal(small_of(tiny_llama, "svd"), **QUICK, train="latents")
+    with pytest.raises(lrcore.InputError, match="heal first"):
+        lrcore.heal(lrcore.quantise(small_of(tiny_llama, "care"), 8, 16), **QUICK)
+    with pytest.raises(lrcore.InputError, match="No layer"):
+        lrcore.heal(small_of(tiny_opt, "care"), **QUICK, rotary_channel=2)
+    lrcore.save(small_of(tiny_llama, "care"), tmp_path / "small")
+    with pytest.raises(lrcore.InputError, match="without offload"):
+        lrcore.heal(lrcore.load(str(tmp_path / "small"), offload=True), **QUICK)
+
+
+def test_the_teacher_is_the_model_it_was_made_of(
+    small_of, tiny_llama, tiny_llama_bias, tmp_path
+) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "dense")
+    small = small_of(folder, "care")
+    assert find_teacher(small).fingerprint == small.report["base_fingerprint"]
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(lrcore.InputError, match=r"cannot be loaded as its teacher.*--teacher"):
+        find_teacher(small)
+    assert find_teacher(small, str(moved)).name == str(moved)
+    with pytest.raises(lrcore.InputError, match="another fingerprint"):
+        find_teacher(small, str(tiny_llama_bias))
+    shutil.copytree(tiny_llama_bias, folder)
+    with pytest.raises(lrcore.InputError, match="another fingerprint"):
+        lrcore.heal(small, **QUICK)
+
+
+def test_the_command(care, story_file, tmp_path, capsys) -> None:
+    lrcore.save(care, tmp_path / "small")
+    words = [
+        "heal",
+        str(tmp_path / "small"),
+        "--data",
+        str(story_file),
+        "--samples",
+        "8",
+        "--seq-len",
+        "24",
+        "--steps",
+        "4",
+        "--batch",
+        "3",
+    ]
+    words += [
+        "--lr",
+        "1e-2",
+        "--beta",
+        "1",
+        "--temperature",
+        "2",
+        "--rotary-channel",
+        "2",
+        "--seed",
+        "3",
+        "--out",
+        str(tmp_path / "healed"),
+    ]
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert told["healing"]["steps"] == 4
+    assert len(told["healing"]["cross_entropy"]) == 4
+    assert said.err == "heal (4)\n"
+    healed = lrcore.load(told["out"])
+    expected = lrcore.heal(care, str(story_file), **QUICK, rotary_channel=2, seed=3)
+    assert torch.equal(logits(healed), logits(expected))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "healed",
+        "small",
+    ]  # nothing is left of the state
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "healing.last_loss" in shown
+    assert "protocol" not in shown
+    assert (
+        main(["heal", str(tmp_path / "small"), "--out", str(tmp_path / "other"), "--train", "some"])
+        == 2
+    )
+    assert capsys.readouterr().err.startswith("error: Unknown choice of what to train 'some'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:
+    """One kind of method per family in turn; a loss that falls needs gradients all the way."""
+    method = ("care", "fused", "svd_llm")[list(ARCHITECTURES).index(family) % 3]
+    small = small_of(dense_of(family), method)
+    rotary = method == "care" and read_layer(small.network, 0).attention.position == "rotary"
+    healed = lrcore.heal(
+        small, **QUICK | {"steps": 12, "batch": 8}, rotary_channel=2 if rotary else 0
+    )
+    told = healed.report["healing"]
+    assert told["last_loss"] < told["first_loss"]
+    back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
+    assert torch.equal(logits(back), logits(healed))

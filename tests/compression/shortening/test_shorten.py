@@ -1,0 +1,161 @@
+"""Whole layers dropped: which go, and that what is left is a model of its family, in memory, in
+the cache and on disk.
+"""
+
+import copy
+import json
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny
+from transformers import AutoModelForCausalLM
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.shortening.depth import skipping, without_layers
+from lrcore.errors import InputError
+from lrcore.models.architectures import decoder_layers
+from lrcore.models.load import kernel_of
+
+TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
+MIXED = ("qwen3_moe", 0)  # its config says by number which layers have no experts
+
+
+def logits(network, tokens=TOKENS, **kwargs):
+    with torch.inference_mode():
+        return network(input_ids=tokens, **kwargs).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_network_without_a_layer_is_one_of_its_family(family, gone, tmp_path):
+    network = tiny(family)
+    before = logits(network)
+    if (family, gone) == MIXED:
+        with pytest.raises(InputError, match="differ in kind"):
+            without_layers(network, {gone})
+        return
+    with skipping(network, {gone}):
+        skipped = logits(network)
+    short = without_layers(network, {gone})
+    assert torch.equal(logits(short), skipped)
+    assert not torch.equal(skipped, before)
+    assert torch.equal(logits(network), before)  # the one given is untouched
+    assert len(decoder_layers(network)) == 2
+    first = short(input_ids=TOKENS[:, :20], use_cache=True)
+    rest = logits(short, TOKENS[:, 20:], past_key_values=first.past_key_values)
+    assert torch.allclose(rest, skipped[:, 20:], atol=1e-4 * float(skipped.abs().max()))
+    short.save_pretrained(tmp_path)
+    back = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=kernel_of(short.config)
+    ).eval()
+    assert torch.equal(logits(back), skipped)
+
+
+@pytest.fixture
+def asked(tiny_llama, story_file):
+    recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    return lrcore.load(str(tiny_llama)), recipe
+
+
+def test_the_layers_of_least_influence_go_first(asked):
+    model, recipe = asked
+    influence = lrcore.calibrate(model, recipe).block_influence
+    gone = lrcore.shorten(model, recipe, 2).report["shortened"]["gone"]
+    assert gone == sorted(range(3), key=influence.__getitem__)[:2]
+
+
+def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(asked):
+    model, recipe = asked
+    tokens = lrcore.calibrate(model, recipe).tokens
+
+    def loss(gone: set[int]) -> float:
+        network = copy.deepcopy(model.network)
+        for index in gone:
+            decoder_layers(network)[index].forward = lambda hidden_states, *_args, **_kwargs: (
+                hidden_states
+            )
+        scores = logits(network, tokens)[:, :-1].flatten(0, 1)
+        return float(torch.nn.functional.cross_entropy(scores, tokens[:, 1:].flatten()))
+
+    expected: list[int] = []
+    for _ in range(2):
+        expected.append(
+            min(set(range(3)) - set(expected), key=lambda index: loss({*expected, index}))
+        )
+    assert lrcore.shorten(model, recipe, 2, by="loss").report["shortened"] == {
+        "by": "loss",
+        "gone": expected,
+        "of": 3,
+    }
+
+
+def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked, tmp_path):
+    model, recipe = asked
+    short = lrcore.shorten(model, recipe, 1)
+    assert short.size.kv_values * 3 == model.size.kv_values * 2
+    assert short.report["summary"]["parameters"] == short.size.parameters < model.size.parameters
+    back = lrcore.load(str(lrcore.save(short, tmp_path / "saved")))
+    assert torch.equal(logits(back.network), logits(short.network))
+    small = lrcore.compress(back, recipe.with_(method="a3", ratio=0.2))
+    assert {slot["layer"] for slot in small.report["ranks"]} == {0, 1}
+    folder = lrcore.export(back, tmp_path / "stock", stock=True)
+    assert not list(folder.glob("*.py"))
+    assert torch.equal(
+        logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
+        logits(short.network),
+    )
+    with pytest.raises(InputError, match="not one model"):
+        lrcore.local_errors(model, short, recipe.data, samples=2, seq_len=32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "by", "words"),
+    [
+        (0, "influence", "at least 1"),
+        (3, "influence", "at least 1"),
+        (1, "los", "Did you mean|did you mean"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(asked, layers, by, words):
+    with pytest.raises(InputError, match=words):
+        lrcore.shorten(*asked, layers, by=by)
+
+
+def test_the_command_writes_what_the_word_makes(asked, story_file, tmp_path, capsys):
+    model, recipe = asked
+    said = [
+        "--data",
+        str(story_file),
+        "--samples",
+        "4",
+        "--seq-len",
+        "32",
+        "--layers",
+        "1",
+        "--by",
+        "loss",
+        "--json",
+    ]
+    assert main(["shorten", recipe.model, str(tmp_path / "out"), *said]) == 0
+    told, made = json.loads(capsys.readouterr().out), lrcore.shorten(model, recipe, 1, by="loss")
+    assert told["shortened"] == made.report["shortened"]
+    assert torch.equal(logits(lrcore.load(told["out"]).network), logits(made.network))
+
+
+def test_a_compressed_model_is_not_shortened(asked):
+    model, recipe = asked
+    with pytest.raises(InputError, match="Shorten the dense model"):
+        lrcore.shorten(lrcore.compress(model, recipe.with_(method="a3", ratio=0.2)), recipe, 1)
+    with pytest.raises(InputError, match="offload"):
+        lrcore.shorten(lrcore.load(recipe.model, offload=True), recipe, 1)
+
+
+def test_layers_named_go_and_nothing_runs(asked):
+    model, recipe = asked
+    gone = lrcore.shorten(model, recipe, 2).report["shortened"]["gone"]
+    named = lrcore.drop_layers(model, gone)
+    assert named.report["shortened"] == {"by": "hand", "gone": gone, "of": 3}
+    assert torch.equal(logits(named.network), logits(lrcore.shorten(model, recipe, 2).network))
+    with pytest.raises(InputError, match="keep at least 1"):
+        lrcore.drop_layers(model, [0, 1, 2])

@@ -1,0 +1,297 @@
+"""Every family in the table: read, written back, compressed, cached and padded without a change
+that was not asked for.
+"""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import CONFIGS, FAMILIES, family_folder, tiny
+from transformers import AutoConfig, DynamicCache
+
+import lrcore
+from lrcore import InputError
+from lrcore.methods import METHODS, truncate
+from lrcore.methods.latentllm.joint import rotary_offsets
+from lrcore.models.architectures import ARCHITECTURES, decoder_layers
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.load import read_config
+from lrcore.models.stream import LayerStream, rotate_states, starting_at
+from lrcore.models.structure import measure, structure
+from lrcore.modules.compressed import SIZES, whole_head
+from lrcore.modules.install import attention_module, install
+
+SOLVED = tuple(METHODS)
+TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
+
+
+@cache
+def dense(family: str):
+    """A tiny network and the moments of its layers, for all methods."""
+    network = tiny(family)
+    needs = frozenset({("block", "influence")}).union(*(METHODS[method].needs for method in SOLVED))
+    stream = LayerStream(network, TOKENS, batch=2)  # batches of two sizes
+    return network, [stream.run(index, needs) for index in range(len(decoder_layers(network)))]
+
+
+@cache
+def compressed(family: str, method: str):
+    """Every slot at 70 % of its ranks."""
+    network, moments = dense(family)
+    small = clone(network)
+    for index, own in enumerate(moments):
+        layer = read_layer(small, index)
+        factors = METHODS[method].factor(layer, own)
+        offered = {
+            name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap]
+            for name, f in factors.items()
+        }
+        ranks = {name: own[int(0.7 * len(own))] for name, own in offered.items()}
+        write_layer(small, truncate(layer, factors, ranks))
+    return small
+
+
+def logits(network, tokens=TOKENS, **kwargs):
+    with torch.inference_mode():
+        return network(tokens, **kwargs).logits
+
+
+def close(a, b) -> bool:
+    return torch.allclose(a, b, atol=1e-4 * float(b.abs().max()))
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    assert CONFIGS.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streamed_layer_by_layer_the_hidden_states_are_those_of_the_model(family) -> None:
+    network, _ = dense(family)
+    expected, stream = (
+        network(TOKENS, output_hidden_states=True, use_cache=False).hidden_states,
+        LayerStream(network, TOKENS, batch=2),
+    )
+    assert close(torch.cat(stream.hidden), expected[0])
+    stream.run(0)
+    assert close(torch.cat(stream.hidden), expected[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_entering_at_a_layer_gives_the_logits_of_the_whole(family) -> None:
+    network, _ = dense(family)
+    whole, stream = logits(network, TOKENS[:2], use_cache=False), LayerStream(network, TOKENS[:2])
+    stream.run(0)
+    with starting_at(network, 1, stream.hidden[0]):
+        assert close(logits(network, TOKENS[:2], use_cache=False), whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unchanged_layers_written_back_leave_the_logits_bit_identical(family) -> None:
+    network, _ = dense(family)
+    again = clone(network)
+    for index in range(len(decoder_layers(again))):
+        write_layer(again, read_layer(again, index))
+    assert torch.equal(logits(again), logits(network))
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_at_full_rank_a_method_leaves_the_dense_model(family, method) -> None:
+    network, moments = dense(family)
+    again = clone(network)
+    for index, own in enumerate(moments):
+        layer = read_layer(again, index)
+        factors = METHODS[method].factor(layer, own)
+        expected = (
+            layer.components
+            if METHODS[method].components == ("qk", "ov", "mlp")
+            else layer.matrices()
+        )
+        if method == "latentllm":  # some slots are of two matrices
+            assert sum(f.cost.dense for f in factors.values()) == layer.parameters
+        else:
+            assert set(factors) == set(expected) & set(METHODS[method].components)
+        write_layer(
+            again, truncate(layer, factors, {name: f.cost.full for name, f in factors.items()})
+        )
+    assert torch.equal(logits(again), logits(network))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        family
+        for family, row in ARCHITECTURES.items()
+        if row.position == "rotary" and row.norms is None
+    ],
+)
+def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
+    network, _ = dense(family)
+    calls: list[dict] = []
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
+        )
+        for layer in decoder_layers(network)
+    ]
+    logits(network)
+    for handle in handles:
+        handle.remove()
+    for index, kwargs in enumerate(calls):
+        a = read_layer(network, index).attention
+        if a.position == "none":
+            assert a.frequencies is None
+            continue
+        cos, sin = whole_head(*kwargs["position_embeddings"], a.head_size)
+        turns = rotary_offsets(a.frequencies.double(), a.head_size, 5)
+        q, k = torch.randn(2, 24, a.head_size).double().unsqueeze(1)  # [1, t, size] each
+        turned_q, turned_k = (
+            rotate_states(states, cos.double(), sin.double())[0] for states in (q, k)
+        )
+        for m, n in ((7, 7), (20, 17), (9, 4)):
+            assert float(turned_q[m] @ turned_k[n]) == pytest.approx(
+                float(q[0, m] @ turns[m - n] @ k[0, n]), abs=1e-4
+            )
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compressed_attention_with_whole_heads_is_the_native_attention(family, latent) -> None:
+    """Masks, windows, score caps, ALiBi, norms, partial rotary and scales, all in one: nothing
+    is narrowed, only the module changes.
+    """
+    network, _ = dense(family)
+    row, again = ARCHITECTURES[family], clone(network)
+    for index, module in enumerate(decoder_layers(again)):
+        native, value = module.get_submodule(row.attention), read_layer(again, index).attention
+        sizes = {name: getattr(value, name) for name in SIZES} | {
+            "selected_pairs": False,
+            "latent": latent,
+        }
+        module.set_submodule(
+            row.attention,
+            attention_module(again, f"{row.layers}.{index}", sizes, index, native).fill(value),
+        )
+    assert close(logits(again), logits(network))
+    assert close(by_pieces(again), logits(network))
+    mask, positions = left_padding()
+    padded = {"attention_mask": mask, **positions_of(again, positions)}
+    assert close(
+        logits(again, padded_tokens(), **padded)[:, 6:],
+        logits(network, padded_tokens(), **padded)[:, 6:],
+    )
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
+    network, _ = dense(family)
+    small = compressed(family, method)
+    assert measure(small).decoder_linear < measure(network).decoder_linear
+    assert measure(small).parameters < measure(network).parameters
+    whole = logits(small)
+    assert not torch.equal(whole, logits(network))
+    assert torch.isfinite(whole).all()
+    assert close(by_pieces(small), whole)
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compressed_in_a_left_padded_batch_or_alone_is_the_same(family, method) -> None:
+    small = compressed(family, method)
+    mask, positions = left_padding()
+    together = logits(small, padded_tokens(), attention_mask=mask, **positions_of(small, positions))
+    assert close(together[:1, 6:], logits(small, TOKENS[:1, :18]))
+    assert close(together[1:], logits(small, TOKENS[1:2]))
+
+
+@pytest.mark.parametrize("method", SOLVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_structure_and_state_rebuild_the_compressed_model_bit_for_bit(family, method) -> None:
+    network, _ = dense(family)
+    small, rebuilt = compressed(family, method), clone(network)
+    with torch.device("meta"):
+        install(rebuilt, structure(small))
+    rebuilt.load_state_dict(small.state_dict(), strict=True, assign=True)
+    assert torch.equal(logits(rebuilt), logits(small))
+
+
+def by_pieces(network):
+    cache, pieces = DynamicCache(config=network.config), []
+    for part in (TOKENS[:, :9], TOKENS[:, 9:10], TOKENS[:, 10:11], TOKENS[:, 11:]):
+        pieces.append(logits(network, part, past_key_values=cache, use_cache=True))
+    return torch.cat(pieces, 1)
+
+
+def padded_tokens():
+    return torch.cat((torch.cat((torch.full((1, 6), 2), TOKENS[:1, :18]), 1), TOKENS[1:2]))
+
+
+def left_padding():
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, :6] = 0
+    return mask, (mask.cumsum(-1) - 1).clamp_min(0)
+
+
+def positions_of(network, positions):
+    """ALiBi families take no positions."""
+    return {} if network.config.model_type in ("bloom", "mpt") else {"position_ids": positions}
+
+
+def test_the_page_in_docs_is_that_of_the_table() -> None:
+    root = Path(__file__).resolve().parents[2]
+    assert (
+        subprocess.run(
+            [sys.executable, str(root / "scripts" / "architectures.py"), "--check"], check=False
+        ).returncode
+        == 0
+    )
+
+
+def test_the_outcomes_in_docs_are_of_every_family_and_method_and_all_passed() -> None:
+    record = json.loads(
+        (Path(__file__).resolve().parents[2] / "docs" / "architectures.json").read_text(
+            encoding="utf-8"
+        )
+    )
+    expected = {"a": [1, 1]} | {letter: [len(METHODS)] * 2 for letter in "bcde"}
+    assert record == dict.fromkeys(ARCHITECTURES, expected)
+
+
+def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -> None:
+    config = AutoConfig.for_model("phi", **CONFIGS["phi"], qk_layernorm=True)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="qk_layernorm True is not supported, only with False"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(InputError, match=r"'mamba' .* is not supported\. Supported: llama, "):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral"])
+def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
+    """The whole way by the public words, with the tokenizer of another model."""
+    model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
+    recipe = lrcore.Recipe(
+        model=str(tmp_path / "dense"),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        ratio=0.2,
+        method="fused",
+    )
+    small = lrcore.compress(model, recipe)
+    assert small.report["summary"]["achieved"] == pytest.approx(0.2, abs=0.05)
+    assert small.size.parameters == small.report["summary"]["parameters"]
+    lrcore.save(small, tmp_path / "small")
+    back = lrcore.load(str(tmp_path / "small"))
+    assert torch.equal(logits(back.network), logits(small.network))
+    assert lrcore.generate(back, "Once upon", max_new_tokens=4) == lrcore.generate(
+        small, "Once upon", max_new_tokens=4
+    )
+    with pytest.raises(InputError, match="more than this method can remove here; at most"):
+        lrcore.compress(model, recipe.with_(ratio=0.99))

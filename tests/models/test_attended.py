@@ -1,0 +1,135 @@
+"""What the heads attend to in the values of all heads: measured on networks, and only where
+somebody asks.
+"""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny
+from transformers.pytorch_utils import Conv1D
+
+import lrcore
+from lrcore.calibration.calibrate import all_needs
+from lrcore.errors import InputError
+from lrcore.methods import METHODS
+from lrcore.models import attended
+from lrcore.models.architectures import architecture_of, decoder_layers
+from lrcore.models.layers import read_layer
+from lrcore.models.load import load_model
+from lrcore.models.native import head_sizes, rows_of
+from lrcore.models.stream import LayerStream
+
+TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
+NEEDS = METHODS["latentllm"].extra_needs["vo", "attention"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_head_makes_of_its_own_values_is_its_output(family):
+    network = tiny(family)
+    stream = LayerStream(network, TOKENS, batch=2)
+    for index in range(len(decoder_layers(network))):
+        a = read_layer(network, index).attention
+        moments = stream.run(index, NEEDS | {("attn_out", "second"), ("attn_out", "mean")})
+        own = torch.arange(a.n_q) // a.group
+        places = (torch.arange(a.n_q).unsqueeze(1), own.unsqueeze(1), torch.arange(a.head_size))
+        mean = moments.mean("attended").view(a.n_q, a.n_kv, a.head_size)[places].flatten()
+        second = (
+            moments.second("attended")
+            .view(*2 * (a.n_q, a.n_kv, a.head_size))[places]
+            .flatten(0, 1)
+            .flatten(1)
+        )
+        second = second.view(-1, a.n_q, a.n_kv, a.head_size)[:, *places].flatten(1)
+        assert torch.allclose(mean, moments.mean("attn_out"), atol=1e-5)
+        assert torch.allclose(second, moments.second("attn_out"), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(family):
+    """The exchange touches values alone, wherever a family keeps them: keys and queries that
+    moved along would change the weights.
+    """
+    network = copy.deepcopy(tiny(family))
+    row = architecture_of(network)
+    for index, layer in enumerate(decoder_layers(network)):
+        a, module = read_layer(network, index).attention, layer.get_submodule(row.paths()["v"])
+        rows = rows_of(row, head_sizes(network, layer.get_submodule(row.attention)), "v").view(
+            a.n_kv, -1
+        )
+        weight = module.weight.data.T if isinstance(module, Conv1D) else module.weight.data
+        for stored in (weight, None if module.bias is None else module.bias.data):
+            if stored is not None:
+                stored[rows] = stored[rows[:1]]
+        stream = LayerStream(network, TOKENS)
+        for before in range(index):
+            stream.run(before)
+        found = attended.attended_values(
+            network, decoder_layers(network)[index], stream.hidden[0], *stream.call(index, 0)
+        )
+        found = found.unflatten(-1, (a.n_q, a.n_kv, a.head_size))
+        assert torch.allclose(found, found[..., :1, :].expand_as(found), atol=1e-5)
+        assert float(found.std()) > 0
+
+
+@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
+def test_it_is_the_attention_weights_times_the_values_of_every_head(folder, request):
+    network = load_model(str(request.getfixturevalue(folder))).network
+    network.set_attn_implementation("eager")
+    with torch.inference_mode():
+        weights = network(TOKENS, output_attentions=True).attentions[0]  # [b, n_q, t, t]
+    stream = LayerStream(network, TOKENS)
+    layer = decoder_layers(network)[0]
+    found = attended.attended_values(network, layer, stream.hidden[0], *stream.call(0, 0))
+    seen = []
+    hook = layer.self_attn.v_proj.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    stream.run(0)
+    hook.remove()
+    expected = torch.einsum("bqtu,buk->btqk", weights, seen[0]).flatten(2)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
+    tiny_llama, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    assert not NEEDS & all_needs()
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), method="latentllm", ratio=0.3, samples=4, seq_len=32
+    )
+    calibration = lrcore.calibrate(model, recipe)
+    plain = lrcore.factorise(model, calibration, "latentllm")
+    assert len(list((tmp_path / "moments").iterdir())) == 1
+    stages: list[str] = []
+    options = {"vo": "attention"}
+    for expected in (True, False):
+        stages.clear()
+        factors = lrcore.factorise(
+            model,
+            calibration,
+            "latentllm",
+            lambda stage, done, _total: done and stages.append(stage),
+            options,
+        )
+        assert (stages.count("calibrate") > 1) == expected
+    assert len(list((tmp_path / "moments").iterdir())) == 2
+    assert factors.calibration is calibration is plain.calibration
+    for mode in ("independent", "sequential"):
+        small = lrcore.compress(model, recipe.with_(options=options, calibration=mode), factors)
+        assert torch.isfinite(small.network(TOKENS).logits).all()
+
+
+def test_too_wide_a_layer_is_refused_in_words(tiny_llama, monkeypatch):
+    monkeypatch.setattr(attended, "WIDEST", 10)
+    stream = LayerStream(load_model(str(tiny_llama)).network, TOKENS)
+    with pytest.raises(InputError, match="vo=joint"):
+        stream.run(0, NEEDS)
+
+
+def test_an_attention_that_is_narrow_already_is_refused_in_words(tiny_llama):
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(model=str(tiny_llama), method="a3", ratio=0.4, samples=4, seq_len=32)
+    small = lrcore.compress(model, recipe)
+    with pytest.raises(InputError, match="dense model"):
+        lrcore.prepare(small, recipe.with_(method="latentllm", options={"vo": "attention"}))

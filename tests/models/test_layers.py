@@ -1,0 +1,141 @@
+"""Reading and writing layers: bit for bit where nothing changed, really smaller where something
+did.
+"""
+
+import json
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from lrcore.methods import METHODS, truncate
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.load import load_model
+from lrcore.models.stream import LayerStream
+from lrcore.models.structure import measure, structure
+from lrcore.modules.install import install
+
+FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]
+TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(params=FOLDERS)
+def model(request):
+    return load_model(str(request.getfixturevalue(request.param)))
+
+
+def logits(network, tokens=TOKENS, **kwargs):
+    with torch.inference_mode():
+        return network(tokens, **kwargs).logits
+
+
+def compressed(model, method: str = "a3", keep: float = 0.6):
+    """Every slot of every layer at a share of its ranks, solved on the moments of TOKENS."""
+    network, row = clone(model.network), METHODS[method]
+    stream = LayerStream(model.network, TOKENS)
+    for index in range(model.network.config.num_hidden_layers):
+        layer = read_layer(network, index)
+        factors = row.factor(layer, stream.run(index, row.needs or {("block", "influence")}))
+        offered = {
+            name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap]
+            for name, f in factors.items()
+        }
+        ranks = {name: own[int(keep * len(own))] for name, own in offered.items()}
+        write_layer(network, truncate(layer, factors, ranks))
+    return network
+
+
+def test_an_unchanged_layer_written_back_leaves_the_logits_bit_identical(model) -> None:
+    network = clone(model.network)
+    for index in range(network.config.num_hidden_layers):
+        write_layer(network, read_layer(network, index))
+    assert torch.equal(logits(network), logits(model.network))
+
+
+def test_a_clone_shares_tensors_and_survives_compression_of_the_other(model) -> None:
+    before = logits(model.network)
+    small = compressed(model)
+    assert torch.equal(logits(model.network), before)
+    assert not torch.equal(logits(small), before)
+    assert (
+        small.get_input_embeddings().weight.data_ptr()
+        == model.network.get_input_embeddings().weight.data_ptr()
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
+    small = compressed(model, method)
+    assert measure(small).decoder_linear < measure(model.network).decoder_linear
+    assert measure(small).parameters == sum(p.numel() for p in small.parameters())
+    for network in (model.network, small):
+        cache = DynamicCache(config=network.config)
+        with torch.inference_mode():
+            network(TOKENS, past_key_values=cache, use_cache=True)
+        held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+        assert held == measure(network).kv_values * TOKENS.numel()
+    narrows = METHODS[method].shrinks_kv
+    assert (measure(small).kv_values < measure(model.network).kv_values) == narrows
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_and_without_cache_give_the_same_logits(model, method: str) -> None:
+    small = compressed(model, method)
+    whole = logits(small)
+    cache, pieces = DynamicCache(config=small.config), []
+    for part in (TOKENS[:, :17], TOKENS[:, 17:18], TOKENS[:, 18:19], TOKENS[:, 19:]):
+        pieces.append(logits(small, part, past_key_values=cache, use_cache=True))
+    assert torch.allclose(torch.cat(pieces, 1), whole, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["a3", "svd_llm"])
+def test_a_left_padded_batch_gives_the_logits_of_each_row_alone(model, method: str) -> None:
+    small = compressed(model, method)
+    alone = logits(small, TOKENS[:1, :20])
+    padded = torch.cat((torch.full((1, 6), 2), TOKENS[:1, :20]), 1)
+    mask = torch.cat((torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 20, dtype=torch.long)), 1)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    together = logits(
+        small,
+        torch.cat((padded, TOKENS[1:2, :26])),
+        attention_mask=torch.cat((mask, torch.ones_like(mask))),
+        position_ids=torch.cat((positions, torch.arange(26).unsqueeze(0))),
+    )
+    assert torch.allclose(together[:1, 6:], alone, atol=2e-5)
+
+
+def test_generate_runs_on_the_small_cache(model) -> None:
+    small = compressed(model)
+    out = small.generate(
+        TOKENS[:, :8],
+        max_new_tokens=6,
+        do_sample=False,
+        pad_token_id=2,
+        attention_mask=torch.ones(3, 8),
+    )
+    plain = TOKENS[:, :8]
+    for _ in range(out.shape[1] - 8):
+        plain = torch.cat((plain, logits(small, plain)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(out[:, 8], plain[:, 8])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_structure_survives_json_and_rebuilds_modules_that_take_the_state_dict(
+    model, method: str
+) -> None:
+    small = compressed(model, method)
+    description = json.loads(json.dumps(structure(small)))
+    rebuilt = clone(model.network)
+    install(rebuilt, description)
+    rebuilt.load_state_dict(small.state_dict(), strict=True)
+    assert torch.equal(logits(rebuilt), logits(small))
+
+
+def test_a_written_layer_reads_back_as_it_was(model) -> None:
+    small = compressed(model)
+    layer = read_layer(small, 1)
+    write_layer(small, layer)
+    again = read_layer(small, 1)
+    assert again.attention.qk_size == layer.attention.qk_size < layer.attention.head_size
+    for name, projection in layer.matrices().items():
+        assert torch.equal(again.matrices()[name].weight, projection.weight)

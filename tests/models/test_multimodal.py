@@ -1,0 +1,251 @@
+"""Models of images and text: the language model inside is found and compressed, the rest is left
+as it is to the bit.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from elsewhere import elsewhere
+from tiny_models import copy_tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    LlamaConfig,
+    Qwen2Config,
+    SiglipVisionConfig,
+)
+
+import lrcore
+from lrcore.compression.shortening.depth import skipping
+from lrcore.models.architectures import MULTIMODAL
+
+_TEXT = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+_SIGHT = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_CLIP = {
+    "vision_config": CLIPVisionConfig(**_SIGHT, projection_dim=24),
+    "vision_feature_layer": -1,
+    "image_token_index": 299,
+}
+IMAGE = 299
+
+CONFIGS = {
+    "llava": {"text_config": LlamaConfig(**_TEXT), **_CLIP},
+    "vipllava": {
+        "text_config": LlamaConfig(**_TEXT),
+        **_CLIP | {"vision_feature_layers": [-1, -2]},
+    },
+    "llava_next": {
+        "text_config": LlamaConfig(**_TEXT),
+        **_CLIP,
+        "image_grid_pinpoints": [[16, 16]],
+    },
+    "llava_onevision": {
+        "text_config": Qwen2Config(**_TEXT),
+        "vision_config": SiglipVisionConfig(**_SIGHT),
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+        "image_grid_pinpoints": [[16, 16]],
+        "video_token_index": 298,
+    },
+    "gemma3": {
+        "text_config": {
+            **_TEXT,
+            "model_type": "gemma3_text",
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 64,
+        },
+        "vision_config": {**_SIGHT, "model_type": "siglip_vision_model"},
+        "image_token_index": IMAGE,
+        "mm_tokens_per_image": 4,
+    },
+    "mistral3": {
+        "text_config": {**_TEXT, "model_type": "mistral", "head_dim": 8, "sliding_window": None},
+        "vision_config": {**_SIGHT, "model_type": "pixtral", "head_dim": 12, "num_channels": 3},
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+        "spatial_merge_size": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama, tmp_path_factory):
+    """A folder with a tiny model of images and text, with the tokenizer of the tiny Llama and a
+    file of its own on images.
+    """
+
+    def make(kind):
+        path = tmp_path_factory.mktemp(kind)
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **CONFIGS[kind])
+        network = AutoModelForImageTextToText.from_config(
+            config, attn_implementation="sdpa", dtype=torch.float32
+        )
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        network.save_pretrained(path)
+        (path / "preprocessor_config.json").write_text(
+            json.dumps({"image_processor_type": "CLIPImageProcessor"})
+        )
+        copy_tokenizer(tiny_llama, path)
+        return path
+
+    return make
+
+
+def compressed(path, data, method):
+    recipe = lrcore.Recipe(
+        model=str(path), data=str(data), samples=4, seq_len=32, ratio=0.3, method=method
+    )
+    dense = lrcore.load(str(path))
+    return dense, lrcore.compress(dense, recipe)
+
+
+def outside(network):
+    """Every tensor that does not belong to a decoder layer of the language model."""
+    return {
+        name: tensor
+        for name, tensor in network.state_dict().items()
+        if "language_model.layers" not in name
+    }
+
+
+def test_every_kind_has_a_tiny_model():
+    assert CONFIGS.keys() == MULTIMODAL.keys()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_language_model_inside_is_compressed_and_the_rest_untouched(
+    kind, folder, story_file, tmp_path
+):
+    dense, small = compressed(folder(kind), story_file, "svd_llm")
+    assert len(outside(dense.network)) > 20
+    assert all(
+        torch.equal(outside(small.network)[name], tensor)
+        for name, tensor in outside(dense.network).items()
+    )
+    assert small.size.decoder_linear <= 0.7 * dense.size.decoder_linear
+    assert (
+        dense.size.parameters - small.size.parameters
+        == dense.size.decoder_linear - small.size.decoder_linear
+    )
+    lrcore.save(small, tmp_path / "small")
+    back = lrcore.load(str(tmp_path / "small"))
+    tokens = torch.arange(3, 43).view(2, 20)
+    with torch.inference_mode():
+        assert torch.equal(
+            back.network(input_ids=tokens).logits, small.network(input_ids=tokens).logits
+        )
+    assert (tmp_path / "small" / "preprocessor_config.json").is_file()
+    result = lrcore.compare(dense, back, str(story_file), samples=2, seq_len=32)
+    assert result.dense.perplexity > 0
+    assert lrcore.generate(back, "Once", max_new_tokens=4) == lrcore.generate(
+        small, "Once", max_new_tokens=4
+    )
+
+
+def seen(network):
+    """Logits of a text with an image of four patches in it."""
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    tokens = torch.tensor([[5, 6, *[IMAGE] * 4, 7, 8, 9]])
+    with torch.inference_mode():
+        return network(input_ids=tokens, pixel_values=pixels).logits
+
+
+@pytest.mark.parametrize("method", ["a3", "modegpt", "fused", "care"])
+def test_images_go_through_a_compressed_llava(method, folder, story_file, tmp_path):
+    path = folder("llava")
+    dense, small = compressed(path, story_file, method)
+    recipe = lrcore.Recipe(
+        model=str(path), data=str(story_file), samples=4, seq_len=32, method=method, refit="off"
+    )
+    factors = lrcore.prepare(dense, recipe)
+    plan = lrcore.allocate(factors, recipe)
+    full = replace(
+        plan, ranks={slot: spectrum.cost.full for slot, spectrum in plan.spectra.items()}
+    )
+    whole = lrcore.compress(dense, recipe, factors, full)
+    assert torch.equal(seen(whole.network), seen(dense.network))
+    assert not torch.equal(seen(small.network), seen(dense.network))
+    lrcore.save(small, tmp_path / "small")
+    assert torch.equal(seen(lrcore.load(str(tmp_path / "small")).network), seen(small.network))
+
+
+ELSEWHERE = """
+import sys, torch
+from transformers import AutoModelForImageTextToText
+for folder, trust in ((sys.argv[1], True), (sys.argv[2], False)):
+    model = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=trust)
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[5, 6, 299, 299, 299, 299, 7, 8, 9]]), pixel_values=pixels).logits
+    torch.save(logits, folder + ".pt")
+"""
+
+
+def test_exports_of_a_llava_see_elsewhere(folder, story_file, tmp_path):
+    dense, small = compressed(folder("llava"), story_file, "a3")
+    lrcore.export(small, tmp_path / "code")
+    recipe = lrcore.Recipe(
+        model=dense.name, data=str(story_file), samples=4, seq_len=32, ratio=0.1, method="modegpt"
+    )
+    factors = lrcore.prepare(dense, recipe)
+    fit = lrcore.stock_fit(dense, lrcore.allocate(factors, recipe)).to_dict()
+    even = lrcore.compress(dense, recipe.with_(overrides=fit["ranks"]), factors)
+    lrcore.export(even, tmp_path / "stock", stock=True)
+    elsewhere(ELSEWHERE, str(tmp_path / "code"), str(tmp_path / "stock"), cwd=tmp_path)
+    assert torch.equal(torch.load(tmp_path / "code.pt"), seen(small.network))
+    assert torch.allclose(torch.load(tmp_path / "stock.pt"), seen(even.network), atol=1e-5)
+    assert "pipeline_tag: image-text-to-text" in (tmp_path / "code" / "README.md").read_text()
+
+
+def test_a_language_model_that_is_not_supported_is_named(tmp_path):
+    config = AutoConfig.for_model(
+        "llava", text_config={"model_type": "falcon"}, vision_config=_CLIP["vision_config"]
+    )
+    config.save_pretrained(tmp_path)
+    with pytest.raises(
+        lrcore.InputError,
+        match="the language model inside this llava is a falcon, which is not supported",
+    ):
+        lrcore.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_layer_of_the_language_model_is_dropped_and_the_rest_comes_back(
+    kind, folder, story_file, tmp_path
+):
+    model = lrcore.load(str(folder(kind)))
+    tokens = torch.arange(3, 43).view(2, 20)
+    short = lrcore.shorten(
+        model, lrcore.Recipe(model=model.name, data=str(story_file), samples=4, seq_len=32), 1
+    )
+    with torch.inference_mode(), skipping(model.network, short.report["shortened"]["gone"]):
+        expected = model.network(input_ids=tokens).logits
+    back = lrcore.load(str(lrcore.save(short, tmp_path / "short")))
+    for made in (short, back):
+        with torch.inference_mode():
+            assert torch.equal(made.network(input_ids=tokens).logits, expected)

@@ -1,0 +1,293 @@
+"""The latent cache: it holds the latents and nothing else, and no token can tell."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+import lrcore
+from lrcore.layer import LowRank
+from lrcore.methods import METHODS, truncate
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
+from lrcore.models.structure import measure
+from lrcore.modules.latent import LatentAttention
+
+FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]
+TOKENS = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
+KINDS = [{"k": 7, "v": 11}, {"k": 7}, {"v": 11}]  # both as latents, or one of them kept dense
+SCALED = [
+    {
+        "rope_type": "llama3",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+]
+
+
+@torch.inference_mode()
+def logits(network, tokens=TOKENS, **kwargs):
+    return network(tokens, **kwargs).logits
+
+
+def latents(network, ranks):
+    """A clone of the network with these ranks in every layer, solved on the moments of TOKENS."""
+    small, stream, row = clone(network), LayerStream(network, TOKENS), METHODS["care"]
+    for index in range(network.config.num_hidden_layers):
+        layer = read_layer(small, index)
+        write_layer(small, truncate(layer, row.factor(layer, stream.run(index, row.needs)), ranks))
+    return small
+
+
+@pytest.fixture(params=FOLDERS)
+def model(request):
+    return lrcore.load(str(request.getfixturevalue(request.param)))
+
+
+@pytest.mark.parametrize("ranks", KINDS)
+def test_the_cache_holds_the_latents_and_nothing_else(model, ranks) -> None:
+    small = latents(model.network, ranks)
+    cache = DynamicCache(config=small.config)
+    logits(small, past_key_values=cache, use_cache=True)
+    a = read_layer(model.network, 0).attention
+    sizes = [ranks.get(name, a.n_kv * a.head_size) for name in ("k", "v")]
+    for layer in cache.layers:
+        assert [tuple(part.shape) for part in (layer.keys, layer.values)] == [
+            (3, 1, 40, size) for size in sizes
+        ]
+    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert held == measure(small).kv_bytes * TOKENS.numel()
+    assert (
+        measure(small).kv_values
+        == len(cache.layers) * sum(sizes)
+        < measure(model.network).kv_values
+    )
+
+
+@pytest.mark.parametrize("ranks", KINDS)
+def test_any_way_through_the_cache_gives_the_logits_without_one(model, ranks) -> None:
+    small = latents(model.network, ranks)
+    whole = logits(small)
+    for parts in ([17, 1, 1, 21], [1] * 40, [40]):
+        cache = DynamicCache(config=small.config)
+        found = torch.cat(
+            [
+                logits(small, part, past_key_values=cache, use_cache=True)
+                for part in TOKENS.split(parts, 1)
+            ],
+            1,
+        )
+        assert torch.allclose(found, whole, atol=2e-5)
+
+
+def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
+    model, story_file, tmp_path
+) -> None:
+    recipe = lrcore.Recipe(
+        model.name,
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="care",
+        options={"joint": True},
+        ratio=0.7,
+    )
+    small = lrcore.compress(model, recipe)
+    summary = small.report["summary"]
+    assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.3 * model.size.kv_bytes
+    assert small.size.parameters == summary["parameters"]
+    whole, cache = logits(small.network), DynamicCache(config=small.network.config)
+    found = torch.cat(
+        [
+            logits(small.network, part, past_key_values=cache, use_cache=True)
+            for part in TOKENS.split([17, 1, 22], 1)
+        ],
+        1,
+    )
+    assert torch.allclose(found, whole, atol=2e-5)
+    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert held == small.size.kv_bytes * TOKENS.numel()
+    back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    assert torch.equal(logits(back.network), whole)
+    assert back.size == small.size
+
+
+def test_a_cache_of_fixed_length_gives_the_same(tiny_llama) -> None:
+    small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
+    cache = StaticCache(config=small.config, max_cache_len=48)
+    found = torch.cat(
+        [
+            logits(small, part, past_key_values=cache, use_cache=True)
+            for part in TOKENS.split([30, 1, 9], 1)
+        ],
+        1,
+    )
+    assert torch.allclose(found, logits(small), atol=2e-5)
+
+
+def test_left_padded_rows_give_the_logits_of_each_alone_with_and_without_cache(model) -> None:
+    small = latents(model.network, {"k": 7, "v": 11})
+    tokens = torch.cat((torch.cat((torch.full((1, 6), 2), TOKENS[:1, :20]), 1), TOKENS[1:2, :26]))
+    mask = torch.ones_like(tokens)
+    mask[0, :6] = 0
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    alone = logits(small, TOKENS[:1, :20])
+    assert torch.allclose(
+        logits(small, tokens, attention_mask=mask, position_ids=positions)[:1, 6:], alone, atol=2e-5
+    )
+    cache, pieces = DynamicCache(config=small.config), []
+    for start, stop in ((0, 15), (15, 16), (16, 26)):
+        given = {
+            "attention_mask": mask[:, :stop],
+            "position_ids": positions[:, start:stop],
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        pieces.append(logits(small, tokens[:, start:stop], **given))
+    assert torch.allclose(torch.cat(pieces, 1)[:1, 6:], alone, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_latents_of_full_rank_reproduce_the_dense_logits(model, dtype: str) -> None:
+    """Every slot factored, none cut: `W^b W^a` is W up to rounding."""
+    network = lrcore.load(model.name, dtype=dtype).network
+    small, stream, row = clone(network), LayerStream(network, TOKENS), METHODS["care"]
+    for index in range(network.config.num_hidden_layers):
+        layer = read_layer(small, index)
+        for factor in row.factor(layer, stream.run(index, row.needs)).values():
+            layer = replace(factor, cost=replace(factor.cost, full=factor.cost.full + 1)).truncate(
+                layer, factor.cost.full
+            )
+        write_layer(small, layer)
+        assert isinstance(read_layer(small, index).attention.k, LowRank)
+    close = {"atol": 1e-9} if dtype == "float64" else {"atol": 0.3}
+    assert torch.allclose(logits(small), logits(network), **close)
+    cache = DynamicCache(config=small.config)
+    found = torch.cat(
+        [
+            logits(small, part, past_key_values=cache, use_cache=True)
+            for part in TOKENS.split([30, 1, 9], 1)
+        ],
+        1,
+    )
+    assert torch.allclose(found, logits(network), **close)
+
+
+@pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope["rope_type"])
+def test_scaled_rotary_positions_stay_those_of_the_network(rope) -> None:
+    """Keys are turned anew at every step, so even frequencies that change with the length are
+    right for all of a layer's keys.
+    """
+    dynamic = rope["rope_type"] == "dynamic"
+    layers = (
+        1 if dynamic else 2
+    )  # deeper layers have read what was computed with the frequencies of a shorter text
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+        rope_parameters=rope,
+    )
+    network = LlamaForCausalLM(config).double().eval()
+    small = clone(network)
+    for index in range(layers):
+        layer = read_layer(small, index)
+        a = layer.attention
+        k, v = (
+            LowRank(torch.eye(32).double(), p.weight) for p in (a.k, a.v)
+        )  # the latent is the input: nothing is lost
+        write_layer(small, replace(layer, attention=replace(a, k=k, v=v, latent=True)))
+    whole = logits(network)
+    assert torch.allclose(logits(small), whole, atol=1e-6)
+    cache = DynamicCache(config=config)
+    pieces = [
+        logits(small, part, past_key_values=cache, use_cache=True)
+        for part in TOKENS.split([20, 1, 19], 1)
+    ]
+    assert torch.allclose(pieces[-1], whole[:, 21:], atol=1e-6)
+    assert dynamic or torch.allclose(torch.cat(pieces, 1), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["uniform", "waterfill"])
+def test_a_latent_model_comes_back_bit_for_bit_and_writes_the_same_text(
+    model, policy, story_file, tmp_path
+) -> None:
+    recipe = lrcore.Recipe(
+        model.name,
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="care",
+        policy=policy,
+        ratio=0.6,
+        budget="kv",
+    )
+    small = lrcore.compress(model, recipe)
+    assert any(isinstance(module, LatentAttention) for module in small.network.modules())
+    lrcore.save(small, tmp_path / "small")
+    back = lrcore.load(str(tmp_path / "small"))
+    assert torch.equal(logits(back.network), logits(small.network))
+    assert back.size == small.size
+    assert (
+        back.size.kv_bytes
+        == small.report["summary"]["kv_bytes_per_token"]
+        <= 0.4 * model.size.kv_bytes
+    )
+    text, ids = (
+        lrcore.generate(back, "Once upon", max_new_tokens=16),
+        back.tokenizer("Once upon").input_ids,
+    )
+    assert text == lrcore.generate(small, "Once upon", max_new_tokens=16)
+    for _ in range(16):  # the same without a cache
+        ids.append(int(logits(small.network, torch.tensor([ids]))[0, -1].argmax()))
+    assert text == back.tokenizer.decode(
+        ids[len(back.tokenizer("Once upon").input_ids) :], skip_special_tokens=True
+    )
+
+
+def test_refit_and_sequential_calibration_work_on_latents(tiny_llama, story_file) -> None:
+    recipe = lrcore.Recipe(
+        str(tiny_llama),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="care",
+        ratio=0.5,
+        budget="kv",
+    )
+    model = lrcore.load(str(tiny_llama))
+    plain, refit, sequential = (
+        logits(lrcore.compress(model, recipe.with_(**more)).network)
+        for more in ({}, {"refit": "on"}, {"calibration": "sequential"})
+    )
+    assert torch.isfinite(refit).all()
+    assert torch.isfinite(sequential).all()
+    assert not torch.equal(refit, plain)
+    assert not torch.equal(sequential, plain)
+
+
+def test_a_written_layer_reads_back_and_writes_again(model) -> None:
+    small = latents(model.network, {"k": 7, "v": 11})
+    layer = read_layer(small, 1)
+    assert layer.attention.latent
+    before = logits(small)
+    write_layer(small, layer)
+    assert torch.equal(logits(small), before)
+    assert torch.equal(logits(clone(small)), before)

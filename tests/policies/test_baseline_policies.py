@@ -1,0 +1,384 @@
+"""The allocations of OWL, ASVD, Palu and SVD-LLM v2 against their definitions, worked out
+slowly.
+"""
+
+import copy
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.allocation import plan_ranks
+from lrcore.budget import make_budget
+from lrcore.calibration.gradients import fisher_information
+from lrcore.methods import matrices_of
+from lrcore.models.layers import read_layer
+from lrcore.policies import find_policy
+from lrcore.spectra import Cost, Spectrum
+from lrcore.statistics import TAPS
+
+LAYERS = 5
+RATIOS = [0.05, 0.1, 0.3, 0.5, 0.9]
+OUTLIERS = [[0.2 * d**m for m in range(1, 21)] for d in (0.5, 0.1, 0.3, 0.35, 0.9)]
+
+
+def uneven(seed: int = 0) -> dict:
+    """Two types of slot, the second dearer in later layers; losses from 1e-3 to 1e3."""
+    g, spectra = torch.Generator().manual_seed(seed), {}
+    for layer in range(LAYERS):
+        for name, cost in (
+            ("q", Cost(24, 40, 24 * 40)),
+            ("up", Cost(16, 30 + layer, 16 * (30 + layer))),
+        ):
+            values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(
+                descending=True
+            ).values * 10 ** (layer - 2)
+            nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).cumsum(0).flip(0)
+            own = {
+                "nats": (nats - nats[-1]) * (1 + layer),
+                "fisher": float(torch.rand(1, generator=g)) ** 2 * 1e-5,
+            }
+            spectra[layer, name] = Spectrum((layer, name), values, cost, **own)
+    return spectra
+
+
+def asked(spectra: dict, ratio: float):
+    whole = sum(s.cost.dense for s in spectra.values())
+    return make_budget("params", ratio, spectra, whole, whole)
+
+
+def targets(
+    policy: str, ratio: float, spectra: dict | None = None, **options
+) -> tuple[dict, dict, float]:
+    """The shares of a policy, the slots' prices, and the mean share weighted by them."""
+    spectra = spectra or uneven()
+    row, budget = find_policy(policy), asked(spectra, ratio)
+    shares = row.targets(spectra, budget, 1.0, {"outliers": OUTLIERS}, **row.choose(options))
+    prices = {slot: s.cost.dense for slot, s in spectra.items()}
+    return (
+        shares,
+        prices,
+        sum(shares[slot] * prices[slot] for slot in shares) / sum(prices.values()),
+    )
+
+
+@pytest.mark.parametrize("threshold", [1, 3, 5, 20])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_owl_is_linear_in_the_outliers_keeps_the_mean_and_stays_in_its_band(
+    ratio: float, threshold: int
+) -> None:
+    shares, prices, mean = targets("owl", ratio, threshold=threshold, spread=0.2)
+    keep = asked(uneven(), ratio).keep
+    band = min(0.2, keep, 1 - keep)
+    assert mean == pytest.approx(keep, abs=1e-12)
+    assert max(abs(share - keep) for share in shares.values()) == pytest.approx(band, abs=1e-12)
+    found = [row[threshold - 1] for row in OUTLIERS]
+    centre = sum(found[slot[0]] * price for slot, price in prices.items()) / sum(prices.values())
+    slope = band / max(abs(d - centre) for d in found)
+    for (layer, _), share in shares.items():
+        assert share == pytest.approx(keep + slope * (found[layer] - centre), abs=1e-12)
+
+
+def test_owl_is_uniform_without_a_spread_or_differences_and_needs_its_ratios() -> None:
+    assert set(targets("owl", 0.3, spread=0.0)[0].values()) == {asked(uneven(), 0.3).keep}
+    spectra = uneven()
+    same = find_policy("owl").targets(
+        spectra, asked(spectra, 0.3), 1.0, {"outliers": [OUTLIERS[0]] * LAYERS}
+    )
+    assert set(same.values()) == {asked(spectra, 0.3).keep}
+    with pytest.raises(lrcore.InputError, match="factorise again"):
+        plan_ranks("owl", spectra, asked(spectra, 0.3), 1.0, {"outliers": ()})
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
+def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, name: str) -> None:
+    model = lrcore.load(str(request.getfixturevalue(name)))
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, policy="owl", ratio=0.3)
+    factors = lrcore.prepare(model, recipe)
+    for index, found in enumerate(factors.outliers):
+        layer, moments = read_layer(model.network, index), factors.calibration.moments(index)
+        entries = torch.cat(
+            [
+                (p.weight.double().abs() * moments.second(TAPS[n]).diagonal().sqrt()).flatten()
+                for n, p in layer.matrices().items()
+            ]
+        )
+        for m in range(1, 21):
+            assert found[m - 1] == pytest.approx(
+                float((entries > m * entries.mean()).double().mean()), abs=1.5 / len(entries)
+            )
+    assert (
+        lrcore.factorise(model, factors.calibration, "svd").outliers == factors.outliers
+    )  # counted once, read by every method
+    plan = lrcore.allocate(factors, recipe)
+    kept = plan.kept_by_layer()
+    assert kept.index(max(kept)) == max(
+        range(len(kept)), key=lambda layer: factors.outliers[layer][4]
+    )
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(
+    ratio: float, seed: int
+) -> None:
+    """Against trying every rise that there is as the threshold, one by one, and every rank of
+    every slot.
+    """
+    spectra = uneven(seed)
+    budget = asked(spectra, ratio)
+
+    def ranks_at(threshold: float) -> dict:
+        return {
+            slot: next(r for i, r in enumerate(s.cost.ranks()) if float(s.nats[i]) <= threshold)
+            for slot, s in spectra.items()
+        }
+
+    def price(ranks: dict) -> int:
+        return sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items())
+
+    best = min(
+        float(rise)
+        for s in spectra.values()
+        for rise in s.nats
+        if price(ranks_at(float(rise))) <= budget.limit
+    )
+    least, found = ranks_at(best), plan_ranks("sensitivity", spectra, budget, 1.0, {})
+    assert all(found[slot] >= least[slot] for slot in spectra)
+    raised = [slot for slot in spectra if found[slot] > least[slot]]
+    assert price(found) <= budget.limit
+    step = max(s.cost.per_rank for s in spectra.values())
+    assert price(found) - price(least) <= step * len(
+        raised
+    )  # no more than the last step of the threshold was given back
+
+
+@pytest.mark.parametrize("policy", ["owl", "sensitivity", "fisher"])
+def test_removing_more_raises_no_share(policy: str) -> None:
+    shares = [targets(policy, ratio)[0] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)]
+    for more, less in pairwise(shares):
+        assert all(less[slot] <= more[slot] + 1e-12 for slot in more)
+
+
+def test_sensitivity_needs_probes() -> None:
+    spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
+    with pytest.raises(lrcore.InputError, match="probed slots"):
+        plan_ranks("sensitivity", spectra, asked(spectra, 0.3), 1.0, {})
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_fisher_shares_by_information_up_to_the_whole_of_a_slot(ratio: float, power: float) -> None:
+    """Against one scale for all slots, found by bisection: a share is `scale * I^power`, cut off
+    at 1.
+    """
+    spectra = uneven()
+    shares, prices, mean = targets("fisher", ratio, power=power)
+    keep = asked(spectra, ratio).keep
+    assert mean == pytest.approx(keep, abs=1e-12)
+
+    def cut(scale: float) -> dict:
+        return {slot: min(1.0, scale * s.fisher**power) for slot, s in spectra.items()}
+
+    low, high = 0.0, 1e20
+    for _ in range(300):
+        middle = (low + high) / 2
+        over = sum(share * prices[slot] for slot, share in cut(middle).items()) > keep * sum(
+            prices.values()
+        )
+        low, high = (low, middle) if over else (middle, high)
+    assert shares == pytest.approx(cut(low), abs=1e-9)
+
+
+def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
+    """Section 3.3 on matrices of one size: a matrix's rank is its part of all information, times
+    the ranks there are.
+    """
+    g, cost = (
+        torch.Generator().manual_seed(4),
+        Cost(40, 40 + 64, 40 * 64, kv_per_rank=1, kv_dense=40),
+    )
+    found = {
+        (layer, name): 1 + float(torch.rand(1, generator=g))
+        for layer in range(6)
+        for name in ("k", "v")
+    }
+    spectra = {
+        slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost, fisher=1e-7 * one)
+        for slot, one in found.items()
+    }
+    budget = make_budget("kv", 0.5, spectra, 1, 1)
+    ranks = plan_ranks("fisher", spectra, budget, 1.0, {})
+    total = 0.5 * 40 * len(spectra)
+    for slot, one in found.items():
+        assert ranks[slot] - math.floor(total * one / sum(found.values())) in (0, 1)
+    assert sum(ranks.values()) == total
+
+
+def test_fisher_needs_gradients_and_is_even_without_any() -> None:
+    spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
+    with pytest.raises(lrcore.InputError, match="needs gradients"):
+        plan_ranks("fisher", spectra, asked(spectra, 0.3), 1.0, {})
+    still = {slot: Spectrum(slot, s.values, s.cost, fisher=0.0) for slot, s in spectra.items()}
+    keep = asked(spectra, 0.3).keep
+    assert all(share == pytest.approx(keep) for share in targets("fisher", 0.3, still)[0].values())
+
+
+NAMES = {
+    "tiny_llama": {
+        "q": "q_proj",
+        "k": "k_proj",
+        "v": "v_proj",
+        "o": "o_proj",
+        "gate": "gate_proj",
+        "up": "up_proj",
+        "down": "down_proj",
+    },
+    "tiny_opt": {
+        "q": "q_proj",
+        "k": "k_proj",
+        "v": "v_proj",
+        "o": "out_proj",
+        "up": "fc1",
+        "down": "fc2",
+    },
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["a3", "svd_llm", "latentllm", "care"])
+def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(
+    request, story_file, name: str, method: str
+) -> None:
+    """Against autograd on the family's own parameters, one window after the other."""
+    model = lrcore.load(str(request.getfixturevalue(name)))
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=3, seq_len=24, method=method, policy="fisher", ratio=0.3
+    )
+    factors = lrcore.prepare(model, recipe)
+    network, tokens = copy.deepcopy(model.network).requires_grad_(), factors.calibration.tokens
+    weights = {
+        key: parameter for key, parameter in network.named_parameters() if key.endswith("weight")
+    }
+    squares = dict.fromkeys(weights, 0.0)
+    for window in tokens.split(1):
+        loss = network(window, labels=window).loss
+        for key, slope in zip(weights, torch.autograd.grad(loss, weights.values()), strict=True):
+            squares[key] = squares[key] + slope.double() ** 2 / len(tokens)
+    for (layer, slot), s in factors.spectra.items():
+        parts = [NAMES[name][one] for one in matrices_of(slot) if one in NAMES[name]]
+        own = [
+            square.flatten()
+            for key, square in squares.items()
+            if f".{layer}." in key and key.split(".")[-2] in parts
+        ]
+        assert len(own) == len(parts)
+        assert s.fisher == pytest.approx(float(torch.cat(own).mean()), rel=1e-4)
+    kept = lrcore.allocate(factors, recipe).ranks
+    by_information = sorted(factors.spectra, key=lambda slot: factors.spectra[slot].fisher)
+    least, most = by_information[0], by_information[-1]
+    assert (
+        kept[least] / factors.spectra[least].cost.full
+        <= kept[most] / factors.spectra[most].cost.full
+    )
+
+
+def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(
+    tiny_llama, story_file, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16)
+    plain = lrcore.prepare(model, recipe)
+    assert all(s.fisher is None for s in plain.spectra.values())
+    assert not (tmp_path / "gradients").exists()
+    first = lrcore.measure_evidence(model, plain, recipe.with_(policy="fisher"))
+    monkeypatch.setattr(
+        "lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used")
+    )
+    again = fisher_information(model, plain.calibration, plain.spectra)
+    assert again == {slot: s.fisher for slot, s in first.spectra.items()}
+    with pytest.raises(lrcore.InputError, match="without offload"):
+        lrcore.prepare(lrcore.load(str(tiny_llama), offload=True), recipe.with_(policy="fisher"))
+
+
+@pytest.mark.parametrize("level", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("ratio", [0.1, 0.2])
+def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(
+    ratio: float, level: float
+) -> None:
+    spectra = uneven()
+    shares, prices, _ = targets("svd_llm_v2", ratio, level=level, cap=1.0)
+    keep = asked(spectra, ratio).keep
+    for name in ("q", "up"):
+        pool = {slot: s for slot, s in spectra.items() if slot[1] == name}
+        losses = {}
+        for slot, s in pool.items():
+            rank = max(r for r in s.cost.ranks() if s.cost.parameters(r) <= keep * s.cost.dense)
+            losses[slot] = math.sqrt(float((s.values[rank:] ** 2).sum()))
+        weights = {
+            slot: 1 / (level + math.log(loss / min(losses.values())))
+            for slot, loss in losses.items()
+        }
+        scale = (
+            (1 - keep)
+            * sum(prices[slot] for slot in pool)
+            / sum(weights[slot] * prices[slot] for slot in pool)
+        )
+        for slot in pool:
+            assert 1 - shares[slot] == pytest.approx(scale * weights[slot], abs=1e-12)
+        by_loss = [shares[slot] for slot in sorted(pool, key=losses.__getitem__)]
+        assert by_loss == sorted(by_loss)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("cap", [0.6, 0.95])
+def test_svd_llm_v2_keeps_the_share_of_every_type_under_its_cap(ratio: float, cap: float) -> None:
+    shares, prices, _ = targets("svd_llm_v2", ratio, level=0.1, cap=cap)
+    keep = asked(uneven(), ratio).keep
+    for name in ("q", "up"):
+        own = {slot: price for slot, price in prices.items() if slot[1] == name}
+        assert sum(shares[slot] * price for slot, price in own.items()) / sum(
+            own.values()
+        ) == pytest.approx(keep, abs=1e-12)
+        assert min(shares[slot] for slot in own) >= min(1 - cap, keep) - 1e-12
+
+
+def test_svd_llm_v2_bears_slots_without_loss_and_a_large_level_is_even() -> None:
+    spectra = uneven()
+    spectra[0, "q"] = Spectrum((0, "q"), torch.zeros(24, dtype=torch.float64), spectra[0, "q"].cost)
+    shares = targets("svd_llm_v2", 0.3, spectra)[0]
+    assert min(shares, key=shares.__getitem__) == (0, "q")
+    nothing = {
+        slot: Spectrum(slot, torch.zeros_like(s.values), s.cost) for slot, s in spectra.items()
+    }
+    keep = asked(spectra, 0.3).keep
+    assert all(
+        share == pytest.approx(keep) for share in targets("svd_llm_v2", 0.3, nothing)[0].values()
+    )
+    even = targets("svd_llm_v2", 0.3, level=100.0)[0]
+    assert all(abs(share - keep) < 0.03 for share in even.values())
+
+
+@pytest.mark.parametrize("policy", ["owl", "sensitivity", "svd_llm_v2", "fisher"])
+@pytest.mark.parametrize("method", [row["name"] for row in lrcore.methods()])
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
+def test_every_method_compresses_under_them(
+    request, story_file, name: str, method: str, policy: str
+) -> None:
+    model = lrcore.load(str(request.getfixturevalue(name)))
+    recipe = lrcore.Recipe(
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method=method,
+        policy=policy,
+        ratio=0.3,
+        refit="off",
+    )
+    small = lrcore.compress(model, recipe)
+    assert small.report["summary"]["achieved"] >= 0.3
+    with torch.inference_mode():
+        assert torch.isfinite(small.network(torch.arange(3, 35).unsqueeze(0)).logits).all()

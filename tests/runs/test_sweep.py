@@ -1,0 +1,224 @@
+"""Sweeps: what is shared, what a kill leaves, and that the table is the same with and without
+one.
+"""
+
+import csv
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.runs.sweep_page import cross_table, points, to_csv
+
+module = importlib.import_module("lrcore.runs.sweep")
+
+
+@pytest.fixture
+def asked(tiny_llama, story_file):
+    base = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, seed=2)
+    return lrcore.Sweep(
+        base,
+        methods=["a3", "svd"],
+        ratios=[0.2, 0.4],
+        policies=["uniform"],
+        evaluations=(lrcore.EvaluationSettings(str(story_file), 2, 16),),
+    )
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often the expensive things are done."""
+    counts = {}
+    for name in ("calibrate", "factorise", "compress", "evaluate"):
+        plain = getattr(module, name)
+
+        def wrapped(*args, name=name, plain=plain, **kwargs):
+            counts[name] = counts.get(name, 0) + 1
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, wrapped)
+    return counts
+
+
+def test_one_factorisation_per_method_and_nothing_twice(asked, counted, tmp_path):
+    model = lrcore.load(asked.base.model)
+    rows = lrcore.run_sweep(model, asked, tmp_path)
+    assert counted == {"calibrate": 2, "factorise": 2, "compress": 4, "evaluate": 5}
+    assert [(row["method"], row["ratio"]) for row in rows] == [
+        ("dense", 0.0),
+        ("a3", 0.2),
+        ("a3", 0.4),
+        ("svd", 0.2),
+        ("svd", 0.4),
+    ]
+    assert (
+        lrcore.run_sweep(model, asked, tmp_path) == rows == lrcore.finished(model, asked, tmp_path)
+    )
+    assert counted["compress"] == 4
+    wider = lrcore.Sweep(
+        asked.base, [*asked.methods, "svd_llm"], ratios=asked.ratios, evaluations=asked.evaluations
+    )
+    assert lrcore.run_sweep(model, wider, tmp_path)[:5] == rows
+    assert counted == {"calibrate": 3, "factorise": 3, "compress": 6, "evaluate": 7}
+
+
+def test_a_cell_is_what_its_recipe_gives_alone(asked, tmp_path):
+    model = lrcore.load(asked.base.model)
+    row = lrcore.run_sweep(model, asked, tmp_path)[2]
+    small = lrcore.compress(model, asked.base.with_(method="a3", ratio=0.4))
+    assert (
+        row["perplexity"]
+        == lrcore.evaluate(small, asked.base.data, samples=2, seq_len=16).perplexity
+    )
+    assert row["parameters"] == small.size.parameters
+    assert row["kv_bytes_per_token"] == small.size.kv_bytes
+
+
+def test_another_seed_or_evaluation_is_another_cell(asked, tmp_path):
+    model = lrcore.load(asked.base.model)
+    lrcore.run_sweep(model, asked, tmp_path)
+    assert (
+        lrcore.finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)[0]["method"]
+        == "dense"
+    )
+    assert len(lrcore.finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)) == 1
+    assert (
+        lrcore.finished(
+            model,
+            replace(asked, evaluations=(lrcore.EvaluationSettings(asked.base.data, 3, 16),)),
+            tmp_path,
+        )
+        == []
+    )
+
+
+def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(asked, tmp_path):
+    rows = lrcore.run_sweep(
+        lrcore.load(asked.base.model), replace(asked, base=asked.base.with_(budget="kv")), tmp_path
+    )
+    assert [bool(row["error"]) for row in rows] == [False, False, False, True, True]
+    assert "KV cache" in rows[3]["error"]
+    to_csv(rows)
+
+
+def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(story_file.read_text()[::-1])
+    base = lrcore.Recipe(model=str(tiny_llama), samples=4, seq_len=32, ratio=0.4)
+    study = lrcore.cross_calibration(base, [str(story_file), str(other)], samples=2)
+    rows = lrcore.run_sweep(lrcore.load(str(tiny_llama)), study, tmp_path / "out")
+    table = cross_table(rows)
+    assert len(table) == 3
+    for line in table:
+        assert all(isinstance(line[f"on {data}"], float) for data in (story_file, other))
+    with pytest.raises(lrcore.InputError, match="at least two"):
+        lrcore.cross_calibration(base, ["stories"])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"method_s": ["a3"]}, "sweep field"),
+        ({"methods": ["a4"]}, "Did you mean 'a3'"),
+        ({"ratios": [2]}, "strictly between"),
+        ({"evaluation": {"dat": "x"}}, "evaluation setting"),
+        ({"evaluation": {"protocol": "nope"}}, "Unknown protocol"),
+        ({"evaluation": []}, "measures nothing"),
+    ],
+)
+def test_wrong_sweeps_are_refused_before_any_work(values, words):
+    with pytest.raises(lrcore.InputError, match=words):
+        lrcore.Sweep.from_dict(values)
+
+
+def test_a_sweep_is_read_as_it_is_written(asked):
+    assert (
+        lrcore.Sweep.from_dict(json.loads(json.dumps(asked.to_dict()))).to_dict() == asked.to_dict()
+    )
+
+
+def start(file, out):
+    environment = os.environ | {"PYTHONPATH": str(Path(lrcore.__file__).parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "lrcore", "sweep", str(file), "--out", str(out), "--json"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_half_way_and_started_again_it_gives_the_same_table(asked, tmp_path):
+    file = tmp_path / "sweep.json"
+    file.write_text(
+        json.dumps(
+            asked.to_dict()
+            | {"ratios": [0.1, 0.2, 0.3, 0.4, 0.5], "methods": ["a3", "svd", "svd_llm", "modegpt"]}
+        )
+    )
+    whole = json.loads(start(file, tmp_path / "whole").communicate(timeout=300)[0])
+    cells = tmp_path / "killed" / "cells"
+    victim, began = start(file, tmp_path / "killed"), time.monotonic()
+    while len(list(cells.glob("*.json"))) < 5 and time.monotonic() - began < 120:
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait(timeout=30)
+    victim.stdout.close()
+    kept = {path: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    assert 5 <= len(kept) < 21
+    again = json.loads(start(file, tmp_path / "killed").communicate(timeout=300)[0])
+    assert again["rows"] == whole["rows"]
+    assert len(again["rows"]) == 21
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert not list((tmp_path / "killed").rglob("*.tmp")) or all(
+        path.name.startswith(".") for path in cells.glob("*.tmp")
+    )
+
+
+def test_the_command_writes_csv_json_and_one_page(asked, tmp_path, capsys):
+    file, out = tmp_path / "sweep.yaml", tmp_path / "out"
+    file.write_text(
+        json.dumps(
+            asked.base.to_dict()
+            | {"evaluation": {"data": asked.base.data, "samples": 2, "seq_len": 16}}
+        )
+    )
+    assert (
+        main(
+            [
+                "sweep",
+                str(file),
+                "--out",
+                str(out),
+                "--methods",
+                "a3,modegpt",
+                "--ratios",
+                "0.3",
+                "--speed",
+            ]
+        )
+        == 0
+    )
+    assert "modegpt" in capsys.readouterr().out
+    lines = list(csv.DictReader((out / "table.csv").open()))
+    rows = json.loads((out / "table.json").read_text())["rows"]
+    assert (
+        [line["method"] for line in lines]
+        == [row["method"] for row in rows]
+        == ["dense", "a3", "modegpt"]
+    )
+    assert float(lines[1]["perplexity"]) == rows[1]["perplexity"]
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 4  # parameters, KV bytes, FLOPs, decode time
+    assert "http" not in page
+    assert "<script" not in page
+    assert rows[0]["protocol"]["fingerprint"] in page
+    assert len(points(rows, "time")) == 3
+    assert main(["sweep", str(file), "--ratios", "a"]) == 2
