@@ -13,7 +13,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from prose import wrap  # noqa: E402
 
 from lrcore.models.architectures import ARCHITECTURES, MULTIMODAL, Architecture  # noqa: E402 (the project need not be installed)
 
@@ -25,21 +27,35 @@ CHECKS = {
     "d": "test_compressed_in_a_left_padded_batch_or_alone_is_the_same",
     "e": "test_an_export_moved_away_gives_the_same_logits_without_this_project",
 }
+UNMEASURED = (
+    "{}: in the table of families but not yet measured. Run `python scripts/architectures.py "
+    "--measure`, which tests every family (see 'A model family' in docs/extending.md)."
+)
 HEAD = """# Model families
 
-Written by `scripts/architectures.py` from the rows in `lrcore/models/architectures.py` and from the outcomes of their tests; do not
-edit by hand. For every row the tests make a tiny random-weight model of that family. Columns *a* to *e* count the methods, each with
-its default options, for which a check passed: (a) unchanged layers written back give bit-identical logits (no method has a part in
-this one); (b) at full rank the logits are those of the dense model; (c) compressed to 70 % of its ranks it gives the same with and
-without cache, and (d) alone or in a left-padded batch; (e) with 30 % of what a ratio counts removed, exported, moved and loaded in a
-process that cannot see this project, it is bit-identical, but for models with experts, whose grouped products differ in the last bit
-with the place of a weight in memory. (a) to (d) are in `tests/test_architectures.py`, (e) is in `tests/test_export_families.py`. More
-is tested there: compressed attention with whole heads is the native attention, and a model rebuilt from its description is the same.
+Written by `scripts/architectures.py` from the rows in `lrcore/models/architectures.py` and from the
+outcomes of their tests; do not edit by hand. How to add a family: [extending.md](extending.md).
 
-`model_type` is that of `config.json`. *QK, OV, MLP* say how the methods on components solve them: *free* by any linear map per head,
-*pairs* by whole rotary pairs, *kept* not at all. Methods on matrices factor every projection of every family. *Fused* matrices are
-read apart, and left apart in the compressed model only where one of their parts has changed. *Stock*: an export with nothing but
-narrower MLPs needs no code of ours.
+For every row the tests make a tiny random-weight model of that family. Columns *a* to *e* count the
+methods, each with its default options, for which a check passed:
+
+* (a) unchanged layers written back give bit-identical logits (no method has a part in this one);
+* (b) at full rank the logits are those of the dense model;
+* (c) compressed to 70 % of its ranks, the model gives the same logits with and without KV cache,
+* (d) and the same alone or in a left-padded batch;
+* (e) with 30 % of what a ratio counts removed, exported, moved and loaded in a process that cannot
+  import this project, it is bit-identical. Models with experts are the exception: their grouped
+  products differ in the last bit with the place of a weight in memory.
+
+(a) to (d) are in `tests/models/test_architectures.py`, (e) is in
+`tests/checkpoints/test_export_families.py`. More is tested there: compressed attention with whole
+heads is the native attention, and a model rebuilt from its description is the same.
+
+`model_type` is that of `config.json`. *QK, OV, MLP* say how the methods on components solve them:
+*free* by any linear map per head, *pairs* by whole rotary pairs, *kept* not at all. Methods on
+matrices factorise every projection of every family. *Fused* matrices are read as their parts, and
+stay split in the compressed model only where one of the parts has changed. *Stock*: an export with
+nothing but narrower MLPs loads without code of this project.
 
 | model_type | QK | OV | MLP | fused | stock | scores | runs with | a | b | c | d | e | notes |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
@@ -52,29 +68,29 @@ def measure() -> dict[str, dict[str, list[int]]]:
     Raises SystemExit where the tests could not be run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "outcomes.xml"
+        outcomes = Path(folder) / "outcomes.xml"
         files = [
             str(ROOT / "tests" / name)
-            for name in ("test_architectures.py", "test_export_families.py")
+            for name in ("models/test_architectures.py", "checkpoints/test_export_families.py")
         ]
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", f"--junitxml={told}", *files],
+            [sys.executable, "-m", "pytest", "-q", f"--junitxml={outcomes}", *files],
             cwd=ROOT,
             check=False,
         )
         if ran.returncode > 1:  # 1 is tests that failed, and the table says which
             sys.exit(ran.returncode)
-        cases = list(ElementTree.parse(told).iter("testcase"))
+        cases = list(ElementTree.parse(outcomes).iter("testcase"))
     letters = {test: letter for letter, test in CHECKS.items()}
-    found = {family: {letter: [0, 0] for letter in CHECKS} for family in ARCHITECTURES}
+    counts = {family: {letter: [0, 0] for letter in CHECKS} for family in ARCHITECTURES}
     for case in cases:
         test, _, parameters = case.get("name", "").partition("[")
         family = next(iter(re.findall(r"[^-\]]+", parameters)), "")
         if test in letters:
-            count = found[family][letters[test]]
+            count = counts[family][letters[test]]
             count[0] += not any(child.tag in ("failure", "error", "skipped") for child in case)
             count[1] += 1
-    return found
+    return counts
 
 
 def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
@@ -107,8 +123,10 @@ def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """The whole page. Raises SystemExit with one sentence where a family was not measured."""
     checks = json.loads(RECORD.read_text(encoding="utf-8"))
+    if missing := [name for name in ARCHITECTURES if name not in checks]:
+        sys.exit(UNMEASURED.format(", ".join(missing)))
     refused = [
         f"- `{name}` only with "
         f"{', '.join(f'`{field}` {value!r}' for field, value in row.requires.items())}"
@@ -128,27 +146,19 @@ def page() -> str:
     return (
         HEAD
         + "".join(line(name, row, checks[name]) for name, row in ARCHITECTURES.items())
-        + "\n## Images and text\n\n"
-        + ", ".join(f"`{name}`" for name in MULTIMODAL)
-        + (
-            ": the language model inside, of a family above,\nis found and compressed; the rest "
-            "is left "
+        + wrap(
+            "\n## Images and text\n\n"
+            + ", ".join(f"`{name}`" for name in MULTIMODAL)
+            + ": the language model inside, of a family above, is found and compressed; the rest is "
+            "left as it is to the bit (`tests/models/test_multimodal.py`). Calibration and "
+            "evaluation read text only.\n\n## What is refused\n\n"
+            "One line says so, before anything is computed:\n\n"
+            + "\n".join(refused)
+            + f"\n- the sequential refit for {after}: they normalise the output of a component "
+            "before adding it, so no refit is linear there\n"
+            f"- slicing the residual stream of {whole}{only}, and of models of images and text: it "
+            "takes layers that are an attention and then an MLP, each `x + f(norm(x))`\n"
         )
-        + (
-            "as it is to the bit (`tests/test_multimodal.py`). Calibration and evaluation read "
-            "text only.\n"
-        )
-        + "\n## What is refused\n\nOne line says so, before anything is computed:\n\n"
-        + "\n".join(refused)
-        + (
-            f"\n- the sequential refit for {after}: they norm what a component gives before "
-            "adding it, so no refit is linear there\n"
-        )
-        + (
-            f"- slicing the residual stream of {whole}{only}, and of models of images and text: "
-            "it takes layers that are an attention and "
-        )
-        + "then an MLP, each `x + f(norm(x))`\n"
     )
 
 

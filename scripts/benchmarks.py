@@ -1,19 +1,19 @@
 """Measures what docs/benchmarks.md reports, and writes its tables between their markers.
 
-    python scripts/benchmarks.py quality perplexity of every method and policy at 10-50 % on the
-    demo models (and stories260K) python scripts/benchmarks.py variants the papers' variants of a
-    method, one option away from its default python scripts/benchmarks.py depth perplexity without
-    one and two whole layers
-    python scripts/benchmarks.py width perplexity with a narrower residual stream (SliceGPT) at
-    10-50 % python scripts/benchmarks.py healing perplexity before and after training the factors
-    against the dense model python scripts/benchmarks.py solve seconds from moments to a compressed
-    model, for the same tables python scripts/benchmarks.py energy why the order of the methods is
-    what it is: the share of the output energy each one keeps python scripts/benchmarks.py speed a
-    slider move against the decomposition behind it, and the first spectra python
-    scripts/benchmarks.py memory peak memory of compressing a model of 1.1 billion parameters with
-    its layers on disk python scripts/benchmarks.py gram Gram space against the papers' d x d
-    formulas python scripts/benchmarks.py page what a person at the page waits for: first picture,
-    slider to figure, Start to progress python scripts/benchmarks.py all
+python scripts/benchmarks.py WHAT, where WHAT is one of:
+
+    quality   perplexity of every method and policy at 10-50 % on the demo models (and stories260K)
+    variants  the papers' variants of a method, one option away from its default
+    depth     perplexity without one and two whole layers
+    width     perplexity with a narrower residual stream (SliceGPT) at 10-50 %
+    healing   perplexity before and after training the factors against the dense model
+    solve     seconds from moments to a compressed model, for the same tables
+    energy    why the order of the methods is what it is: the share of output energy each one keeps
+    speed     a slider move against the decomposition behind it, and the first spectra
+    memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
+    gram      Gram space against the papers' d x d formulas
+    page      what a person at the page waits for: first picture, slider to figure, Start to progress
+    all       everything above
 
 Times are ratios within one run on one machine; the text around the tables names it.
 """
@@ -70,12 +70,12 @@ def main() -> None:
         default=[],
         help="for quality: only these; the record keeps the others",
     )
-    said = parser.parse_args()
-    if said.what in ("quality", "all"):
-        quality(said.models, said.methods, said.policies)
+    arguments = parser.parse_args()
+    if arguments.what in ("quality", "all"):
+        quality(arguments.models, arguments.methods, arguments.policies)
     for name, run in JOBS.items():
-        if said.what in (name, "all"):
-            run(said.models)
+        if arguments.what in (name, "all"):
+            run(arguments.models)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from prose import wrap
 
 import lrcore
 
@@ -35,7 +36,7 @@ def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
     if not pattern.search(page):
         raise SystemExit(f"{document.name} has no section '{name}'")
     document.write_text(
-        pattern.sub(lambda match: match[1] + text + "\n" + match[2], page), encoding="utf-8"
+        pattern.sub(lambda match: match[1] + wrap(text) + "\n" + match[2], page), encoding="utf-8"
     )
 
 

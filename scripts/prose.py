@@ -1,0 +1,76 @@
+"""Wrap the prose of Markdown files at 100 columns.
+
+python scripts/prose.py [--check] FILE...: --check changes nothing and names the lines that would
+change. Tables, code blocks, headings, comments and front matter stay as they are.
+"""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+WIDTH = 100
+ITEM = re.compile(r"(\s*)([*-]|\d+\.) ")
+KEPT = re.compile(r"\s*(\||#|<!--|!\[|$)")
+BULLET = re.compile(r" (?=(?:\d+\.|[-*+#|]) )")  # at the start of a line it would begin an item
+CODE = re.compile(r"`[^`]{1,70}`")  # a longer span may break: it would not fit beside anything
+
+
+def wrap(text: str) -> str:
+    """The text with every paragraph and list item filled to 100 columns."""
+    lines, paragraph, fenced = [], [], False
+    body = text.splitlines()
+    if body and body[0] == "---":  # front matter, as Spaces read it
+        end = body.index("---", 1) + 1
+        lines, body = body[:end], body[end:]
+    for line in body:
+        fence = line.lstrip().startswith("```")
+        if fence or fenced or KEPT.match(line):
+            lines += [*fill(paragraph), line]
+            paragraph, fenced = [], fenced != fence
+        elif ITEM.match(line):
+            lines += fill(paragraph)
+            paragraph = [line]
+        else:
+            paragraph.append(line)
+    return "\n".join(lines + fill(paragraph)) + ("\n" if text.endswith("\n") else "")
+
+
+def fill(paragraph: list[str]) -> list[str]:
+    """One paragraph or list item as lines; short code spans are not broken."""
+    if not paragraph:
+        return []
+    item = ITEM.match(paragraph[0])
+    mark = item[0].lstrip() if item else ""
+    indent = " " * (item.end() if item else len(paragraph[0]) - len(paragraph[0].lstrip()))
+    words = " ".join(line.strip() for line in paragraph)[len(mark) :]
+    words = CODE.sub(lambda span: span[0].replace(" ", "\0"), words)
+    words = mark + BULLET.sub("\0", words)
+    filled = textwrap.wrap(
+        words,
+        WIDTH,
+        initial_indent=item[1] if item else indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in filled]
+
+
+def main(arguments: list[str]) -> int:
+    """Wrap the files, or with --check count those that are not wrapped."""
+    check, unwrapped = "--check" in arguments, 0
+    for path in (Path(name) for name in arguments if name != "--check"):
+        text = path.read_text(encoding="utf-8")
+        if wrap(text) == text:
+            continue
+        unwrapped += 1
+        if check:
+            print(f"{path} is not wrapped at {WIDTH} columns: python scripts/prose.py {path}")
+        else:
+            path.write_text(wrap(text), encoding="utf-8")
+    return unwrapped if check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
