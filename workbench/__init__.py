@@ -10,7 +10,8 @@ import gradio as gr
 import lrcore
 
 from . import api, guide, selection, sidebar, text, tick
-from .parts import ASSETS, PLOTLY_JS, QUIET
+from .assets import PLOTLY_JS, STYLE, script
+from .parts import QUIET
 from .session import Session
 from .tabs import TABS
 from .theme import THEME
@@ -18,16 +19,10 @@ from .theme import THEME
 LAUNCH = {
     "mcp_server": find_spec("mcp") is not None,  # comes with gradio[mcp]
     "theme": THEME,
-    "css_paths": [ASSETS / "style.css"],
+    "css_paths": [STYLE],
     "run_history": False,
     "footer_links": ["settings"],
 }
-
-# An open sidebar covers a narrow page.
-CLOSE_ON_NARROW = (
-    "() => { if (window.innerWidth < 700) document.querySelector('.sidebar.open "
-    ".toggle-button')?.click(); }"
-)
 
 
 def build_app(session: Session | None = None) -> gr.Blocks:
@@ -50,5 +45,5 @@ def build_app(session: Session | None = None) -> gr.Blocks:
         tick.wire(session)
         api.build(session)
         demo.load(lambda: session.start_analysis(lrcore.Recipe()) and None, None, None, **QUIET)
-        demo.load(None, None, None, js=CLOSE_ON_NARROW, **QUIET)
+        demo.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
     return demo

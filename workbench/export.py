@@ -5,7 +5,7 @@ from pathlib import Path
 
 import lrcore
 
-from . import markup, text
+from . import assets, markup, text
 from .runs import Run
 
 
@@ -44,13 +44,15 @@ def report_html(run: Run) -> str:
     seconds = "".join(
         row(stage, f"{value:.2f} s") for stage, value in run.report.get("seconds", {}).items()
     )
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(run.name)}</title><style>
-body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}
-table{{border-collapse:collapse;margin:.5rem 0 1.5rem}}td,th{{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:left}}
-.cells{{display:flex;flex-wrap:wrap;gap:1.5rem}}.cell{{display:flex;flex-direction:column}}.cell b{{font-size:1.2rem}}.cell i{{color:#777}}
-</style><h1>{escape(run.name)}</h1>{markup.readout(run.report["summary"])}
-<h2>Perplexity</h2><table>{row("protocol", "this model", "dense", tag="th")}{measured}</table>
-<h2>Recipe</h2><table>{recipe_rows}</table><h2>Seconds</h2><table>{seconds}</table><h2>Ranks</h2><table>{ranks}</table></html>"""
+    return assets.page(
+        "report.html",
+        name=escape(run.name),
+        summary=markup.readout(run.report["summary"]),
+        perplexity=row("protocol", "this model", "dense", tag="th") + measured,
+        recipe=recipe_rows,
+        seconds=seconds,
+        ranks=ranks,
+    )
 
 
 def row(*cells: object, tag: str = "td") -> str:

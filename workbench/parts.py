@@ -7,59 +7,18 @@ import inspect
 import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import plotly
 
 import lrcore
 
+from .assets import PLOTLY_JS, script
+
 log = logging.getLogger("workbench")
 
-ASSETS = Path(__file__).parent.parent / "assets"
-DRAW = (ASSETS / "plot.js").read_text(encoding="utf-8")
-PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
-
-# One listener on the root survives every redraw of the inside; any element with data-action reports
-# a click with all its data-*.
-REPORT = """
-element.addEventListener('click', e => {
-  const button = e.target.closest('[data-action]');
-  if (button) { e.preventDefault(); trigger('select', {...button.dataset}); }
-});
-"""
-
-DOWNLOAD = """
-watch('value', () => {
-  if (!props.value) return;
-  const file = JSON.parse(props.value), link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([file.text], {type: 'text/plain;charset=utf-8'}));
-  link.download = file.name;
-  document.body.appendChild(link); link.click(); link.remove();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-});
-"""
-
-# Cells that are known later than the panel they stand in. Each names its plan, so one of an earlier
-# slider position has no place to go.
-LATE = """
-const known = {};
-let seen = null;
-function place() {
-  for (const cell of document.querySelectorAll("[data-plan][data-known='False']"))
-    if (known[cell.dataset.plan]) cell.outerHTML = known[cell.dataset.plan];
-}
-watch('value', () => {
-  if (!props.value) return;
-  const panel = document.querySelector('#readout');
-  Object.assign(known, JSON.parse(props.value));
-  place();
-  if (panel && panel !== seen) { seen = panel; new MutationObserver(place).observe(panel, {childList: true, subtree: true}); }
-});
-"""
 
 
 def listen(
@@ -83,7 +42,7 @@ def plot(elem_id: str, height: int) -> gr.HTML:
     return gr.HTML(
         "",
         html_template=f"<div class='plot' style='width:100%;height:{height}px'></div>",
-        js_on_load=DRAW,
+        js_on_load=script("plot.js"),
         head=f'<script src="/gradio_api/file={PLOTLY_JS}"></script>',
         elem_id=elem_id,
     )
@@ -91,7 +50,7 @@ def plot(elem_id: str, height: int) -> gr.HTML:
 
 def panel(elem_id: str, render: bool = True) -> gr.HTML:
     """HTML whose elements with data-action report clicks through `select`."""
-    return gr.HTML("", js_on_load=REPORT, elem_id=elem_id, render=render)
+    return gr.HTML("", js_on_load=script("buttons.js"), elem_id=elem_id, render=render)
 
 
 def downloader() -> gr.HTML:
@@ -99,18 +58,23 @@ def downloader() -> gr.HTML:
 
     Nothing is written on the server.
     """
-    return gr.HTML("", html_template="<span></span>", js_on_load=DOWNLOAD, elem_id="downloader")
+    return unseen("downloader", "download.js")
 
 
 def late_cells() -> gr.HTML:
     """Unseen; writing the JSON of {plan: html} into it exchanges the cells on the page that name
     these plans in data-plan.
     """
+    return unseen("pending-cells", "pending.js")
+
+
+def unseen(elem_id: str, *files: str, value: str = "") -> gr.HTML:
+    """A component that shows nothing: these scripts in assets act on its value."""
     return gr.HTML(
-        "",
+        value,
         html_template="<span></span>",
-        js_on_load=LATE,
-        elem_id="late-cells",
+        js_on_load=script(*files),
+        elem_id=elem_id,
         elem_classes="unseen",
     )
 

@@ -8,65 +8,19 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
-from .parts import LIVE, QUIET, clicked
+from .parts import LIVE, QUIET, clicked, unseen
 from .session import FIRST_SLOT as FIRST
 from .session import Session
-
-ADDRESS = """
-function address(changes) {
-  const url = new URL(window.location);
-  for (const [name, value] of Object.entries(changes)) value ? url.searchParams.set(name, value) : url.searchParams.delete(name);
-  history.replaceState(history.state, '', url);
-}
-"""
-# The plots listen for lrw-selected and draw their own marks, so a selection needs no figure from
-# the server.
-REMEMBER = """
-function spread() {
-  const [layer, component, chosen] = JSON.parse(props.value || '[]');
-  if (component === undefined) return;
-  window.selectedSlot = {layer, component};
-  window.dispatchEvent(new Event('lrw-selected'));
-  if (chosen) address({layer: String(layer), component});
-}
-watch('value', spread);
-spread();
-let shown = null;
-function remember() {
-  const tab = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
-  if (tab && shown && tab !== shown) address({tab});
-  if (tab) shown = tab;
-}
-(function look() {
-  const tabs = document.querySelector('#tabs');
-  if (!tabs) { setTimeout(look, 50); return; }
-  new MutationObserver(remember).observe(tabs, {subtree: true, attributes: true, attributeFilter: ['aria-selected']});
-  remember();
-})();
-"""
 
 
 def mark() -> gr.HTML:
     """Unseen; its value, what `said` gives, tells the browser which slot to mark."""
-    return gr.HTML(
-        said([*FIRST], False),
-        html_template="<span></span>",
-        js_on_load=ADDRESS + REMEMBER,
-        elem_id="selection",
-        elem_classes="unseen",
-    )
+    return unseen("selection", "address.js", "selection.js", value=said([*FIRST], False))
 
 
 def run_in_address() -> gr.HTML:
     """Unseen; its value, the id of a run or "", is kept in the address bar."""
-    script = ADDRESS + "watch('value', () => address({run: props.value}));"
-    return gr.HTML(
-        "",
-        html_template="<span></span>",
-        js_on_load=script,
-        elem_id="run-address",
-        elem_classes="unseen",
-    )
+    return unseen("run-address", "address.js", "run-address.js")
 
 
 def wire(session: Session) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 import lrcore
 
 from .. import export, markup, selection, text
+from ..assets import script
 from ..parts import LIVE, QUIET, download, listen, panel, spoken
 from ..runs import Run
 from ..session import Session
@@ -272,7 +273,11 @@ def build(session: Session) -> None:
     rename.click(spoken(session.runs.rename), [opened, name], None, **QUIET)
     retag.click(set_tags, [opened, tags], None, **QUIET)
     delete.click(
-        forget, opened, address, js=f"(id) => confirm({text.DELETE_SURE!r}) ? id : ''", **QUIET
+        forget,
+        opened,
+        address,
+        js=script("confirm-delete.js", QUESTION=text.DELETE_SURE),
+        **QUIET,
     )
     quantise.click(to_codes, [opened, bits], None, **QUIET)
     mend.click(to_health, [opened, steps, rate, beta, channel], None, **QUIET)

@@ -1,0 +1,28 @@
+"""The files that the page is made of beside Python: JavaScript, CSS, HTML."""
+
+import json
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import plotly
+
+FOLDER = Path(__file__).parent.parent / "assets"
+STYLE = FOLDER / "style.css"
+PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+
+
+def script(*files: str, **values: Any) -> str:
+    """The JavaScript of these files, one after the other.
+
+    $NAME in it stands for values["NAME"] as JSON.
+    """
+    joined = "".join((FOLDER / name).read_text(encoding="utf-8") for name in files)
+    for name, value in values.items():
+        joined = joined.replace(f"${name}", json.dumps(value))
+    return joined
+
+
+def page(file: str, **values: str) -> str:
+    """The HTML of a file, with $name in it replaced by values["name"], which is HTML already."""
+    return Template((FOLDER / file).read_text(encoding="utf-8")).substitute(values)
