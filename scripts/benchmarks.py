@@ -12,7 +12,7 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     speed     a slider move against the decomposition behind it, and the first spectra
     memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram      Gram space against the papers' d x d formulas
-    page      what a person at the page waits for: first picture, slider to figure, Start to progress
+    page      what a person at the page waits for: first picture, slider, Start to progress
     all       everything above
 
 Times are ratios within one run on one machine; the text around the tables names it.

@@ -1,11 +1,9 @@
 """What the documents say is there: prose wrapped, generated pages current."""
 
-import importlib.util
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -13,27 +11,21 @@ from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import architectures as families  # noqa: E402
+from prose import wrap  # noqa: E402
+
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def script(name: str) -> ModuleType:
-    """A file of scripts/ as a module."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(ROOT / "scripts"))
-    return module
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_prose_is_wrapped_at_100_columns(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert script("prose").wrap(text) == text, f"python scripts/prose.py {path} wraps it"
+    assert wrap(text) == text, f"python scripts/prose.py {path} wraps it"
 
 
 def test_the_page_of_families_is_that_of_the_table() -> None:
-    families = script("architectures")
     current = families.PAGE.read_text(encoding="utf-8") == families.page()
     assert current, "python scripts/architectures.py writes docs/architectures.md anew"
 
@@ -41,13 +33,12 @@ def test_the_page_of_families_is_that_of_the_table() -> None:
 def test_every_family_was_measured_with_every_method_and_passed() -> None:
     record = json.loads((ROOT / "docs" / "architectures.json").read_text(encoding="utf-8"))
     missing = ", ".join(sorted(ARCHITECTURES.keys() - record.keys()))
-    assert not missing, script("architectures").UNMEASURED.format(missing)
+    assert not missing, families.UNMEASURED.format(missing)
     expected = {"a": [1, 1]} | {letter: [len(METHODS)] * 2 for letter in "bcde"}
     assert record == dict.fromkeys(ARCHITECTURES, expected)
 
 
 def test_a_family_that_was_not_measured_fails_with_one_sentence(monkeypatch) -> None:
-    families = script("architectures")
     new = ARCHITECTURES | {"toyllama": replace(ARCHITECTURES["llama"], note="new")}
     monkeypatch.setattr(families, "ARCHITECTURES", new)
     with pytest.raises(SystemExit, match="toyllama: in the table of families but not yet measured"):
