@@ -1,4 +1,4 @@
-# make run   opens the workbench        make test   lint and all tests
+# make run   opens the workbench        make test   lint, types and all tests
 # Both first make .venv; that is done again only when the requirement files change.
 SHELL := /bin/bash
 VENV := .venv
@@ -25,6 +25,8 @@ run: setup
 
 lint: setup
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
 
 # Two at a time, files in their order; then the browser tests alone, since they time what a person waits for.
 test: lint browser axe
@@ -48,5 +50,5 @@ axe:
 	  echo "note: axe-core could not be fetched with npm; the accessibility audit will be skipped" >&2
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build *.egg-info
 	find lrcore workbench tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,122 @@
+"""What the size rules are about: files, functions, lines and import circles of the packages.
+
+    python scripts/sizes.py [folder ...]
+
+prints one line per figure; without folders, those of lrcore and workbench.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LINES, PARAMETERS, COLUMNS = 60, 6, 100
+Import = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function, and where it stands; the lines count decorators and docstring."""
+
+    place: str
+    name: str
+    lines: int
+    parameters: int
+
+
+def sources(folder: Path) -> list[Path]:
+    """Every Python file below a folder."""
+    return sorted(folder.rglob("*.py"))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    """Every function of a file, inner ones too; `self` and `cls` are no parameters."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+            count = len(names) + len(node.args.kwonlyargs) - (names[:1] in (["self"], ["cls"]))
+            yield Function(f"{path}:{node.lineno}", node.name, node.end_lineno - first + 1, count)
+
+
+def _length(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def long_lines(path: Path) -> list[str]:
+    """Where lines of a file have more than COLUMNS characters."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [f"{path}:{number}" for number, line in enumerate(lines, 1) if len(line) > COLUMNS]
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """Which module of a package imports which of its modules, also under TYPE_CHECKING and
+    within functions.
+    """
+    paths = {_module(path, package): path for path in sources(package)}
+    return {
+        name: {_nearest(target, paths) for target in _targets(path, name)} - {name, ""}
+        for name, path in paths.items()
+    }
+
+
+def circles(package: Path) -> list[list[str]]:
+    """Groups of modules that import each other in a circle."""
+    reach = {name: set(targets) for name, targets in imports(package).items()}
+    for middle in reach:
+        for targets in reach.values():
+            if middle in targets:
+                targets |= reach[middle]
+    found = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
+    return [list(group) for group in sorted(found)]
+
+
+def _module(path: Path, package: Path) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _targets(path: Path, name: str) -> Iterator[str]:
+    """The full names that a file imports: modules, or names within them."""
+    own = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            up = own[: len(own) - node.level + 1] if node.level else []
+            base = ".".join([*up, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _nearest(target: str, modules: dict[str, Path]) -> str:
+    """The module that a full name is, or lies in; "" for one of another package."""
+    while target and target not in modules:
+        target = target.rpartition(".")[0]
+    return target
+
+
+def figures(folders: list[Path]) -> dict[str, object]:
+    """The figures by name."""
+    files = [path for folder in folders for path in sources(folder)]
+    longest = max(files, key=_length)
+    every = [function for path in files for function in functions(path)]
+    far = max(every, key=lambda function: function.lines)
+    packages = [folder for folder in folders if (folder / "__init__.py").is_file()]
+    return {
+        "files": len(files),
+        "longest file": f"{longest} ({_length(longest)} lines)",
+        "longest function": f"{far.place} {far.name} ({far.lines} lines)",
+        f"functions over {LINES} lines": sum(f.lines > LINES for f in every),
+        f"functions with more than {PARAMETERS} parameters": sum(
+            f.parameters > PARAMETERS for f in every
+        ),
+        f"lines over {COLUMNS} columns": sum(len(long_lines(path)) for path in files),
+        "import circles": [group for package in packages for group in circles(package)],
+    }
+
+
+if __name__ == "__main__":
+    named = sys.argv[1:] or ["lrcore", "workbench"]
+    for name, value in figures([Path(word) for word in named]).items():
+        print(f"{name}: {value}")
