@@ -5,21 +5,18 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """What was asked for cannot be done.
+    """An input or a setting that cannot be used.
 
-    The message says what was got, the likely cause, and what to do next.
+    The message says what was given, the likely cause, and what to do next.
     """
 
 
 class Cancelled(Exception):
-    """Raised by a progress callback to stop the work at the next layer.
-
-    Finished layers stay in the cache.
-    """
+    """Raised by a progress callback to stop at the next layer; finished layers stay cached."""
 
 
 def unknown(kind: str, got: str, known: Iterable[str], hint: str = "") -> InputError:
-    """An InputError for a name that is in no table, with the nearest known name suggested."""
+    """An InputError (returned, not raised) for an unknown name, which suggests the nearest one."""
     names = sorted(known)
     near = get_close_matches(got.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
     suggestion = next(

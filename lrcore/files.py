@@ -1,5 +1,6 @@
-"""Files and folders that are there whole or not at all: written under another name beside, then
-renamed.
+"""Atomic writes of files and folders, the cache folder, and temporary folders per process.
+
+A file or folder is written under another name in the same place, then renamed.
 """
 
 import atexit
@@ -12,37 +13,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed process leaves there stays
+except ImportError:  # Windows: temporary folders of a killed process are not cleaned up
     fcntl = None
 
-# the folder in the cache for tensors that a process keeps on disk as long as it lives
-WAITING = "waiting"
+OFFLOADED = "offloaded"  # folder in the cache for tensors that a running process has offloaded
 
 
 def cache_folder() -> Path:
-    """Where calibrations are kept, and what waits on disk: $LRCORE_CACHE, else ~/.cache/lrcore."""
+    """Folder of cached calibrations and offloaded tensors: $LRCORE_CACHE, else ~/.cache/lrcore."""
     return Path(os.environ.get("LRCORE_CACHE") or Path.home() / ".cache" / "lrcore")
 
 
 def cache_key(*parts: Any) -> str:
-    """A name for what depends on all of `parts`: 24 hexadecimal digits of the sha256 of their JSON.
+    """Name of a cache entry: 24 hexadecimal digits of the sha256 of the JSON of all `parts`.
 
-    parts: JSON-able; of mappings, give sorted items.
+    parts: JSON-able; give the sorted items of a mapping.
     """
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 @contextmanager
 def draft_of(path: str | Path) -> Iterator[Path]:
-    """The name of a file to write, which takes the place of `path` once the block has ended well;
-    after an error nothing is left of it.
+    """A temporary file to write, renamed to `path` at the end of the block, deleted after an error.
 
-    Each draft has a name of its own, so that threads and processes may write one file at once: the
-    last to end wins.
+    Each draft has a unique name, so threads and processes may write one file at the same time: the
+    last to finish wins.
     """
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,14 +54,15 @@ def draft_of(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file of UTF-8 whole."""
+    """Write a UTF-8 text file atomically."""
     with draft_of(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 def exchange(draft: Path, folder: Path) -> None:
-    """Put the folder `draft` in the place of `folder`; what was there goes only once the new one
-    stands.
+    """Replace `folder` by the folder `draft`; the old one is deleted last.
+
+    Raises OSError where the rename fails; the old folder is then back in its place.
     """
     if not folder.exists():
         draft.rename(folder)
@@ -78,19 +78,16 @@ def exchange(draft: Path, folder: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name of its own in the same folder, and so on the same file system: a rename is all it
-    takes. It begins with a dot.
-    """
+    """A unique hidden name in the same folder, thus on the same file system for a rename."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @cache
 def folder_of_this_process(parent: Path) -> Path:
-    """A new folder in `parent` that goes when this process ends; those that killed processes left
-    there go now.
+    """A new folder in `parent`, deleted when this process ends; leftovers of dead processes go now.
 
-    A lock on the file beside it, which the system lets go of however a process ends, says that its
-    process lives.
+    A process holds a lock on the file beside its folder. The system releases the lock however the
+    process ends, so a folder without a locked file is a leftover.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for file in parent.glob("*.lock") if fcntl else ():
@@ -99,22 +96,22 @@ def folder_of_this_process(parent: Path) -> Path:
                 shutil.rmtree(file.with_suffix(""), ignore_errors=True)
                 file.unlink(missing_ok=True)
     own = parent / uuid.uuid4().hex
-    mark = own.with_suffix(".lock")
-    held = mark.open("w")
-    _lock(held)
+    lock = own.with_suffix(".lock")
+    opened = lock.open("w")
+    _lock(opened)
     own.mkdir()
 
-    def leave() -> None:
+    def clean_up() -> None:
         shutil.rmtree(own, ignore_errors=True)
-        mark.unlink(missing_ok=True)
-        held.close()
+        lock.unlink(missing_ok=True)
+        opened.close()
 
-    atexit.register(leave)
+    atexit.register(clean_up)
     return own
 
 
-def _lock(file) -> bool:
-    """Lock an open file for as long as it is open; False where another process holds it."""
+def _lock(file: IO[str]) -> bool:
+    """Lock an open file until it is closed; False where another process holds the lock."""
     if fcntl is None:
         return False
     try:

@@ -1,39 +1,32 @@
-"""Half-quadratic quantisation (HQQ, Badri and Shaji 2023): where the grid of a group of numbers
-lies, found without any data.
+"""Half-quadratic quantisation (HQQ, Badri and Shaji 2023): the zero point of a group, without data.
 
-Codes stand for `low + step * code`. The step is that of the extremes of a group, (max - min) /
-(2^bits - 1); what is free is where the grid begins. With code the nearest place to w and r = w -
-(low + step * code), the mean of |r|^P with P < 1 is made small: a few large errors are let stand so
-that the many small ones vanish. Splitting r into e and a rest whose square has the weight beta,
-which grows, each of the two halves has a closed form:
+A quantised weight q stands for `low + step * q`. The step is that of min-max quantisation, (max -
+min) / (2^bits - 1); only `low`, where the grid begins, is optimised. With q the nearest grid point
+to w and r = w - (low + step * q), the mean of |r|^P with P < 1 is minimised: it tolerates a few
+large errors so that the many small ones vanish. With r split into e and a rest whose square has a
+growing weight beta, both halves have a closed form:
 
-    e = sign(r) relu(|r| - |r|^(P - 1) / beta), low = mean of (w - e - step * code) over the group.
+    e = sign(r) relu(|r| - |r|^(P - 1) / beta), low = mean of (w - e - step * q) over the group.
 
-As in the published code, the result is the one with the least mean |r| among those met; here group
-by group and not over a whole matrix, so that no group is worse off than with a grid between its
-extremes.
+As in the published code, the iterate with the least mean |r| is the result; here per group instead
+of per matrix, so that no group is worse than with min-max quantisation.
 """
 
 import torch
 from torch import Tensor
 
-P, BETA, GROWTH, STEPS = (
-    0.7,
-    10.0,
-    1.01,
-    20,
-)  # those of the published code; for small weights e is zero, and low makes up for the mean
-# share: while as many numbers lie above their places as below, moving the grid changes nothing but
-# the last bits
+# As in the published code; for small weights e is zero, and `low` corrects the mean error.
+P, BETA, GROWTH, STEPS = 0.7, 10.0, 1.01, 20
+# Relative improvement that counts: where as many weights lie above their grid points as below,
+# shifting the grid changes only the last bits.
 TIE = 1e-9
-AT_ONCE = (
-    2**15
-)  # groups; a matrix of a large model in float64 would take eight times its room several times over
+AT_ONCE = 2**15  # groups; a large model's whole matrix in float64 would take too much memory
 
 
 def half_quadratic(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """low [n] and step [n] of the grids of groups [n, size], each of 2^bits places; float64
-    inside, the groups' dtype out.
+    """low [n] and step [n] of the grids of groups [n, size], 2^bits points each.
+
+    Float64 inside; the results have the groups' dtype.
     """
     parts = [_solve(part.double(), 2**bits - 1) for part in groups.split(AT_ONCE)]
     low, step = (torch.cat(each).to(groups.dtype) for each in zip(*parts, strict=True))

@@ -1,8 +1,8 @@
-"""The dense algebra behind every method. Float64 inside; callers choose the dtype that leaves.
+"""Linear algebra behind every method. Float64 inside; callers choose the dtype of the result.
 
 Second moments are positive semi-definite in exact arithmetic; rounding, few tokens or dead neurons
-leave eigenvalues at or below zero. `EPS` draws the line below which a direction counts as never
-seen: it is then projected out, as a pseudo-inverse would.
+leave eigenvalues at or below zero. A direction whose eigenvalue is below `EPS` times the largest is
+projected out, as a pseudo-inverse does.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,7 @@ def symmetric(m: Tensor) -> Tensor:
 
 
 def column_squares(m: Tensor) -> Tensor:
-    """Squared norms of the columns, float64; rows are taken in blocks, so that no second matrix
-    is made. [m, n] -> [n].
-    """
+    """Squared norms of the columns, float64; in blocks of rows, to save memory. [m, n] -> [n]."""
     return torch.stack([(rows.double() ** 2).sum(0) for rows in m.split(256)]).sum(0)
 
 
@@ -69,32 +67,30 @@ def state_gram(weight: Tensor, bias: Tensor | None, second: Tensor, mean: Tensor
 
 
 def whitened_svd(weight: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """All truncations that minimise `E |W x - W^ x|^2` at once: `W^_r = up[:, :r] @ down[:r]`.
+    """Activation-aware SVD: up, values, down, where `up[:, :r] @ down[:r]` is optimal at every r.
 
-    Returns up, values, down.
-
-    weight [out, in]; second = E[x x^T] [in, in], None for the identity. up [out, k], values [k]
-    descending, down [k, in], k = min(out, in). The optimum is the projection `U_r U_r^T W` on the
-    top eigenvectors of `W S W^T`, so S is never inverted and may be singular. Equal in error to
-    whitening by any root of S, Cholesky (SVD-LLM) included: the values are the singular values of
-    `W S^{1/2}`.
+    weight [out, in]; second S = E[x x^T] [in, in], None for the identity. Returns up [out, k],
+    values [k] descending and down [k, in] with k = min(out, in). Rank r minimises
+    `E |W x - W^_r x|^2`. The optimum is the projection `U_r U_r^T W` on the top eigenvectors of
+    `W S W^T`, so S is never inverted and may be singular. The error equals that of whitening by any
+    root of S, such as Cholesky (SVD-LLM): the values are the singular values of `W S^{1/2}`.
     """
     weight = weight.double()
     if second is None:
         left, values, right = torch.linalg.svd(weight, full_matrices=False)
         return left, values, values.unsqueeze(-1) * right
     basis = None
-    if (
-        weight.shape[0] > weight.shape[1]
-    ):  # the Gram matrix of the smaller side: W = basis @ R, and basis is orthonormal
+    if weight.shape[0] > weight.shape[1]:
+        # W = basis @ R with an orthonormal basis: the Gram matrix of the smaller side is enough
         basis, weight = torch.linalg.qr(weight)
     values, vectors = eigh_descending(weight @ second.double() @ weight.mT)
     return (vectors if basis is None else basis @ vectors), values.sqrt(), vectors.mT @ weight
 
 
 def balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Share the scale of each rank-one term evenly between `up[:, j]` and `down[j]`: keeps both
-    in range in half precision.
+    """Balance the norms of `up[:, j]` and `down[j]`, so that half precision holds both.
+
+    up [out, r], down [r, in]; returns the same shapes.
     """
     left, right = up.norm(dim=0), down.norm(dim=1)
     scale = torch.where(
@@ -104,7 +100,7 @@ def balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def damped(m: Tensor, strength: float) -> Tensor:
-    """`m + strength * mean(diag m) * I`, float64. [n, n]. An all-zero m becomes the identity."""
+    """`m + strength * mean(diag m) * I`, float64, [n, n]; an all-zero m becomes the identity."""
     m = symmetric(m)
     level = float(m.diagonal().mean())
     return m + (strength * level if level > 0 else 1.0) * torch.eye(
@@ -113,24 +109,15 @@ def damped(m: Tensor, strength: float) -> Tensor:
 
 
 def cholesky(m: Tensor, strength: float = 1e-8) -> Tensor:
-    """Lower Cholesky factor of the damped m; the damping grows tenfold until the factorisation
-    exists. [n, n].
+    """Lower Cholesky factor of the damped m; damping grows tenfold until it exists. [n, n].
+
+    Raises torch.linalg.LinAlgError where m is far from positive semi-definite, or not finite.
     """
     for attempt in range(12):
         factor, failed = torch.linalg.cholesky_ex(damped(m, strength * 10**attempt))
         if not int(failed):
             return factor
     raise torch.linalg.LinAlgError("matrix is far from positive semi-definite or not finite")
-
-
-def ridge_leverage(gram: Tensor, ridge: float) -> Tensor:
-    """`1 - ridge * [(C + ridge I)^{-1}]_jj`, each in [0, 1]. gram [n, n] PSD -> [n].
-
-    Computed as the tail that is left over, `ridge * inverse diagonal`, and only then subtracted:
-    with many tokens every leverage is close to 1. Use `leverage_complement` where only the order
-    matters.
-    """
-    return 1.0 - leverage_complement(gram, ridge)
 
 
 def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
@@ -145,13 +132,12 @@ def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
 
 
 def elimination_order(weight: Tensor, gram: Tensor, strength: float = 1e-8) -> Tensor:
-    """Columns of `weight` by importance in the metric of `weight @ z`, most important first: the
-    reverse of greedy elimination.
+    """Columns of `weight` by importance for `weight @ z`, most important first. Returns [n].
 
-    weight [d, n]; gram = E[z z^T] [n, n]. Each step removes the columns j of least
-    `|w_j|^2 / [C^{-1}]_jj` among those left and lets the others make up for them (optimal brain
-    surgeon); both C^{-1} and the weight are downdated, so a step costs n (n + d). From 1024 columns
-    on several are removed per step: their scores are those before the step.
+    weight [d, n]; gram C = E[z z^T] [n, n]. Greedy elimination (optimal brain surgeon), reversed:
+    each step removes the columns j of least `|w_j|^2 / [C^{-1}]_jj` and lets the others compensate.
+    C^{-1} and the weight are downdated, so a step costs n (n + d). With 1024 columns or more,
+    several are removed per step, by their scores before it.
     """
     count = weight.shape[1]
     inverse, weight = torch.cholesky_inverse(cholesky(gram, strength)), weight.double().clone()
@@ -177,26 +163,26 @@ def conjugate_gradients(
     steps: int,
     tolerance: float,
 ) -> Tensor:
-    """X with `operator(X) = target` for a symmetric positive semi-definite operator on tensors of
-    target's shape, from X = 0.
+    """X [...] with `operator(X) = target` [...], by preconditioned conjugate gradients from X = 0.
 
-    Every step lowers `<X, operator(X)> / 2 - <X, target>`, so that X may be taken after any of
-    them: at most `steps`, or once the squared residual in the metric of `precondition` (symmetric,
-    positive definite) is below tolerance times the first.
+    operator: symmetric positive semi-definite on tensors of target's shape; precondition:
+    symmetric positive definite. Every step lowers `<X, operator(X)> / 2 - <X, target>`, so X is
+    usable after any of them. Stops after `steps`, or once the squared residual in the metric of
+    `precondition` is at most tolerance times the first.
     """
-    found, residual = torch.zeros_like(target), target
+    solution, residual = torch.zeros_like(target), target
     towards = direction = precondition(residual)
     size = first = float((residual * towards).sum())
     for _ in range(steps):
         if not size > tolerance * first:
             break
-        turned = operator(direction)
-        curvature = float((direction * turned).sum())
+        image = operator(direction)
+        curvature = float((direction * image).sum())
         if curvature <= 0:
             break
-        found = found + size / curvature * direction
-        residual = residual - size / curvature * turned
+        solution = solution + size / curvature * direction
+        residual = residual - size / curvature * image
         towards = precondition(residual)
         size, before = float((residual * towards).sum()), size
         direction = towards + size / before * direction
-    return found
+    return solution

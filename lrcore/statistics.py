@@ -1,22 +1,29 @@
-"""What calibration collects from one layer, and the moments that come out.
+"""What calibration collects from one layer, and the moments it returns.
 
 Taps, all per token:
-  attn_in     input of the query, key and value projections [d]
-  attn_out    input of the output projection: the head outputs side by side [n_q * d_h]
-  attended what each query head makes of the value states of all heads, side by side [n_q * n_kv *
-  d_h]; for few choices of options mlp_in input of the up (and gate) projection [d]
-  mlp_hidden  input of the down projection [d_f]
-  q_rotated, k_rotated head states as they enter the score, after rotary where there is one [n *
-  d_h] block the layer's input and output
+  attn_in               input of the query, key and value projections [d]
+  attn_out              input of the output projection: head outputs side by side [n_q * d_h]
+  weighted_values       attention-weighted values: the value states of every kv head under the
+                        attention weights of every query head [n_q * n_kv * d_h]; only where a
+                        method's options need them
+  mlp_in                input of the up (and gate) projection [d]
+  mlp_hidden            input of the down projection [d_f]
+  q_rotated, k_rotated  queries and keys as they enter the score, after rotary embedding [n * d_h]
+  block                 the layer's input and output [d]
+  attention, mlp        the residual stream before and after each of them [d]
 
-Statistics: second (E[x x^T], not centred), mean (E[x]), abs (E|x|), square (E[x^2], the diagonal of
-second), and influence (Block Influence, 1 - E cos(x_in, x_out), ShortGPT and MoDeGPT eq. 11), which
-belongs to the tap `block` and, of its two halves, to `attention` and `mlp`: the residual stream
-before and after each (MoDeGPT B.11; the output projection's output is what attention adds);
-and sample, some of the activations themselves: at most SAMPLE of them, spread evenly over the
-tokens [l, n], in the model's dtype. Statistics of gradients (fisher, taylor), by the name of a
-matrix instead of a tap, come from a pass of their own: calibration/gradients.py. Products are
-formed in the model's dtype and accumulated in float64.
+Statistics of a tap:
+  second     E[x x^T], not centred
+  mean       E[x]
+  abs        E|x|
+  square     E[x^2], the diagonal of second
+  sample     at most SAMPLE of the activations [l, n], spread evenly over the tokens, in the model's
+             dtype
+  influence  Block Influence, 1 - E cos(x_in, x_out) (ShortGPT; MoDeGPT eq. 11 and B.11); only of
+             block, attention and mlp
+
+Statistics of gradients (fisher, taylor) belong to a matrix instead of a tap and are collected by
+calibration/gradients.py. Products are formed in the model's dtype and accumulated in float64.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,9 +36,8 @@ from torch.nn.functional import cosine_similarity
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
-PARTS = ("block", "attention", "mlp")  # what an influence is measured of
-# the tap at the input of every matrix
-TAPS = {
+PARTS = ("block", "attention", "mlp")  # the taps that have an influence
+TAPS = {  # the tap at the input of every matrix
     "q": "attn_in",
     "k": "attn_in",
     "v": "attn_in",
@@ -41,8 +47,7 @@ TAPS = {
     "down": "mlp_hidden",
 }
 
-# rows of activations, or of a second moment, that are worked on at once: each block is made float64
-BLOCK = 256
+BLOCK = 256  # rows of activations, or of a second moment, converted to float64 at once
 
 STATISTICS = {
     "mean": lambda x: x.sum(0, dtype=torch.float64),
@@ -53,8 +58,9 @@ STATISTICS = {
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Averages over the calibration tokens of one layer, float64, by (tap, statistic), and
-    samples of them; tokens is their number.
+    """Averages over the calibration tokens of one layer, and samples of its activations.
+
+    values: by (tap, statistic), float64; samples in the model's dtype. tokens: how many were seen.
     """
 
     values: Mapping[Need, Tensor]
@@ -69,7 +75,7 @@ class Moments:
         return self.values[tap, "mean"]
 
     def square(self, tap: str) -> Tensor:
-        """E[x^2] at a tap, [n]; from the second moment where only that was collected."""
+        """E[x^2] at a tap, [n]; the diagonal of the second moment where only that was collected."""
         return (
             self.values[tap, "square"]
             if (tap, "square") in self.values
@@ -83,19 +89,19 @@ class Moments:
 
     @property
     def influence(self) -> float:
-        """Block Influence of the layer: 0 where the layer leaves the direction of the residual
-        stream unchanged.
-        """
+        """Block Influence of the layer, in [0, 2]; 0 where the stream's direction is unchanged."""
         return float(self.values[BLOCK_INFLUENCE])
 
 
 class EvenSample:
-    """Every 2^k-th row of a stream, k the least that keeps the number at SAMPLE or below: more
-    than SAMPLE / 2 of a long stream.
+    """Every 2^k-th row of a stream, with the least k that keeps at most SAMPLE rows.
+
+    A long stream leaves more than SAMPLE / 2 rows.
     """
 
     def __init__(self) -> None:
-        self.seen, self._stride, self._kept = 0, 1, []
+        self.seen, self._stride = 0, 1
+        self._kept: list[Tensor] = []
 
     def add(self, rows: Tensor) -> None:
         """The next rows [..., n] of the stream."""
@@ -112,10 +118,7 @@ class EvenSample:
 
 
 class SecondSum:
-    """Sum of x x^T over the rows of a stream, [n, n] float64.
-
-    It is symmetric: blocks of rows are kept from their diagonal on.
-    """
+    """Sum of x x^T over the rows of a stream, [n, n] float64; only the upper blocks are stored."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # the i-th is [BLOCK, n - i BLOCK]
@@ -130,9 +133,7 @@ class SecondSum:
                 self._blocks[i].add_(product)
 
     def total(self) -> Tensor:
-        """The whole matrix; nothing is to be added after that: each block goes as its place is
-        filled.
-        """
+        """The whole matrix [n, n]; releases the blocks, so call it once, after the last `add`."""
         n = self._blocks[0].shape[-1]
         whole = self._blocks[0].new_empty(n, n)
         self._blocks.reverse()
@@ -144,8 +145,9 @@ class SecondSum:
 
 
 class Accumulator:
-    """Adds up what `needs` asks for, batch by batch, in float64 on the device of the
-    activations.
+    """Accumulates the statistics in `needs`, batch by batch, in float64 on the activations' device.
+
+    needs: (tap, statistic) pairs.
     """
 
     def __init__(self, needs: Iterable[Need]) -> None:
@@ -157,7 +159,7 @@ class Accumulator:
         self._tokens = 0
 
     def observe(self, tap: str, x: Tensor) -> None:
-        """Add a batch of activations [..., n] seen at a tap."""
+        """Add a batch of activations [..., n] of a tap."""
         x = x.reshape(-1, x.shape[-1])
         for need in self.needs:
             if need[0] == tap and need in self._samples:
@@ -169,39 +171,29 @@ class Accumulator:
                     self._add(need, STATISTICS[need[1]](rows))
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
-        """Add a batch [..., d] of the layer's input and output, and count its tokens.
+        """Add a batch of the layer's input and output [..., d], and count its tokens.
 
-        middle: the stream between attention and MLP.
+        middle [..., d]: the residual stream between attention and MLP, needed for their influence.
         """
         self._tokens += before[..., 0].numel()
-        for part, start, end in (
-            ("block", before, after),
-            ("attention", before, middle),
-            ("mlp", middle, after),
-        ):
+        parts = (("block", before, after), ("attention", before, middle), ("mlp", middle, after))
+        for part, start, end in parts:
             if (part, "influence") in self.needs:
-                self._add(
-                    (part, "influence"),
-                    (1 - cosine_similarity(start.float(), end.float(), dim=-1)).sum(
-                        dtype=torch.float64
-                    ),
-                )
+                assert start is not None
+                assert end is not None
+                cosine = cosine_similarity(start.float(), end.float(), dim=-1)
+                self._add((part, "influence"), (1 - cosine).sum(dtype=torch.float64))
 
     def _add(self, need: Need, value: Tensor) -> None:
         value = value.double()
         self._sums[need] = self._sums[need] + value if need in self._sums else value
 
     def moments(self) -> Moments:
-        """The averages of all that was added, asked for once: the sums of the second moments
-        become them in place.
-        """
+        """The averages of all batches; call it once, since second moments are divided in place."""
         means = {need: total / self._tokens for need, total in self._sums.items()}
         for (tap, statistic), second in self._seconds.items():
             means[tap, statistic] = second.total().div_(self._tokens)
-            means.setdefault(
-                (tap, "square"), means[tap, statistic].diagonal().clone()
-            )  # read alone where only that is of use
-        return Moments(
-            means | {need: sample.rows for need, sample in self._samples.items() if sample.seen},
-            self._tokens,
-        )
+            # stored beside it, so that a reader of the squares alone need not load the matrix
+            means.setdefault((tap, "square"), means[tap, statistic].diagonal().clone())
+        samples = {need: sample.rows for need, sample in self._samples.items() if sample.seen}
+        return Moments(means | samples, self._tokens)

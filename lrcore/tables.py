@@ -1,7 +1,7 @@
 """Tables as data frames.
 
-pandas comes when the first is asked for: it takes 65 MB, which a model on disk needs while it is
-calibrated.
+pandas is imported with the first one: it takes 65 MB, which an offloaded model needs during
+calibration.
 """
 
 from typing import TYPE_CHECKING, Any

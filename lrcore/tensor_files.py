@@ -1,5 +1,6 @@
-"""Tensors on disk, read and written one at a time: safetensors files that need not fit into
-memory, and values that wait there.
+"""Offloaded tensors: safetensors files read and written one tensor at a time, and lists of values.
+
+Neither a file nor a list needs to fit into memory.
 """
 
 import json
@@ -32,23 +33,23 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 class Temporary:
-    """A file that goes when nobody holds this any more, at the latest when the process ends;
-    after a kill, when another needs `folder`.
+    """A temporary file in `folder`, deleted with the last reference to this object.
+
+    At the latest when the process ends; after a kill, when another process uses `folder`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder_of_this_process(folder) / f"{uuid.uuid4().hex}.safetensors"
-        self.path.parent.mkdir(
-            parents=True, exist_ok=True
-        )  # somebody may have emptied the cache meanwhile
+        # the cache may have been emptied in the meantime
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that waits in a file; dtype is the one that it is read as.
+    """An offloaded tensor: its place in a safetensors file.
 
-    owner, where there is one, keeps a temporary file from going.
+    dtype: what it is read as, whatever the file holds. owner: keeps a temporary file alive.
     """
 
     file: Path
@@ -62,20 +63,18 @@ class StoredTensor:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     def map(self) -> Tensor:
-        """The tensor as pages of the file, which come into memory as they are read and go where
-        memory is short; converted, if need be.
-        """
+        """The tensor, memory-mapped, of the stored shape; converted where dtype differs."""
         with safe_open(self.file, "pt") as opened:
             return opened.get_tensor(self.name).to(self.dtype)
 
     def read(self, device: torch.device | str = "cpu") -> Tensor:
-        """The tensor in memory of its own, independent of the file."""
+        """The tensor as a copy in memory, of the stored shape."""
         with safe_open(self.file, "pt") as opened:
             return opened.get_tensor(self.name).to(device, self.dtype, copy=True)
 
 
 def as_dtype(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, StoredTensor]:
-    """The same, to be read in another floating-point type; whole numbers stay as they are."""
+    """The same tensors, to be read in another floating-point dtype; integers stay integers."""
     return {
         name: replace(s, dtype=dtype) if s.dtype.is_floating_point else s
         for name, s in tensors.items()
@@ -83,7 +82,7 @@ def as_dtype(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[st
 
 
 def stored_tensors(file: Path, owner: Temporary | None = None) -> dict[str, StoredTensor]:
-    """What a safetensors file holds, by name."""
+    """The tensors of a safetensors file, by name; nothing but the header is read."""
     with safe_open(file, "pt") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
         return {
@@ -93,20 +92,18 @@ def stored_tensors(file: Path, owner: Temporary | None = None) -> dict[str, Stor
 
 
 def stored_in(files: Iterable[Path]) -> dict[str, StoredTensor]:
-    """What several safetensors files hold together, by name."""
+    """The tensors of several safetensors files together, by name."""
     return {name: place for file in files for name, place in stored_tensors(file).items()}
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str]
 ) -> None:
-    """A safetensors file, tensor after tensor: beside what is in memory already, one at a time
-    is.
-    """
-    order = sorted(
-        tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)
-    )  # so that every one is aligned
-    header, end = {"__metadata__": dict(metadata)}, 0
+    """Write a safetensors file of tensors of any shape [...], loading at most one at a time."""
+    # widest dtype first, so that every tensor is aligned
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
     for name in order:
         begin, end = end, end + tensors[name].nbytes
         header[name] = {
@@ -119,49 +116,48 @@ def write_tensors(
     with path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            tensor = (
-                tensors[name].map() if isinstance(tensors[name], StoredTensor) else tensors[name]
-            )
-            opened.write(
-                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-            )
+            given = tensors[name]
+            tensor = given.map() if isinstance(given, StoredTensor) else given
+            flat = tensor.detach().cpu().contiguous().flatten()
+            opened.write(flat.view(torch.uint8).numpy().data)
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A tensor of a value on disk; order: its dimensions as they lie in memory, outermost first."""
+class _OffloadedTensor:
+    """A tensor of an offloaded value; order: its dimensions by stride, outermost first."""
 
     stored: StoredTensor
     order: tuple[int, ...]
 
 
-class OnDisk(Sequence):
-    """A list of values whose tensors wait on disk, a file per value; each is read when it is asked
-    for, and not kept.
+class OffloadedList(Sequence[Any]):
+    """A list of values whose tensors are offloaded, one file per value; an entry is read each time.
 
-    Values are trees of dataclasses, mappings, lists and tuples. Tensors come back in the order of
-    memory that they had, since products of transposed matrices round otherwise; one tensor that
-    stands in two places stays one. folder: for the files.
+    Values are trees of dataclasses, mappings, lists and tuples. Tensors keep their memory layout,
+    because products of transposed matrices round differently; a tensor that a value holds twice
+    stays one tensor. folder: for the files.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
-        self._folder, self._device, self._values = folder, device, []
+        self._folder, self._device = folder, device
+        self._values: list[Any] = []
 
     def append(self, value: Any) -> None:
-        """Write the value's tensors and forget them."""
-        file, tensors, waiting = Temporary(self._folder), {}, {}
+        """Write the value's tensors to a file; they are no longer held in memory."""
+        file = Temporary(self._folder)
+        tensors: dict[str, Tensor] = {}
+        offloaded: dict[tuple[Any, ...], _OffloadedTensor] = {}
 
-        def put(tensor: Tensor) -> _Waiting:
+        def put(tensor: Tensor) -> _OffloadedTensor:
             key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if key not in waiting:
+            if key not in offloaded:
                 order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
                 name = str(len(tensors))
                 tensors[name] = tensor.permute(order)
-                waiting[key] = _Waiting(
-                    StoredTensor(file.path, name, tuple(tensors[name].shape), tensor.dtype, file),
-                    order,
-                )
-            return waiting[key]
+                shape = tuple(tensors[name].shape)
+                stored = StoredTensor(file.path, name, shape, tensor.dtype, file)
+                offloaded[key] = _OffloadedTensor(stored, order)
+            return offloaded[key]
 
         self._values.append(_mapped(value, Tensor, put))
         write_tensors(file.path, tensors, {})
@@ -169,32 +165,27 @@ class OnDisk(Sequence):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         read: dict[str, Tensor] = {}
 
-        def get(waiting: _Waiting) -> Tensor:
-            stored = waiting.stored
+        def get(offloaded: _OffloadedTensor) -> Tensor:
+            stored = offloaded.stored
             if stored.name not in read:
-                places = sorted(range(len(waiting.order)), key=waiting.order.__getitem__)
+                places = sorted(range(len(offloaded.order)), key=offloaded.order.__getitem__)
                 read[stored.name] = stored.read(device=self._device).permute(places)
             return read[stored.name]
 
-        return _mapped(self._values[index], _Waiting, get)
+        return _mapped(self._values[index], _OffloadedTensor, get)
 
 
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same tree with every value of a kind changed."""
+    """The same tree with every value of type `kind` changed."""
     if isinstance(value, kind):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value,
-            **{
-                f.name: _mapped(getattr(value, f.name), kind, change)
-                for f in fields(value)
-                if f.init
-            },
-        )
+        names = [f.name for f in fields(value) if f.init]
+        changed = {name: _mapped(getattr(value, name), kind, change) for name in names}
+        return replace(value, **changed)
     if isinstance(value, Mapping):
         return {key: _mapped(entry, kind, change) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -10,7 +10,6 @@ from lrcore.linalg import (
     cholesky,
     eigh_descending,
     leverage_complement,
-    ridge_leverage,
     roots,
     state_gram,
     whitened_svd,
@@ -98,7 +97,7 @@ def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_di
     x = random(40, 6)
     gram = x.T @ x
     literal = (gram @ torch.linalg.inv(gram + 0.5 * torch.eye(6))).diagonal()
-    assert torch.allclose(ridge_leverage(gram, 0.5), literal)
+    assert torch.allclose(1 - leverage_complement(gram, 0.5), literal)
     many = leverage_complement(
         gram * 1e12, 1.0
     )  # one minus the leverage is 1e-14 here: a difference of ones has no digits left

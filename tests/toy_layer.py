@@ -96,8 +96,8 @@ def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
         if mlp.gate is not None
         else torch.relu(up)
     )
-    attended = (mixtures @ values.flatten(1)).transpose(0, 1).flatten(1)
-    return Toy(layer, moments_of(layer, x, a, z, attended), x, a, z, mixtures)
+    weighted = (mixtures @ values.flatten(1)).transpose(0, 1).flatten(1)
+    return Toy(layer, moments_of(layer, x, a, z, weighted), x, a, z, mixtures)
 
 
 def apply(linear: Linear, x: Tensor) -> Tensor:
@@ -107,11 +107,11 @@ def apply(linear: Linear, x: Tensor) -> Tensor:
 
 
 def moments_of(
-    layer: Layer, x: Tensor, a: Tensor, z: Tensor, attended: Tensor | None = None
+    layer: Layer, x: Tensor, a: Tensor, z: Tensor, weighted: Tensor | None = None
 ) -> Moments:
     """Every statistic that a method may ask for, from plain samples."""
     taps = {"attn_in": x, "mlp_in": x, "attn_out": a, "mlp_hidden": z} | (
-        {} if attended is None else {"attended": attended}
+        {} if weighted is None else {"weighted_values": weighted}
     )
     attention = layer.attention
     for name in ("q", "k"):

@@ -25,7 +25,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..errors import InputError
-from ..files import WAITING, beside, cache_folder, exchange
+from ..files import OFFLOADED, beside, cache_folder, exchange
 from ..models.load import (
     LoadedModel,
     checked,
@@ -38,9 +38,9 @@ from ..models.load import (
     resolve_dtype,
     settle,
 )
+from ..models.mapped import map_weights
 from ..models.offload import free_at_once
 from ..models.structure import structure, untied
-from ..models.waiting import wait_on_disk
 from ..models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
 from ..modules.install import install
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
@@ -214,7 +214,7 @@ def _wait(
     stored = stored_in(files)
     stored = as_dtype(stored, dtype) if dtype else stored
     stored |= {name: stored[first] for name, first in tied.items()}
-    gaps = wait_on_disk(network, stored, device, cache_folder() / WAITING)
+    gaps = map_weights(network, stored, device, cache_folder() / OFFLOADED)
     for names in gaps.values():
         if names:
             raise ValueError(

@@ -24,7 +24,7 @@ from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import read_layer
 from ..models.load import LoadedModel, auto_class, quiet
 from ..models.offload import stored_of
-from ..models.structure import turned_modules
+from ..models.structure import sliced_modules
 from ..modules.sliced import StreamNorm, has_residual_matrices
 from ..plan import RankPlan
 from ..spectra import Slot
@@ -101,7 +101,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
 def structural_reasons(network: PreTrainedModel) -> list[str]:
     """Why no ranks make a network of this family and width a stock one; empty where some do."""
     family, row = text_config(network).model_type, architecture_of(network)
-    if turned_modules(network):
+    if sliced_modules(network):
         return _sliced(network)
     if row.experts:
         return [f"the MLPs of {family} are experts, which stay as they are"]
@@ -184,8 +184,8 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
         setattr(text, row.width, widths.pop())
         if family in BIASES and any(layer.biased for layer in layers):
             setattr(text, BIASES[family], True)
-        if turned := turned_modules(network):
-            narrow, norm = network.get_input_embeddings().embedding_dim, turned[row.last_norm]
+        if outside := sliced_modules(network):
+            narrow, norm = network.get_input_embeddings().embedding_dim, outside[row.last_norm]
             text.head_dim = layers[0].head_size
             text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
         config.dtype = network.dtype

@@ -11,7 +11,7 @@ from ..calibration.calibrate import Calibration, also
 from ..calibration.gradients import with_gradients
 from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
 from ..errors import InputError
-from ..files import WAITING, cache_folder
+from ..files import OFFLOADED, cache_folder
 from ..methods import Factors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer, write_layer
@@ -20,7 +20,7 @@ from ..models.structure import measure
 from ..plan import Shape
 from ..progress import Progress, silent
 from ..spectra import Slot, Spectrum
-from ..tensor_files import OnDisk
+from ..tensor_files import OffloadedList
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ def factorise(
         calibration = with_gradients(model, calibration, progress)
     total = len(decoder_layers(model.network))
     seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
-    layers = OnDisk(cache_folder() / WAITING, model.device) if model.offloaded else []
+    layers = OffloadedList(cache_folder() / OFFLOADED, model.device) if model.offloaded else []
     spectra, known, counted = {}, read_outliers(calibration.folder), []
     for index in range(total):
         progress("factorise", index, total)

@@ -11,7 +11,7 @@ from ..layer import Layer
 from ..models.architectures import decoder_layers, text_config
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
-from ..models.structure import turned_modules
+from ..models.structure import sliced_modules
 from ..progress import Progress, silent
 from .compare import check_tokens
 from .evaluate import row_losses, summarise
@@ -112,7 +112,7 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
 def check_same(dense: LoadedModel, small: LoadedModel) -> None:
     """Raise InputError where the two are not one model, dense and compressed, layer for layer."""
     configs = [text_config(model.network) for model in (dense, small)]
-    sliced = {bool(turned_modules(model.network)) for model in (dense, small)}
+    sliced = {bool(sliced_modules(model.network)) for model in (dense, small)}
     if (
         len(
             {

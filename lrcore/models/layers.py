@@ -1,9 +1,8 @@
-"""Reading a decoder layer as values, writing values back, and describing what was written so that
-it can be rebuilt.
+"""Reading a decoder layer as values, and writing values back.
 
-`write_layer` is the only place that changes a network. It exchanges modules and never writes into a
+`write_layer` is the only place that changes a network. It replaces modules and never writes into a
 tensor, so a clone that shares its tensors with the dense network leaves that one untouched. A
-module whose values have not changed stays as it is.
+module whose values have not changed is kept.
 """
 
 import copy
@@ -24,9 +23,7 @@ from .offload import present
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
-    """Where the projections of a layer are now, native or not; without those that it lacks, as
-    an MLP of experts does.
-    """
+    """Paths of a layer's projections, native or compressed; a layer of experts has fewer."""
     paths = row.paths()
     if isinstance(layer.get_submodule(row.attention), CompressedAttention):
         paths |= {name: f"{row.attention}.{name}_proj" for name in "qkvo"}
@@ -36,6 +33,7 @@ def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
 
 
 def module_at(layer: nn.Module, path: str) -> nn.Module | None:
+    """The submodule at a path, None where there is none."""
     try:
         return layer.get_submodule(path)
     except AttributeError:
@@ -43,36 +41,21 @@ def module_at(layer: nn.Module, path: str) -> nn.Module | None:
 
 
 def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
-    """Radians per place of every pair of a head in our layout, [head_size / 2], zero for those that
-    do not turn.
+    """Radians per position of every pair of a head, [head_size / 2], zero for unrotated pairs.
 
     From the rotary module of the language model; None where it has none, or more than one table.
     """
-    language, layers = (
-        network.get_submodule(architecture_of(network).layers.rpartition(".")[0]),
-        decoder_layers(network),
-    )
-    places = (
-        *(child for child in language.children() if child is not layers),
-        layers[0],
-    )  # not every layer, for every layer
-    modules = (module for place in places for module in place.modules())
-    found = next(
-        (
-            module.inv_freq
-            for module in modules
-            if isinstance(getattr(module, "inv_freq", None), Tensor)
-        ),
-        None,
-    )
-    return None if found is None else nn.functional.pad(found, (0, head_size // 2 - len(found)))
+    layers = decoder_layers(network)
+    language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
+    # one layer is enough: walking through all of them for every layer takes quadratic time
+    places = (*(child for child in language.children() if child is not layers), layers[0])
+    tables = (getattr(module, "inv_freq", None) for place in places for module in place.modules())
+    table = next((table for table in tables if isinstance(table, Tensor)), None)
+    return None if table is None else nn.functional.pad(table, (0, head_size // 2 - len(table)))
 
 
 def read_layer(network: nn.Module, index: int) -> Layer:
-    """The values of decoder layer `index`, native or compressed.
-
-    Tensors are shared with the network wherever they lie together there.
-    """
+    """The values of decoder layer `index`, native or compressed; tensors are shared if possible."""
     module = decoder_layers(network)[index]
     with present(module):
         return _read(network, index, module)
@@ -85,14 +68,15 @@ def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
     attention = module.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
         values = {name: _read_projection(own[name]) for name in "qkvo"}
-        turning = (
-            rotary_frequencies(network, attention.head_size)
-            if attention.position == "rotary"
-            else None
-        )
+        rotary = attention.position == "rotary"
         sizes = {name: getattr(attention, name) for name in SIZES}
-        more = {"frequencies": turning, "channel": _read_channel(attention)}
-        value = Attention(**values, **sizes, rotary_pairs=attention.rotary_pairs, **more)
+        value = Attention(
+            **values,
+            **sizes,
+            rotary_pairs=attention.rotary_pairs,
+            frequencies=rotary_frequencies(network, attention.head_size) if rotary else None,
+            channel=_read_channel(attention),
+        )
     else:
         value = _read_attention(network, row, attention, own)
     if "up" not in own:
@@ -105,11 +89,8 @@ def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
         for name in ("gate", "up", "down")
         if name in own
     }
-    return Layer(
-        index,
-        value,
-        MLP(**mlp, activation=getattr(text_config(network), row.activation, row.activation)),
-    )
+    activation = getattr(text_config(network), row.activation, row.activation)
+    return Layer(index, value, MLP(**mlp, activation=activation))
 
 
 def _read_attention(
@@ -152,10 +133,9 @@ def _read_projection(module: nn.Module) -> Projection:
 
 
 def write_layer(network: nn.Module, layer: Layer) -> None:
-    """Install the values of a layer.
+    """Replace the modules of a layer whose values have changed.
 
-    What is unchanged stays bit for bit; fused matrices stay fused unless one of their parts
-    changed.
+    Unchanged modules are kept bit for bit; a fused matrix stays fused unless a part of it changed.
     """
     module = decoder_layers(network)[layer.index]
     with present(module):
@@ -188,9 +168,8 @@ def _write(network: nn.Module, layer: Layer, module: nn.Module) -> None:
     ):
         module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))
         changed -= {"gate", "up", "down"}
-    if any(
-        isinstance(values[name], LowRank) for name in changed
-    ):  # they may share a factor, which stays one module
+    if any(isinstance(values[name], LowRank) for name in changed):
+        # all low-rank projections together: they may share a factor, which stays one module
         changed |= {name for name, projection in values.items() if isinstance(projection, LowRank)}
     paths = projection_paths(row, module)
     for name, projection in projection_modules(
@@ -207,8 +186,9 @@ def _reshaped(now: Attention, then: Attention) -> bool:
 
 
 def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
-    """Whether native queries, keys and values lie otherwise than in a value, so that they cannot
-    be exchanged one by one.
+    """Whether native queries, keys and values are laid out differently from `Attention`.
+
+    They cannot be replaced one by one then.
     """
     if isinstance(attention, CompressedAttention):
         return False
@@ -217,8 +197,9 @@ def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.
 
 
 def changed_projections(network: nn.Module, other: nn.Module, index: int) -> dict[str, nn.Module]:
-    """The projections of decoder layer `index` that hold other numbers than in `other`, a
-    network of the same family and sizes, by name.
+    """The projections of decoder layer `index` whose numbers differ from those of `other`, by name.
+
+    other: a network of the same family and sizes.
     """
     mine, theirs = (read_layer(each, index).matrices() for each in (network, other))
     layer = decoder_layers(network)[index]
@@ -248,8 +229,6 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def clone(network: nn.Module) -> nn.Module:
-    """A second network over the same tensors: its modules are its own, its parameters and
-    buffers are shared.
-    """
+    """A copy of the modules that shares all parameters and buffers."""
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, memo=shared)

@@ -23,13 +23,13 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from ..errors import InputError, unknown
-from ..files import WAITING, cache_folder
+from ..files import OFFLOADED, cache_folder
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .hub import DEMO_MODELS, locate
+from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
-from .waiting import wait_on_disk
 from .weights import check_finite, fingerprint, read_json, weight_files
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "load_folder", "load_model", "locate"]
@@ -252,7 +252,7 @@ def _offloaded_network(
             place.dtype for place in stored.values() if place.dtype.is_floating_point
         )
     network, stored = empty_network(config, dtype), as_dtype(stored, dtype)
-    _refuse_gaps(folder, wait_on_disk(network, stored, device, cache_folder() / WAITING))
+    _refuse_gaps(folder, map_weights(network, stored, device, cache_folder() / OFFLOADED))
     return checked(network, stored, folder)
 
 

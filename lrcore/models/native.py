@@ -1,9 +1,8 @@
-"""A family's own modules as values: which rows of which matrix are the queries, the keys, the gate;
-and the head sizes.
+"""Native modules as values: which rows of a matrix are the queries, keys or gate; head sizes.
 
-Fused matrices are read apart, and heads that turn only in part are read in the layout of a whole
-rotary head: first halves, second halves, where the columns beyond the rotary part make pairs that
-do not turn. Rows that lie together are views, others copies.
+Fused matrices are split. Heads with partial rotary embedding are read in the layout of a whole
+rotary head (first halves, then second halves), where the columns beyond the rotary part form pairs
+of angle zero. Contiguous rows are views, others copies.
 """
 
 from dataclasses import dataclass
@@ -19,10 +18,9 @@ from .architectures import Architecture, architecture_of, text_config
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Of the dense attention.
+    """Head sizes of a dense attention.
 
-    rotary: leading columns of a head that turn, head_size where all do, 0 where the layer has no
-    rotary.
+    rotary: leading columns of a head that are rotated; head_size where all are, 0 without rotary.
     """
 
     n_q: int
@@ -32,25 +30,25 @@ class HeadSizes:
 
 
 def head_sizes(network: nn.Module, attention: nn.Module) -> HeadSizes:
-    """Sizes by the config, and by the layer where layers differ in whether they have rotary."""
+    """Sizes from the config, and from the module where only some layers have rotary embedding."""
     row, config = architecture_of(network), text_config(network)
     n_q = config.num_attention_heads
     n_kv = getattr(config, "num_key_value_heads", None) or n_q
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
-    turns = row.position == "rotary" and getattr(attention, "use_rope", True)
+    rotary = row.position == "rotary" and getattr(attention, "use_rope", True)
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
-    return HeadSizes(n_q, n_kv, size, int(size * share) if turns else 0)
+    return HeadSizes(n_q, n_kv, size, int(size * share) if rotary else 0)
 
 
 def rows_of(row: Architecture, sizes: HeadSizes, name: Literal["q", "k", "v"]) -> Tensor:
-    """Rows of the native matrix that make up queries, keys or values, in our layout.
+    """Rows of the native matrix that hold queries, keys or values, in the layout of `Attention`.
 
-    [heads * head_size]
+    Returns indices [heads * head_size].
     """
     count, inner = sizes.n_q if name == "q" else sizes.n_kv, torch.arange(sizes.head_size)
     if name != "v" and 0 < sizes.rotary < sizes.head_size:
-        turning, still = inner[: sizes.rotary].view(2, -1), inner[sizes.rotary :].view(2, -1)
-        inner = torch.cat((turning, still), dim=1).flatten()
+        rotary, rest = inner[: sizes.rotary].view(2, -1), inner[sizes.rotary :].view(2, -1)
+        inner = torch.cat((rotary, rest), dim=1).flatten()
     place = "qkv".index(name)
     if row.qkv == "by_head":
         starts = (3 * torch.arange(count) + place) * sizes.head_size
@@ -61,7 +59,7 @@ def rows_of(row: Architecture, sizes: HeadSizes, name: Literal["q", "k", "v"]) -
 
 
 def take(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
-    """The named entries along a dimension; a view where they lie together."""
+    """Entries of a tensor [..., n, ...] along a dimension by index [k]; a view if contiguous."""
     first, count = int(index[0]), len(index)
     if torch.equal(index, torch.arange(first, first + count)):
         return tensor.narrow(dim, first, count)
@@ -69,7 +67,7 @@ def take(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
 
 
 def linear_of(module: nn.Module, index: Tensor | None = None) -> Linear:
-    """Weight [out, in] and bias of a native projection, or of some of its rows."""
+    """Weight [out, in] and bias [out] of a native projection, or of the rows in index [k]."""
     weight = module.weight.detach()
     weight = weight.T if isinstance(module, Conv1D) else weight
     bias = None if module.bias is None else module.bias.detach()
@@ -79,6 +77,6 @@ def linear_of(module: nn.Module, index: Tensor | None = None) -> Linear:
 
 
 def gate_rows(module: nn.Module, name: Literal["gate", "up"]) -> Tensor:
-    """Rows of a fused matrix of gate and up. [d_f]"""
+    """Rows of the gate or of up in a fused matrix: indices [d_f]."""
     half = module.weight.shape[0] // 2
     return torch.arange(half) + (half if name == "up" else 0)

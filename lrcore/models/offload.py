@@ -1,10 +1,9 @@
-"""Decoder layers whose tensors wait on disk and are in memory only while a layer is read, written
-or run.
+"""Offloading of decoder layers to disk, layer by layer.
 
-Each offloaded layer knows where its tensors are and brings them by itself: `present(layer)` holds
-them, and every forward pass does so for its duration. What has been exchanged in between goes to a
-temporary file when the layer is let go, so a network that `write_layer` compresses layer by layer
-never has more than one of them in memory. Between, parameters are on the device "meta".
+An offloaded layer's parameters are on the device "meta". `present(layer)` loads them from the
+safetensors files for a block of code, and hooks do so for every forward pass. When the layer is
+released, tensors that were replaced in between are written to a temporary file: a network that
+`write_layer` compresses layer by layer never has more than one layer in memory.
 """
 
 import ctypes
@@ -24,54 +23,50 @@ PLACE = "offloaded"  # the attribute of a layer that holds its Offloaded
 
 
 class Offloaded:
-    """Where the tensors of one layer are, by name, and whether they are in memory now."""
+    """The places of one layer's tensors, by name, and those that are loaded now."""
 
     def __init__(
         self, tensors: Mapping[str, StoredTensor], folder: Path, device: torch.device
     ) -> None:
         self.tensors, self.folder, self.device = dict(tensors), folder, device
-        self._holds, self._brought, self._lock = 0, {}, RLock()
+        self._users, self._lock = 0, RLock()
+        self._loaded: dict[str, Tensor] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Offloaded":
-        """Of a layer's clone: the same tensors, brought by itself."""
+        """For a clone of the layer: the same places, loaded separately."""
         return Offloaded(self.tensors, self.folder, self.device)
 
-    def hold(self, layer: nn.Module) -> None:
-        """Bring the tensors, unless somebody holds them already."""
+    def load(self, layer: nn.Module) -> None:
+        """Load the tensors into the layer, unless they are in use already."""
         with self._lock:
-            if not self._holds:
+            if not self._users:
                 read: dict[StoredTensor, Tensor] = {}
                 for name, stored in self.tensors.items():
                     read[stored] = put_tensor(
                         layer, name, read[stored] if stored in read else stored.read(self.device)
                     )
-                    self._brought[name] = read[stored]
-            self._holds += 1
+                    self._loaded[name] = read[stored]
+            self._users += 1
 
-    def let_go(self, layer: nn.Module) -> None:
-        """Once nobody holds them: write what has been exchanged, and forget all."""
+    def release(self, layer: nn.Module) -> None:
+        """After the last user: write the tensors that were replaced, and release all."""
         with self._lock:
-            self._holds = max(
-                self._holds - 1, 0
-            )  # a forward pass that failed to bring them ends here, too
-            if self._holds or not self._brought:
+            # not below zero: a forward pass that failed to load them ends here, too
+            self._users = max(self._users - 1, 0)
+            if self._users or not self._loaded:
                 return
             now = named_tensors(layer)
-            new = {
-                name: tensor
-                for name, tensor in now.items()
-                if self._brought.get(name) is not tensor
-            }
-            self.tensors = {
-                name: self.tensors[name] for name in now if name not in new
-            } | self._write(new)
+            new = {n: tensor for n, tensor in now.items() if self._loaded.get(n) is not tensor}
+            kept = {name: self.tensors[name] for name in now if name not in new}
+            self.tensors = kept | self._write(new)
             empty_out(layer)
-            self._brought = {}
+            self._loaded = {}
 
     def _write(self, new: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
         if not new:
             return {}
-        file, first = Temporary(self.folder), {}
+        file = Temporary(self.folder)
+        first: dict[int, str] = {}
         names = {name: first.setdefault(id(tensor), name) for name, tensor in new.items()}
         write_tensors(file.path, {name: new[name] for name in first.values()}, {})
         stored = stored_tensors(file.path, file)
@@ -80,22 +75,20 @@ class Offloaded:
 
 @contextmanager
 def present(layer: nn.Module) -> Iterator[None]:
-    """Inside, the layer's tensors are in memory; nothing to do for a layer that is not
-    offloaded.
-    """
+    """Inside, an offloaded layer's tensors are in memory; other layers are left alone."""
     offloaded = getattr(layer, PLACE, None)
     if offloaded is None:
         yield
         return
-    offloaded.hold(layer)
+    offloaded.load(layer)
     try:
         yield
     finally:
-        offloaded.let_go(layer)
+        offloaded.release(layer)
 
 
 def offload(layer: nn.Module, offloaded: Offloaded) -> None:
-    """Let a layer's tensors wait where `offloaded` says; those it has are dropped."""
+    """Offload a layer to the places in `offloaded`; the tensors it has now are dropped."""
     empty_out(layer)
     setattr(layer, PLACE, offloaded)
     layer.register_forward_pre_hook(_before)
@@ -103,12 +96,10 @@ def offload(layer: nn.Module, offloaded: Offloaded) -> None:
 
 
 def free_at_once() -> None:
-    """Let the C library (glibc; others are left alone) give large blocks back to the system when
-    they are freed.
+    """Make glibc return large blocks to the system when they are freed; no effect on others.
 
-    By itself it keeps blocks of up to 32 MB for later, which after some layers holds as much memory
-    as the layer that is in use. To be called before the network is made: what lies in a gap of the
-    heap stays there.
+    By default it keeps blocks of up to 32 MB, which after some layers add up to another layer.
+    Call it before the network is made: blocks already inside the heap stay there.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -117,30 +108,28 @@ def free_at_once() -> None:
 
 
 def empty_out(layer: nn.Module) -> None:
-    """Leave the shapes of a layer's tensors, and no numbers."""
+    """Move a layer's tensors to the device "meta": shapes without numbers."""
     for name, tensor in named_tensors(layer).items():
         put_tensor(layer, name, tensor.to("meta"))
 
 
-def _before(
-    layer: nn.Module, _args: Any
-) -> None:  # functions of the module: a deep copy of a layer keeps its hooks
-    getattr(layer, PLACE).hold(layer)
+# Hooks are functions of this file, not closures: a deep copy of a layer keeps its hooks.
+def _before(layer: nn.Module, _args: Any) -> None:
+    getattr(layer, PLACE).load(layer)
 
 
 def _after(layer: nn.Module, _args: Any, _out: Any) -> None:
-    getattr(layer, PLACE).let_go(layer)
+    getattr(layer, PLACE).release(layer)
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that a file holds, by every name they have."""
-    return module.state_dict(keep_vars=True)
+    """The state dict: parameters and persistent buffers [...], by every name they have."""
+    tensors: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    return tensors
 
 
 def stored_of(network: nn.Module) -> dict[str, StoredTensor]:
-    """Where the tensors of all offloaded layers are, by their names in the network; empty where
-    none is offloaded.
-    """
+    """The places of the tensors of all offloaded layers, by their names in the network."""
     places = {
         path: getattr(module, PLACE)
         for path, module in network.named_modules()
@@ -154,8 +143,9 @@ def stored_of(network: nn.Module) -> dict[str, StoredTensor]:
 
 
 def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Put a tensor in the place of a parameter or buffer, frozen, and return it as it then
-    stands.
+    """Replace a parameter or buffer by a tensor [...], frozen; returns what the module then holds.
+
+    The result is the tensor itself, or a parameter of the same shape [...].
     """
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)

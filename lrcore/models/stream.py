@@ -1,7 +1,7 @@
-"""Layer by layer through a network: the unit of memory, progress, cancel and resume.
+"""Running a network layer by layer: the unit of memory, progress, cancel and resume.
 
-Hidden states of all windows are kept for one depth at a time, on the network's device; only one
-layer's statistics exist at once.
+The hidden states of all windows are kept for one depth at a time, on the network's device, and the
+statistics of one layer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,23 +15,26 @@ from torch import Tensor, nn
 from ..modules.compressed import CompressedAttention, whole_head
 from ..statistics import Accumulator, Moments, Need
 from .architectures import Architecture, architecture_of, decoder_layers
-from .attended import attended_values
 from .layers import projection_paths
 from .native import head_sizes, rows_of, take
 from .offload import present
+from .weighted_values import weighted_values
 
 
 class _Stop(Exception):
     """Ends a forward pass once the inputs of the layers are known."""
 
 
-class _Skip(nn.Module):
-    """Stands in for a decoder layer: passes the hidden states on, after telling `note` what it
-    was called with.
-    """
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a layer is called with besides its input
+
+
+class _Identity(nn.Module):
+    """Replaces a decoder layer: returns the hidden states; `note` gets what it was called with."""
 
     def __init__(
-        self, row: Architecture, note: Callable[[Tensor, tuple, dict[str, Any]], None] | None = None
+        self,
+        row: Architecture,
+        note: Callable[[Tensor, tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
         self._tuple, self._note = row.layer_returns == "tuple", note
@@ -46,10 +49,10 @@ class _Skip(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What one batch is like inside a layer: inputs of the output and down projections, the
-    attention's output, the layer's output.
+    """One batch inside a layer: inputs of the output and down projections, and two outputs.
 
-    No input of a down projection where experts take its place.
+    o_in [b, t, n_q * v_size]; o_out [b, t, d], the attention's output; down_in [b, t, d_f], None in
+    a layer of experts; out [b, t, d], the layer's output.
     """
 
     o_in: Tensor
@@ -59,70 +62,62 @@ class Look:
 
 
 class LayerStream:
-    """The hidden states of `tokens` [n, t] at the entrance of one decoder layer after another.
+    """The hidden states of `tokens` [n, t] at the input of one decoder layer after another.
 
-    `run(i)` must be called for i = 0, 1, ... in order; with `advance=False` it only looks, so that
-    a layer can be observed dense, exchanged, and then run compressed (sequential calibration). It
-    hooks into the network's modules: where somebody else may run the network at the same time, give
-    it a `layers.clone`.
+    Call `run(i)` for i = 0, 1, ... in order; with `advance=False` it only collects statistics, so
+    that a layer can be observed dense, replaced, and then run compressed (sequential calibration).
+    It registers hooks on the network's modules: give it a `layers.clone` where the network may run
+    elsewhere at the same time.
     """
 
     def __init__(self, network: nn.Module, tokens: Tensor, batch: int = 8) -> None:
         self.network, self.batch = network, batch
-        self._calls: dict[
-            int, list[tuple[tuple, dict[str, Any]]]
-        ] = {}  # by batch size: what each layer gets besides its input
+        self._calls: dict[int, list[Call]] = {}  # by batch size, one per layer
         self._hidden = [self._enter(part) for part in tokens.to(network.device).split(batch)]
 
     @torch.inference_mode()
     def _enter(self, tokens: Tensor) -> Tensor:
-        """Input of the first decoder layer: embeddings and whatever the model does before its
-        layers. No layer is run.
+        """Input of the first decoder layer, [b, t, d]; no layer is run.
 
-        All windows are whole and equally long, so masks and position tables of one batch serve
+        All windows are whole and equally long, so the masks and position tables of one batch serve
         every other of its size.
         """
         row, layers = architecture_of(self.network), decoder_layers(self.network)
-        caught: list[tuple[Tensor, tuple, dict[str, Any]]] = []
+        caught: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = []
 
         def note(*call: Any) -> None:
             caught.append(call)
             if len(caught) == len(layers):
                 raise _Stop
 
-        with exchanged(self.network, [_Skip(row, note) for _ in layers]), suppress(_Stop):
+        with exchanged(self.network, [_Identity(row, note) for _ in layers]), suppress(_Stop):
             self.network(input_ids=tokens, use_cache=False)
         self._calls.setdefault(len(tokens), [(args, kwargs) for _, args, kwargs in caught])
         return caught[0][0]
 
     @property
     def hidden(self) -> list[Tensor]:
-        """The hidden states where the stream stands, batch by batch, [b, t, d] each."""
+        """The hidden states at the next layer's input, batch by batch, [b, t, d] each."""
         return self._hidden
 
-    def call(self, index: int, number: int) -> tuple[tuple, dict[str, Any]]:
-        """What layer `index` is called with besides the hidden states of one batch: masks,
-        position tables.
-        """
+    def call(self, index: int, number: int) -> Call:
+        """Arguments of layer `index` besides the hidden states of batch `number`: masks, angles."""
         return self._calls[len(self._hidden[number])][index]
 
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
         """Run layer `index` on all windows; return its moments where needs are given."""
         layer = decoder_layers(self.network)[index]
-        accumulator, added = Accumulator(needs), {}
+        accumulator = Accumulator(needs)
+        added: dict[str, Tensor] = {}
         with ExitStack() as stack:
             stack.enter_context(present(layer))
-            if (
-                "attended" in accumulator.taps
-            ):  # before the taps: its runs of the layer are not to be seen by them
+            if "weighted_values" in accumulator.taps:
+                # before the hooks are set, which must not see these further runs of the layer
                 for hidden in self._hidden:
-                    accumulator.observe(
-                        "attended",
-                        attended_values(
-                            self.network, layer, hidden, *self._calls[len(hidden)][index]
-                        ),
-                    )
+                    call = self._calls[len(hidden)][index]
+                    states = weighted_values(self.network, layer, hidden, *call)
+                    accumulator.observe("weighted_values", states)
             self._tap(layer, index, accumulator, stack)
             if accumulator.taps & {"attention", "mlp"}:
                 path = projection_paths(architecture_of(self.network), layer)["o"]
@@ -136,17 +131,17 @@ class LayerStream:
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
-                    accumulator.observe_block(
-                        hidden, out, hidden + added["o"].view_as(hidden) if added else None
-                    )
+                    middle = hidden + added["o"].view_as(hidden) if added else None
+                    accumulator.observe_block(hidden, out, middle)
                 if advance:
                     self._hidden[number] = out
         return accumulator.moments() if accumulator.needs else None
 
     @torch.inference_mode()
     def look(self, index: int, number: int) -> Look:
-        """Run layer `index`, dense or compressed, on one batch without moving on."""
-        layer, row, seen = decoder_layers(self.network)[index], architecture_of(self.network), {}
+        """Run layer `index`, dense or compressed, on one batch without advancing."""
+        layer, row = decoder_layers(self.network)[index], architecture_of(self.network)
+        seen: dict[str, Tensor] = {}
 
         def note(name: str) -> Any:
             return lambda _module, args, out: seen.update(
@@ -169,34 +164,28 @@ class LayerStream:
     def _tap(
         self, layer: nn.Module, index: int, accumulator: Accumulator, stack: ExitStack
     ) -> None:
-        """Hooks on the inputs of the projections named by the taps that are needed, as far as
-        the layer has them.
-        """
+        """Register hooks for the taps that are needed, on the projections that the layer has."""
         paths = projection_paths(architecture_of(self.network), layer)
-        for tap, name in {
-            "attn_in": "q",
-            "attn_out": "o",
-            "mlp_in": "up",
-            "mlp_hidden": "down",
-        }.items():
+
+        def input_hook(tap: str) -> Callable[..., None]:
+            return lambda _module, args: accumulator.observe(tap, args[0])
+
+        def score_hook(tap: str, name: str) -> Callable[..., None]:
+            def observe(_module: nn.Module, _args: Any, out: Tensor) -> None:
+                angles = self._calls[len(out)][index][1].get("position_embeddings")
+                accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
+
+            return observe
+
+        inputs = {"attn_in": "q", "attn_out": "o", "mlp_in": "up", "mlp_hidden": "down"}
+        for tap, name in inputs.items():
             if tap in accumulator.taps and name in paths:
-
-                def look(_module: nn.Module, args: tuple, tap: str = tap) -> None:
-                    accumulator.observe(tap, args[0])
-
-                stack.callback(
-                    layer.get_submodule(paths[name]).register_forward_pre_hook(look).remove
-                )
+                module = layer.get_submodule(paths[name])
+                stack.callback(module.register_forward_pre_hook(input_hook(tap)).remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
             if tap in accumulator.taps:
-
-                def turn(
-                    _module: nn.Module, _args: tuple, out: Tensor, tap: str = tap, name: str = name
-                ) -> None:
-                    angles = self._calls[len(out)][index][1].get("position_embeddings")
-                    accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
-
-                stack.callback(layer.get_submodule(paths[name]).register_forward_hook(turn).remove)
+                module = layer.get_submodule(paths[name])
+                stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
 
 
 def score_states(
@@ -206,11 +195,10 @@ def score_states(
     out: Tensor,
     angles: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """Queries or keys ("q", "k") as they enter the score, from what their matrix gave: normed and
-    rotated where the layer does so.
+    """Queries or keys ("q", "k") as they enter the score: normalised and rotated as in the layer.
 
-    out [b, t, rows]; angles: tables cos and sin [b or 1, t, rotary part]. Returns [b, t, n * size],
-    heads side by side in our layout.
+    out [b, t, rows]: the projection's output; angles: tables cos and sin [b or 1, t, rotary part].
+    Returns [b, t, n * size], heads side by side in the layout of `layer.Attention`.
     """
     row = architecture_of(network)
     attention = layer.get_submodule(row.attention)
@@ -220,18 +208,20 @@ def score_states(
     states = take(out, rows_of(row, sizes, name), dim=-1)
     if row.norms is not None:
         norm = attention.get_submodule(row.norms["qk".index(name)])
-        states = (
-            norm(states)
-            if row.norm_over == "width"
-            else norm(states.unflatten(-1, (-1, sizes.head_size))).flatten(-2)
-        )
-    return rotate_states(states, *whole_head(*angles, sizes.head_size)) if sizes.rotary else states
+        if row.norm_over == "width":
+            states = norm(states)
+        else:
+            states = norm(states.unflatten(-1, (-1, sizes.head_size))).flatten(-2)
+    if not sizes.rotary:
+        return states
+    assert angles is not None
+    return rotate_states(states, *whole_head(*angles, sizes.head_size))
 
 
 def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding in the rotate-half layout, on heads side by side.
 
-    states [b, t, n * size]; cos, sin [b or 1, t, size].
+    states [b, t, n * size]; cos, sin [b or 1, t, size]. Returns [b, t, n * size].
     """
     size = cos.shape[-1]
     heads = states.unflatten(-1, (-1, size))  # [b, t, n, size]
@@ -241,37 +231,31 @@ def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @contextmanager
 def starting_at(network: nn.Module, index: int, hidden: Tensor) -> Iterator[None]:
-    """Inside, a forward pass of the network skips the layers before `index` and enters that one
-    with `hidden` [b, t, d].
+    """Inside, a forward pass starts at layer `index`, whose input is `hidden` [b, t, d].
 
-    What comes after the layers (norm, head) stays the model's own, so no family needs to be known
-    here.
+    Final norm and head stay those of the model, so this works for every family.
     """
     row, layers = architecture_of(network), decoder_layers(network)
 
-    def enter(
-        _module: nn.Module, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[tuple, dict[str, Any]]:
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
     handle = layers[index].register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        with exchanged(network, [*(_Skip(row) for _ in range(index)), *layers[index:]]):
+        with exchanged(network, [*(_Identity(row) for _ in range(index)), *layers[index:]]):
             yield
     finally:
         handle.remove()
 
 
-def passing_on(network: nn.Module) -> nn.Module:
-    """What stands in for a decoder layer and leaves the hidden states as they are."""
-    return _Skip(architecture_of(network))
+def identity_layer(network: nn.Module) -> nn.Module:
+    """A replacement for a decoder layer that returns the hidden states unchanged."""
+    return _Identity(architecture_of(network))
 
 
 @contextmanager
 def exchanged(network: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
-    """The network with other layers, as many as its own: masks and angles depend on a layer's
-    place.
-    """
+    """Inside, the network has other layers; as many, since masks and angles depend on the index."""
     parent, _, name = architecture_of(network).layers.rpartition(".")
     holder, layers = network.get_submodule(parent), decoder_layers(network)
     setattr(holder, name, nn.ModuleList(others))

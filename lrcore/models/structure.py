@@ -1,4 +1,4 @@
-"""What a network is made of as it stands: its tensors, its replaced modules, its size."""
+"""What a network consists of now: its tensors, its replaced modules, its size."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +15,18 @@ from .offload import stored_of
 
 
 def untied(network: nn.Module) -> tuple[dict[str, Tensor | StoredTensor], dict[str, str]]:
-    """The tensors by name, each once and on disk where it waits there, and for every further
-    name the first one of the same tensor.
+    """The unique tensors [...] by name, offloaded ones as their places, and the tied names.
+
+    The second mapping leads from every further name of a tensor to its first.
     """
     state = network.state_dict() | stored_of(network)
     first: dict[Any, str] = {}
-    unique, tied = {}, {}
+    unique: dict[str, Tensor | StoredTensor] = {}
+    tied: dict[str, str] = {}
     for name, tensor in state.items():
-        key = (
-            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if isinstance(tensor, Tensor)
-            else tensor
-        )
+        key: Any = tensor
+        if isinstance(tensor, Tensor):
+            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         same = first.setdefault(key, name)
         if same == name:
             unique[name] = tensor
@@ -36,22 +36,21 @@ def untied(network: nn.Module) -> tuple[dict[str, Tensor | StoredTensor], dict[s
 
 
 def structure(network: nn.Module) -> dict[str, Any]:
-    """What `install` needs to rebuild the modules of a written network, by layer: JSON-able, no
-    tensors.
-    """
-    row, described = architecture_of(network), {}
+    """The replaced modules by layer, as `install` needs them to rebuild: JSON-able, no tensors."""
+    row = architecture_of(network)
+    described: dict[str, Any] = {}
     for index, layer in enumerate(decoder_layers(network)):
-        sliced = isinstance(layer, SlicedLayer)
-        own = {
-            path: module_at(layer, path)
-            for path in (row.attention, row.mlp, *(row.block_norms if sliced else ()))
-        }
+        paths = [row.attention, row.mlp]
+        more: dict[str, Any] = {}
+        if isinstance(layer, SlicedLayer):
+            paths += row.block_norms
+            more = {"parts": layer.parts}
+        own = {path: module_at(layer, path) for path in paths}
         own |= {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
-        own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip") if sliced}
-        described[f"{row.layers}.{index}"] = (
-            {"parts": layer.parts} if sliced else {}
-        ) | _described(own)
-    outside = turned_modules(network)
+        if isinstance(layer, SlicedLayer):
+            own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip")}
+        described[f"{row.layers}.{index}"] = more | _described(own)
+    outside = sliced_modules(network)
     return described | ({"": _described(outside)} if outside else {})
 
 
@@ -68,32 +67,25 @@ def _described(own: dict[str, nn.Module | None]) -> dict[str, Any]:
     }
 
 
-def turned_modules(network: nn.Module) -> dict[str, nn.Module]:
-    """What stands outside the layers of a sliced network and has changed with the stream, by
-    path; nothing of another network.
-    """
+def sliced_modules(network: nn.Module) -> dict[str, nn.Module]:
+    """Modules outside the layers that slicing has changed, by path; none in another network."""
     row = architecture_of(network)
     if not any(isinstance(layer, SlicedLayer) for layer in decoder_layers(network)):
         return {}
     named = {id(module): path for path, module in network.named_modules()}
-    ends = [network.get_input_embeddings(), network.get_output_embeddings()]
-    found = [
-        *ends,
-        *(network.get_submodule(path) for path in (row.last_norm, row.positions) if path),
-    ]
-    return {named[id(module)]: module for module in found}
+    modules = [network.get_input_embeddings(), network.get_output_embeddings()]
+    modules += [network.get_submodule(path) for path in (row.last_norm, row.positions) if path]
+    return {named[id(module)]: module for module in modules}
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Counted from the loaded modules.
+    """Size of a network, counted from its modules.
 
-    Parameters are numbers, tied ones counted once; kv_values are cached numbers per token.
-    decoder_linear: those of the projections, and of the matrices that slicing puts into the
-    residual path.
-
-    stored: bytes of all tensors that a checkpoint holds, with orders, codes and indices as they
-    are.
+    parameters: numbers, tied ones once. decoder_linear: those of the projections, and of the
+    matrices that slicing puts into the residual path. kv_values: cached numbers per token, of
+    bytes_per_value each. stored: bytes of all tensors of a checkpoint, permutations, quantised
+    weights and sparse indices included.
     """
 
     parameters: int
@@ -112,7 +104,7 @@ class ModelSize:
 
 
 def measure(network: nn.Module) -> ModelSize:
-    """The size of a network as it stands, compressed or not."""
+    """The size of a network, compressed or not."""
     kv = decoder_linear = 0
     for index in range(len(decoder_layers(network))):
         layer = read_layer(network, index)

@@ -1,6 +1,4 @@
-"""The weight files of a model folder: which they are, whether they are whole, and what they hash
-to.
-"""
+"""The weight files of a model folder: their names, whether they are complete, their fingerprint."""
 
 import hashlib
 import json
@@ -14,15 +12,15 @@ from torch import Tensor
 
 from ..errors import InputError
 
-MARK = "lrcore.json"  # a folder with this file is a checkpoint of ours
+MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
-PART = 2**22  # numbers that are looked at together
+PART = 2**22  # numbers checked at once
 _hashes: dict[tuple[str, int, int], str] = {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises InputError naming the file."""
+    """A JSON object from a file. Raises InputError where it cannot be read or is another value."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -32,17 +30,14 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(values, dict):
         raise InputError(
-            f"'{path}' holds a {type(values).__name__}, not an object. This is no file of a model "
-            "folder."
+            f"'{path}' holds a {type(values).__name__}, not an object. It is not a file of a "
+            "model folder."
         )
     return values
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, each opened once and found whole.
-
-    Raises InputError otherwise.
-    """
+    """The safetensors files of the model. Raises InputError where one is missing or truncated."""
     files = _named_files(folder)
     for file in files:
         check_whole(file)
@@ -78,9 +73,7 @@ def _named_files(folder: Path) -> list[Path]:
 
 
 def check_whole(file: Path) -> None:
-    """Raise InputError where a safetensors file is truncated or not one at all; reads the header
-    only.
-    """
+    """Check the header of a safetensors file. Raises InputError where it is truncated or none."""
     try:
         with safe_open(file, framework="pt") as opened:
             opened.keys()
@@ -94,9 +87,7 @@ def check_whole(file: Path) -> None:
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:
-    """sha256 over the names and contents of config.json, lrcore.json (if any) and the weight
-    files, 64 hexadecimal digits.
-    """
+    """sha256 (hex) over the names and contents of config.json, lrcore.json and the weight files."""
     whole = hashlib.sha256()
     described = [folder / name for name in ("config.json", MARK) if (folder / name).is_file()]
     for file in [*described, *files]:
@@ -105,9 +96,7 @@ def fingerprint(folder: Path, files: list[Path]) -> str:
 
 
 def _hash(file: Path) -> str:
-    """sha256 of a file's contents, remembered while its path, size and modification time stay
-    the same.
-    """
+    """sha256 of a file's contents, cached by its path, size and modification time."""
     stat = file.stat()
     key = (str(file.resolve()), stat.st_size, stat.st_mtime_ns)
     if key not in _hashes:
@@ -117,13 +106,11 @@ def _hash(file: Path) -> str:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
-    """Raise InputError naming the first weight that holds NaN or infinity."""
+    """Check weights of any shape [...]. Raises InputError naming the first with NaN or infinity."""
     for name, tensor in tensors:
-        count = (
-            sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART))
-            if tensor.is_floating_point()
-            else 0
-        )
+        if not tensor.is_floating_point():
+            continue
+        count = sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART))
         if count:
             hint = (
                 "Try dtype float32."

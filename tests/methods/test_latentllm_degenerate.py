@@ -47,8 +47,8 @@ def spoiled(kind: tuple, how: str):
     if how == "constant activation":
         x = x.clone()
         x[:, 2] = 1.5
-    attended = (case.mixtures @ apply(layer.attention.v, x)).transpose(0, 1).flatten(1)
-    return replace(case, layer=layer, moments=moments_of(layer, x, a, z, attended), x=x, a=a, z=z)
+    weighted = (case.mixtures @ apply(layer.attention.v, x)).transpose(0, 1).flatten(1)
+    return replace(case, layer=layer, moments=moments_of(layer, x, a, z, weighted), x=x, a=a, z=z)
 
 
 @pytest.mark.parametrize(

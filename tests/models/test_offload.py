@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.errors import InputError
-from lrcore.files import WAITING, cache_folder
+from lrcore.files import OFFLOADED, cache_folder
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
 from lrcore.models.layers import clone, read_layer
 from lrcore.models.offload import named_tensors, present
@@ -114,16 +114,16 @@ def test_a_checkpoint_is_the_same_to_the_byte(
 def test_every_family_runs_from_disk(family, tmp_path, tiny_llama):
     tiny(family).save_pretrained(tmp_path, max_shard_size="10KB")
     add_tokenizer(tiny_llama, tmp_path)
-    whole, waiting = (
+    whole, offloaded = (
         lrcore.load(str(tmp_path), dtype="bfloat16", offload=offload) for offload in (False, True)
     )
     tokens = torch.arange(3, 23).view(2, 10)
     with torch.no_grad():
-        assert torch.equal(whole.network(tokens).logits, waiting.network(tokens).logits)
-    assert not in_memory(waiting.network)
-    assert waiting.size == whole.size
-    assert waiting.fingerprint == whole.fingerprint
-    assert waiting.dtype == "bfloat16"
+        assert torch.equal(whole.network(tokens).logits, offloaded.network(tokens).logits)
+    assert not in_memory(offloaded.network)
+    assert offloaded.size == whole.size
+    assert offloaded.fingerprint == whole.fingerprint
+    assert offloaded.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("family", [name for name, row in ARCHITECTURES.items() if row.experts])
@@ -145,7 +145,7 @@ def test_one_layer_at_a_time_is_in_memory(sharded, story_file, monkeypatch):
     assert model.network.get_input_embeddings().weight.device.type == "cpu"
 
 
-def test_layers_are_let_go_after_an_error(sharded):
+def test_layers_are_released_after_an_error(sharded):
     model = lrcore.load(str(sharded), offload=True)
     with pytest.raises(ZeroDivisionError), present(decoder_layers(model.network)[1]):
         raise ZeroDivisionError
@@ -174,10 +174,10 @@ def test_nothing_is_left_on_disk(sharded, story_file, tmp_path, monkeypatch):
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     model = lrcore.load(str(sharded), offload=True)
     small = lrcore.compress(model, recipe(story_file, "a3", policy="probed"))
-    assert len(list((cache_folder() / WAITING).rglob("*.safetensors"))) == 3
+    assert len(list((cache_folder() / OFFLOADED).rglob("*.safetensors"))) == 3
     del small
     gc.collect()
-    assert not list((cache_folder() / WAITING).rglob("*.safetensors"))
+    assert not list((cache_folder() / OFFLOADED).rglob("*.safetensors"))
 
 
 def test_a_model_that_lacks_weights_is_refused(sharded, tmp_path):

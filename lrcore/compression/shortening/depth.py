@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.layers import clone
 from ...models.load import auto_class, quiet
-from ...models.stream import exchanged, passing_on
+from ...models.stream import exchanged, identity_layer
 
 PER_LAYER = (
     "layer_types",
@@ -31,7 +31,7 @@ def skipping(network: nn.Module, gone: Collection[int]) -> Iterator[None]:
     with exchanged(
         network,
         [
-            passing_on(network) if i in gone else layer
+            identity_layer(network) if i in gone else layer
             for i, layer in enumerate(decoder_layers(network))
         ],
     ):

@@ -5,8 +5,8 @@ Every projection becomes `B A`; the shapes of heads and of the KV cache stay.
 * Preconditioners and junctions: `junction.py`. One matrix, one head, or q, k and v over one shared
 A: `local.py`.
 * Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`. Joint VO by the output of the
-attention: `attended.py`,
-  `joint_attended.py`; it alone reads moments that the common calibration leaves out. Joint UD of a
+attention: `attention_solver.py`,
+  `joint_attention.py`; it alone reads moments that the common calibration leaves out. Joint UD of a
   ReLU MLP: `mlp.py`.
 * A sparse term beside B A, for matrices on their own: `sparse.py`. Factors as codes of a few bits:
 `quantised.py`.
@@ -25,7 +25,7 @@ from ...options import Option
 from ...statistics import TAPS, Moments
 from ..factors import Factor, Factors
 from .joint import joint_qk, joint_vo
-from .joint_attended import attended_vo
+from .joint_attention import attention_aware_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
 from .local import split_heads, stacked
 from .mlp import joint_ud
@@ -35,7 +35,9 @@ from .sparse import plus_sparse
 NEEDS = frozenset(
     (tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs")
 ) | {("mlp_in", "sample")}
-EXTRA_NEEDS = {("vo", "attention"): frozenset({("attended", "second"), ("attended", "mean")})}
+EXTRA_NEEDS = {
+    ("vo", "attention"): frozenset({("weighted_values", "second"), ("weighted_values", "mean")})
+}
 
 ATTENTION = ("joint_qk", "local", "split_head", "joint_qkv")
 OPTIONS = (
@@ -163,7 +165,7 @@ def factor(
         mean = moments.mean("attn_in") if centred else None
         together = (a, found, mean, junction)
         factors["joint_vo"] = (
-            joint_vo(*together) if vo == "joint" else attended_vo(*together, moments)
+            joint_vo(*together) if vo == "joint" else attention_aware_vo(*together, moments)
         )
     elif attention == "joint_qkv":
         factors["o"] = alone("o")

@@ -1,8 +1,8 @@
 """Joint VO on what attention makes of the values (LatentLLM eq. 198-223): the error of the
 attention's output, heads summed inside it.
 
-    L = E |sum_i W_o,i W_v,i x'_i - B_o A_o,i B_v,i A_v x'_i|^2, x'_i the input as query head i has
-    attended to it (eq. 206)
+    L = E |sum_i W_o,i W_v,i x'_i - B_o A_o,i B_v,i A_v x'_i|^2, x'_i the input weighted by the
+    attention of query head i (eq. 206)
 
 The paper predicts the moments of x' from those of the head outputs (eq. 205). Each head then sees
 its own row space of W_v alone, what A_v mixes in from other heads is free, and any r_v >= d_h seems
@@ -32,9 +32,9 @@ RIDGE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Attended:
-    """The quadratic problem in c_i [k], what query head i has attended to in the value states of
-    all heads; it gives `T_g c_i + shift_g`.
+class AttentionProblem:
+    """The quadratic problem in c_i [k], the value states of all heads weighted by the attention of
+    query head i; it gives `T_g c_i + shift_g`.
 
     weight W_o [d, n_q s]; second [n_q k + 1, n_q k + 1], of (c, 1); shift [n_kv, s]: the bias that
     v keeps, which is no part of c.
@@ -112,7 +112,7 @@ class Solution:
         return self.up @ self.down
 
 
-def lost(problem: Attended, found: Solution) -> float:
+def lost(problem: AttentionProblem, found: Solution) -> float:
     """L (eq. 206)."""
     sides = [(problem.weight, problem.dense()), (found.out, found.maps)]
     rows = [problem.rows(maps) for _, maps in sides]
@@ -123,7 +123,7 @@ def lost(problem: Attended, found: Solution) -> float:
     return float(whole - 2 * cross + own)
 
 
-def alternate(problem: Attended, start: Solution, rounds: int = ROUNDS) -> Solution:
+def alternate(problem: AttentionProblem, start: Solution, rounds: int = ROUNDS) -> Solution:
     """The rounds from a start. `lost` never rises from turn to turn."""
     found = start
     for _ in range(rounds):
@@ -131,7 +131,7 @@ def alternate(problem: Attended, start: Solution, rounds: int = ROUNDS) -> Solut
     return fit_out(problem, found)
 
 
-def fit_out(problem: Attended, found: Solution) -> Solution:
+def fit_out(problem: AttentionProblem, found: Solution) -> Solution:
     """B_o and A_o together: regression of the output on the values within rank r_o (eq. 215, 217;
     the paper holds B_o fixed).
 
@@ -149,7 +149,7 @@ def fit_out(problem: Attended, found: Solution) -> Solution:
     return replace(found, out=basis @ (basis.mT @ fitted), basis=basis)
 
 
-def fit_up(problem: Attended, found: Solution, steps: int = STEPS) -> Solution:
+def fit_up(problem: AttentionProblem, found: Solution, steps: int = STEPS) -> Solution:
     """B_v of all heads, given the rest (eq. 216)."""
     inner = found.down @ problem.own() @ found.down.mT
     left, right = (
@@ -166,7 +166,7 @@ def fit_up(problem: Attended, found: Solution, steps: int = STEPS) -> Solution:
     return replace(found, up=found.up + step)
 
 
-def fit_down(problem: Attended, found: Solution, steps: int = STEPS) -> Solution:
+def fit_down(problem: AttentionProblem, found: Solution, steps: int = STEPS) -> Solution:
     """alpha, given the rest: the generalised Sylvester equation
     `sum_ij H_i^T H_j alpha E[u_j u_i^T] = ...` (eq. 222).
     """
@@ -183,14 +183,14 @@ def fit_down(problem: Attended, found: Solution, steps: int = STEPS) -> Solution
     return replace(found, down=found.down + step)
 
 
-def _weights(problem: Attended, found: Solution) -> Tensor:
+def _weights(problem: AttentionProblem, found: Solution) -> Tensor:
     """`sum W_o,i^T W_o,i` over the heads of each group. [n_kv, s, s]"""
     parts = found.out.mT.unflatten(0, (-1, problem.shift.shape[1]))  # [n_q, s, d]
     return problem.by_group(parts @ parts.mT)
 
 
 def _solve(
-    problem: Attended,
+    problem: AttentionProblem,
     found: Solution,
     push: Callable[[Tensor], Tensor],
     pull: Callable[[Tensor], Tensor],

@@ -14,7 +14,7 @@ from toy_layer import apply, relative, toy
 from lrcore.layer import heads, output_heads
 from lrcore.linalg import roots
 from lrcore.methods import latentllm
-from lrcore.methods.latentllm import attended
+from lrcore.methods.latentllm import attention_solver
 from lrcore.statistics import Moments
 
 KINDS = [MHA, GQA, (3, 3, "none", True, False), (4, 2, "rotary", True, True)]
@@ -43,7 +43,7 @@ def turns(problem, found, rounds: int = 4):
     """The start, and what every turn makes of it."""
     yield found
     for _ in range(rounds):
-        for turn in (attended.fit_out, attended.fit_up, attended.fit_down):
+        for turn in (attention_solver.fit_out, attention_solver.fit_up, attention_solver.fit_down):
             found = turn(problem, found)
             yield found
 
@@ -56,9 +56,9 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
     attend to).
     """
     case, factor, problem, start = problem_and_start(kind, rank, bias=bias)
-    found = attended.alternate(problem, start)
+    found = attention_solver.alternate(problem, start)
     ours = error(case, factor.truncate(case.layer, rank))
-    assert relative(ours, attended.lost(problem, found)) < 1e-6
+    assert relative(ours, attention_solver.lost(problem, found)) < 1e-6
     joint = latentllm.factor(case.layer, case.moments, vo="joint", bias=bias)["joint_vo"].truncate(
         case.layer, rank
     )
@@ -69,8 +69,8 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
 @pytest.mark.parametrize("rank", [2, 7, 15, 20])
 def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
     _, _, problem, start = problem_and_start(kind, rank)
-    losses = [attended.lost(problem, found) for found in turns(problem, start)]
-    scale = attended.lost(problem, replace(start, out=start.out * 0))
+    losses = [attention_solver.lost(problem, found) for found in turns(problem, start)]
+    scale = attention_solver.lost(problem, replace(start, out=start.out * 0))
     assert all(later <= earlier + 1e-11 * scale for earlier, later in pairwise(losses))
 
 
@@ -79,7 +79,7 @@ def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
 def test_alpha_solves_the_kronecker_system(kind, bias):
     """eq. 222, its (r_v k)^2 numbers written out."""
     _, _, problem, start = problem_and_start(kind, 3, bias=bias)
-    found = attended.fit_out(problem, start)
+    found = attention_solver.fit_out(problem, start)
     k, n_q = problem.width, problem.width * problem.group // problem.shift.shape[1]
     moment, n = problem.second, n_q * k
     h = (output_heads(found.out, n_q) @ problem.by_head(found.up)).unbind(
@@ -98,11 +98,11 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
     alpha = torch.linalg.lstsq(system, right.reshape(-1, 1), driver="gelsd").solution.view_as(
         found.down
     )
-    best = attended.lost(problem, replace(found, down=alpha))
-    assert attended.lost(problem, attended.fit_down(problem, found, steps=500)) == pytest.approx(
-        best, rel=1e-7
-    )
-    assert attended.lost(problem, attended.fit_down(problem, found)) < 1.01 * best
+    best = attention_solver.lost(problem, replace(found, down=alpha))
+    assert attention_solver.lost(
+        problem, attention_solver.fit_down(problem, found, steps=500)
+    ) == pytest.approx(best, rel=1e-7)
+    assert attention_solver.lost(problem, attention_solver.fit_down(problem, found)) < 1.01 * best
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,7 +110,7 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
 def test_up_is_the_least_squares_solution(kind, rank):
     """eq. 216 for all heads at once, by the quadratic form of the loss itself."""
     _, _, problem, start = problem_and_start(kind, rank)
-    found = attended.fit_out(problem, start)
+    found = attention_solver.fit_out(problem, start)
     flat = found.up.flatten().clone().requires_grad_()
 
     def loss(up: torch.Tensor) -> torch.Tensor:
@@ -121,10 +121,10 @@ def test_up_is_the_least_squares_solution(kind, rank):
     gradient = torch.autograd.functional.jacobian(loss, flat)
     curvature = torch.autograd.functional.hessian(loss, flat)
     step = torch.linalg.lstsq(curvature, -gradient.unsqueeze(1), driver="gelsd").solution
-    best = attended.lost(problem, replace(found, up=found.up + step.view_as(found.up)))
-    assert attended.lost(problem, attended.fit_up(problem, found, steps=500)) == pytest.approx(
-        best, rel=1e-7
-    )
+    best = attention_solver.lost(problem, replace(found, up=found.up + step.view_as(found.up)))
+    assert attention_solver.lost(
+        problem, attention_solver.fit_up(problem, found, steps=500)
+    ) == pytest.approx(best, rel=1e-7)
 
 
 @pytest.mark.parametrize("kind", [MHA, GQA])
@@ -147,7 +147,7 @@ def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_pap
         basis = torch.linalg.svd(fit, full_matrices=False)[2][:rank].T if basis is None else basis
         return float(((wanted - fit @ basis @ basis.T) ** 2).sum(1).mean())
 
-    ours = attended.lost(problem, attended.fit_out(problem, start))
+    ours = attention_solver.lost(problem, attention_solver.fit_out(problem, start))
     assert relative(ours, best(None)) < 1e-6
     root = roots(case.moments.second("attn_out"))[0]
     assert ours < best(torch.linalg.svd(a.o.weight @ root)[0][:, :rank])
@@ -218,14 +218,17 @@ def test_moments_rounded_below_zero_do_no_harm(kind):
     """
     case = toy(*kind, tokens=60)
     noise = torch.randn(
-        case.moments.second("attended").shape,
+        case.moments.second("weighted_values").shape,
         generator=torch.Generator().manual_seed(1),
         dtype=torch.float64,
     )
     noise = 1e-5 * (noise + noise.mT)
-    assert torch.linalg.eigvalsh(case.moments.centred("attended") + noise)[0] < -1e-5
+    assert torch.linalg.eigvalsh(case.moments.centred("weighted_values") + noise)[0] < -1e-5
     rough = Moments(
-        {**case.moments.values, ("attended", "second"): case.moments.second("attended") + noise},
+        {
+            **case.moments.values,
+            ("weighted_values", "second"): case.moments.second("weighted_values") + noise,
+        },
         case.moments.tokens,
     )
     for rank in (4, 13, 22):

@@ -13,7 +13,7 @@ import lrcore
 from lrcore.calibration.calibrate import all_needs
 from lrcore.errors import InputError
 from lrcore.methods import METHODS
-from lrcore.models import attended
+from lrcore.models import weighted_values
 from lrcore.models.architectures import architecture_of, decoder_layers
 from lrcore.models.layers import read_layer
 from lrcore.models.load import load_model
@@ -33,9 +33,9 @@ def test_what_a_head_makes_of_its_own_values_is_its_output(family):
         moments = stream.run(index, NEEDS | {("attn_out", "second"), ("attn_out", "mean")})
         own = torch.arange(a.n_q) // a.group
         places = (torch.arange(a.n_q).unsqueeze(1), own.unsqueeze(1), torch.arange(a.head_size))
-        mean = moments.mean("attended").view(a.n_q, a.n_kv, a.head_size)[places].flatten()
+        mean = moments.mean("weighted_values").view(a.n_q, a.n_kv, a.head_size)[places].flatten()
         second = (
-            moments.second("attended")
+            moments.second("weighted_values")
             .view(*2 * (a.n_q, a.n_kv, a.head_size))[places]
             .flatten(0, 1)
             .flatten(1)
@@ -64,7 +64,7 @@ def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(
         stream = LayerStream(network, TOKENS)
         for before in range(index):
             stream.run(before)
-        found = attended.attended_values(
+        found = weighted_values.weighted_values(
             network, decoder_layers(network)[index], stream.hidden[0], *stream.call(index, 0)
         )
         found = found.unflatten(-1, (a.n_q, a.n_kv, a.head_size))
@@ -80,7 +80,7 @@ def test_it_is_the_attention_weights_times_the_values_of_every_head(folder, requ
         weights = network(TOKENS, output_attentions=True).attentions[0]  # [b, n_q, t, t]
     stream = LayerStream(network, TOKENS)
     layer = decoder_layers(network)[0]
-    found = attended.attended_values(network, layer, stream.hidden[0], *stream.call(0, 0))
+    found = weighted_values.weighted_values(network, layer, stream.hidden[0], *stream.call(0, 0))
     seen = []
     hook = layer.self_attn.v_proj.register_forward_hook(lambda _m, _i, out: seen.append(out))
     stream.run(0)
@@ -121,7 +121,7 @@ def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(
 
 
 def test_too_wide_a_layer_is_refused_in_words(tiny_llama, monkeypatch):
-    monkeypatch.setattr(attended, "WIDEST", 10)
+    monkeypatch.setattr(weighted_values, "WIDEST", 10)
     stream = LayerStream(load_model(str(tiny_llama)).network, TOKENS)
     with pytest.raises(InputError, match="vo=joint"):
         stream.run(0, NEEDS)

@@ -11,14 +11,14 @@ from ...layer import Attention, Layer
 from ...linalg import eigh_descending
 from ...statistics import Moments
 from ..factors import moved_bias
-from .attended import Attended, Solution, alternate
+from .attention_solver import AttentionProblem, Solution, alternate
 from .joint import JointHeads, joint_vo
 
 FLOOR = 1e-9  # of the eigenvalues, as a share of their mean
 
 
 @dataclass(frozen=True, eq=False)
-class AttendedHeads(JointHeads):
+class AttentionHeads(JointHeads):
     """V and O as in `JointHeads`, whose solution (eq. 184-188) the rounds start from: never worse
     than it in the output of the attention.
 
@@ -26,7 +26,7 @@ class AttendedHeads(JointHeads):
     the bias of o; else None.
     """
 
-    problem: Attended
+    problem: AttentionProblem
     means: Tensor | None
 
     def start(self, layer: Layer, rank: int) -> Solution:
@@ -60,36 +60,36 @@ class AttendedHeads(JointHeads):
         )
 
 
-def attended_vo(
+def attention_aware_vo(
     a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, moments: Moments
-) -> AttendedHeads:
+) -> AttentionHeads:
     """Joint VO with the loss of eq. 206, after `joint_vo` with the same arguments.
 
-    Reads second and mean of the tap `attended`.
+    Reads second and mean of the tap `weighted_values`.
     """
     start = joint_vo(a, metric, mean, junction)
-    means = moments.mean("attended").unflatten(0, (a.n_q, -1))
-    return AttendedHeads(
+    means = moments.mean("weighted_values").unflatten(0, (a.n_q, -1))
+    return AttentionHeads(
         **vars(start),
-        problem=attended_problem(a, moments, mean is not None),
+        problem=attention_problem(a, moments, mean is not None),
         means=None if mean is None else means,
     )
 
 
-def attended_problem(a: Attention, moments: Moments, centred: bool) -> Attended:
-    """The moments of the attended value states, as the solver takes them: centred, or without the
+def attention_problem(a: Attention, moments: Moments, centred: bool) -> AttentionProblem:
+    """The moments of attention-weighted values, as the solver takes them: centred, or without the
     bias that v keeps.
 
     Rounding of the products leaves negative eigenvalues, along which the loss would fall without
     end: they are lifted just above zero.
     """
-    mean = moments.mean("attended")
+    mean = moments.mean("weighted_values")
     shift = torch.zeros_like(mean[: a.n_kv * a.v_size])
     if not centred and a.v.bias is not None:
         shift = a.v.bias.to(shift)
     gone = mean if centred else shift.repeat(a.n_q)
     left = torch.cat((mean - gone, mean.new_ones(1)))  # of (c, 1)
-    values, vectors = eigh_descending(moments.centred("attended"))
+    values, vectors = eigh_descending(moments.centred("weighted_values"))
     second = torch.outer(left, left)
     second[:-1, :-1] += (vectors * (values + FLOOR * values.mean())) @ vectors.mT
-    return Attended(a.o.weight.double(), second, shift.unflatten(0, (a.n_kv, -1)))
+    return AttentionProblem(a.o.weight.double(), second, shift.unflatten(0, (a.n_kv, -1)))
