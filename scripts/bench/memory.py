@@ -148,7 +148,7 @@ def page(
             f"**{share(peak['VmHWM'], size)}**",
         ],
         [
-            "of it not pages of files (RssAnon, its own peak)",
+            "of it anonymous memory (RssAnon, its own peak)",
             megabytes(peak["RssAnon"]),
             share(peak["RssAnon"], size),
         ],
