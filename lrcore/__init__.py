@@ -11,9 +11,12 @@ from .checkpoints.card import model_card
 from .checkpoints.checkpoint import load, save
 from .checkpoints.export import export, push
 from .checkpoints.stock import StockFit, stock_fit
+from .compression.allocate import allocate
 from .compression.bounds import bounds
-from .compression.compress import allocate, compress, measure_evidence, prepare
+from .compression.compress import compress, prepare
 from .compression.evidence.probes import probe
+from .compression.evidence.table import evidence_key, measure_evidence
+from .compression.evidence.table import evidence_of as _evidence_of
 from .compression.factorise import Factorisation, factorise
 from .compression.healing.healing import Healing, heal
 from .compression.quantise import quantise
@@ -53,10 +56,13 @@ def methods() -> list[dict]:
 
 
 def policies() -> list[dict]:
-    """Every allocation policy: name, summary, whether it reads a temperature, its options, and
-    what it measures on the model.
+    """Every allocation policy: name, summary, whether it reads a temperature, its options, the
+    evidence it needs, and whether that serves one budget alone.
     """
-    return [policy.describe() for policy in POLICIES.values()]
+    return [
+        policy.describe() | {"one_budget": _evidence_of(policy.name).one_budget}
+        for policy in POLICIES.values()
+    ]
 
 
 __all__ = [
@@ -101,6 +107,7 @@ __all__ = [
     "differences",
     "drop_layers",
     "evaluate",
+    "evidence_key",
     "export",
     "factorise",
     "finished",

@@ -5,12 +5,31 @@ Milliseconds: a slider calls it at every move.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .budget import Budget, Influence, Spectra, rank_for, take_steps
+from .budget import Budget, Spectra, rank_for, take_steps
 from .errors import InputError, unknown
-from .policies import find_policy
+from .evidence import Evidence
+from .policies import Policy
 from .spectra import Slot
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a plan keeps to besides its budget.
+
+    fixed: ranks set by hand. ratios {component: share removed}: the slots of a named component
+    share a budget of their own, and what they leave of the whole budget goes to the others.
+    nearest: ranks are rounded to the nearest instead of down, and may exceed the budget.
+    """
+
+    fixed: Mapping[Slot, int] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    nearest: bool = False
+
+
+UNCONSTRAINED = Constraints()
 
 
 def round_to_ranks(
@@ -62,62 +81,60 @@ def _shrink(spectra: Spectra, ranks: dict[Slot, int], budget: Budget) -> None:
 
 
 def plan_ranks(
-    policy: str,
-    spectra: Spectra,
+    policy: Policy,
+    options: Any,
+    evidence: Evidence,
     budget: Budget,
-    temperature: float,
-    influence: Influence,
-    fixed: Mapping[Slot, int] | None = None,
-    nearest: bool = False,
-    ratios: Mapping[str, float] | None = None,
-    options: Mapping[str, Any] | None = None,
+    constraints: Constraints = UNCONSTRAINED,
 ) -> dict[Slot, int]:
-    """Ranks of all slots: those in `fixed` as given, those the budget does not count at full, the
-    rest by the policy.
+    """Ranks of all slots of the evidence: those set by hand as given, those the budget does not
+    count at full, the rest by the policy.
 
-    ratios {component: share removed}: the slots of a named component share a budget of their own by
-    the policy, and what they leave of the whole budget goes to the components that are not named.
-    options: settings of the policy.
-    Raises InputError where fixed ranks or ratios leave too little for the others, and for a
-    component that the budget does not count.
+    options: a value of `policy.options`.
+    Raises InputError where fixed ranks or ratios leave too little for the others, for a component
+    that the budget does not count, and where evidence that the policy needs was not measured.
     """
-    row, fixed, ratios = find_policy(policy), fixed or {}, ratios or {}
-    chosen = row.choose(options or {})
+    spectra, fixed, ratios = evidence.spectra, constraints.fixed, constraints.ratios
     ranks = {slot: s.cost.full for slot, s in spectra.items()} | dict(fixed)
     counted = {slot: s for slot, s in spectra.items() if budget.counts(s.cost)}
 
     def price(pool: Spectra) -> int:
         return sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
 
-    def share(pool: Spectra, limit: int) -> None:
+    def spend(pool: Spectra, limit: int) -> None:
         """Ranks for one pool of slots within its limit; those set by hand stay and are paid for
         from it.
         """
         free = {slot: s for slot, s in pool.items() if slot not in fixed}
-        dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
-        limit = min(limit - price({slot: s for slot, s in pool.items() if slot in fixed}), dense)
-        if limit < sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values()):
-            raise InputError(
-                "The ranks set by hand and the ratios of single components leave too little for "
-                "the other slots. "
-                "Lower some of those ranks, raise those ratios, or lower the overall ratio."
-            )
+        rest = _rest(free, limit - price({k: s for k, s in pool.items() if k in fixed}), budget)
         if free:
-            rest = Budget(budget.kind, limit, dense)
-            ranks.update(
-                round_to_ranks(
-                    free, row.targets(free, rest, temperature, influence, **chosen), rest, nearest
-                )
-            )
+            targets = policy.share(evidence.restricted(free), rest, options)
+            ranks.update(round_to_ranks(free, targets, rest, constraints.nearest))
 
     pools = component_pools(counted, ratios, budget)
     for component, pool in pools.items():
         whole = sum(budget.price(s.cost, s.cost.full) for s in pool.values())
-        share(pool, whole - math.ceil(ratios[component] * whole - 1e-9))
+        spend(pool, whole - math.ceil(ratios[component] * whole - 1e-9))
     others = {slot: s for slot, s in counted.items() if slot[1] not in ratios}
     if others:
-        share(others, budget.limit - sum(price(pool) for pool in pools.values()))
+        spend(others, budget.limit - sum(price(pool) for pool in pools.values()))
     return ranks
+
+
+def _rest(free: Spectra, limit: int, budget: Budget) -> Budget:
+    """The budget of the slots that no hand has set, of the same kind.
+
+    Raises InputError where not even their least ranks fit.
+    """
+    dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
+    limit = min(limit, dense)
+    if limit < sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values()):
+        raise InputError(
+            "The ranks set by hand and the ratios of single components leave too little for "
+            "the other slots. "
+            "Lower some of those ranks, raise those ratios, or lower the overall ratio."
+        )
+    return Budget(budget.kind, limit, dense)
 
 
 def component_pools(

@@ -3,7 +3,7 @@
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,6 @@ from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
 Spectra = Mapping[Slot, Spectrum]
-# "block", "attention" and "mlp": one number per layer (lrcore/statistics.py); "outliers": by layer
-# and threshold (calibration/outliers.py)
-Influence = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)

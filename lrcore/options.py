@@ -1,12 +1,17 @@
-"""Settings of a method: what there is to choose, and reading what somebody chose."""
+"""Options of a method or policy: one frozen dataclass each, read from plain values.
+
+A field made with `option(...)` is an option that a user may name; its metadata say what it is. A
+field without is none, and is set by the code that makes the value.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 from .errors import InputError, unknown
 
 Value = bool | int | float | str
+Chosen = TypeVar("Chosen")
 
 
 @dataclass(frozen=True)
@@ -80,13 +85,45 @@ class Option:
         return number
 
 
-def read_options(
-    owner: str, options: tuple[Option, ...], given: Mapping[str, Any]
-) -> dict[str, Value]:
-    """Every option's value: what was given, else its default.
+def option(
+    default: Value,
+    about: str,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A dataclass field that is an option, see `Option`."""
+    own = {"about": about, "choices": choices, "low": low, "high": high}
+    return field(default=default, metadata=own)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a method or policy that has none."""
+
+
+def options_of(kind: type) -> tuple[Option, ...]:
+    """What there is to choose in an options dataclass."""
+    return tuple(Option(f.name, f.default, **f.metadata) for f in fields(kind) if f.metadata)
+
+
+def read_options(owner: str, kind: type[Chosen], given: Mapping[str, Any]) -> Chosen:
+    """A value of an options dataclass: what was given, else the defaults.
 
     Raises InputError for an unknown name or a value out of range.
     """
+    by_name = {option.name: option for option in options_of(kind)}
+    for name in given:
+        if name not in by_name:
+            if not by_name:
+                raise InputError(f"{owner} has no options; got '{name}'.")
+            raise unknown(f"option of {owner}", str(name), by_name)
+    return kind(**{name: by_name[name].read(value) for name, value in given.items()})
+
+
+def read_rows(
+    owner: str, options: tuple[Option, ...], given: Mapping[str, Any]
+) -> dict[str, Value]:
     by_name = {option.name: option for option in options}
     for name in given:
         if name not in by_name:

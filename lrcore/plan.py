@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .evidence import Probes
 from .spectra import Slot, Spectrum
 from .tables import frame
 
@@ -45,23 +46,22 @@ class RankPlan:
     seq_len: int
     temperature: float | None = None
     suggested_temperature: float | None = None
-    base_nll: float | None = None
+    probes: Probes | None = None
 
     @property
     def predicted_perplexity(self) -> float | None:
-        """exp of the dense loss plus the predicted rise of every slot, on the probing windows; None
-        unless the slots were probed.
+        """exp of the dense loss plus the predicted increase of every slot, on the probing windows;
+        None unless the slots were probed.
 
         Errors of different slots compound, so it is optimistic at high ratios; the order of plans
         is what it is for.
         """
-        if self.base_nll is None:
+        if self.probes is None:
             return None
-        rise = sum(
-            float(s.nats[s.cost.ranks().index(self.ranks[slot])])
-            for slot, s in self.spectra.items()
+        increase = sum(
+            float(self.probes.curves[slot].at([self.ranks[slot]])) for slot in self.spectra
         )
-        return math.exp(min(self.base_nll + rise, 700.0))
+        return math.exp(min(self.probes.dense_loss + increase, 700.0))
 
     def table(self) -> "pd.DataFrame":
         """One row per slot.

@@ -20,8 +20,9 @@ class Cost:
     together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
     curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one
-    entry per multiple of step below full. bits, chunk: what a rank adds is kept as codes of so many
-    bits, with two scales for every chunk; 0: as plain numbers.
+    entry per multiple of step below full.
+    bits, chunk: what a rank adds is kept as quantised weights of so many bits, with two scales for
+    every chunk; 0: as plain numbers.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     per_cached: multiply-adds per rank that every step spends on each token in the cache, where a
     latent is cached and raised again.
@@ -101,20 +102,12 @@ class Spectrum:
     unit: slots that name the same one have values that compare with each other; empty: those of the
     same component.
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
-    nats: the loss curve in the model's own currency, the predicted rise of the token loss at each
-    rank of `cost.ranks()`; None unless the slot was probed.
-    share: the share of its price that a search on the model found for it, at one budget; None
-    unless it was searched.
-    fisher: mean squared gradient of its weights, >= 0; None unless gradients were collected.
     """
 
     slot: Slot
     values: Tensor
     cost: Cost
     heads: Tensor | None = None
-    nats: Tensor | None = None
-    share: float | None = None
-    fisher: float | None = None
     unit: str = ""
 
     @property
@@ -137,9 +130,7 @@ class Spectrum:
             return self
         every = step // self.cost.step
         cost = replace(self.cost, step=step, curve=self.cost.curve[every - 1 :: every])
-        place = {rank: i for i, rank in enumerate(self.cost.ranks())}
-        nats = None if self.nats is None else self.nats[[place[rank] for rank in cost.ranks()]]
-        return replace(self, cost=cost, nats=nats)
+        return replace(self, cost=cost)
 
     def energy(self, rank: int) -> float:
         """Share of the loss avoided at `rank`, in [0, 1]; 1 for an all-zero slot."""

@@ -19,6 +19,7 @@ import lrcore
 from lrcore.analyse import Analysis
 from lrcore.calibration.calibrate import Calibration
 from lrcore.compression.factorise import Factorisation
+from lrcore.evidence import Evidence
 from lrcore.plan import Shape
 from lrcore.spectra import Cost, Spectrum
 from workbench import LAUNCH, build_app
@@ -81,7 +82,8 @@ def factors() -> Factorisation:
     linear = LAYERS * sum(cost.dense for cost in costs.values())
     shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, QUERY, HEAD, 32000 * WIDE)
     calibration = Influenced(Path(tempfile.gettempdir()), "made up", LAYERS, {})
-    return Factorisation("a3", [{} for _ in range(LAYERS)], spectra, calibration, shape)
+    evidence = Evidence(spectra, calibration.influence)
+    return Factorisation("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)
 
 
 def session() -> Session:

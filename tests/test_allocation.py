@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from plans import chosen, plan_ranks, probes
 
-from lrcore.allocation import plan_ranks
 from lrcore.budget import Budget, make_budget, rank_for
 from lrcore.errors import InputError
+from lrcore.evidence import Evidence
 from lrcore.policies import POLICIES, find_policy
 from lrcore.policies.softmax import softmax_sparsity, suggested_temperature
 from lrcore.policies.waterfill import fill_by_value
@@ -18,10 +19,10 @@ from lrcore.spectra import Cost, Spectrum
 
 INFLUENCE = [0.6, 0.2, 0.1, 0.15, 0.3, 0.5]
 INFLUENCES = {"block": INFLUENCE, "attention": [0.5 * s for s in INFLUENCE], "mlp": INFLUENCE[::-1]}
-INFLUENCES["outliers"] = [[0.4 * s / m for m in range(1, 21)] for s in INFLUENCE]
+OUTLIERS = [[0.4 * s / m for m in range(1, 21)] for s in INFLUENCE]
 
 
-def model_like(factored: bool = False, layers: int = 6) -> dict:
+def model_like(factored: bool = False, layers: int = 6) -> Evidence:
     """The slots of a small Llama: rotary pairs, a value head, neurons; or seven factored
     matrices.
     """
@@ -52,7 +53,7 @@ def model_like(factored: bool = False, layers: int = 6) -> dict:
             "ov": Cost(32, 12 * 256, 12 * 256 * 32, kv_per_rank=4, kv_dense=128),
             "mlp": Cost(688, 768, 768 * 688),
         }
-    spectra = {}
+    spectra, increases, information = {}, {}, {}
     for layer in range(layers):
         for name, cost in costs.items():
             values = (
@@ -60,16 +61,21 @@ def model_like(factored: bool = False, layers: int = 6) -> dict:
                 .sort(descending=True)
                 .values
             )
-            nats = (
+            increase = (
                 torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64)
                 .sort(descending=True)
                 .values
             )
-            more = {"share": 0.5 + 0.05 * layer, "fisher": 1e-6 / (1 + layer)}
-            spectra[layer, name] = Spectrum(
-                (layer, name), values, cost, nats=nats - nats[-1], **more
-            )
-    return spectra
+            spectra[layer, name] = Spectrum((layer, name), values, cost)
+            increases[layer, name] = increase - increase[-1]
+            information[layer, name] = 1e-6 / (1 + layer)
+    return (
+        Evidence(spectra, INFLUENCES)
+        .with_measurement("outliers", OUTLIERS)
+        .with_measurement("probes", probes(spectra, increases))
+        .with_measurement("gradients", information)
+        .with_measurement("search", [0.5 + 0.05 * layer for layer in range(layers)])
+    )
 
 
 def total(spectra: dict) -> int:
@@ -85,10 +91,11 @@ def total(spectra: dict) -> int:
 def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(
     factored: bool, kind: str, policy: str, ratio: float
 ) -> None:
-    spectra = model_like(factored)
+    evidence = model_like(factored)
+    spectra = evidence.spectra
     whole = total(spectra)
     budget = make_budget(kind, ratio, spectra, whole, int(whole * 1.2))
-    ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCES)
+    ranks = plan_ranks(policy, evidence, budget, 0.1)
     spent = sum(
         budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if budget.counts(s.cost)
     )
@@ -105,22 +112,23 @@ def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(
 
 
 def test_kv_budget_leaves_the_mlp_whole_and_needs_a_method_that_narrows_heads() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     budget = make_budget("kv", 0.5, spectra, total(spectra), total(spectra))
-    ranks = plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES)
+    ranks = plan_ranks("uniform", evidence, budget, 1.0)
     assert all(rank == 688 for (_, name), rank in ranks.items() if name == "mlp")
     with pytest.raises(InputError, match="KV cache"):
-        make_budget("kv", 0.5, model_like(factored=True), 1, 1)
+        make_budget("kv", 0.5, model_like(factored=True).spectra, 1, 1)
 
 
 def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     ranks = plan_ranks(
         "uniform",
-        spectra,
+        evidence,
         make_budget("params", 0.3, spectra, total(spectra), total(spectra)),
         1.0,
-        INFLUENCES,
     )
     for component, step in {"qk": 2, "ov": 1, "mlp": 1}.items():
         own = [rank for (_, name), rank in ranks.items() if name == component]
@@ -128,13 +136,13 @@ def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
 
 
 def test_nearest_rounds_each_slot_on_its_own() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     ranks = plan_ranks(
         "uniform",
-        spectra,
+        evidence,
         make_budget("params", 0.1, spectra, total(spectra), total(spectra)),
         1,
-        INFLUENCES,
         nearest=True,
     )
     assert {ranks[layer, "qk"] for layer in range(6)} == {2 * round(0.9 * 16)}
@@ -191,33 +199,32 @@ def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None
 
 
 def test_ranks_set_by_hand_stay_and_the_others_share_the_rest() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
-    ranks = plan_ranks(
-        "uniform", spectra, budget, 1.0, INFLUENCES, fixed={(0, "mlp"): 688, (3, "ov"): 4}
-    )
+    ranks = plan_ranks("uniform", evidence, budget, 1.0, fixed={(0, "mlp"): 688, (3, "ov"): 4})
     assert ranks[0, "mlp"] == 688
     assert ranks[3, "ov"] == 4
     assert ranks[1, "mlp"] < 0.7 * 688
     assert sum(s.cost.parameters(ranks[slot]) for slot, s in spectra.items()) <= budget.limit
     everything = {slot: s.cost.full for slot, s in spectra.items() if slot[0] < 5}
     with pytest.raises(InputError, match="set by hand"):
-        plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, fixed=everything)
+        plan_ranks("uniform", evidence, budget, 1.0, fixed=everything)
 
 
 def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
     with pytest.raises(InputError, match="Did you mean 'uniform'"):
-        plan_ranks("unifrom", spectra, budget, 1.0, INFLUENCES)
+        plan_ranks("unifrom", evidence, budget, 1.0)
     with pytest.raises(InputError, match="at most"):
         make_budget("params", 0.999, spectra, total(spectra), total(spectra))
 
 
 def test_every_policy_file_has_a_row():
-    files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")} - {
-        "__init__"
-    }
+    files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")}
+    files -= {"__init__", "policy"}
     assert files == {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}
 
 
@@ -246,13 +253,15 @@ def test_softmax_cap_is_the_chosen_one_and_the_mean_weighted_by_prices_is_exact(
         assert sum(p * w for p, w in zip(phi, prices, strict=True)) / sum(prices) == pytest.approx(
             0.5, abs=1e-12
         )
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
     for policy in ("softmax", "softmax_dual"):
-        targets = find_policy(policy).targets(spectra, budget, 0.02, INFLUENCES, cap=0.7)
+        options = chosen(policy, 0.02, cap=0.7)
+        targets = find_policy(policy).targets(evidence, budget, options)
         assert min(targets.values()) == pytest.approx(0.3, abs=1e-12)
     with pytest.raises(InputError, match="at most 1"):
-        plan_ranks("softmax", spectra, budget, 0.1, INFLUENCES, options={"cap": 2})
+        plan_ranks("softmax", evidence, budget, 0.1, options={"cap": 2})
 
 
 def test_dual_scores_follow_equations_42_and_43() -> None:
@@ -267,7 +276,8 @@ def test_dual_scores_follow_equations_42_and_43() -> None:
             )
     budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
     eps = 2.0
-    targets = find_policy("softmax_dual").targets(spectra, budget, eps, INFLUENCES)
+    evidence = Evidence(spectra, INFLUENCES)
+    targets = find_policy("softmax_dual").targets(evidence, budget, chosen("softmax_dual", eps))
     raw = {
         (i, part): math.exp(-w * INFLUENCES[part][i] / eps)
         for i in range(6)
@@ -288,9 +298,10 @@ def test_dual_scores_follow_equations_42_and_43() -> None:
 
 
 def test_energy_keeps_the_same_share_of_energy_everywhere() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
-    ranks = plan_ranks("energy", spectra, budget, 1.0, INFLUENCES)
+    ranks = plan_ranks("energy", evidence, budget, 1.0)
     held = {slot: s.energy(ranks[slot]) for slot, s in spectra.items()}
     below = [
         s.energy(ranks[slot] - s.cost.step)
@@ -314,7 +325,7 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
         )
     for ratio in (0.2, 0.35, 0.5, 0.7):
         budget = make_budget("params", ratio, spectra, total(spectra), total(spectra))
-        ranks = plan_ranks("marginal", spectra, budget, 1.0, INFLUENCES)
+        ranks = plan_ranks("marginal", Evidence(spectra, INFLUENCES), budget, 1.0)
 
         def loss(choice) -> float:
             return sum(s.tail(r) / s.tail(0) for s, r in zip(spectra.values(), choice, strict=True))
@@ -334,7 +345,8 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
 def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(
     policy: str, factored: bool
 ) -> None:
-    spectra = model_like(factored)
+    evidence = model_like(factored)
+    spectra = evidence.spectra
     whole, name = total(spectra), "q" if factored else "qk"
     budget = make_budget("params", 0.3, spectra, whole, whole)
 
@@ -347,7 +359,7 @@ def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(
 
     dense = kept({slot: s.cost.full for slot, s in spectra.items()}, name)
     for ratio in (0.0, 0.15, 0.6):
-        ranks = plan_ranks(policy, spectra, budget, 0.2, INFLUENCES, ratios={name: ratio})
+        ranks = plan_ranks(policy, evidence, budget, 0.2, ratios={name: ratio})
         step = 2 * max(
             s.cost.dense - s.cost.parameters(s.cost.cap) if ratio == 0 else s.cost.per_rank
             for s in spectra.values()
@@ -360,31 +372,30 @@ def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(
         assert kept(ranks) <= budget.limit
         assert kept(ranks) > 0.97 * budget.limit
     everything = {component: 0.5 for _, component in spectra}
-    ranks = plan_ranks(policy, spectra, budget, 0.2, INFLUENCES, ratios=everything)
+    ranks = plan_ranks(policy, evidence, budget, 0.2, ratios=everything)
     assert 0.47 * whole <= kept(ranks) <= 0.5 * whole
 
 
 def test_component_ratios_refuse_unknown_names_and_impossible_rests() -> None:
-    spectra = model_like()
+    evidence = model_like()
+    spectra = evidence.spectra
     whole = total(spectra)
     budget = make_budget("params", 0.5, spectra, whole, whole)
     with pytest.raises(InputError, match="Did you mean 'mlp'"):
-        plan_ranks("uniform", spectra, budget, 1.0, INFLUENCES, ratios={"mpl": 0.3})
+        plan_ranks("uniform", evidence, budget, 1.0, ratios={"mpl": 0.3})
     with pytest.raises(InputError, match="too little"):
         plan_ranks(
             "uniform",
-            spectra,
+            evidence,
             make_budget("params", 0.9, spectra, whole, whole),
             1.0,
-            INFLUENCES,
             ratios={"mlp": 0.0},
         )
     with pytest.raises(InputError, match="kv"):
         plan_ranks(
             "uniform",
-            spectra,
+            evidence,
             make_budget("kv", 0.3, spectra, whole, whole),
             1.0,
-            INFLUENCES,
             ratios={"mlp": 0.3},
         )

@@ -18,6 +18,7 @@ PAGE = [name for name in MODULES if name.startswith("workbench")]
 TENSORS_ONLY = {
     "lrcore/allocation.py",
     "lrcore/budget.py",
+    "lrcore/evidence.py",
     "lrcore/forms.py",
     "lrcore/hqq.py",
     "lrcore/layer.py",

@@ -1,33 +1,48 @@
-"""Settings of a method: kinds, ranges, and what a wrong one is told."""
+"""Options of a method or policy: kinds, ranges, and what a wrong one is answered with."""
+
+from dataclasses import asdict, dataclass
 
 import pytest
 
 from lrcore.errors import InputError
-from lrcore.options import Option, read_options
+from lrcore.options import NoOptions, option, options_of, read_options
 from lrcore.recipe import Recipe
 
-OPTIONS = (
-    Option("junction", "left", "which side", choices=("left", "right")),
-    Option("rounds", 8, "how often", low=1, high=20),
-    Option("alpha", 0.5, "how much", low=0.0),
-    Option("bias", True, "whether"),
-)
+
+@dataclass(frozen=True)
+class Options:
+    junction: str = option("left", "which side", choices=("left", "right"))
+    rounds: int = option(8, "how often", low=1, high=20)
+    alpha: float = option(0.5, "how much", low=0.0)
+    bias: bool = option(True, "whether")
+    temperature: float | None = None  # no option by name: code sets it
 
 
-def test_defaults_and_words_of_the_command_line():
-    assert read_options("method x", OPTIONS, {}) == {
-        "junction": "left",
-        "rounds": 8,
-        "alpha": 0.5,
-        "bias": True,
-    }
+def test_defaults_and_values_of_the_command_line():
+    assert read_options("method x", Options, {}) == Options()
     given = {"junction": "right", "rounds": "3", "alpha": "0.25", "bias": "off"}
-    assert read_options("method x", OPTIONS, given) == {
+    assert asdict(read_options("method x", Options, given)) == {
         "junction": "right",
         "rounds": 3,
         "alpha": 0.25,
         "bias": False,
+        "temperature": None,
     }
+
+
+def test_options_describe_themselves():
+    rows = [one.describe() for one in options_of(Options)]
+    assert rows == [
+        {
+            "name": "junction",
+            "default": "left",
+            "about": "which side",
+            "choices": ("left", "right"),
+        },
+        {"name": "rounds", "default": 8, "about": "how often", "low": 1, "high": 20},
+        {"name": "alpha", "default": 0.5, "about": "how much", "low": 0.0},
+        {"name": "bias", "default": True, "about": "whether"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -40,16 +55,17 @@ def test_defaults_and_words_of_the_command_line():
         ({"rounds": 2.5}, "whole number"),
         ({"alpha": -1}, "at least 0"),
         ({"bias": "maybe"}, "on or off"),
+        ({"temperature": 0.3}, "temperature"),
     ],
 )
-def test_a_wrong_option_is_told_what_to_write(given, words):
+def test_a_wrong_option_says_what_to_write(given, words):
     with pytest.raises(InputError, match=words):
-        read_options("method x", OPTIONS, given)
+        read_options("method x", Options, given)
 
 
 def test_a_method_without_options_says_so():
     with pytest.raises(InputError, match="no options"):
-        read_options("method svd", (), {"rank": 3})
+        read_options("method svd", NoOptions, {"rank": 3})
 
 
 def test_options_travel_with_the_recipe():

@@ -160,12 +160,10 @@ class Form:
         """
         kept = {name: getattr(recipe, name) for name in (*SOURCES, "method", "options")}
         row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
-        kept |= {name: getattr(recipe, name) for name in PLANNED if row["searched"]}
+        kept |= {name: getattr(recipe, name) for name in PLANNED if row["one_budget"]}
         return START.with_(
             **kept,
-            policy=recipe.policy
-            if row["probed"] or row["gradients"] or row["searched"]
-            else START.policy,
+            policy=recipe.policy if lrcore.evidence_key(recipe) else START.policy,
         )
 
 

@@ -2,8 +2,6 @@
 
 import lrcore
 
-from .form import PLANNED
-
 Key = tuple
 
 
@@ -27,15 +25,5 @@ def factor_key(recipe: lrcore.Recipe) -> Key:
         *calibration_key(recipe),
         recipe.method,
         *sorted(recipe.options.items()),
-        *measures(recipe),
+        *lrcore.evidence_key(recipe),
     )
-
-
-def measures(recipe: lrcore.Recipe) -> Key:
-    """What the recipe's policy measures on the model: nothing, probes or gradients that serve
-    every budget, or a search at its own.
-    """
-    row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
-    if row["searched"]:
-        return ("searched", *(str(getattr(recipe, name)) for name in PLANNED))
-    return tuple(name for name in ("probed", "gradients") if row[name])

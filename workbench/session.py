@@ -13,7 +13,7 @@ import lrcore
 from . import hand, text, work
 from .form import START, Form
 from .jobs import Job, Jobs
-from .keys import calibration_key, factor_key, measures, model_key
+from .keys import calibration_key, factor_key, model_key
 from .live import Live
 from .measure import Measure
 from .parts import downloader, late_cells, panel
@@ -96,7 +96,7 @@ class Session:
         """The decompositions of a recipe's method, with what its policy measures on the model."""
 
         def make() -> Any:
-            if not measures(recipe):
+            if not lrcore.evidence_key(recipe):
                 return lrcore.factorise(
                     self.dense(recipe),
                     self.calibration(recipe, progress),
@@ -154,9 +154,9 @@ class Session:
         serves every budget.
         """
         serving = [
-            recipe.with_(policy=row["name"]) for row in lrcore.policies() if not row["searched"]
+            recipe.with_(policy=row["name"]) for row in lrcore.policies() if not row["one_budget"]
         ]
-        policies = {measures(asked): asked.policy for asked in serving}
+        policies = {lrcore.evidence_key(asked): asked.policy for asked in serving}
         found = []
         for other in self.by_method(recipe):
             for mark, policy in policies.items():

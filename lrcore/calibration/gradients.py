@@ -10,7 +10,7 @@ calibration windows. Float64, and kept on disk.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,6 @@ from ..errors import InputError
 from ..files import cache_folder, cache_key
 from ..layer import Layer, Linear
 from ..linalg import column_squares
-from ..methods import matrices_of
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
@@ -42,7 +41,7 @@ def with_gradients(
 
     One forward and one backward pass of the whole model per window: it takes the memory of the
     decoder's weights once more, and of one window's activations. Raises InputError for a model
-    whose layers wait on disk, or whose matrices are not plain.
+    whose layers are offloaded, or whose matrices are not plain.
     """
     if model.offloaded:
         raise InputError(
@@ -70,26 +69,28 @@ def with_gradients(
 def fisher_information(
     model: LoadedModel,
     calibration: Calibration,
-    slots: Iterable[Slot],
+    matrices: Mapping[Slot, Sequence[str]],
     progress: Progress | None = None,
 ) -> dict[Slot, float]:
     """Of every slot: the mean of `E_w G_ij^2` over all entries of its matrices, without their
-    biases. Collects gradients as above.
+    biases.
+
+    matrices: the names of the matrices that each slot holds; those that a layer lacks are passed
+    over. Collects gradients as `with_gradients` does, and raises InputError where that does.
     """
     folder, by_layer = with_gradients(model, calibration, progress).gradients, {}
-    for layer, name in slots:
+    for layer, name in matrices:
         by_layer.setdefault(layer, []).append(name)
-    found = {}
+    information = {}
     for layer, names in by_layer.items():
-        weights, values = (
-            read_layer(model.network, layer).matrices(),
-            read_moments(layer_file(folder, layer)).values,
-        )
+        weights = read_layer(model.network, layer).matrices()
+        values = read_moments(layer_file(folder, layer)).values
         for name in names:
-            own = [one for one in matrices_of(name) if one in weights]
+            own = [one for one in matrices[layer, name] if one in weights]
             entries = sum(weights[one].weight.numel() for one in own)
-            found[layer, name] = sum(float(values[one, "fisher"].sum()) for one in own) / entries
-    return found
+            total = sum(float(values[one, "fisher"].sum()) for one in own)
+            information[layer, name] = total / entries
+    return information
 
 
 def collect(network: nn.Module, tokens: Tensor, progress: Progress) -> list[Moments]:

@@ -1,4 +1,4 @@
-"""Factorise once, allocate at every slider move, truncate and write when asked."""
+"""From a recipe to a smaller model: factorise once, allocate, truncate and write."""
 
 import hashlib
 import json
@@ -9,10 +9,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..allocation import plan_ranks
-from ..budget import make_budget
 from ..calibration.calibrate import calibrate
-from ..calibration.gradients import fisher_information
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
 from ..methods import find_method
@@ -24,9 +21,8 @@ from ..plan import RankPlan
 from ..policies import find_policy
 from ..progress import Progress, silent
 from ..recipe import Recipe
-from ..spectra import Slot, Spectrum
-from .evidence.probes import probe
-from .evidence.search import search, search_key
+from .allocate import allocate
+from .evidence.table import measure_evidence
 from .factorise import Factorisation, factorise, truncate_layer
 from .refit import refit_layer
 
@@ -52,106 +48,6 @@ def prepare(
         factors = factorise(model, calibration, recipe.method, progress, recipe.options)
     with _timed(seconds, "measure"):
         return measure_evidence(model, factors, recipe, progress)
-
-
-def measure_evidence(
-    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
-) -> Factorisation:
-    """The factorisation with what the recipe's policy measures on the model, where it is not there
-    yet.
-
-    Probes of every slot or squared gradients of its weights, which serve every budget, or a search
-    for the recipe's own budget. Others come back as they are.
-    """
-    policy = find_policy(recipe.policy)
-    if policy.probed and factors.base_nll is None:
-        return probe(model, factors, progress)
-    if policy.gradients and any(s.fisher is None for s in factors.spectra.values()):
-        found = fisher_information(model, factors.calibration, factors.spectra, progress)
-        return replace(
-            factors,
-            spectra={slot: replace(s, fisher=found[slot]) for slot, s in factors.spectra.items()},
-        )
-    if policy.searched and factors.searched != search_key(recipe):
-        return search(model, factors, recipe, lambda found: allocate(found, recipe).ranks, progress)
-    return factors
-
-
-def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
-    """Ranks for a recipe's policy, ratios, budget, temperature and overrides.
-
-    Milliseconds: nothing is decomposed again.
-
-    Raises InputError for an unknown policy, a budget the method cannot meet, or a ratio or override
-    that names no slot.
-    """
-    row = find_policy(recipe.policy)
-    if row.searched and factors.searched and factors.searched != search_key(recipe):
-        raise InputError(
-            f"Policy '{row.name}' was searched for another budget than this one; search again "
-            "(lrcore.prepare does)."
-        )
-    spectra, influence, shape = factors.spectra, factors.influence, factors.shape
-    fixed, offered = (
-        _fixed_ranks(recipe, spectra),
-        {slot: s.in_multiples(recipe.multiple) for slot, s in spectra.items()},
-    )
-    kind = find_method(recipe.method).budget(recipe.budget)
-    budget = make_budget(kind, recipe.ratio, offered, shape.decoder_linear, shape.parameters)
-    counted = {slot: s for slot, s in offered.items() if budget.counts(s.cost)}
-    suggested = row.suggest(counted, budget, influence) if row.suggest else None
-    temperature = (recipe.temperature or suggested) if row.suggest else None
-    ranks = plan_ranks(
-        recipe.policy,
-        offered,
-        budget,
-        temperature or 1.0,
-        influence,
-        fixed,
-        recipe.rounding == "nearest",
-        recipe.component_ratios,
-        recipe.policy_options,
-    )
-    plan = RankPlan(
-        ranks,
-        spectra,
-        shape,
-        kind,
-        recipe.ratio,
-        recipe.seq_len,
-        temperature,
-        suggested,
-        factors.base_nll,
-    )
-    if {component for _, component in counted} <= set(
-        recipe.component_ratios
-    ):  # nothing is left to meet the overall ratio: it follows
-        plan = replace(plan, asked=plan.summary()["achieved"])
-    return plan
-
-
-def _fixed_ranks(recipe: Recipe, spectra: dict[Slot, Spectrum]) -> dict[Slot, int]:
-    fixed = {}
-    for name, rank in recipe.overrides.items():
-        layer, _, component = name.partition(".")
-        slot = (int(layer), component)
-        if slot not in spectra:
-            components = sorted({component for _, component in spectra})
-            layers = 1 + max(layer for layer, _ in spectra)
-            raise InputError(
-                f"Override '{name}': method '{recipe.method}' has components "
-                f"{', '.join(components)} in layers 0 to {layers - 1}."
-            )
-        cost = spectra[slot].cost
-        if not 1 <= rank <= cost.full or (rank % cost.step and rank != cost.full):
-            raise InputError(
-                f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of "
-                f"{cost.step}."
-            )
-        fixed[slot] = (
-            rank if rank <= max(cost.cap, cost.kv_cap) else cost.full
-        )  # above, the factored form saves nothing
-    return fixed
 
 
 def compress(

@@ -1,16 +1,16 @@
 """Factorisation: every layer decomposed once with one method, for all ranks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from ..budget import Influence
 from ..calibration.calibrate import Calibration, also
 from ..calibration.gradients import with_gradients
 from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
 from ..errors import InputError
+from ..evidence import Evidence
 from ..files import OFFLOADED, cache_folder
 from ..methods import Factors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
@@ -27,30 +27,25 @@ from ..tensor_files import OffloadedList
 class Factorisation:
     """One method's decompositions of every layer: all that the sliders need.
 
-    layers[i] holds the factors of decoder layer i.
-
-    options: every option of the method, as it was chosen.
-
-    base_nll: mean token loss of the dense model on the probing windows, None unless the slots were
-    probed.
-    searched: the mark of the budget whose shares stand on the spectra, "" where none was searched.
-    outliers: of every layer, see `outliers.outlier_ratios`.
+    layers[i] holds the factors of decoder layer i. evidence: what policies read. options: every
+    option of the method, as it was chosen.
     """
 
     method: str
     layers: Sequence[Factors]
-    spectra: dict[Slot, Spectrum]
+    evidence: Evidence
     calibration: Calibration
     shape: Shape
-    base_nll: float | None = None
-    searched: str = ""
-    outliers: Sequence[tuple[float, ...]] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def influence(self) -> Influence:
-        """What policies read of every layer besides its spectra."""
-        return self.calibration.influence | {"outliers": self.outliers}
+    def spectra(self) -> Mapping[Slot, Spectrum]:
+        """The loss curve and the cost of every slot."""
+        return self.evidence.spectra
+
+    def with_measurement(self, name: str, value: Any, budget: str = "") -> "Factorisation":
+        """The same factors with one piece of evidence more, see `Evidence.with_measurement`."""
+        return replace(self, evidence=self.evidence.with_measurement(name, value, budget))
 
 
 def factorise(
@@ -62,7 +57,7 @@ def factorise(
 ) -> Factorisation:
     """Decompose every layer with one method: the expensive, rank-free half.
 
-    Factors of an offloaded model wait on disk.
+    Factors of an offloaded model are offloaded as well.
 
     Raises InputError for an unknown method or option, and for a model with a rotary channel.
     """
@@ -92,15 +87,9 @@ def factorise(
     if not known:
         keep_outliers(calibration.folder, counted)
     progress("factorise", total, total)
-    return Factorisation(
-        method,
-        layers,
-        spectra,
-        calibration,
-        shape_of(model),
-        outliers=known or counted,
-        options=chosen,
-    )
+    evidence = Evidence(spectra, calibration.influence)
+    evidence = evidence.with_measurement("outliers", known or counted)
+    return Factorisation(method, layers, evidence, calibration, shape_of(model), chosen)
 
 
 def truncate_layer(

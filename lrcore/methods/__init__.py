@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import unknown
 from ..layer import Layer
-from ..options import Option, read_options
+from ..options import Option, read_rows
 from ..statistics import Need
 from . import a3, care, fused, latentllm, modegpt, svd, svd_llm
 from .factors import Factors, spectrum
@@ -93,7 +93,7 @@ class Method:
 
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option's value. Raises InputError for an unknown name or a value out of range."""
-        return read_options(f"method {self.name}", self.options, given)
+        return read_rows(f"method {self.name}", self.options, given)
 
     def reads_gradients(self, chosen: Mapping[str, Any]) -> bool:
         """Whether `factor` reads statistics of gradients with these options, every one of which

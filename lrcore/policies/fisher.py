@@ -2,19 +2,30 @@
 measured by Fisher information.
 """
 
-from ..budget import Budget, Influence, Spectra
-from ..errors import InputError
-from ..spectra import Slot
+from dataclasses import dataclass
+
+from ..budget import Budget
+from ..evidence import Evidence
+from ..options import option
+from .policy import Policy, Targets
 from .softmax import in_proportion
 
-POWER = 1.0  # the paper's proportion
+
+@dataclass(frozen=True)
+class FisherOptions:
+    """The default is the paper's proportion."""
+
+    power: float = option(
+        1.0,
+        "of the mean squared gradient that shares are proportional to; 0: even",
+        low=0.0,
+        high=2.0,
+    )
 
 
-def fisher(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence, power: float = POWER
-) -> dict[Slot, float]:
+def fisher(evidence: Evidence, budget: Budget, options: FisherOptions) -> Targets:
     """Every slot keeps a share proportional to `I^power`, I the mean squared gradient of its
-    weights, `Spectrum.fisher`.
+    weights, evidence "gradients".
 
     Palu, section 3.3: the rank of each matrix is its Fisher information's part of the sum over all
     matrices, times the ranks there are. Its keys and values are all of one size, where information
@@ -25,11 +36,17 @@ def fisher(
     entry before the mean; power=0.5 comes nearest to that. 0 is even.
     Raises InputError where no gradients were collected.
     """
-    if any(s.fisher is None for s in spectra.values()):
-        raise InputError(
-            "Policy 'fisher' needs gradients of the model: call lrcore.prepare or "
-            "lrcore.measure_evidence, which collect them."
-        )
+    spectra, information = evidence.spectra, evidence.get("gradients")
     prices = [float(budget.price(s.cost, s.cost.full)) for s in spectra.values()]
-    shares = in_proportion([s.fisher**power for s in spectra.values()], budget.keep, 1.0, prices)
+    weights = [information[slot] ** options.power for slot in spectra]
+    shares = in_proportion(weights, budget.keep, 1.0, prices)
     return dict(zip(spectra, shares, strict=True))
+
+
+POLICY = Policy(
+    "fisher",
+    "A slot keeps in proportion to the mean squared gradient of its weights (Palu).",
+    fisher,
+    needs="gradients",
+    options=FisherOptions,
+)

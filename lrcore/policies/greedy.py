@@ -5,15 +5,16 @@ is still lost.
 import math
 from bisect import bisect_right
 
-from ..budget import Budget, Influence, Spectra, take_steps
+from ..budget import Budget, Spectra, take_steps
+from ..evidence import Evidence
+from ..options import NoOptions
 from ..spectra import Slot, Spectrum
+from .policy import Policy, Targets
 
 LEAST, MOST = 0.5, 2.0  # ranks stay between half and twice the even share, as in the released code
 
 
-def greedy(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
+def greedy(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """CARE's released heuristic, per component; every component keeps the overall share.
 
     From half the even share on, the next rank r of layer l goes, while the budget holds, where
@@ -21,13 +22,12 @@ def greedy(
     the share of the remaining loss that it removes, times how far an error of that layer travels,
     over what the slot has already. It reads ratios within a slot only, so it needs no common unit.
     """
-    targets: dict[Slot, float] = {}
+    spectra, layers = evidence.spectra, len(evidence.influence["block"])
+    targets: Targets = {}
     for component in dict.fromkeys(name for _, name in spectra):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == component}
         dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
-        ranks = fill_by_residual(
-            pool, sum(dense.values()) * budget.keep, budget, len(influence["block"])
-        )
+        ranks = fill_by_residual(pool, sum(dense.values()) * budget.keep, budget, layers)
         targets |= {
             slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()
         }
@@ -77,3 +77,11 @@ def _tails(s: Spectrum, ranks: list[int]) -> list[float]:
     """The loss left at each of these ranks."""
     residual = [*(s.values**2).flip(0).cumsum(0).flip(0).tolist(), 0.0]
     return [0.0 if rank >= s.cost.full else residual[rank // s.grain] for rank in ranks]
+
+
+POLICY = Policy(
+    "greedy",
+    "The next rank goes where it removes most of what is still lost, early layers first "
+    "(CARE's code).",
+    greedy,
+)

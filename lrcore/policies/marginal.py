@@ -6,26 +6,28 @@ Water-filling is a case of it.
 import torch
 from torch import Tensor
 
-from ..budget import Budget, Influence, Spectra
-from ..spectra import Slot, Spectrum
+from ..budget import Budget
+from ..evidence import Evidence
+from ..options import NoOptions
+from ..spectra import Spectrum
+from .policy import Policy, Targets
 from .probed import least_sum
 
 
-def marginal(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
+def marginal(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """Least sum of the slots' relative losses, `tail(rank) / tail(0)`, within the budget: one
     Lagrange multiplier, by bisection.
 
     The loss curves have units of their own; relative to the whole of a slot they compare, and no
     evaluation of the model is needed.
     """
+    spectra = evidence.spectra
     return least_sum({slot: relative_losses(s) for slot, s in spectra.items()}, spectra, budget)
 
 
 def relative_losses(s: Spectrum) -> Tensor:
-    """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, float64, falling to 0 at full
-    rank; zeros for an all-zero slot.
+    """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, [ranks], float64, falling to 0 at
+    full rank; zeros for an all-zero slot.
     """
     squares = s.values.double() ** 2
     tails = torch.cat((squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)))
@@ -35,3 +37,10 @@ def relative_losses(s: Spectrum) -> Tensor:
         if float(tails[0]) > 0
         else torch.zeros(len(steps), dtype=torch.float64)
     )
+
+
+POLICY = Policy(
+    "marginal",
+    "The last rank of every slot is worth the same relative loss per parameter.",
+    marginal,
+)

@@ -1,21 +1,24 @@
 """A3-mix: the per-layer shares that a small search on the calibration loss found."""
 
-from ..budget import Budget, Influence, Spectra
-from ..errors import InputError
-from ..spectra import Slot
+from ..budget import Budget
+from ..evidence import Evidence
+from ..options import NoOptions
+from .policy import Policy, Targets
 
 
-def mix(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
-    """Every slot of a layer keeps the share that the search found for the layer, `Spectrum.share`
-    (A3, appendix F: mixed ranks).
+def mix(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
+    """Every slot of a layer keeps the share that the search found for the layer (A3, appendix F:
+    mixed ranks).
 
-    Raises InputError where nothing was searched yet; see lrcore/compression/searching.py.
+    Raises InputError where nothing was searched yet; see lrcore/compression/evidence/search.py.
     """
-    if any(s.share is None for s in spectra.values()):
-        raise InputError(
-            "Policy 'mix' needs a search on the model at this very budget: call lrcore.search "
-            "first (some short evaluations)."
-        )
-    return {slot: s.share for slot, s in spectra.items()}
+    shares = evidence.get("search")
+    return {slot: shares[slot[0]] for slot in evidence.spectra}
+
+
+POLICY = Policy(
+    "mix",
+    "Shares of the layers by a small search on the calibration loss at this very budget (A3-mix).",
+    mix,
+    needs="search",
+)

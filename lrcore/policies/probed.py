@@ -1,35 +1,30 @@
-"""Probed marginal loss: least predicted rise of the token loss. Ours; in no paper."""
+"""Probed marginal loss: least predicted increase in loss. Ours; in no paper."""
 
 import math
 
 import torch
 
-from ..budget import Budget, Influence, Spectra, take_steps
-from ..errors import InputError
+from ..budget import Budget, Spectra, take_steps
+from ..evidence import Evidence
+from ..options import NoOptions
 from ..spectra import Slot
+from .policy import Policy, Targets
 
 
-def probed(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
-    """Probed marginal loss (ours): the ranks whose predicted rises in token loss, `Spectrum.nats`,
+def probed(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
+    """Probed marginal loss (ours): the ranks whose predicted increases in loss, evidence "probes",
     have the least sum within the budget.
 
-    Raises InputError where a slot was not probed.
+    Raises InputError where the slots were not probed.
     """
-    if any(s.nats is None for s in spectra.values()):
-        raise InputError(
-            "Policy 'probed' needs probed slots: call lrcore.probe on the factorisation first "
-            "(some short evaluations)."
-        )
-    return least_sum({slot: s.nats for slot, s in spectra.items()}, spectra, budget)
+    spectra, curves = evidence.spectra, evidence.get("probes").curves
+    losses = {slot: curves[slot].at(s.cost.ranks()) for slot, s in spectra.items()}
+    return least_sum(losses, spectra, budget)
 
 
-def least_sum(
-    losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
-) -> dict[Slot, float]:
+def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget) -> Targets:
     """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of
-    `cost.ranks()`.
+    `cost.ranks()`, [ranks] each.
 
     One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`;
     what is left over goes, step by step, to the slot that gains most per price.
@@ -79,3 +74,11 @@ def _spend_rest(
         choice[slot] += 1
 
     take_steps(curves, left, following, take)
+
+
+POLICY = Policy(
+    "probed",
+    "Least predicted rise of the token loss, from a few measured probes per slot (ours).",
+    probed,
+    needs="probes",
+)

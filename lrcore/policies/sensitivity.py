@@ -4,32 +4,28 @@ from bisect import bisect_left
 
 import torch
 
-from ..budget import Budget, Influence, Spectra
-from ..errors import InputError
+from ..budget import Budget
+from ..evidence import Evidence
+from ..options import NoOptions
 from ..spectra import Slot
+from .policy import Policy, Targets
 
 
-def sensitivity(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
+def sensitivity(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """Every slot keeps the smallest rank at which the model's loss, with this slot alone truncated,
     rises by no more than a threshold.
 
-    The candidates are all (slot, rank), sorted by their rise `Spectrum.nats`: measured at the
-    probed ranks, read off the slot's bent curve between and beyond them. The threshold is the
-    smallest whose plan the budget holds, by bisection; what its last step saved too much goes back
-    to the slots that took it. Raises InputError where a slot was not probed.
+    The candidates are all (slot, rank), sorted by their increase in loss, evidence "probes":
+    measured at the probed ranks, read off the slot's bent curve between and beyond them. The
+    threshold is the smallest whose plan the budget holds, by bisection; what its last step saved
+    too much goes back to the slots that took it. Raises InputError where the slots were not probed.
     """
-    if any(s.nats is None for s in spectra.values()):
-        raise InputError(
-            "Policy 'sensitivity' needs probed slots: call lrcore.probe on the factorisation "
-            "first (some short evaluations)."
-        )
+    curves = evidence.get("probes").curves
     prices, rises = {}, {}
-    for slot, s in spectra.items():
-        offered, place = budget.ranks(s.cost), {rank: i for i, rank in enumerate(s.cost.ranks())}
+    for slot, s in evidence.spectra.items():
+        offered = budget.ranks(s.cost)
         prices[slot] = [budget.price(s.cost, rank) for rank in offered]
-        rises[slot] = s.nats[[place[rank] for rank in offered]].tolist()
+        rises[slot] = curves[slot].at(offered).tolist()
     thresholds = torch.unique(
         torch.tensor([rise for own in rises.values() for rise in own], dtype=torch.float64)
     ).tolist()
@@ -56,5 +52,13 @@ def sensitivity(
     back = 1 - over / saved if saved else 0.0
     return {
         slot: (least[slot] + back * (before[slot] - least[slot])) / prices[slot][-1]
-        for slot in spectra
+        for slot in evidence.spectra
     }
+
+
+POLICY = Policy(
+    "sensitivity",
+    "One threshold on the measured rise of the loss by each slot alone (ASVD's search).",
+    sensitivity,
+    needs="probes",
+)

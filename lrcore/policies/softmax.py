@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..budget import Budget, Influence, Spectra
-from ..spectra import Slot
+from ..budget import Budget
+from ..evidence import Evidence
+from ..options import option
+from .policy import Policy, Targets
 
 # largest sparsity a layer may get; MoDeGPT keeps a few columns everywhere, since a block at rank 0
 # breaks the model
@@ -15,28 +18,37 @@ CAP = 0.95
 RULE_OF_THUMB = 0.8  # largest sparsity at the suggested temperature
 
 
-def softmax(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP
-) -> dict[Slot, float]:
+@dataclass(frozen=True)
+class SoftmaxOptions:
+    """temperature eps > 0: small is uneven, large is even; None: the rule of thumb. It is the
+    recipe's field of that name and no option by name.
+    """
+
+    cap: float = option(
+        CAP,
+        "largest share that one layer may lose; the excess is shared by the others",
+        low=0.05,
+        high=1.0,
+    )
+    temperature: float | None = None
+
+
+def softmax(evidence: Evidence, budget: Budget, options: SoftmaxOptions) -> Targets:
     """MoDeGPT eq. 11: layer sparsity `phi = L phi_avg softmax(-s / eps)`, s the Block Influence;
     clipped and redistributed to the mean.
 
-    temperature eps > 0: small is uneven, large is even. All slots of a layer share its sparsity; no
-    layer loses more than the share cap.
+    All slots of a layer share its sparsity; no layer loses more than the share cap.
     """
-    scores, prices, layers = layer_scores(spectra, budget, influence)
-    by_layer = dict(
-        zip(
-            layers, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True
-        )
-    )
-    return {slot: 1 - by_layer[slot[0]] for slot in spectra}
+    scores, prices, layers = layer_scores(evidence, budget)
+    temperature = options.temperature or suggest(evidence, budget)
+    lost = softmax_sparsity(scores, 1 - budget.keep, temperature, options.cap, prices)
+    by_layer = dict(zip(layers, lost, strict=True))
+    return {slot: 1 - by_layer[slot[0]] for slot in evidence.spectra}
 
 
-def layer_scores(
-    spectra: Spectra, budget: Budget, influence: Influence
-) -> tuple[list[float], list[float], list[int]]:
+def layer_scores(evidence: Evidence, budget: Budget) -> tuple[list[float], list[float], list[int]]:
     """Block Influence, dense price and index of every layer that has a slot."""
+    spectra = evidence.spectra
     layers = sorted({layer for layer, _ in spectra})
     prices = [
         float(
@@ -46,12 +58,12 @@ def layer_scores(
         )
         for layer in layers
     ]
-    return [influence["block"][layer] for layer in layers], prices, layers
+    return [evidence.influence["block"][layer] for layer in layers], prices, layers
 
 
-def suggest(spectra: Spectra, budget: Budget, influence: Influence) -> float:
+def suggest(evidence: Evidence, budget: Budget) -> float:
     """The temperature by the rule of thumb."""
-    scores, prices, _ = layer_scores(spectra, budget, influence)
+    scores, prices, _ = layer_scores(evidence, budget)
     return suggested_temperature(scores, 1 - budget.keep, prices)
 
 
@@ -129,3 +141,13 @@ def suggested_temperature(
             else (low, middle)
         )
     return high
+
+
+POLICY = Policy(
+    "softmax",
+    "Layers that change the residual stream least lose most (MoDeGPT eq. 11).",
+    softmax,
+    needs="influence",
+    options=SoftmaxOptions,
+    suggest=suggest,
+)

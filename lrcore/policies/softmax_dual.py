@@ -2,17 +2,17 @@
 their own.
 """
 
-from ..budget import Budget, Influence, Spectra
+from ..budget import Budget
+from ..evidence import Evidence
 from ..spectra import Slot
-from .softmax import CAP, softmax_sparsity, suggested_temperature
+from .policy import Policy, Targets
+from .softmax import SoftmaxOptions, softmax_sparsity, suggested_temperature
 
 MLP_SLOTS = ("mlp", "gate", "up", "down")
 Half = tuple[int, str]  # (layer, "attention" | "mlp")
 
 
-def softmax_dual(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence, cap: float = CAP
-) -> dict[Slot, float]:
+def softmax_dual(evidence: Evidence, budget: Budget, options: SoftmaxOptions) -> Targets:
     """Sparsity of each half of a layer proportional to `exp(-w_j s_ij / eps)`, s the influence of
     that half, w_j its weight by parameters.
 
@@ -20,36 +20,44 @@ def softmax_dual(
     the plain sum and so, for weights other than 1, breaks eq. 42; eq. 42 rules here. Weights are
     relative to the smaller half: about 1 and 2 in Llama, as in the paper.
     """
-    scores, prices, halves = half_scores(spectra, budget, influence)
-    by_half = dict(
-        zip(
-            halves, softmax_sparsity(scores, 1 - budget.keep, temperature, cap, prices), strict=True
-        )
-    )
-    return {slot: 1 - by_half[half_of(slot)] for slot in spectra}
+    scores, prices, halves = half_scores(evidence, budget)
+    temperature = options.temperature or suggest(evidence, budget)
+    lost = softmax_sparsity(scores, 1 - budget.keep, temperature, options.cap, prices)
+    by_half = dict(zip(halves, lost, strict=True))
+    return {slot: 1 - by_half[half_of(slot)] for slot in evidence.spectra}
 
 
-def suggest(spectra: Spectra, budget: Budget, influence: Influence) -> float:
+def suggest(evidence: Evidence, budget: Budget) -> float:
     """The temperature by MoDeGPT's rule of thumb, on the weighted scores."""
-    scores, prices, _ = half_scores(spectra, budget, influence)
+    scores, prices, _ = half_scores(evidence, budget)
     return suggested_temperature(scores, 1 - budget.keep, prices)
 
 
-def half_scores(
-    spectra: Spectra, budget: Budget, influence: Influence
-) -> tuple[list[float], list[float], list[Half]]:
+def half_scores(evidence: Evidence, budget: Budget) -> tuple[list[float], list[float], list[Half]]:
     """Weighted score `w_j s_ij`, dense price and name of every half of a layer that has a slot."""
     price: dict[Half, float] = {}
-    for slot, s in spectra.items():
+    for slot, s in evidence.spectra.items():
         price[half_of(slot)] = price.get(half_of(slot), 0.0) + budget.price(s.cost, s.cost.full)
     total = {
         part: sum(p for half, p in price.items() if half[1] == part)
         for part in {half[1] for half in price}
     }
-    scores = [influence[part][layer] * total[part] / min(total.values()) for layer, part in price]
+    scores = [
+        evidence.influence[part][layer] * total[part] / min(total.values()) for layer, part in price
+    ]
     return scores, list(price.values()), list(price)
 
 
 def half_of(slot: Slot) -> Half:
     """The half of the layer that a component or a matrix belongs to."""
     return slot[0], "mlp" if slot[1] in MLP_SLOTS else "attention"
+
+
+POLICY = Policy(
+    "softmax_dual",
+    "The same with separate scores for attention and MLP (MoDeGPT eq. 42-43).",
+    softmax_dual,
+    needs="influence",
+    options=SoftmaxOptions,
+    suggest=suggest,
+)

@@ -3,25 +3,39 @@ most lose least, type by type.
 """
 
 import math
+from dataclasses import dataclass
 
-from ..budget import Budget, Influence, Spectra, rank_for
-from ..spectra import Slot, Spectrum
+from ..budget import Budget, Spectra, rank_for
+from ..evidence import Evidence
+from ..options import option
+from ..spectra import Spectrum
+from .policy import Policy, Targets
 from .softmax import CAP, in_proportion
 
-# about what the bare losses of the paper's formula have on a small model and some ten thousand
-# tokens
-LEVEL = 5.0
 LEAST = 1e-12  # of the largest loss of a type: what counts as no loss
 
 
-def svd_llm_v2(
-    spectra: Spectra,
-    budget: Budget,
-    temperature: float,
-    influence: Influence,
-    level: float = LEVEL,
-    cap: float = CAP,
-) -> dict[Slot, float]:
+@dataclass(frozen=True)
+class SvdLlmV2Options:
+    """The default level is about what the bare losses of the paper's formula have on a small model
+    and some ten thousand tokens.
+    """
+
+    level: float = option(
+        5.0,
+        "logarithm that the smallest loss of a type counts as: small is uneven, large is even",
+        low=0.1,
+        high=100.0,
+    )
+    cap: float = option(
+        CAP,
+        "largest share that one layer may lose; the excess is shared by the others",
+        low=0.05,
+        high=1.0,
+    )
+
+
+def svd_llm_v2(evidence: Evidence, budget: Budget, options: SvdLlmV2Options) -> Targets:
     """Within each type of matrix (or component) layer l loses a share proportional to
     `1 / log L_l`, the type the share asked for.
 
@@ -31,12 +45,12 @@ def svd_llm_v2(
     counts as e^level: `log L_l = level + log (L_l / min L)`. A large level is even. No layer loses
     more than the share cap: the excess is shared by the others of the type, in proportion.
     """
-    targets = {}
+    spectra, targets = evidence.spectra, {}
     for kind in dict.fromkeys(name for _, name in spectra):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == kind}
-        weights = [1 / (level + excess) for excess in log_losses(pool, budget)]
+        weights = [1 / (options.level + excess) for excess in log_losses(pool, budget)]
         prices = [float(budget.price(s.cost, s.cost.full)) for s in pool.values()]
-        lost = in_proportion(weights, 1 - budget.keep, cap, prices)
+        lost = in_proportion(weights, 1 - budget.keep, options.cap, prices)
         targets |= {slot: 1 - share for slot, share in zip(pool, lost, strict=True)}
     return targets
 
@@ -54,3 +68,12 @@ def log_losses(pool: Spectra, budget: Budget) -> list[float]:
 def uniform_loss(s: Spectrum, budget: Budget) -> float:
     """What a slot loses where every slot keeps the same share of its price."""
     return s.tail(rank_for(s.cost, budget.keep, budget, nearest=False))
+
+
+POLICY = Policy(
+    "svd_llm_v2",
+    "Per type of matrix, layers lose in proportion to 1 / log of their loss at the uniform share "
+    "(SVD-LLM v2).",
+    svd_llm_v2,
+    options=SvdLlmV2Options,
+)

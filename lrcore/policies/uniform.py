@@ -1,11 +1,14 @@
 """Every slot keeps the same share."""
 
-from ..budget import Budget, Influence, Spectra
-from ..spectra import Slot
+from ..budget import Budget
+from ..evidence import Evidence
+from ..options import NoOptions
+from .policy import Policy, Targets
 
 
-def uniform(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
+def uniform(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """Every slot keeps the same share of its price."""
-    return dict.fromkeys(spectra, budget.keep)
+    return dict.fromkeys(evidence.spectra, budget.keep)
+
+
+POLICY = Policy("uniform", "Every layer and component keeps the same share.", uniform)

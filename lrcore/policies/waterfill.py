@@ -2,13 +2,14 @@
 
 import torch
 
-from ..budget import Budget, Influence, Spectra, take_steps
-from ..spectra import Slot
+from ..budget import Budget, Spectra, take_steps
+from ..evidence import Evidence
+from ..options import NoOptions
+from ..spectra import Slot, Spectrum
+from .policy import Policy, Targets
 
 
-def waterfill(
-    spectra: Spectra, budget: Budget, temperature: float, influence: Influence
-) -> dict[Slot, float]:
+def waterfill(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """CARE eq. 2: pool the singular values of all slots whose values compare, and keep the largest
     that the budget holds.
 
@@ -17,9 +18,9 @@ def waterfill(
     units of their own; then each component keeps the overall share. Greedy is optimal here: kept
     sets are nested and every step of a pool costs the same.
     """
-    targets: dict[Slot, float] = {}
-    pools: dict[str, dict] = {}
-    for slot, s in spectra.items():
+    targets: Targets = {}
+    pools: dict[str, dict[Slot, Spectrum]] = {}
+    for slot, s in evidence.spectra.items():
         pools.setdefault(s.unit or slot[1], {})[slot] = s
     for pool in pools.values():
         dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
@@ -58,3 +59,10 @@ def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int
 
     take_steps(pool, left, following, take)
     return ranks
+
+
+POLICY = Policy(
+    "waterfill",
+    "The largest singular values, pooled over all slots in the same unit, are kept (CARE-E).",
+    waterfill,
+)

@@ -15,7 +15,9 @@ from typing import Any
 import yaml
 
 from ..calibration.calibrate import calibrate
-from ..compression.compress import allocate, compress, measure_evidence
+from ..compression.allocate import allocate
+from ..compression.compress import compress
+from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise
 from ..errors import InputError, unknown
 from ..evaluation.cost import measure_cost, measure_speed

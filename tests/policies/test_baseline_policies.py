@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from plans import chosen, plan_ranks, probes
 
 import lrcore
-from lrcore.allocation import plan_ranks
 from lrcore.budget import make_budget
 from lrcore.calibration.gradients import fisher_information
+from lrcore.evidence import Evidence
 from lrcore.methods import matrices_of
 from lrcore.models.layers import read_layer
 from lrcore.policies import find_policy
@@ -24,9 +25,10 @@ RATIOS = [0.05, 0.1, 0.3, 0.5, 0.9]
 OUTLIERS = [[0.2 * d**m for m in range(1, 21)] for d in (0.5, 0.1, 0.3, 0.35, 0.9)]
 
 
-def uneven(seed: int = 0) -> dict:
+def uneven(seed: int = 0) -> Evidence:
     """Two types of slot, the second dearer in later layers; losses from 1e-3 to 1e3."""
     g, spectra = torch.Generator().manual_seed(seed), {}
+    increases, information = {}, {}
     for layer in range(LAYERS):
         for name, cost in (
             ("q", Cost(24, 40, 24 * 40)),
@@ -35,28 +37,33 @@ def uneven(seed: int = 0) -> dict:
             values = torch.rand(cost.full, generator=g, dtype=torch.float64).sort(
                 descending=True
             ).values * 10 ** (layer - 2)
-            nats = torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).cumsum(0).flip(0)
-            own = {
-                "nats": (nats - nats[-1]) * (1 + layer),
-                "fisher": float(torch.rand(1, generator=g)) ** 2 * 1e-5,
-            }
-            spectra[layer, name] = Spectrum((layer, name), values, cost, **own)
-    return spectra
+            increase = (
+                torch.rand(len(cost.ranks()), generator=g, dtype=torch.float64).cumsum(0).flip(0)
+            )
+            increases[layer, name] = (increase - increase[-1]) * (1 + layer)
+            information[layer, name] = float(torch.rand(1, generator=g)) ** 2 * 1e-5
+            spectra[layer, name] = Spectrum((layer, name), values, cost)
+    return (
+        Evidence(spectra)
+        .with_measurement("outliers", OUTLIERS)
+        .with_measurement("probes", probes(spectra, increases))
+        .with_measurement("gradients", information)
+    )
 
 
-def asked(spectra: dict, ratio: float):
-    whole = sum(s.cost.dense for s in spectra.values())
-    return make_budget("params", ratio, spectra, whole, whole)
+def asked(evidence: Evidence, ratio: float):
+    whole = sum(s.cost.dense for s in evidence.spectra.values())
+    return make_budget("params", ratio, evidence.spectra, whole, whole)
 
 
 def targets(
-    policy: str, ratio: float, spectra: dict | None = None, **options
+    policy: str, ratio: float, evidence: Evidence | None = None, **options
 ) -> tuple[dict, dict, float]:
     """The shares of a policy, the slots' prices, and the mean share weighted by them."""
-    spectra = spectra or uneven()
-    row, budget = find_policy(policy), asked(spectra, ratio)
-    shares = row.targets(spectra, budget, 1.0, {"outliers": OUTLIERS}, **row.choose(options))
-    prices = {slot: s.cost.dense for slot, s in spectra.items()}
+    evidence = evidence or uneven()
+    row, budget = find_policy(policy), asked(evidence, ratio)
+    shares = row.targets(evidence, budget, row.choose(options))
+    prices = {slot: s.cost.dense for slot, s in evidence.spectra.items()}
     return (
         shares,
         prices,
@@ -83,13 +90,11 @@ def test_owl_is_linear_in_the_outliers_keeps_the_mean_and_stays_in_its_band(
 
 def test_owl_is_uniform_without_a_spread_or_differences_and_needs_its_ratios() -> None:
     assert set(targets("owl", 0.3, spread=0.0)[0].values()) == {asked(uneven(), 0.3).keep}
-    spectra = uneven()
-    same = find_policy("owl").targets(
-        spectra, asked(spectra, 0.3), 1.0, {"outliers": [OUTLIERS[0]] * LAYERS}
-    )
-    assert set(same.values()) == {asked(spectra, 0.3).keep}
-    with pytest.raises(lrcore.InputError, match="factorise again"):
-        plan_ranks("owl", spectra, asked(spectra, 0.3), 1.0, {"outliers": ()})
+    evidence = uneven().with_measurement("outliers", [OUTLIERS[0]] * LAYERS)
+    same = find_policy("owl").targets(evidence, asked(evidence, 0.3), chosen("owl", 1.0))
+    assert set(same.values()) == {asked(evidence, 0.3).keep}
+    with pytest.raises(lrcore.InputError, match="'outliers'"):
+        plan_ranks("owl", Evidence(evidence.spectra), asked(evidence, 0.3))
 
 
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
@@ -97,7 +102,8 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
     model = lrcore.load(str(request.getfixturevalue(name)))
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, policy="owl", ratio=0.3)
     factors = lrcore.prepare(model, recipe)
-    for index, found in enumerate(factors.outliers):
+    outliers = factors.evidence.get("outliers")
+    for index, found in enumerate(outliers):
         layer, moments = read_layer(model.network, index), factors.calibration.moments(index)
         entries = torch.cat(
             [
@@ -110,13 +116,11 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
                 float((entries > m * entries.mean()).double().mean()), abs=1.5 / len(entries)
             )
     assert (
-        lrcore.factorise(model, factors.calibration, "svd").outliers == factors.outliers
+        lrcore.factorise(model, factors.calibration, "svd").evidence.get("outliers") == outliers
     )  # counted once, read by every method
     plan = lrcore.allocate(factors, recipe)
     kept = plan.kept_by_layer()
-    assert kept.index(max(kept)) == max(
-        range(len(kept)), key=lambda layer: factors.outliers[layer][4]
-    )
+    assert kept.index(max(kept)) == max(range(len(kept)), key=lambda layer: outliers[layer][4])
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
@@ -127,12 +131,15 @@ def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(
     """Against trying every rise that there is as the threshold, one by one, and every rank of
     every slot.
     """
-    spectra = uneven(seed)
-    budget = asked(spectra, ratio)
+    evidence = uneven(seed)
+    spectra, budget = evidence.spectra, asked(evidence, ratio)
+    curves = {slot: curve.increase for slot, curve in evidence.get("probes").curves.items()}
 
     def ranks_at(threshold: float) -> dict:
         return {
-            slot: next(r for i, r in enumerate(s.cost.ranks()) if float(s.nats[i]) <= threshold)
+            slot: next(
+                r for i, r in enumerate(s.cost.ranks()) if float(curves[slot][i]) <= threshold
+            )
             for slot, s in spectra.items()
         }
 
@@ -141,11 +148,11 @@ def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(
 
     best = min(
         float(rise)
-        for s in spectra.values()
-        for rise in s.nats
+        for curve in curves.values()
+        for rise in curve
         if price(ranks_at(float(rise))) <= budget.limit
     )
-    least, found = ranks_at(best), plan_ranks("sensitivity", spectra, budget, 1.0, {})
+    least, found = ranks_at(best), plan_ranks("sensitivity", evidence, budget)
     assert all(found[slot] >= least[slot] for slot in spectra)
     raised = [slot for slot in spectra if found[slot] > least[slot]]
     assert price(found) <= budget.limit
@@ -163,9 +170,9 @@ def test_removing_more_raises_no_share(policy: str) -> None:
 
 
 def test_sensitivity_needs_probes() -> None:
-    spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
-    with pytest.raises(lrcore.InputError, match="probed slots"):
-        plan_ranks("sensitivity", spectra, asked(spectra, 0.3), 1.0, {})
+    evidence = Evidence(uneven().spectra)
+    with pytest.raises(lrcore.InputError, match="'probes'"):
+        plan_ranks("sensitivity", evidence, asked(evidence, 0.3))
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -174,13 +181,14 @@ def test_fisher_shares_by_information_up_to_the_whole_of_a_slot(ratio: float, po
     """Against one scale for all slots, found by bisection: a share is `scale * I^power`, cut off
     at 1.
     """
-    spectra = uneven()
+    evidence = uneven()
     shares, prices, mean = targets("fisher", ratio, power=power)
-    keep = asked(spectra, ratio).keep
+    keep = asked(evidence, ratio).keep
     assert mean == pytest.approx(keep, abs=1e-12)
 
     def cut(scale: float) -> dict:
-        return {slot: min(1.0, scale * s.fisher**power) for slot, s in spectra.items()}
+        information = evidence.get("gradients")
+        return {slot: min(1.0, scale * one**power) for slot, one in information.items()}
 
     low, high = 0.0, 1e20
     for _ in range(300):
@@ -205,12 +213,11 @@ def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
         for layer in range(6)
         for name in ("k", "v")
     }
-    spectra = {
-        slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost, fisher=1e-7 * one)
-        for slot, one in found.items()
-    }
+    spectra = {slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost) for slot in found}
+    information = {slot: 1e-7 * one for slot, one in found.items()}
     budget = make_budget("kv", 0.5, spectra, 1, 1)
-    ranks = plan_ranks("fisher", spectra, budget, 1.0, {})
+    evidence = Evidence(spectra).with_measurement("gradients", information)
+    ranks = plan_ranks("fisher", evidence, budget)
     total = 0.5 * 40 * len(spectra)
     for slot, one in found.items():
         assert ranks[slot] - math.floor(total * one / sum(found.values())) in (0, 1)
@@ -218,11 +225,11 @@ def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
 
 
 def test_fisher_needs_gradients_and_is_even_without_any() -> None:
-    spectra = {slot: Spectrum(slot, s.values, s.cost) for slot, s in uneven().items()}
-    with pytest.raises(lrcore.InputError, match="needs gradients"):
-        plan_ranks("fisher", spectra, asked(spectra, 0.3), 1.0, {})
-    still = {slot: Spectrum(slot, s.values, s.cost, fisher=0.0) for slot, s in spectra.items()}
-    keep = asked(spectra, 0.3).keep
+    evidence = Evidence(uneven().spectra)
+    with pytest.raises(lrcore.InputError, match="'gradients'"):
+        plan_ranks("fisher", evidence, asked(evidence, 0.3))
+    still = evidence.with_measurement("gradients", dict.fromkeys(evidence.spectra, 0.0))
+    keep = asked(evidence, 0.3).keep
     assert all(share == pytest.approx(keep) for share in targets("fisher", 0.3, still)[0].values())
 
 
@@ -267,7 +274,8 @@ def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(
         loss = network(window, labels=window).loss
         for key, slope in zip(weights, torch.autograd.grad(loss, weights.values()), strict=True):
             squares[key] = squares[key] + slope.double() ** 2 / len(tokens)
-    for (layer, slot), s in factors.spectra.items():
+    information = factors.evidence.get("gradients")
+    for layer, slot in factors.spectra:
         parts = [NAMES[name][one] for one in matrices_of(slot) if one in NAMES[name]]
         own = [
             square.flatten()
@@ -275,9 +283,9 @@ def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(
             if f".{layer}." in key and key.split(".")[-2] in parts
         ]
         assert len(own) == len(parts)
-        assert s.fisher == pytest.approx(float(torch.cat(own).mean()), rel=1e-4)
+        assert information[layer, slot] == pytest.approx(float(torch.cat(own).mean()), rel=1e-4)
     kept = lrcore.allocate(factors, recipe).ranks
-    by_information = sorted(factors.spectra, key=lambda slot: factors.spectra[slot].fisher)
+    by_information = sorted(information, key=information.__getitem__)
     least, most = by_information[0], by_information[-1]
     assert (
         kept[least] / factors.spectra[least].cost.full
@@ -292,14 +300,15 @@ def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16)
     plain = lrcore.prepare(model, recipe)
-    assert all(s.fisher is None for s in plain.spectra.values())
+    assert not plain.evidence.has("gradients")
     assert not (tmp_path / "gradients").exists()
     first = lrcore.measure_evidence(model, plain, recipe.with_(policy="fisher"))
     monkeypatch.setattr(
         "lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used")
     )
-    again = fisher_information(model, plain.calibration, plain.spectra)
-    assert again == {slot: s.fisher for slot, s in first.spectra.items()}
+    matrices = {slot: matrices_of(slot[1]) for slot in plain.spectra}
+    again = fisher_information(model, plain.calibration, matrices)
+    assert again == first.evidence.get("gradients")
     with pytest.raises(lrcore.InputError, match="without offload"):
         lrcore.prepare(lrcore.load(str(tiny_llama), offload=True), recipe.with_(policy="fisher"))
 
@@ -309,9 +318,9 @@ def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(
 def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(
     ratio: float, level: float
 ) -> None:
-    spectra = uneven()
+    evidence = uneven()
+    spectra, keep = evidence.spectra, asked(evidence, ratio).keep
     shares, prices, _ = targets("svd_llm_v2", ratio, level=level, cap=1.0)
-    keep = asked(spectra, ratio).keep
     for name in ("q", "up"):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == name}
         losses = {}
@@ -346,18 +355,17 @@ def test_svd_llm_v2_keeps_the_share_of_every_type_under_its_cap(ratio: float, ca
         assert min(shares[slot] for slot in own) >= min(1 - cap, keep) - 1e-12
 
 
-def test_svd_llm_v2_bears_slots_without_loss_and_a_large_level_is_even() -> None:
-    spectra = uneven()
+def test_svd_llm_v2_tolerates_slots_without_loss_and_a_large_level_is_even() -> None:
+    spectra = dict(uneven().spectra)
     spectra[0, "q"] = Spectrum((0, "q"), torch.zeros(24, dtype=torch.float64), spectra[0, "q"].cost)
-    shares = targets("svd_llm_v2", 0.3, spectra)[0]
+    shares = targets("svd_llm_v2", 0.3, Evidence(spectra))[0]
     assert min(shares, key=shares.__getitem__) == (0, "q")
     nothing = {
         slot: Spectrum(slot, torch.zeros_like(s.values), s.cost) for slot, s in spectra.items()
     }
-    keep = asked(spectra, 0.3).keep
-    assert all(
-        share == pytest.approx(keep) for share in targets("svd_llm_v2", 0.3, nothing)[0].values()
-    )
+    keep = asked(Evidence(spectra), 0.3).keep
+    none_lost = targets("svd_llm_v2", 0.3, Evidence(nothing))[0]
+    assert all(share == pytest.approx(keep) for share in none_lost.values())
     even = targets("svd_llm_v2", 0.3, level=100.0)[0]
     assert all(abs(share - keep) < 0.03 for share in even.values())
 

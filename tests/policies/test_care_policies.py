@@ -7,10 +7,11 @@ from itertools import product
 
 import pytest
 import torch
+from plans import plan_ranks, probes
 
 import lrcore
-from lrcore.allocation import plan_ranks
 from lrcore.budget import make_budget
+from lrcore.evidence import Evidence, LossCurve, Probes
 from lrcore.policies import POLICIES
 from lrcore.spectra import Cost, Spectrum
 from lrcore.statistics import PARTS
@@ -18,9 +19,8 @@ from lrcore.statistics import PARTS
 WIDTH = 6  # n_kv d_h
 COST = Cost(WIDTH, 8 + WIDTH, 8 * WIDTH, kv_per_rank=1, kv_dense=WIDTH, per_cached=WIDTH)
 
-INFLUENCES = {part: [0.1, 0.3, 0.2, 0.4] for part in PARTS} | {
-    "outliers": [[0.1 / m * (1 + i % 3) for m in range(1, 21)] for i in range(4)]
-}
+INFLUENCES = {part: [0.1, 0.3, 0.2, 0.4] for part in PARTS}
+OUTLIERS = [[0.1 / m * (1 + i % 3) for m in range(1, 21)] for i in range(4)]
 
 
 def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
@@ -32,17 +32,20 @@ def keys_and_values(layers: int, seed: int = 0, cost: Cost = COST) -> dict:
                 torch.rand(cost.full, generator=g, dtype=torch.float64).sort(descending=True).values
             )
             values *= (1 + layer) * (2 if name == "v" else 1)
-            nats = torch.linspace(1, 0, len(cost.ranks()), dtype=torch.float64)
-            spectra[layer, name] = Spectrum(
-                (layer, name),
-                values,
-                cost,
-                nats=nats,
-                unit="kv",
-                share=0.6,
-                fisher=1e-6 * (1 + layer),
-            )
+            spectra[layer, name] = Spectrum((layer, name), values, cost, unit="kv")
     return spectra
+
+
+def evidence_of(spectra: dict, ranks: list[int]) -> Evidence:
+    """All that a policy may read of four layers; the probes were taken at these ranks."""
+    increase = torch.linspace(1, 0, len(ranks), dtype=torch.float64)
+    return (
+        Evidence(spectra, INFLUENCES)
+        .with_measurement("outliers", OUTLIERS)
+        .with_measurement("probes", Probes(1.0, dict.fromkeys(spectra, LossCurve(ranks, increase))))
+        .with_measurement("gradients", {slot: 1e-6 * (1 + slot[0]) for slot in spectra})
+        .with_measurement("search", [0.6] * 4)
+    )
 
 
 def kept(spectra: dict, ranks) -> float:
@@ -50,9 +53,8 @@ def kept(spectra: dict, ranks) -> float:
 
 
 def plan(policy: str, spectra: dict, ratio: float, **more) -> dict:
-    return plan_ranks(
-        policy, spectra, make_budget("kv", ratio, spectra, 1, 1), 1.0, {"block": [0.1] * 8}, **more
-    )
+    evidence = Evidence(spectra, {"block": [0.1] * 8})
+    return plan_ranks(policy, evidence, make_budget("kv", ratio, spectra, 1, 1), **more)
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.7])
@@ -128,7 +130,7 @@ def test_greedy_is_the_formula_of_the_released_code() -> None:
             chosen[max(range(layers), key=scores.__getitem__)] += 1
         ranks |= {(layer, name): rank for layer, rank in enumerate(chosen)}
     budget = make_budget("kv", 0.6, spectra, 1, 1)
-    assert plan_ranks("greedy", spectra, budget, 1.0, {"block": [0.1] * layers}) == ranks
+    assert plan_ranks("greedy", Evidence(spectra, {"block": [0.1] * layers}), budget) == ranks
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -141,7 +143,7 @@ def test_every_policy_gives_ranks_in_multiples_or_full(
     spectra = {slot: s.in_multiples(multiple) for slot, s in keys_and_values(4, cost=cost).items()}
     dense = sum(s.cost.dense for s in spectra.values())
     budget = make_budget(kind, 0.4, spectra, dense, dense)
-    ranks = plan_ranks(policy, spectra, budget, 0.1, INFLUENCES)
+    ranks = plan_ranks(policy, evidence_of(spectra, cost.ranks()), budget, 0.1)
     assert all(rank % multiple == 0 or rank == 18 for rank in ranks.values())
     spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items())
     assert spent <= budget.limit < spent + multiple * budget.price(cost, 1)
@@ -153,13 +155,12 @@ def test_multiples_keep_the_curve_and_the_prices() -> None:
         (0, "qk"),
         torch.arange(8, 0, -1).double(),
         Cost(16, 0, 16 * 24, step=2, curve=curve[1::2]),
-        nats=torch.arange(8.0).flip(0),
     )
     coarse = s.in_multiples(8)
     assert coarse.cost.ranks() == [8, 16]
     assert [coarse.cost.parameters(r) for r in (8, 16)] == [s.cost.parameters(r) for r in (8, 16)]
     assert [coarse.tail(r) for r in (8, 16)] == [s.tail(r) for r in (8, 16)]
-    assert coarse.nats.tolist() == [4.0, 0.0]
+    assert probes({0: s}, {0: torch.arange(8.0).flip(0)}).curves[0].at([8, 16]).tolist() == [4, 0]
     assert s.in_multiples(2) is s
     assert s.in_multiples(32).cost.ranks() == [16]  # nothing but full is left
 

@@ -1,18 +1,18 @@
-"""Probing: what a slot's rank is worth in nats. Ours; in no paper.
+"""Evidence "probes": the predicted increase in loss of every slot at every rank. Ours; in no paper.
 
 The loss curves of the slots have units of their own (scores, outputs of attention, outputs of the
-MLP). A probe puts them in one currency: compress one slot alone to a few ranks and measure how much
-the loss of some calibration tokens rises. Each curve is then bent to pass through its probes.
-Layers before the slot are not run again.
+MLP). Probes put them in one unit, nats/token: compress one slot alone to a few ranks and measure
+how much the loss of some calibration tokens increases. Each curve is then bent to pass through its
+probes. Layers before the slot are not run again.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ...evidence import LossCurve, Probes
 from ...files import cache_folder, cache_key, write_text
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer, write_layer
@@ -21,6 +21,7 @@ from ...models.stream import LayerStream
 from ...progress import Progress, silent
 from ...spectra import Cost, Slot, Spectrum
 from ..factorise import Factorisation
+from .kind import EvidenceKind
 from .losses import BATCH, LENGTH, WINDOWS, mean_loss
 
 # One probe misjudges: on a small model a single one at 0.5 cost more than half of the gain. Budgets
@@ -37,23 +38,25 @@ STEEP = 2.0
 def probe(
     model: LoadedModel, factors: Factorisation, progress: Progress | None = None
 ) -> Factorisation:
-    """The factorisation with `nats` on every spectrum and the loss of the dense model, for the
-    policy `probed`.
+    """The factorisation with evidence "probes", for the policies `probed` and `sensitivity` and for
+    predicted perplexities.
+    """
+    return factors.with_measurement("probes", measure(model, factors, progress or silent))
 
-    Slots x 5 short evaluations on the first 32 calibration windows, cut to 128 tokens; kept on disk
-    beside the calibration.
+
+def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> Probes:
+    """Slots x 5 short evaluations on the first 32 calibration windows, cut to 128 tokens; kept on
+    disk beside the calibration.
     """
     tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
     path = _cache_file(factors, tokens)
     if path.is_file():
         base, points = _read(path)
     else:
-        base, points = measure_rises(model.network, factors, tokens, progress or silent)
+        base, points = measure_rises(model.network, factors, tokens, progress)
         _write(path, base, points)
-    spectra = {
-        slot: replace(s, nats=nats_curve(s, points[slot])) for slot, s in factors.spectra.items()
-    }
-    return replace(factors, spectra=spectra, base_nll=base)
+    curves = {slot: loss_curve(s, points[slot]) for slot, s in factors.spectra.items()}
+    return Probes(base, curves)
 
 
 Points = dict[
@@ -104,9 +107,9 @@ def probed_ranks(cost: Cost) -> list[int]:
     return sorted(nearest, reverse=True)
 
 
-def nats_curve(s: Spectrum, points: list[tuple[int, float]]) -> Tensor:
-    """Predicted rise of the token loss at every rank of `s.cost.ranks()`, float64, falling to 0 at
-    full rank.
+def loss_curve(s: Spectrum, points: list[tuple[int, float]]) -> LossCurve:
+    """Predicted increase in loss (nats/token) at every rank of `s.cost.ranks()`, [ranks], float64,
+    falling to 0 at full rank.
 
     The tail of the spectrum times a factor whose logarithm is interpolated over rank between the
     probes, held above the first and grown by (last probe / rank) ** STEEP below the last; then made
@@ -121,14 +124,14 @@ def nats_curve(s: Spectrum, points: list[tuple[int, float]]) -> Tensor:
         dtype=torch.float64,
     )
     if not len(at):
-        return torch.zeros_like(grid)
+        return LossCurve(ranks, torch.zeros_like(grid))
     curve = (
         tails
         * interpolate(grid, at[:, 0].contiguous(), at[:, 1].log()).exp()
         * (at[0, 0] / grid).clamp_min(1) ** STEEP
     )
     curve[-1] = 0
-    return curve.flip(0).cummax(0).values.flip(0)
+    return LossCurve(ranks, curve.flip(0).cummax(0).values.flip(0))
 
 
 def interpolate(x: Tensor, known_x: Tensor, known_y: Tensor) -> Tensor:
@@ -169,3 +172,11 @@ def _read(path: Path) -> tuple[float, Points]:
     return kept["base"], {
         (layer, name): [tuple(rise) for rise in rises] for layer, name, rises in kept["points"]
     }
+
+
+KIND = EvidenceKind(
+    "probes",
+    "Predicted increase in loss of every slot at every rank; slots x 5 short evaluations, kept on "
+    "disk.",
+    lambda model, factors, recipe, progress: measure(model, factors, progress),
+)

@@ -1,5 +1,5 @@
-"""A3-mix: a small search over the layers' shares, by the loss of calibration tokens (A3, appendix
-F, which gives no more than that).
+"""Evidence "search": shares of the layers by a small search on the loss of calibration tokens
+(A3-mix; A3, appendix F, which gives no more than that).
 
 The search starts from equal shares and moves whole plans that meet the budget: first one layer at a
 time is favoured, to see which gains most; then the layers that gained most are raised and those
@@ -9,7 +9,6 @@ otherwise the step is halved.
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,51 +17,47 @@ from ...files import cache_folder, cache_key, write_text
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
-from ...progress import Progress, silent
+from ...progress import Progress
 from ...recipe import Recipe
 from ...spectra import Slot
+from ..allocate import allocate, allocation_key
 from ..factorise import Factorisation, truncate_layer
+from .kind import EvidenceKind
 from .losses import BATCH, LENGTH, WINDOWS, mean_loss
 
 STEP, ROUNDS = 0.1, 4
 LEAST = 0.05  # share that every layer keeps
 Shares = tuple[float, ...]  # by layer
 Ranks = dict[Slot, int]
-Plan = Callable[[Factorisation], Ranks]
 
 
-def search(
-    model: LoadedModel,
-    factors: Factorisation,
-    recipe: Recipe,
-    plan: Plan,
-    progress: Progress | None = None,
-) -> Factorisation:
-    """The factorisation with the best `share` found for every layer's slots, for policy `mix` at
-    the recipe's budget.
+def measure(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
+) -> Shares:
+    """The best share found for the slots of every layer at the recipe's budget, [layers].
 
-    plan gives the ranks of a factorisation whose shares are set. At most ROUNDS x (layers + 3) + 1
-    evaluations of the first 32 calibration windows, cut to 128 tokens; kept on disk under a key of
-    the calibration, the method, its options and the whole recipe.
+    At most ROUNDS x (layers + 3) + 1 evaluations of the first 32 calibration windows, cut to 128
+    tokens; kept on disk under a key of the calibration, the method, its options and the whole
+    recipe.
     """
     path = _cache_file(factors, recipe)
     if path.is_file():
-        shares = tuple(json.loads(path.read_text()))
-    else:
-        tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
-        stream = LayerStream(clone(model.network), tokens, BATCH)
-        batches, seen = tokens.to(model.network.device).split(BATCH), {}
+        return tuple(json.loads(path.read_text()))
+    tokens, budget = factors.calibration.tokens[:WINDOWS, :LENGTH], allocation_key(recipe)
+    stream = LayerStream(clone(model.network), tokens, BATCH)
+    batches, seen = tokens.to(model.network.device).split(BATCH), {}
 
-        def loss(shares: Shares) -> float:
-            if shares not in seen:
-                network = compressed(model, factors, plan(with_shares(factors, shares, recipe)))
-                with torch.inference_mode():
-                    seen[shares] = mean_loss(network, 0, stream.hidden, batches)
-            return seen[shares]
+    def loss(shares: Shares) -> float:
+        if shares not in seen:
+            plan = allocate(factors.with_measurement("search", shares, budget), recipe)
+            network = compressed(model, factors, plan.ranks)
+            with torch.inference_mode():
+                seen[shares] = mean_loss(network, 0, stream.hidden, batches)
+        return seen[shares]
 
-        shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress or silent)
-        write_text(path, json.dumps(shares))
-    return with_shares(factors, shares, recipe)
+    shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress)
+    write_text(path, json.dumps(shares))
+    return shares
 
 
 def best_shares(
@@ -103,12 +98,6 @@ def moved(shares: Shares, up: list[int], down: list[int], step: float) -> Shares
     )
 
 
-def with_shares(factors: Factorisation, shares: Shares, recipe: Recipe) -> Factorisation:
-    """The same factors with a share on every spectrum, and the mark of the budget it is for."""
-    spectra = {slot: replace(s, share=shares[slot[0]]) for slot, s in factors.spectra.items()}
-    return replace(factors, spectra=spectra, searched=search_key(recipe))
-
-
 def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torch.nn.Module:
     """A clone of the network with every layer truncated to its ranks."""
     network = clone(model.network)
@@ -117,34 +106,13 @@ def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torc
     return network
 
 
-def search_key(recipe: Recipe) -> str:
-    """What the shares depend on besides the factors, as one word; equal for recipes that differ
-    in nothing that moves a rank.
-    """
-    free = (
-        "calibration",
-        "refit",
-        "temperature",
-        "policy",
-        "policy_options",
-        "model",
-        "revision",
-        "device",
-        "offload",
-        "options",
-        "method",
-    )
-    said = {name: value for name, value in recipe.to_dict().items() if name not in free}
-    return json.dumps(said, sort_keys=True)
-
-
 def _cache_file(factors: Factorisation, recipe: Recipe) -> Path:
     slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
     key = cache_key(
         factors.calibration.key,
         factors.method,
         sorted(factors.options.items()),
-        search_key(recipe),
+        allocation_key(recipe),
         STEP,
         ROUNDS,
         WINDOWS,
@@ -152,3 +120,12 @@ def _cache_file(factors: Factorisation, recipe: Recipe) -> Path:
         slots,
     )
     return cache_folder() / "searches" / f"{key}.json"
+
+
+KIND = EvidenceKind(
+    "search",
+    "Share of every layer that loses least at one budget; some short evaluations per layer, kept "
+    "on disk.",
+    measure,
+    one_budget=True,
+)

@@ -7,11 +7,12 @@ from itertools import product
 
 import pytest
 import torch
+from plans import plan_ranks, probes
 
 import lrcore
-from lrcore.allocation import plan_ranks
 from lrcore.budget import make_budget
-from lrcore.compression.evidence.probes import interpolate, measure_rises, nats_curve, probed_ranks
+from lrcore.compression.evidence.probes import interpolate, loss_curve, measure_rises, probed_ranks
+from lrcore.evidence import Evidence
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.spectra import Cost, Spectrum
 
@@ -51,8 +52,10 @@ def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
         lambda *_: pytest.fail("the cache was not used"),
     )
     again = lrcore.probe(model, factors)
-    assert again.base_nll == first.base_nll
-    assert all(torch.equal(s.nats, first.spectra[slot].nats) for slot, s in again.spectra.items())
+    first, again_probes = first.evidence.get("probes"), again.evidence.get("probes")
+    assert again_probes.dense_loss == first.dense_loss
+    for slot, curve in again_probes.curves.items():
+        assert torch.equal(curve.increase, first.curves[slot].increase)
     assert lrcore.allocate(again, recipe).summary()["predicted_perplexity"] > 1
 
 
@@ -69,7 +72,7 @@ def test_a_curve_passes_through_its_probes_and_falls_to_zero() -> None:
     cost = Cost(10, 3, 30)
     s = Spectrum((0, "mlp"), torch.linspace(2, 0.2, 10, dtype=torch.float64), cost)
     points = [(r, 0.01 * (10 - r) ** 2) for r in probed_ranks(cost)]
-    curve = nats_curve(s, points)
+    curve = loss_curve(s, points).increase
     for rank, rise in points:
         assert float(curve[cost.ranks().index(rank)]) == pytest.approx(rise, rel=1e-9)
     assert (curve.diff() <= 0).all()
@@ -89,10 +92,10 @@ def test_interpolation_is_linear_between_and_constant_outside() -> None:
 
 def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
     g = torch.Generator().manual_seed(2)
-    spectra = {}
+    spectra, increases = {}, {}
     for layer in range(3):
         cost = Cost(6, 5 + layer, (5 + layer) * 6)
-        nats = torch.cat(
+        increase = torch.cat(
             (
                 torch.rand(5, generator=g, dtype=torch.float64)
                 .sort(descending=True)
@@ -101,18 +104,18 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
                 torch.zeros(1),
             )
         )
-        spectra[layer, "mlp"] = Spectrum(
-            (layer, "mlp"), torch.ones(6, dtype=torch.float64), cost, nats=nats.double()
-        )
+        spectra[layer, "mlp"] = Spectrum((layer, "mlp"), torch.ones(6, dtype=torch.float64), cost)
+        increases[layer, "mlp"] = increase.double()
+    evidence = Evidence(spectra).with_measurement("probes", probes(spectra, increases))
     total = sum(s.cost.dense for s in spectra.values())
     for ratio in (0.2, 0.35, 0.5, 0.7):
         budget = make_budget("params", ratio, spectra, total, total)
-        ranks = plan_ranks("probed", spectra, budget, 1.0, [0, 0, 0])
+        ranks = plan_ranks("probed", evidence, budget)
 
         def loss(choice) -> float:
             return sum(
-                float(s.nats[s.cost.ranks().index(r)])
-                for s, r in zip(spectra.values(), choice, strict=True)
+                float(increases[slot][s.cost.ranks().index(r)])
+                for (slot, s), r in zip(spectra.items(), choice, strict=True)
             )
 
         def price(choice) -> int:
@@ -133,6 +136,6 @@ def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> 
     plan = lrcore.allocate(probed, recipe)
     untouched = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
     assert untouched.predicted_perplexity == pytest.approx(
-        torch.tensor(probed.base_nll).exp().item(), rel=1e-6
+        torch.tensor(probed.evidence.get("probes").dense_loss).exp().item(), rel=1e-6
     )
     assert plan.predicted_perplexity >= untouched.predicted_perplexity

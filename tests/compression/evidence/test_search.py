@@ -3,8 +3,8 @@
 import pytest
 
 import lrcore
-from lrcore.compression.compress import allocate
-from lrcore.compression.evidence.probes import mean_loss
+from lrcore.compression.allocate import allocate
+from lrcore.compression.evidence.losses import mean_loss
 from lrcore.compression.evidence.search import best_shares, compressed, moved
 
 

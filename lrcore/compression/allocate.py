@@ -1,0 +1,113 @@
+"""Ranks for a recipe, from factors and their evidence: what a slider calls at every move."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..allocation import Constraints, plan_ranks
+from ..budget import make_budget
+from ..errors import InputError
+from ..methods import find_method
+from ..plan import RankPlan
+from ..policies import find_policy
+from ..recipe import Recipe
+from ..spectra import Slot, Spectrum
+from .factorise import Factorisation
+
+
+def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
+    """Ranks for a recipe's policy, ratios, budget, temperature and overrides.
+
+    Milliseconds: nothing is decomposed again.
+
+    Raises InputError for an unknown policy, a budget the method cannot meet, a ratio or override
+    that names no slot, and where evidence that the policy needs was not measured, or for another
+    budget.
+    """
+    row, shape = find_policy(recipe.policy), factors.shape
+    _check_budget_of_evidence(factors, recipe)
+    evidence = factors.evidence.restricted(
+        {slot: s.in_multiples(recipe.multiple) for slot, s in factors.spectra.items()}
+    )
+    kind = find_method(recipe.method).budget(recipe.budget)
+    budget = make_budget(
+        kind, recipe.ratio, evidence.spectra, shape.decoder_linear, shape.parameters
+    )
+    counted = {slot: s for slot, s in evidence.spectra.items() if budget.counts(s.cost)}
+    options, temperature, suggested = row.choose(recipe.policy_options), None, None
+    if row.suggest is not None:
+        suggested = row.suggest(evidence.restricted(counted), budget)
+        temperature = recipe.temperature or suggested
+        options = replace(options, temperature=temperature)
+    constraints = Constraints(
+        _fixed_ranks(recipe, factors.spectra), recipe.component_ratios, recipe.rounding == "nearest"
+    )
+    plan = RankPlan(
+        ranks=plan_ranks(row, options, evidence, budget, constraints),
+        spectra=factors.spectra,
+        shape=shape,
+        budget=kind,
+        asked=recipe.ratio,
+        seq_len=recipe.seq_len,
+        temperature=temperature,
+        suggested_temperature=suggested,
+        probes=evidence.get("probes") if evidence.has("probes") else None,
+    )
+    if {component for _, component in counted} <= set(recipe.component_ratios):
+        # nothing is left to meet the overall ratio: it follows
+        plan = replace(plan, asked=plan.summary()["achieved"])
+    return plan
+
+
+def allocation_key(recipe: Recipe) -> str:
+    """What the ranks depend on besides the factors, the policy and its options; equal for recipes
+    that differ in nothing else. Evidence that serves one budget alone is measured for this key.
+    """
+    free = (
+        "calibration",
+        "refit",
+        "temperature",
+        "policy",
+        "policy_options",
+        "model",
+        "revision",
+        "device",
+        "offload",
+        "options",
+        "method",
+    )
+    kept = {name: value for name, value in recipe.to_dict().items() if name not in free}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _check_budget_of_evidence(factors: Factorisation, recipe: Recipe) -> None:
+    needs, evidence = find_policy(recipe.policy).needs, factors.evidence
+    if evidence.has(needs) and not evidence.has(needs, allocation_key(recipe)):
+        raise InputError(
+            f"Policy '{recipe.policy}' needs evidence '{needs}', which was measured for another "
+            "budget than this one: call lrcore.measure_evidence or lrcore.prepare again."
+        )
+
+
+def _fixed_ranks(recipe: Recipe, spectra: Mapping[Slot, Spectrum]) -> dict[Slot, int]:
+    """The recipe's overrides by slot. Raises InputError for one that names no slot or no rank."""
+    fixed = {}
+    for name, rank in recipe.overrides.items():
+        layer, _, component = name.partition(".")
+        slot = (int(layer), component)
+        if slot not in spectra:
+            components = sorted({component for _, component in spectra})
+            layers = 1 + max(layer for layer, _ in spectra)
+            raise InputError(
+                f"Override '{name}': method '{recipe.method}' has components "
+                f"{', '.join(components)} in layers 0 to {layers - 1}."
+            )
+        cost = spectra[slot].cost
+        if not 1 <= rank <= cost.full or (rank % cost.step and rank != cost.full):
+            raise InputError(
+                f"Override '{name}={rank}': ranks go from {cost.step} to {cost.full} in steps of "
+                f"{cost.step}."
+            )
+        # above the cap, the factored form saves nothing
+        fixed[slot] = rank if rank <= max(cost.cap, cost.kv_cap) else cost.full
+    return fixed

@@ -1,0 +1,38 @@
+"""What a row of the table of evidence is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...models.load import LoadedModel
+from ...progress import Progress
+from ...recipe import Recipe
+from ..allocate import allocation_key
+from ..factorise import Factorisation
+
+Measure = Callable[[LoadedModel, Factorisation, Recipe, Progress], Any]
+
+
+@dataclass(frozen=True)
+class EvidenceKind:
+    """One kind of evidence.
+
+    name: what `Policy.needs` says. about: what is measured, and what it costs.
+    measure(model, factors, recipe, progress): the value; None where it comes with the factors.
+    one_budget: whether the value serves the recipe's budget alone, and not every one.
+    """
+
+    name: str
+    about: str
+    measure: Measure | None = None
+    one_budget: bool = False
+
+    def budget(self, recipe: Recipe) -> str:
+        """The key of the one budget that the value serves, "" where it serves all."""
+        return allocation_key(recipe) if self.one_budget else ""
+
+    def key(self, recipe: Recipe) -> tuple[str, ...]:
+        """What the value depends on besides the factors; empty where it comes with them."""
+        if self.measure is None:
+            return ()
+        return (self.name, *filter(None, [self.budget(recipe)]))

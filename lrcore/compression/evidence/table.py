@@ -1,0 +1,54 @@
+"""The kinds of evidence that a policy may need, one row each, and measuring them.
+
+Whoever has to know what a policy measures reads this table: the core, the page and the errors.
+"""
+
+from ...models.load import LoadedModel
+from ...policies import find_policy
+from ...progress import Progress, silent
+from ...recipe import Recipe
+from ..factorise import Factorisation
+from . import gradients, probes, search
+from .kind import EvidenceKind
+
+EVIDENCE: dict[str, EvidenceKind] = {
+    row.name: row
+    for row in (
+        EvidenceKind("spectra", "Loss curve and cost of every slot; comes with the factors."),
+        EvidenceKind("influence", "Influence of every layer; comes with the calibration."),
+        EvidenceKind("outliers", "Outlier ratios of every layer; counted with the factors."),
+        probes.KIND,
+        gradients.KIND,
+        search.KIND,
+    )
+}
+
+
+def evidence_of(policy: str) -> EvidenceKind:
+    """The kind of evidence that a policy needs. Raises InputError for an unknown policy."""
+    return EVIDENCE[find_policy(policy).needs]
+
+
+def evidence_key(recipe: Recipe) -> tuple[str, ...]:
+    """What the recipe's policy measures on the model, as a key: the name of the evidence, and the
+    budget where it serves one alone; empty where it measures nothing.
+
+    Raises InputError for an unknown policy.
+    """
+    return evidence_of(recipe.policy).key(recipe)
+
+
+def measure_evidence(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
+) -> Factorisation:
+    """The factorisation with the evidence that the recipe's policy needs, measured on the model
+    where it is not there yet. Others come back as they are.
+
+    Raises InputError for an unknown policy, and what measuring raises.
+    """
+    kind = evidence_of(recipe.policy)
+    budget = kind.budget(recipe)
+    if kind.measure is None or factors.evidence.has(kind.name, budget):
+        return factors
+    value = kind.measure(model, factors, recipe, progress or silent)
+    return factors.with_measurement(kind.name, value, budget)

@@ -1,0 +1,96 @@
+"""Evidence: all that an allocation policy reads of a model, as one frozen value.
+
+Spectra and influences come with the factors. Everything else is measured where a policy needs it:
+`Policy.needs` names it, and lrcore/compression/evidence/table.py says how it is measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from .errors import InputError
+from .spectra import Slot, Spectrum
+
+ALWAYS = ("spectra", "influence")  # the evidence that every factorisation has
+
+
+@dataclass(frozen=True, eq=False)
+class LossCurve:
+    """Predicted increase in loss (nats/token) of the model with one slot alone truncated.
+
+    ranks: every rank on offer, ascending, the last one full. increase [len(ranks)], float64, >= 0,
+    falling to 0 at full rank.
+    """
+
+    ranks: Sequence[int]
+    increase: Tensor
+
+    def at(self, ranks: Sequence[int]) -> Tensor:
+        """The increase at some of the ranks, [len(ranks)]."""
+        place = {rank: i for i, rank in enumerate(self.ranks)}
+        return self.increase[[place[rank] for rank in ranks]]
+
+
+@dataclass(frozen=True, eq=False)
+class Probes:
+    """Evidence "probes".
+
+    dense_loss: mean loss (nats/token) of the dense model on the probing windows. curves: what every
+    slot adds to it by itself.
+    """
+
+    dense_loss: float
+    curves: Mapping[Slot, LossCurve]
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A measured value, and the key of the one budget that it serves; "" where it serves all."""
+
+    value: Any
+    budget: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What is known of a factorised model.
+
+    spectra: the loss curve and the cost of every slot. influence: of every layer as a whole
+    ("block"), of its attention and of its MLP, [layers] each, entries in [0, 2].
+    measurements: further evidence by name; the values are
+      outliers   per layer, the shares of `calibration.outliers.outlier_ratios`
+      probes     `Probes`
+      gradients  {slot: mean squared gradient of its weights}, >= 0
+      search     per layer, the share that its slots keep, in (0, 1]
+    and whatever a policy of another file adds.
+    """
+
+    spectra: Mapping[Slot, Spectrum]
+    influence: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    measurements: Mapping[str, Measurement] = field(default_factory=dict)
+
+    def has(self, name: str, budget: str | None = None) -> bool:
+        """Whether this evidence is here, for the budget of this key where one is given."""
+        if name in ALWAYS:
+            return True
+        own = self.measurements.get(name)
+        return own is not None and (budget is None or own.budget in ("", budget))
+
+    def get(self, name: str) -> Any:
+        """The measured value of that name. Raises InputError where it was not measured."""
+        if name not in self.measurements:
+            raise InputError(
+                f"Evidence '{name}' was not measured yet: lrcore.measure_evidence does it, and "
+                "lrcore.prepare."
+            )
+        return self.measurements[name].value
+
+    def with_measurement(self, name: str, value: Any, budget: str = "") -> "Evidence":
+        """The same evidence and one value more."""
+        return replace(self, measurements={**self.measurements, name: Measurement(value, budget)})
+
+    def restricted(self, spectra: Mapping[Slot, Spectrum]) -> "Evidence":
+        """The same evidence with these slots only: a pool that has a budget of its own."""
+        return replace(self, spectra=spectra)

@@ -1,0 +1,38 @@
+"""Ranks by a policy's name and plain values, for tests of policies and of rounding."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lrcore import allocation
+from lrcore.allocation import Constraints
+from lrcore.budget import Budget
+from lrcore.evidence import Evidence, LossCurve, Probes
+from lrcore.policies import find_policy
+
+
+def chosen(policy: str, temperature: float, **options: Any) -> Any:
+    """The options of a policy, with the temperature where it has one."""
+    row = find_policy(policy)
+    own = row.choose(options)
+    return replace(own, temperature=temperature) if row.suggest else own
+
+
+def plan_ranks(
+    policy: str,
+    evidence: Evidence,
+    budget: Budget,
+    temperature: float = 1.0,
+    options: Mapping[str, Any] | None = None,
+    **constraints: Any,
+) -> dict:
+    """`allocation.plan_ranks` with the policy by its name."""
+    own = chosen(policy, temperature, **(options or {}))
+    return allocation.plan_ranks(
+        find_policy(policy), own, evidence, budget, Constraints(**constraints)
+    )
+
+
+def probes(spectra: Mapping, increases: Mapping) -> Probes:
+    """Probes whose curves are these tensors, one entry per rank of the slot's cost."""
+    return Probes(1.0, {s: LossCurve(spectra[s].cost.ranks(), c) for s, c in increases.items()})
