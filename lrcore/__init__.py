@@ -13,7 +13,7 @@ from .checkpoints.export import export, push
 from .checkpoints.stock import StockFit, stock_fit
 from .compression.allocate import allocate
 from .compression.bounds import bounds
-from .compression.compress import compress, prepare
+from .compression.compress import compress, prepare, refits
 from .compression.evidence.probes import probe
 from .compression.evidence.table import evidence_key, measure_evidence
 from .compression.evidence.table import evidence_of as _evidence_of
@@ -37,6 +37,7 @@ from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
 from .plan import RankPlan
 from .policies import POLICIES
+from .progress import Progress
 from .recipe import BUDGETS, Recipe
 from .runs.differences import differences
 from .runs.runs import Run, Runs
@@ -85,6 +86,7 @@ __all__ = [
     "LoadedModel",
     "LocalErrors",
     "ModelCost",
+    "Progress",
     "RankPlan",
     "Recipe",
     "Run",
@@ -128,6 +130,7 @@ __all__ = [
     "push",
     "quantise",
     "read_prompts",
+    "refits",
     "run_sweep",
     "runs_root",
     "save",

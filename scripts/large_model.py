@@ -23,7 +23,8 @@ from lrcore.evidence import Evidence
 from lrcore.plan import Shape
 from lrcore.spectra import Cost, Spectrum
 from workbench import LAUNCH, build_app
-from workbench.session import Session, calibration_key, factor_key
+from workbench.keys import calibration_key, factor_key
+from workbench.session import Session
 
 LAYERS, WIDE, QUERY, KV, HEAD, NEURONS = 80, 8192, 64, 8, 128, 28672
 HEADS = {"qk": (QUERY, HEAD), "ov": (QUERY, HEAD)}
@@ -89,8 +90,8 @@ def factors() -> Factorisation:
 def session() -> Session:
     """One that holds the large model in the place of the model the page opens with."""
     one, recipe = Session(), lrcore.Recipe()
-    one.shelf.put("analysis", calibration_key(recipe), analysis())
-    one.shelf.put("factors", factor_key(recipe), factors())
+    one.objects.put("analysis", calibration_key(recipe), analysis())
+    one.objects.put("factors", factor_key(recipe), factors())
     return one
 
 

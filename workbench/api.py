@@ -10,8 +10,9 @@ import gradio as gr
 
 import lrcore
 
-from .jobs import ENDED, Job
+from .job_record import ENDED, JobRecord
 from .session import Session
+from .sweeps import evaluation_of
 
 
 def build(session: Session) -> None:
@@ -39,7 +40,8 @@ def build(session: Session) -> None:
         """
         asked = read(recipe)
         finished(session.start_analysis(asked))
-        plan = spoken(lambda: lrcore.allocate(session.factors(asked), asked))
+        session.factors(asked)
+        plan = spoken(lambda: session.plan(asked))
         return {"summary": plan.summary(), "ranks": plan.table().to_dict("records")}
 
     def compress(recipe: dict, name: str = "") -> str:
@@ -81,11 +83,7 @@ def build(session: Session) -> None:
                 "measure", f"Measure {kept.name}", {"runs": [run], "evaluation": settings}
             )
         )
-        return next(
-            one
-            for one in reversed(session.runs.get(run).evaluations)
-            if one["settings"] == settings
-        )
+        return evaluation_of(session.runs.get(run), lrcore.EvaluationSettings(**settings))
 
     def compare(
         runs: list[str],
@@ -130,7 +128,7 @@ def spoken(do: Any) -> Any:
         raise gr.Error(str(error), print_exception=False) from None
 
 
-def finished(job: Job | None) -> Job | None:
+def finished(job: JobRecord | None) -> JobRecord | None:
     """Wait for a job. Raises gr.Error with its words where it did not end well."""
     while job is not None and job.state not in ENDED:
         time.sleep(0.1)

@@ -1,15 +1,13 @@
 """What leaves the workbench: an exported folder with its model card, and a report page."""
 
 from html import escape
-from pathlib import Path
 
 import lrcore
 
 from . import assets, markup, text
-from .runs import Run
 
 
-def model_card(run: Run, stock: bool = False) -> str:
+def model_card(run: lrcore.Run, stock: bool = False) -> str:
     """The card that an export of a run carries."""
     parameters = run.report["summary"]["parameters"]
     return lrcore.model_card(
@@ -17,16 +15,11 @@ def model_card(run: Run, stock: bool = False) -> str:
     )
 
 
-def target(run: Run, stock: bool) -> Path:
-    """Where exports of a run go: beside its checkpoint, so that they are deleted with it."""
-    return run.folder / ("export-stock" if stock else "export")
-
-
 def figure(number: float | None) -> str:
     return "not finite" if number is None else f"{number:.4f}"
 
 
-def report_html(run: Run) -> str:
+def report_html(run: lrcore.Run) -> str:
     """One page that needs nothing else: summary, measurements, recipe, ranks."""
     recipe_rows = "".join(row(name, value) for name, value in run.fields.items())
     measured = "".join(

@@ -58,15 +58,15 @@ class Change:
     hand: bool
 
 
-def changes(plan: Any, alone: Any, hand: Mapping[str, int]) -> list[Change]:
-    """Slots that differ between a plan and the policy's own, those set by hand first, then the
-    largest answers.
+def changes(plan: lrcore.RankPlan, alone: lrcore.RankPlan, hand: Mapping[str, int]) -> list[Change]:
+    """Slots that differ between a plan and the policy's own (alone), those set by hand first, then
+    those whose parameters changed most in answer.
     """
-    found = []
+    differing = []
     for slot, rank in plan.ranks.items():
         before, cost = alone.ranks[slot], plan.spectra[slot].cost
         if rank != before or slot_name(slot) in hand:
-            found.append(
+            differing.append(
                 Change(
                     *slot,
                     before,
@@ -76,10 +76,5 @@ def changes(plan: Any, alone: Any, hand: Mapping[str, int]) -> list[Change]:
                 )
             )
     return sorted(
-        found, key=lambda one: (not one.hand, -abs(one.parameters), one.layer, one.component)
+        differing, key=lambda one: (not one.hand, -abs(one.parameters), one.layer, one.component)
     )
-
-
-def alone(factors: Any, recipe: lrcore.Recipe) -> Any:
-    """The plan of the policy with nothing set by hand."""
-    return lrcore.allocate(factors, recipe.with_(overrides={}))

@@ -1,6 +1,29 @@
-"""What each heavy object on the shelf depends on: its key there."""
+"""What each heavy object depends on: its key in the object cache."""
 
 import lrcore
+
+SOURCES = (
+    "model",
+    "revision",
+    "dtype",
+    "device",
+    "offload",
+    "data",
+    "samples",
+    "seq_len",
+    "sampling",
+    "seed",
+)
+PLANNED = (
+    "ratio",
+    "budget",
+    "rounding",
+    "multiple",
+    "component_ratios",
+    "overrides",
+)  # what a search for a plan depends on
+START = lrcore.Recipe()
+UNIFORM = START.policy
 
 Key = tuple
 
@@ -27,3 +50,18 @@ def factor_key(recipe: lrcore.Recipe) -> Key:
         *sorted(recipe.options.items()),
         *lrcore.evidence_key(recipe),
     )
+
+
+def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
+    """The recipe with every field at its default that the analysis and the factors do not depend
+    on; a policy only counts if it measures.
+    """
+    row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+    names = [*SOURCES, "method", "options", *(PLANNED if row["one_budget"] else ())]
+    kept = {name: getattr(recipe, name) for name in names}
+    return START.with_(**kept, policy=recipe.policy if lrcore.evidence_key(recipe) else UNIFORM)
+
+
+def uniform(recipe: lrcore.Recipe) -> lrcore.Recipe:
+    """The same budget shared evenly, with nothing set by hand."""
+    return recipe.with_(policy=UNIFORM, policy_options={}, overrides={})

@@ -1,8 +1,8 @@
 """The actual perplexity of the plan on show: compressed in memory and measured on a small held-out
 sample, in the background.
 
-One worker of its own, outside the queue of jobs. Each browser has one wish, its newest; work on an
-older one stops at the next layer or batch. The worker reads a dense model of its own: a job may
+One worker of its own, outside the queue of jobs. Each browser has one request, its newest; work on
+an older one stops at the next layer or batch. The worker reads a dense model of its own: a job may
 exchange the layers of the shared one for a moment while it streams through it.
 """
 
@@ -20,14 +20,16 @@ from typing import Any
 
 import lrcore
 
-from .shelf import Shelf
+from .keys import model_key
+from .objects import ObjectCache
 
 log = logging.getLogger("workbench.live")
 
 WINDOWS, LENGTH = 8, 128  # of the sample: about a thousand tokens
-# seconds without a new wish before work begins: a slider that moves has the processor for itself
+# seconds without a new request before work begins: a slider that moves has the processor for itself
 STILL = 0.25
-# parameters x tokens run through them that are worth measuring unasked; a few seconds on two cores
+# parameters x tokens run through them that are worth measuring without a click; a few seconds on two
+# cores
 MOST = 2e11
 ACCELERATED = 100  # times as much where the model is not on the CPU
 KEPT = 256  # figures remembered
@@ -47,23 +49,25 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Wish:
+class LiveRequest:
     """What a browser shows now.
 
-    key: of all that its figure depends on; it marks the place on the page where the figure belongs.
+    key: of all that its figure depends on (`figure_key`); it marks the place on the page where the
+    figure belongs. when: seconds of the monotonic clock.
     """
 
     key: str
     browser: Hashable
-    factors: Any
+    factors: lrcore.Factorisation
     recipe: lrcore.Recipe
-    plan: Any
+    plan: lrcore.RankPlan
     when: float = field(default_factory=time.monotonic)
 
 
-def key_of(factors: Any, recipe: lrcore.Recipe, plan: Any) -> str:
+def figure_key(factors: lrcore.Factorisation, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
+    """A digest of all that a live figure depends on; equal ranks by another policy share it."""
     ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
-    asked = [
+    settings = [
         recipe.model,
         recipe.revision,
         recipe.dtype,
@@ -72,7 +76,8 @@ def key_of(factors: Any, recipe: lrcore.Recipe, plan: Any) -> str:
         recipe.calibration,
         recipe.refit,
     ]
-    parts = [factors.calibration.key, factors.method, sorted(factors.options.items()), asked, ranks]
+    options = sorted(factors.options.items())
+    parts = [factors.calibration.key, factors.method, options, settings, ranks]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -84,56 +89,56 @@ def tokens_run(recipe: lrcore.Recipe, refits: bool) -> int:
     return WINDOWS * LENGTH + streams * recipe.samples * recipe.seq_len
 
 
-def affordable(factors: Any, recipe: lrcore.Recipe) -> bool:
-    """Whether the model is small enough to be measured unasked, for the sample and for what its
-    compression runs.
+def affordable(factors: lrcore.Factorisation, recipe: lrcore.Recipe, refits: bool) -> bool:
+    """Whether the model is small enough to be measured without a click, for the sample and for what
+    its compression runs. refits: see `lrcore.refits`.
     """
-    own = any(row["refit"] for row in lrcore.methods() if row["name"] == recipe.method)
-    refits = recipe.refit == "on" or (recipe.refit == "auto" and own)
     most = MOST * (1 if str(factors.calibration.device) == "cpu" else ACCELERATED)
     return factors.shape.parameters * tokens_run(recipe, refits) <= most
 
 
 class Live:
-    """`peek` gives a figure that is known; `newest` is the key that a browser asked for last."""
+    """The worker. `peek` gives a figure that is known; `newest` is the key of a browser's last
+    request.
+    """
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, objects: ObjectCache) -> None:
+        self.objects = objects
         self._known: OrderedDict[str, Figure] = OrderedDict()
-        self._found = 0
-        self._wishes: OrderedDict[Hashable, Wish] = OrderedDict()
+        self._count = 0
+        self._requests: OrderedDict[Hashable, LiveRequest] = OrderedDict()
         self._newest: OrderedDict[Hashable, str] = OrderedDict()
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="live", daemon=True).start()
 
-    def ask(self, wish: Wish) -> None:
-        """Wish for a figure, instead of what this browser wished before."""
+    def ask(self, request: LiveRequest) -> None:
+        """Request a figure, instead of what this browser requested before."""
         with self._changed:
-            self._newest[wish.browser] = wish.key
-            self._newest.move_to_end(wish.browser)
+            self._newest[request.browser] = request.key
+            self._newest.move_to_end(request.browser)
             while len(self._newest) > KEPT:
                 self._newest.popitem(last=False)
-            self._wishes.pop(wish.browser, None)
-            if wish.key not in self._known:
-                self._wishes[wish.browser] = wish
+            self._requests.pop(request.browser, None)
+            if request.key not in self._known:
+                self._requests[request.browser] = request
             self._changed.notify()
 
     def forget(self, browser: Hashable) -> None:
-        """A browser wishes for nothing any more."""
+        """A browser requests nothing any more."""
         with self._changed:
             self._newest.pop(browser, None)
-            self._wishes.pop(browser, None)
+            self._requests.pop(browser, None)
 
-    def wait(self, wish: Wish, stop: threading.Event) -> None:
-        """Until the figure of a wish is known, or somebody stops."""
-        self.ask(wish)
-        while self.peek(wish.key) is None and not stop.wait(0.05):
+    def wait(self, request: LiveRequest, stop: threading.Event) -> None:
+        """Wait until the figure of a request is known, or `stop` is set."""
+        self.ask(request)
+        while self.peek(request.key) is None and not stop.wait(0.05):
             pass
-        self.forget(wish.browser)
+        self.forget(request.browser)
 
     def count(self) -> int:
-        """How many figures were found so far: another number, and there may be one more to show."""
-        return self._found
+        """How many figures were measured so far; where it changes, there may be one more to show."""
+        return self._count
 
     def peek(self, key: str | None) -> Figure | None:
         with self._changed:
@@ -148,9 +153,9 @@ class Live:
         ):  # on Linux a thread has a priority of its own: what redraws the page comes first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
-            wish = self._next()
+            request = self._next()
             try:
-                figure = self._measure(wish)
+                figure = self._measure(request)
             except lrcore.Cancelled:
                 continue
             except lrcore.InputError as error:
@@ -159,37 +164,39 @@ class Live:
                 log.exception("the live figure failed")
                 figure = Figure(error=f"{type(error).__name__}. The server's log has the details.")
             with self._changed:
-                self._known[wish.key] = figure
-                self._found += 1
+                self._known[request.key] = figure
+                self._count += 1
                 while len(self._known) > KEPT:
                     self._known.popitem(last=False)
                 for browser in [
-                    browser for browser, other in self._wishes.items() if other.key == wish.key
+                    browser for browser, other in self._requests.items() if other.key == request.key
                 ]:
-                    del self._wishes[browser]
+                    del self._requests[browser]
 
-    def _next(self) -> Wish:
-        """The wish that has waited longest of those that have been still for a moment."""
+    def _next(self) -> LiveRequest:
+        """The oldest request of those that have been still for a moment."""
         with self._changed:
             while True:
-                oldest = min(self._wishes.values(), key=lambda wish: wish.when, default=None)
+                oldest = min(
+                    self._requests.values(), key=lambda request: request.when, default=None
+                )
                 wait = None if oldest is None else oldest.when + STILL - time.monotonic()
                 if wait is not None and wait <= 0:
                     return oldest
                 self._changed.wait(wait)
 
-    def _measure(self, wish: Wish) -> Figure:
+    def _measure(self, request: LiveRequest) -> Figure:
         def go_on(stage: str, done: int, total: int) -> None:
-            if all(other.key != wish.key for other in list(self._wishes.values())):
+            if all(other.key != request.key for other in list(self._requests.values())):
                 raise lrcore.Cancelled(stage)
 
-        recipe = wish.recipe
-        where = (recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
-        dense = self.shelf.get("live", where, lambda: lrcore.load(*where))
+        recipe = request.recipe
+        where = model_key(recipe)
+        dense = self.objects.get("live", where, lambda: lrcore.load(*where))
         sample = {"data": recipe.data, "samples": WINDOWS, "seq_len": LENGTH, "batch": 2}
-        before = self.shelf.get(
+        before = self.objects.get(
             "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, **sample)
         )
-        small = lrcore.compress(dense, recipe, wish.factors, wish.plan, go_on)
-        found = lrcore.evaluate(small, **sample, progress=go_on).to_dict()
-        return Figure(found["perplexity"], before.to_dict()["perplexity"], found["protocol"])
+        small = lrcore.compress(dense, recipe, request.factors, request.plan, go_on)
+        after = lrcore.evaluate(small, **sample, progress=go_on).to_dict()
+        return Figure(after["perplexity"], before.to_dict()["perplexity"], after["protocol"])

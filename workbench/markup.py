@@ -9,7 +9,8 @@ from typing import Any
 
 from . import text
 from .hand import Change
-from .jobs import ENDED, Job, Jobs
+from .job_queue import Jobs
+from .job_record import ENDED, JobRecord
 from .live import Figure
 
 MOST_CHANGES = 12
@@ -38,12 +39,12 @@ def button(label: str, action: str, **data: str) -> str:
     )
 
 
-def progress(job: Job) -> str:
+def progress(job: JobRecord) -> str:
     share = 100 * job.done / job.total if job.total else 0
     return f"<span class='bar'><span style='width:{share:.1f}%'></span></span>"
 
 
-def steps(job: Job) -> str:
+def steps(job: JobRecord) -> str:
     """Stage, layer i/N and time left of a running job."""
     words = [job.part, job.stage, f"{job.done}/{job.total}" if job.total else ""]
     left = job.eta()
@@ -91,7 +92,7 @@ def job_list(jobs: Jobs) -> str:
     return f"<div class='jobs'>{rows}</div>" if rows else note(text.NOTHING_QUEUED)
 
 
-def job_row(job: Job, place: int) -> str:
+def job_row(job: JobRecord, place: int) -> str:
     if job.state == "running":
         state, acts = (
             steps(job) or "starting",
@@ -106,7 +107,7 @@ def job_row(job: Job, place: int) -> str:
             else job.error or job.state
         )
         acts = "" if job.state == "done" else button("Start again", "again", job=job.id)
-        if job.kind == "sweep" and job.result and job.spec.get("evaluation"):
+        if job.kind == "sweep" and job.result and job.job.evaluation:
             acts += "".join(
                 button(words, "table", job=job.id, file=file)
                 for words, file in text.SWEEP_TABLES.items()

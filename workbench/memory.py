@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import lrcore
 
@@ -12,32 +11,27 @@ LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 
 
 def needed(
-    model: Any, recipe: lrcore.Recipe, summary: dict[str, Any], evaluation: dict[str, Any] | None
+    model: lrcore.LoadedModel,
+    recipe: lrcore.Recipe,
+    megabytes: float,
+    evaluation: lrcore.EvaluationSettings | None,
 ) -> int:
     """Bytes: the compressed tensors (the rest is shared with the dense model), hidden states of the
     calibration windows, logits.
 
-    A sequential calibration keeps the states of the compressed layers, a refit those of the dense
-    ones as well.
+    megabytes: what the plan's model weighs. A sequential calibration keeps the states of the
+    compressed layers, a refit those of the dense ones as well. Raises InputError where the recipe
+    demands a refit that the architecture cannot have.
     """
     config = model.network.config.get_text_config()
-    own = any(row["refit"] for row in lrcore.methods() if row["name"] == recipe.method)
-    refits = recipe.refit == "on" or (recipe.refit == "auto" and own)
+    refits = lrcore.refits(recipe, model.network)
     streams = 2 if refits else int(recipe.calibration == "sequential")
-    states = (
-        streams
-        * recipe.samples
-        * recipe.seq_len
-        * config.hidden_size
-        * model.network.dtype.itemsize
-    )
-    compressed = int(summary["megabytes"] * 1e6)
-    logits = (
-        min(LOGITS, 8 * (evaluation.get("seq_len") or 256) * config.vocab_size * 4)
-        if evaluation
-        else 0
-    )
-    return compressed + states + logits
+    tokens = streams * recipe.samples * recipe.seq_len
+    states = tokens * config.hidden_size * model.network.dtype.itemsize
+    logits = 0
+    if evaluation is not None:
+        logits = min(LOGITS, 8 * (evaluation.seq_len or 256) * config.vocab_size * 4)
+    return int(megabytes * 1e6) + states + logits
 
 
 def free(device: str) -> int | None:
@@ -54,8 +48,8 @@ def free(device: str) -> int | None:
     return None
 
 
-def words(need: int, left: int | None) -> str:
-    """The estimate, and what to change where it does not fit."""
+def sentence(need: int, left: int | None) -> str:
+    """The estimate in bytes, and what to change where it does not fit."""
     if left is None:
         return text.MEMORY.format(text.megabytes(need / 1e6))
     known = text.MEMORY_FREE.format(text.megabytes(need / 1e6), text.megabytes(left / 1e6))

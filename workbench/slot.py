@@ -57,9 +57,8 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
         buttons = [
             gr.Button(interactive=on) for on in (undoable, redoable, name in fixed, bool(fixed))
         ]
-        factors = session.peek_factors(recipe) if recipe else None
         try:
-            plan = lrcore.allocate(factors, recipe) if factors is not None else None
+            plan = session.plan(recipe)
         except lrcore.InputError:  # the readout says so
             return gr.skip(), *buttons, gr.skip(), gr.skip()
         if plan is None or tuple(slot) not in plan.ranks:
@@ -70,7 +69,7 @@ def build(session: Session, chart: gr.HTML, redrawn: list[Any]) -> None:
                 "",
                 None,
             )
-        alone = hand.alone(factors, recipe) if fixed else plan
+        alone = session.policy_plan(recipe) if fixed else plan
         info = text.SLOT_INFO.format(plan.spectra[tuple(slot)].cost.full, alone.ranks[tuple(slot)])
         number = gr.Number(
             label=text.SLOT.format(*slot),

@@ -1,24 +1,21 @@
-"""Every method and policy at the budget on show: the share of each layer that it keeps, and its
-perplexity where that was measured.
+"""Every method and policy at one budget: the share of each layer that it keeps, and its perplexity
+where that was measured.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import lrcore
 
-from . import markup, plots, text
-from .keys import factor_key
-from .live import Wish, affordable, key_of
-
-if TYPE_CHECKING:
-    from .session import Session
-
-EVEN = lrcore.Recipe().policy
+from .keys import UNIFORM, factor_key
+from .live import LiveRequest, figure_key
+from .store import Store
 
 
 class Line(NamedTuple):
-    """kept: share of every layer under this policy; budget: what its ratio counts; key: of its
-    live figure.
+    """kept: share of every layer under one policy; budget: what its ratio counts; key: of its live
+    figure.
     """
 
     kept: list[float]
@@ -26,103 +23,100 @@ class Line(NamedTuple):
     key: str
 
 
+@dataclass(frozen=True)
+class Survey:
+    """shares {method: {policy: share kept of every layer}}. missing: methods that are not
+    factorised. refused: methods that cannot meet the budget by any policy.
+    """
+
+    shares: dict[str, dict[str, list[float]]]
+    missing: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
 class Measured(NamedTuple):
+    """A measured perplexity; shown: whether these are the ranks on show."""
+
     perplexity: float
     method: str
     policy: str
-    shown: bool  # whether these are the ranks on show
+    shown: bool
 
 
-def surveyed(session: "Session", recipe: lrcore.Recipe | None) -> tuple[str, str]:
-    """The share of every layer that each policy keeps, for each method whose factors are here,
-    and what is not shown.
-    """
-    lines: dict[str, dict[str, Line]] = {}
-    missing, refused = [], []
-    for asked in [] if recipe is None else session.by_method(recipe):
-        own = lines_here(session, asked)
-        if own:
-            lines[asked.method] = own
-        else:
-            (missing if own is None else refused).append(asked.method)
-    notes = [text.SURVEY_CONCLUDE] if lines else []
-    notes += [text.SURVEY_MISSING.format(", ".join(missing))] if missing else []
-    notes += [text.SURVEY_REFUSED.format(", ".join(refused))] if refused else []
-    shares = {
-        method: {policy: line.kept for policy, line in own.items()} for method, own in lines.items()
-    }
-    return plots.policy_curves(shares) if shares else "", markup.note(" ".join(notes))
+def survey(store: Store, recipe: lrcore.Recipe | None) -> Survey:
+    """The share of every layer that each policy keeps, for each method whose factors are here."""
+    by_method = {} if recipe is None else _lines_by_method(store, recipe)
+    return Survey(
+        {
+            method: {policy: line.kept for policy, line in lines.items()}
+            for method, lines in by_method.items()
+            if lines
+        },
+        tuple(method for method, lines in by_method.items() if lines is None),
+        tuple(method for method, lines in by_method.items() if lines == {}),
+    )
 
 
-def ranking(session: "Session", recipe: lrcore.Recipe | None) -> str:
-    """The measured perplexities of methods and policies at this budget, lowest first; of those
-    whose ratio counts the same thing.
+def measured(store: Store, recipe: lrcore.Recipe | None) -> list[Measured]:
+    """The measured perplexities of methods and policies at a recipe's budget, lowest first; of
+    those whose ratio counts the same thing. None of them where ranks were set by hand.
     """
     if recipe is None or recipe.overrides:
-        return ""
-    lines = {asked.method: lines_here(session, asked) or {} for asked in session.by_method(recipe)}
-    counted = next((line.budget for line in lines[recipe.method].values()), None)
-    found = []
-    for method, own in lines.items():
-        for policy, line in own.items():
-            figure = session.live.peek(line.key) if line.budget == counted else None
+        return []
+    by_method = _lines_by_method(store, recipe)
+    counted = next((line.budget for line in (by_method[recipe.method] or {}).values()), None)
+    figures = []
+    for method, lines in by_method.items():
+        for policy, line in (lines or {}).items():
+            figure = store.live.peek(line.key) if line.budget == counted else None
             if figure is not None and figure.perplexity is not None:
-                found.append(
-                    Measured(
-                        figure.perplexity,
-                        method,
-                        policy,
-                        (method, policy) == (recipe.method, recipe.policy),
-                    )
-                )
-    return markup.ranking(sorted(found))
+                shown = (method, policy) == (recipe.method, recipe.policy)
+                figures.append(Measured(figure.perplexity, method, policy, shown))
+    return sorted(figures)
 
 
-def lines_here(session: "Session", recipe: lrcore.Recipe) -> dict[str, Line] | None:
-    """The policy lines of a recipe, kept for as long as they may be asked for again; None while
-    its method is not factorised.
+def _lines_by_method(store: Store, recipe: lrcore.Recipe) -> dict[str, dict[str, Line] | None]:
+    return {one.method: policy_lines(store, one) for one in store.by_method(recipe)}
+
+
+def policy_lines(store: Store, recipe: lrcore.Recipe) -> dict[str, Line] | None:
+    """The line of every policy that a method's factors serve; None while it is not factorised,
+    empty where the budget cannot be met.
     """
-    for base in (recipe, recipe.with_(policy=EVEN)):
-        factors = session.peek_factors(base)
-        if factors is not None:
+    for base in (recipe, recipe.with_(policy=UNIFORM)):
+        if store.peek_factors(base) is not None:
             key = (factor_key(base), recipe.to_json())
-            return session.shelf.get(
-                "lines", key, lambda factors=factors: policy_lines(factors, recipe)
-            )
+            return store.objects.get("lines", key, lambda base=base: _lines(store, base, recipe))
     return None
 
 
-def policy_lines(factors: Any, recipe: lrcore.Recipe) -> dict[str, Line]:
-    """Kept share by layer under every policy that these factors serve; empty where the budget
-    cannot be met.
-    """
+def _lines(store: Store, base: lrcore.Recipe, recipe: lrcore.Recipe) -> dict[str, Line]:
     lines = {}
     for row in lrcore.policies():
+        options = recipe.policy_options if row["name"] == recipe.policy else {}
+        one = recipe.with_(policy=row["name"], policy_options=options)
         try:
-            own = recipe.policy_options if row["name"] == recipe.policy else {}
-            asked = recipe.with_(policy=row["name"], policy_options=own)
-            plan = lrcore.allocate(factors, asked)
+            plan = store.plan_with(base, one)
         except lrcore.InputError:  # not probed yet, or more than this method can remove
             continue
-        lines[row["name"]] = Line(plan.kept_by_layer(), plan.budget, key_of(factors, asked, plan))
+        factors = store.peek_factors(base)
+        if plan is not None and factors is not None:
+            key = figure_key(factors, one, plan)
+            lines[row["name"]] = Line(plan.kept_by_layer(), plan.budget, key)
     return lines
 
 
-def wishes(session: "Session", recipe: lrcore.Recipe, browser: Any) -> list[Wish]:
-    """What to measure so that methods can be ranked: each by the recipe's policy and with even
-    ranks, where factors are here.
+def live_requests(store: Store, recipe: lrcore.Recipe, browser: Hashable) -> list[LiveRequest]:
+    """What to measure so that methods can be ranked: each by the recipe's policy and with uniform
+    ranks, where its factors are here.
     """
-    found = []
-    for asked in session.by_method(recipe):
-        factors = session.peek_factors(asked)
-        for one in (
-            (asked, asked.with_(policy=EVEN, policy_options={})) if factors is not None else ()
-        ):
-            if affordable(factors, one):
-                try:
-                    plan = lrcore.allocate(factors, one)
-                except lrcore.InputError:  # more than this method can remove
-                    continue
-                found.append(Wish(key_of(factors, one, plan), browser, factors, one, plan))
-    counted = {wish.plan.budget for wish in found if wish.recipe.method == recipe.method}
-    return [wish for wish in found if wish.plan.budget in counted]
+    requests = []
+    for one in store.by_method(recipe):
+        for request in (store.live_request, store.live_request_uniform):
+            try:
+                requests.append(request(one, browser))
+            except lrcore.InputError:  # more than this method can remove
+                continue
+    requests = [request for request in requests if request is not None]
+    counted = {one.plan.budget for one in requests if one.recipe.method == recipe.method}
+    return [one for one in requests if one.plan.budget in counted]

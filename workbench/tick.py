@@ -6,7 +6,8 @@ from typing import Any
 
 import gradio as gr
 
-from . import guide, markup, sweeps, text
+from . import guide, markup, text
+from .jobs.sweep import tables
 from .keys import calibration_key, factor_key
 from .parts import LIVE, QUIET, clicked, download, spoken
 from .session import Session
@@ -46,7 +47,7 @@ def wire(session: Session) -> None:
         if said["action"] == "table":
             return download(
                 said["file"],
-                sweeps.tables(session.jobs.get(said["job"]), session.runs)[said["file"]],
+                tables(session.jobs.get(said["job"]), session.runs)[said["file"]],
             )
         {"cancel": session.jobs.cancel, "again": session.jobs.again, "forget": session.jobs.forget}[
             said["action"]

@@ -1,13 +1,18 @@
 """What the page says of several runs: differences, protocols, sweeps that go on, the front."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import lrcore
-from workbench import plots, sweeps, text, work
+from workbench import plots, sweeps, text
+from workbench.job_record import JobRecord
+from workbench.jobs import SweepJob
+from workbench.jobs.sweep import tables
 from workbench.measure import Measure
+from workbench.store import Store
 from workbench.tabs import compare
 
 
@@ -48,70 +53,51 @@ def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_
 
 
 def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
-    spec = {
-        "recipe": lrcore.Recipe().to_dict(),
-        "methods": ["a3", "svd"],
-        "ratios": [0.1, 0.2],
-        "evaluation": {"data": "stories"},
-    }
-    assert len(sweeps.sweep_of(spec).cells()) == 4
-    spec |= {"policies": ["uniform", "softmax"], "calibration_sets": ["stories", "python-docs"]}
-    cells = sweeps.sweep_of(spec).cells()
+    settings = [lrcore.EvaluationSettings("stories", samples) for samples in (2, 3)]
+    job = SweepJob(lrcore.Recipe(), ("a3", "svd"), (0.1, 0.2), evaluation=settings[0])
+    assert len(job.sweep().cells()) == 4
+    wider = replace(
+        job, policies=("uniform", "softmax"), calibration_sets=("stories", "python-docs")
+    )
+    cells = wider.sweep().cells()
+    assert wider.title == "Sweep of 16 runs on demo-llama"
     assert len(cells) == 16
-    there = SimpleNamespace(recipe=cells[3], evaluations=[{"settings": {"samples": 2}}], report={})
+    # as earlier versions stored the settings: only what was chosen
+    stored = {"settings": {"data": "stories", "samples": 2}}
+    there = SimpleNamespace(recipe=cells[3], evaluations=[stored], report={})
     assert sweeps.made([there], cells[3]) is there
     assert sweeps.made([there], cells[4]) is None
-    assert sweeps.lacking(there, [{"samples": 2}, {"samples": 3}]) == [{"samples": 3}]
+    assert sweeps.lacking(there, settings) == settings[1:]
 
 
 def test_a_cross_calibration_study_measures_every_run_on_every_text():
-    texts = ["stories", "python-docs"]
-    spec = {
-        "recipe": lrcore.Recipe().to_dict(),
-        "methods": ["a3"],
-        "ratios": [0.2],
-        "calibration_sets": texts,
-        "cross": True,
-        "evaluation": {"data": "stories", "samples": 2},
-    }
-    sweeps.check_cross(spec)
-    assert sweeps.measurements(spec) == [{"data": data, "samples": 2} for data in texts]
-    assert sweeps.measurements(spec | {"cross": False}) == [{"data": "stories", "samples": 2}]
+    texts = ("stories", "python-docs")
+    settings = lrcore.EvaluationSettings("stories", samples=2)
+    job = SweepJob(
+        lrcore.Recipe(),
+        ("a3",),
+        (0.2,),
+        calibration_sets=texts,
+        evaluation=settings,
+        cross=True,
+    )
+    job.check()
+    assert job.evaluations() == tuple(replace(settings, data=data) for data in texts)
+    assert replace(job, cross=False).evaluations() == (settings,)
     with pytest.raises(lrcore.InputError, match="at least two"):
-        sweeps.check_cross(spec | {"calibration_sets": ["stories"]})
+        replace(job, calibration_sets=("stories",)).check()
     with pytest.raises(lrcore.InputError, match="measures every run"):
-        sweeps.check_cross(spec | {"evaluation": None})
+        replace(job, evaluation=None).check()
 
 
 def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_file, tmp_path):
     recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
-    settings = {"data": str(story_file), "samples": 2, "seq_len": 16}
-    spec = {
-        "recipe": recipe.to_dict(),
-        "methods": ["a3", "svd"],
-        "ratios": [0.4],
-        "evaluation": settings,
-    }
-    asked, model, kept = (
-        sweeps.sweep_of(spec),
-        lrcore.load(str(tiny_llama)),
-        lrcore.Runs(tmp_path / "runs"),
-    )
-    session, job = (
-        SimpleNamespace(runs=kept, dense=lambda _: model),
-        SimpleNamespace(progress=None, result=[], spec=spec),
-    )
-    for cell in asked.cells():
-        small = lrcore.compress(model, cell)
-        session.small = lambda _, small=small: small
-        run = kept.write("x", cell, small)
-        kept.add_evaluation(
-            run.id,
-            work.evaluation(session, run, settings, SimpleNamespace(progress=lambda *_: None)),
-        )
-        job.result.append(run.id)
-    expected = lrcore.run_sweep(model, asked, tmp_path / "sweep")
-    found = json.loads(sweeps.tables(job, kept)["table.json"])["rows"]
+    settings = lrcore.EvaluationSettings(str(story_file), samples=2, seq_len=16)
+    job = SweepJob(recipe, ("a3", "svd"), (0.4,), evaluation=settings)
+    store, record = Store(tmp_path / "runs"), JobRecord(job)
+    record.result = job.run(store, record)
+    expected = lrcore.run_sweep(lrcore.load(str(tiny_llama)), job.sweep(), tmp_path / "sweep")
+    found = json.loads(tables(record, store.runs)["table.json"])["rows"]
     assert len(found) == len(expected) == 3
     for ours, theirs in zip(found, expected, strict=True):
         for name in (
@@ -127,10 +113,11 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
             assert ours[name] == theirs[name], name
         assert ours["perplexity"] == pytest.approx(theirs["perplexity"], rel=1e-6)
         assert (ours["context"], theirs["context"]) == (32, 127)  # where FLOPs are counted
-    kept.delete(job.result[0])
-    assert len(json.loads(sweeps.tables(job, kept)["table.json"])["rows"]) == 2
+    assert job.run(store, JobRecord(job)) == record.result  # what is there is not made again
+    store.delete(record.result[0])
+    assert len(json.loads(tables(record, store.runs)["table.json"])["rows"]) == 2
     with pytest.raises(lrcore.InputError, match="no table"):
-        sweeps.tables(SimpleNamespace(result=[], spec=spec), kept)
+        tables(JobRecord(job), store.runs)
 
 
 def test_the_front_joins_what_no_other_run_beats():

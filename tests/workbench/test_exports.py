@@ -9,8 +9,9 @@ from elsewhere import elsewhere
 
 import lrcore
 from workbench import sweeps, text
-from workbench.jobs import ENDED
-from workbench.session import Session
+from workbench.job_record import ENDED
+from workbench.jobs import CompressJob, ExportJob, HealJob, PushJob, QuantiseJob
+from workbench.store import Store
 from workbench.tabs import compare
 
 LOAD = """
@@ -23,12 +24,15 @@ for folder, trust in ((sys.argv[1], True), (sys.argv[2], False)):
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch):
-    monkeypatch.setenv("LRCORE_RUNS", str(tmp_path / "runs"))
-    return Session()
+def store(tmp_path):
+    return Store(tmp_path / "runs")
 
 
-def done(session, job, seconds=60):
+def done(store, job, seconds=60):
+    return ended(store.jobs.submit(job), seconds)
+
+
+def ended(job, seconds=60):
     end = time.monotonic() + seconds
     while job.state not in ENDED:
         assert time.monotonic() < end, job
@@ -37,14 +41,14 @@ def done(session, job, seconds=60):
 
 
 def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
-    session, tiny_llama, story_file, tmp_path
+    store, tiny_llama, story_file, tmp_path
 ):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3"
     )
     model = lrcore.load(recipe.model)
-    run = session.runs.write("small one", recipe, lrcore.compress(model, recipe))
-    session.runs.add_evaluation(
+    run = store.runs.write("small one", recipe, lrcore.compress(model, recipe))
+    store.runs.add_evaluation(
         run.id,
         {"perplexity": 5.0, "dense_perplexity": 4.0, "tokens": 9, "protocol": {"data": "stories"}},
     )
@@ -53,14 +57,11 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert text.stock(fit).endswith(
         f"with {fit['ranks']['0.mlp']} neurons in every MLP, and all else whole."
     )
-    refused = done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": True}))
+    refused = done(store, ExportJob(run.id, True))
     assert refused.state == "failed"
     assert "no stock llama" in refused.error
-    assert (
-        done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": False})).state
-        == "done"
-    )
-    (written,) = session.runs.results(run.id, "export")
+    assert done(store, ExportJob(run.id, False)).state == "done"
+    (written,) = store.runs.results(run.id, "export")
     card = (run.folder / "export" / "README.md").read_text()
     assert written["folder"] == str((run.folder / "export").absolute())
     assert "# small one" in card
@@ -68,12 +69,9 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert "| parameters | " in card
 
     again = recipe.with_(overrides=fit["ranks"])
-    even = session.runs.write("even", again, lrcore.compress(model, again))
+    even = store.runs.write("even", again, lrcore.compress(model, again))
     assert text.stock(even.report["stock"]) == text.STOCK_YES
-    assert (
-        done(session, session.jobs.submit("export", "x", {"run": even.id, "stock": True})).state
-        == "done"
-    )
+    assert done(store, ExportJob(even.id, True)).state == "done"
     elsewhere(
         LOAD,
         str(run.folder.absolute() / "export"),
@@ -82,18 +80,18 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     )
 
 
-def test_a_quantised_run_stands_beside_the_one_it_was_made_of(session, tiny_llama, story_file):
+def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama, story_file):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2, method="a3"
     )
-    measured = {"data": str(story_file), "samples": 2, "seq_len": 32}
+    measured = lrcore.EvaluationSettings(str(story_file), samples=2, seq_len=32)
     (first,) = done(
-        session,
-        session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured}),
+        store,
+        CompressJob(recipe, evaluation=measured),
     ).result
-    job = done(session, session.jobs.submit("quantise", "x", {"run": first, "bits": 4}))
+    job = done(store, QuantiseJob(first, 4))
     assert job.state == "done", job.error
-    run, made = session.runs.get(first), session.runs.get(job.result[0])
+    run, made = store.runs.get(first), store.runs.get(job.result[0])
     assert made.name.endswith("4 bit")
     files = [
         sum(file.stat().st_size for file in one.checkpoint.glob("*.safetensors"))
@@ -118,12 +116,12 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(session, tiny_llam
     )
     assert sweeps.made([made], recipe) is None  # a sweep still makes the run itself
     assert sweeps.made([made, run], recipe) is run
-    again = done(session, session.jobs.submit("quantise", "x", {"run": made.id, "bits": 8}))
+    again = done(store, QuantiseJob(made.id, 8))
     assert "is quantised already" in again.error
 
 
 def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
-    session, tiny_llama, story_file, monkeypatch
+    store, tiny_llama, story_file, monkeypatch
 ):
     sent = []
     monkeypatch.setattr(
@@ -136,17 +134,12 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd"
     )
-    run = session.runs.write("small", recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
-    assert (
-        done(session, session.jobs.submit("export", "x", {"run": run.id, "stock": False})).state
-        == "done"
-    )
+    run = store.runs.write("small", recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
+    assert done(store, ExportJob(run.id, False)).state == "done"
     assert sent == []
     job = done(
-        session,
-        session.jobs.submit(
-            "push", "x", {"run": run.id, "stock": False, "repo": "me/small", "private": True}
-        ),
+        store,
+        PushJob(run.id, False, "me/small", True),
     )
     assert (job.state, sent) == ("done", [("export", "me/small", True)])
     assert any("https://hub/me/small" in line for line in job.log)
@@ -161,30 +154,27 @@ def test_what_is_said_of_stock_architectures():
 
 
 def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(
-    session, tiny_llama, story_file
+    store, tiny_llama, story_file
 ):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3, method="a3"
     )
-    measured = {"data": str(story_file), "samples": 2, "seq_len": 32}
+    measured = lrcore.EvaluationSettings(str(story_file), samples=2, seq_len=32)
     (first,) = done(
-        session,
-        session.jobs.submit("compress", "x", {"recipe": recipe.to_dict(), "evaluation": measured}),
+        store,
+        CompressJob(recipe, evaluation=measured),
     ).result
-    spec = {
-        "run": first,
-        "healing": {"steps": 60, "seq_len": 32, "samples": 8, "batch": 2, "lr": 1e-3},
-    }
-    job = session.jobs.submit("heal", "x", spec)
-    run, end = session.runs.get(first), time.monotonic() + 60
+    healing = lrcore.Healing(steps=60, seq_len=32, samples=8, batch=2, lr=1e-3)
+    job = store.jobs.submit(HealJob(first, healing))
+    run, end = store.runs.get(first), time.monotonic() + 60
     while not (run.folder / "healing.safetensors").exists() and job.state not in ENDED:
         assert time.monotonic() < end, job
         time.sleep(0.005)
-    session.jobs.cancel(job.id)
-    done(session, job)
-    again = done(session, session.jobs.again(job.id)) if job.state == "cancelled" else job
+    store.jobs.cancel(job.id)
+    ended(job)
+    again = ended(store.jobs.again(job.id)) if job.state == "cancelled" else job
     assert again.state == "done", again.error
-    made = session.runs.get(again.result[0])
+    made = store.runs.get(again.result[0])
     assert made.name == f"{run.name} · healed"
     assert not (run.folder / "healing.safetensors").exists()
     told = made.report["healing"]

@@ -37,7 +37,7 @@ def factors():
 def test_changes_are_those_against_the_policy(factors):
     fixed = {"2.ov": 31}
     recipe = lrcore.Recipe(ratio=0.3, overrides=fixed)
-    plan, alone = lrcore.allocate(factors, recipe), hand.alone(factors, recipe)
+    plan, alone = (lrcore.allocate(factors, one) for one in (recipe, recipe.with_(overrides={})))
     found = hand.changes(plan, alone, fixed)
     assert (found[0].layer, found[0].component, found[0].rank, found[0].hand) == (2, "ov", 31, True)
     assert found[0].policy == alone.ranks[2, "ov"]

@@ -3,11 +3,53 @@
 import json
 import threading
 import time
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
 import lrcore
-from workbench.jobs import ENDED, Job, Jobs
+from workbench.job import Job
+from workbench.job_queue import Jobs
+from workbench.job_record import ENDED, JobRecord
+from workbench.jobs import KINDS
+
+
+@dataclass(frozen=True)
+class Steps(Job):
+    """Five steps; the work itself is the fixture's."""
+
+    kind: ClassVar[str] = "steps"
+    n: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"job {self.n}"
+
+
+@dataclass(frozen=True)
+class Once(Steps):
+    kind: ClassVar[str] = "once"
+    once: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Unkept(Steps):
+    kind: ClassVar[str] = "unkept"
+    kept: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Wrong(Steps):
+    kind: ClassVar[str] = "wrong"
+
+
+@dataclass(frozen=True)
+class Broken(Steps):
+    kind: ClassVar[str] = "broken"
+
+
+TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept, Wrong, Broken)}
 
 
 def ended(jobs, job, seconds=10):
@@ -23,25 +65,23 @@ def bench(tmp_path):
     """A queue whose work waits at every step until `gate` is set."""
     gate, order = threading.Event(), []
 
-    def steps(job):
-        order.append(job.spec.get("n"))
+    def work(record):
+        if record.kind == "wrong":
+            raise lrcore.InputError("no such thing: write another")
+        if record.kind == "broken":
+            raise RuntimeError("first line\nsecond line")
+        order.append(record.job.n)
         for i in range(5):
-            job.progress("step", i, 5)
+            record.progress("step", i, 5)
             gate.wait(5)
         return ["run-1"]
 
-    def wrong(job):
-        raise lrcore.InputError("no such thing: write another")
-
-    def broken(job):
-        raise RuntimeError("first line\nsecond line")
-
-    return Jobs(tmp_path, {"steps": steps, "wrong": wrong, "broken": broken}), gate, order
+    return Jobs(tmp_path, TEST_KINDS, work), gate, order
 
 
 def test_jobs_run_in_order_and_say_how_many_come_first(bench):
     jobs, gate, order = bench
-    queued = [jobs.submit("steps", f"job {n}", {"n": n}) for n in range(3)]
+    queued = [jobs.submit(Steps(n)) for n in range(3)]
     assert [jobs.place(job) for job in queued] == [0, 1, 2]
     gate.set()
     assert [ended(jobs, job).state for job in queued] == ["done"] * 3
@@ -51,10 +91,10 @@ def test_jobs_run_in_order_and_say_how_many_come_first(bench):
 
 def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
     jobs, gate, order = bench
-    first = jobs.submit("steps", "job", {"n": 0})
+    first = jobs.submit(Steps(0))
     while not order:  # it has begun
         time.sleep(0.01)
-    second, third = (jobs.submit("steps", "job", {"n": n}) for n in (1, 2))
+    second, third = (jobs.submit(Steps(n)) for n in (1, 2))
     jobs.cancel(second.id)
     assert second.state == "cancelled"
     jobs.cancel(first.id)
@@ -67,34 +107,35 @@ def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
 
 def test_failures_become_one_line(bench):
     jobs, *_ = bench
-    assert ended(jobs, jobs.submit("wrong", "job", {})).error == "no such thing: write another"
-    error = ended(jobs, jobs.submit("broken", "job", {})).error
+    assert ended(jobs, jobs.submit(Wrong())).error == "no such thing: write another"
+    error = ended(jobs, jobs.submit(Broken())).error
     assert error.startswith("RuntimeError: first line")
     assert "second" not in error
 
 
-def test_once_joins_the_same_job(bench):
+def test_an_equal_job_that_is_wanted_once_joins_the_first(bench):
     jobs, gate, _ = bench
-    one = jobs.submit("steps", "job", {"n": 1}, once=True)
-    assert jobs.submit("steps", "job", {"n": 1}, once=True) is one
-    assert jobs.submit("steps", "job", {"n": 2}, once=True) is not one
-    assert jobs.submit("steps", "job", {"n": 1}) is not one
+    one = jobs.submit(Once(1))
+    assert jobs.submit(Once(1)) is one
+    assert jobs.submit(Once(2)) is not one
+    steps = jobs.submit(Steps(1))
+    assert jobs.submit(Steps(1)) is not steps
     gate.set()
 
 
 def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_path):
     jobs, gate, _ = bench
     gate.set()
-    done = ended(jobs, jobs.submit("steps", "job", {"n": 0}))
+    done = ended(jobs, jobs.submit(Steps(0)))
     gate.clear()
-    running = jobs.submit("steps", "job", {"n": 1})
-    unkept = jobs.submit("steps", "analysis", {"n": 2}, kept=False)
-    again = Jobs(tmp_path, {"steps": lambda job: []})
+    running = jobs.submit(Steps(1))
+    unkept = jobs.submit(Unkept(2))
+    again = Jobs(tmp_path, TEST_KINDS, lambda record: [])
     assert again.get(done.id).state == "done"
     assert again.get(running.id).state == "interrupted"
     assert again.get(unkept.id) is None
     fresh = again.again(running.id)
-    assert fresh.spec == {"n": 1}
+    assert fresh.job == Steps(1)
     assert ended(again, fresh).state == "done"
     assert again.get(running.id) is None
     gate.set()
@@ -103,13 +144,13 @@ def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_p
 def test_a_broken_record_is_left_out(tmp_path):
     (tmp_path / "x.json").write_text("{not json")
     (tmp_path / "y.json").write_text(json.dumps({"unknown": 1}))
-    assert Jobs(tmp_path, {}).all() == []
+    assert Jobs(tmp_path, {}, lambda record: []).all() == []
 
 
 def test_time_left_comes_from_measured_units(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("workbench.jobs.time.monotonic", lambda: now[0])
-    job = Job("steps", "job", {}, state="running")
+    monkeypatch.setattr("workbench.job_record.time.monotonic", lambda: now[0])
+    job = JobRecord(Steps(), state="running")
     job.progress("step", 0, 5)
     assert job.eta() is None
     for i in (1, 2):
@@ -118,3 +159,77 @@ def test_time_left_comes_from_measured_units(monkeypatch):
     assert job.eta() == pytest.approx(9)
     job.progress("next stage", 0, 2)
     assert job.eta() is None
+
+
+RECIPE = lrcore.Recipe(ratio=0.3, overrides={"0.qk": 4})
+SETTINGS = {"data": "stories", "samples": 2, "seq_len": 32, "sampling": "first", "seed": 0}
+BEFORE = {  # records as earlier versions wrote them: kind and spec
+    "compress": {"recipe": RECIPE.to_dict(), "name": "x", "evaluation": SETTINGS},
+    "shorten": {
+        "recipe": RECIPE.to_dict(),
+        "name": "",
+        "evaluation": None,
+        "layers": 2,
+        "by": "loss",
+    },
+    "slice": {
+        "recipe": RECIPE.to_dict(),
+        "name": "",
+        "evaluation": SETTINGS,
+        "rotations": "one",
+    },
+    "sweep": {
+        "recipe": RECIPE.to_dict(),
+        "methods": ["a3"],
+        "policies": [],
+        "ratios": [0.1, 0.2],
+        "calibration_sets": [],
+        "evaluation": {"data": "stories", "samples": None, "seq_len": 64, "protocol": "strided"},
+        "cross": False,
+    },
+    "measure": {"runs": ["a", "b"], "evaluation": SETTINGS},
+    "speed": {"runs": ["a"]},
+    "quantise": {"run": "a", "bits": 4},
+    "heal": {"run": "a", "healing": {"steps": 9, "lr": 0.001, "beta": 1.0, "rotary_channel": 0}},
+    "export": {"run": "a", "stock": True},
+    "push": {"run": "a", "stock": False, "repo": "me/small", "private": True},
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE)
+def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, tmp_path):
+    record = {
+        "id": "abc",
+        "kind": kind,
+        "title": "its title",
+        "spec": BEFORE[kind],
+        "state": "running",
+        "stage": "compress",
+        "done": 1,
+        "total": 3,
+        "error": "",
+        "result": [],
+        "created": 1.0,
+        "started": 2.0,
+        "ended": None,
+        "log": ["a line"],
+    }
+    (tmp_path / "abc.json").write_text(json.dumps(record))
+    jobs = Jobs(tmp_path, KINDS, lambda record: ["made"])
+    (old,) = jobs.all()
+    assert (old.kind, old.title, old.state) == (kind, "its title", "interrupted")
+    again = ended(jobs, jobs.again("abc"))
+    assert (again.job, again.title, again.result) == (old.job, "its title", ["made"])
+    fields = {"run_id" if name == "run" else name: one for name, one in BEFORE[kind].items()}
+    stored = json.loads((tmp_path / f"{again.id}.json").read_text())["job"]
+    for name, one in fields.items():
+        assert stored[name] == one or one.items() <= stored[name].items(), name
+    assert JobRecord.from_dict(json.loads(json.dumps(again.to_dict())), KINDS).job == old.job
+
+
+def test_every_kind_has_a_title_and_a_row():
+    assert KINDS.keys() == {*BEFORE, "analyse", "survey"}
+    for kind in ("analyse", "survey"):
+        job = KINDS[kind](RECIPE)
+        assert job.title
+        assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job

@@ -1,4 +1,4 @@
-"""The live figure: of the newest wish, one at a time, equal to what compressing and measuring
+"""The live figure: of the newest request, one at a time, equal to what compressing and measuring
 gives.
 """
 
@@ -9,8 +9,8 @@ import pytest
 
 import lrcore
 from workbench import markup, text
-from workbench.live import LENGTH, WINDOWS, Figure, Live, Wish, affordable, key_of
-from workbench.shelf import Shelf
+from workbench.live import LENGTH, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
+from workbench.objects import ObjectCache
 from workbench.tabs import allocation
 
 
@@ -23,9 +23,9 @@ def small(**changes):
     return lrcore.Recipe(samples=4, seq_len=32, **changes)
 
 
-def wish(factors, recipe, browser="one"):
+def request(factors, recipe, browser="one"):
     plan = lrcore.allocate(factors, recipe)
-    return Wish(key_of(factors, recipe, plan), browser, factors, recipe, plan)
+    return LiveRequest(figure_key(factors, recipe, plan), browser, factors, recipe, plan)
 
 
 def settled(live, key, seconds=120):
@@ -36,20 +36,20 @@ def settled(live, key, seconds=120):
     return live.peek(key)
 
 
-def test_the_newest_wish_wins_and_is_what_the_core_measures(factors):
-    live = Live(Shelf())
-    wishes = [wish(factors, small(ratio=ratio)) for ratio in (0.5, 0.4, 0.3)]
-    for one in wishes:
+def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
+    live = Live(ObjectCache())
+    requests = [request(factors, small(ratio=ratio)) for ratio in (0.5, 0.4, 0.3)]
+    for one in requests:
         live.ask(one)
-    assert live.newest("one") == wishes[-1].key
-    figure = settled(live, wishes[-1].key)
-    assert [live.peek(one.key) for one in wishes[:-1]] == [
+    assert live.newest("one") == requests[-1].key
+    figure = settled(live, requests[-1].key)
+    assert [live.peek(one.key) for one in requests[:-1]] == [
         None,
         None,
     ]  # nobody looks at them any longer
     model = lrcore.load("demo-llama")
     found = lrcore.evaluate(
-        lrcore.compress(model, wishes[-1].recipe, factors),
+        lrcore.compress(model, requests[-1].recipe, factors),
         "stories",
         samples=WINDOWS,
         seq_len=LENGTH,
@@ -59,14 +59,14 @@ def test_the_newest_wish_wins_and_is_what_the_core_measures(factors):
     assert figure.protocol["tokens"] == WINDOWS * LENGTH
 
 
-def test_who_waits_is_told_and_wishes_for_nothing_afterwards(factors):
-    live, one = Live(Shelf()), wish(factors, small(ratio=0.3))
+def test_who_waits_is_told_and_requests_nothing_afterwards(factors):
+    live, one = Live(ObjectCache()), request(factors, small(ratio=0.3))
     live.wait(one, threading.Event())
     assert live.peek(one.key).perplexity > 1
     assert (live.newest("one"), live.count()) == (None, 1)
     stop = threading.Event()
     stop.set()
-    live.wait(wish(factors, small(ratio=0.4)), stop)
+    live.wait(request(factors, small(ratio=0.4)), stop)
     assert live.newest("one") is None
 
 
@@ -107,29 +107,32 @@ def test_the_bars_say_where_most_and_least_is_kept(factors):
     )
 
 
-def test_each_browser_has_its_own_wish(factors):
-    live = Live(Shelf())
-    first, second = wish(factors, small(ratio=0.2), "one"), wish(factors, small(ratio=0.6), "two")
+def test_each_browser_has_its_own_request(factors):
+    live = Live(ObjectCache())
+    first, second = (
+        request(factors, small(ratio=0.2), "one"),
+        request(factors, small(ratio=0.6), "two"),
+    )
     live.ask(first)
     live.ask(second)
     assert settled(live, first.key).perplexity < settled(live, second.key).perplexity
 
 
 def test_a_figure_that_cannot_be_had_says_why(factors):
-    live, one = Live(Shelf()), wish(factors, small(ratio=0.2, data="no-such-text"))
+    live, one = Live(ObjectCache()), request(factors, small(ratio=0.2, data="no-such-text"))
     live.ask(one)
     assert "no-such-text" in settled(live, one.key).error
 
 
 def test_only_what_takes_seconds_is_measured_unasked(factors):
-    assert affordable(factors, lrcore.Recipe())
-    assert affordable(factors, lrcore.Recipe(method="fused"))
-    assert not affordable(factors, lrcore.Recipe(refit="on", samples=4096))
+    assert affordable(factors, lrcore.Recipe(), refits=False)
+    assert affordable(factors, lrcore.Recipe(method="fused"), refits=True)
+    assert not affordable(factors, lrcore.Recipe(refit="on", samples=4096), refits=True)
 
 
 def test_the_key_follows_what_the_figure_depends_on(factors):
     keys = {
-        wish(factors, small(**changes)).key
+        request(factors, small(**changes)).key
         for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration": "sequential"})
     }
     assert len(keys) == 4

@@ -7,20 +7,21 @@ from workbench.sidebar import example_recipes
 
 def test_more_windows_need_more_where_their_states_are_kept():
     model = lrcore.load("demo-llama")
-    summary = {"megabytes": 10.0}
 
     def need(evaluation=None, **changes):
-        return memory.needed(model, lrcore.Recipe(**changes), summary, evaluation)
+        return memory.needed(model, lrcore.Recipe(**changes), 10.0, evaluation)
 
     assert need() == need(samples=512) == 10_000_000
     assert need(calibration="sequential") == 10_000_000 + 64 * 256 * 256 * 4
     assert need(refit="on", samples=128) == 10_000_000 + 2 * 128 * 256 * 256 * 4
-    assert need({"seq_len": 128}) == 10_000_000 + 8 * 128 * 3072 * 4
+    assert (
+        need(lrcore.EvaluationSettings("stories", seq_len=128)) == 10_000_000 + 8 * 128 * 3072 * 4
+    )
 
 
 def test_what_does_not_fit_says_what_to_change():
-    assert "not fit" not in memory.words(10**6, 10**9)
-    assert "fewer" in memory.words(10**10, 10**9)
+    assert "not fit" not in memory.sentence(10**6, 10**9)
+    assert "fewer" in memory.sentence(10**10, 10**9)
     assert memory.free("cpu") is None or memory.free("cpu") > 0
 
 

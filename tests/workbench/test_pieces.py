@@ -1,4 +1,4 @@
-"""The small parts: form, shelf, runs on disk, figures, words."""
+"""The small parts: form, object cache, runs on disk, figures, words."""
 
 import json
 import threading
@@ -8,10 +8,11 @@ import gradio as gr
 import pytest
 
 import lrcore
-from workbench import markup, plots, runs, text
+from workbench import markup, plots, text
 from workbench.form import Form, differences
-from workbench.jobs import Job
-from workbench.shelf import ROOM, Shelf
+from workbench.job_record import JobRecord
+from workbench.jobs import CompressJob
+from workbench.objects import ROOM, ObjectCache
 from workbench.tabs import TABS
 from workbench.tabs.compress import parse_ratios
 
@@ -69,30 +70,30 @@ def test_differences_are_only_differences():
     assert differences([a.to_dict(), a.to_dict()]) == []
 
 
-def test_the_shelf_makes_once_and_drops_the_least_used():
-    shelf, made = Shelf(), []
+def test_the_object_cache_makes_once_and_drops_the_least_used():
+    objects, made = ObjectCache(), []
 
     def make():
         time.sleep(0.05)
         made.append(1)
         return object()
 
-    threads = [threading.Thread(target=shelf.get, args=("dense", "k", make)) for _ in range(4)]
+    threads = [threading.Thread(target=objects.get, args=("dense", "k", make)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(made) == 1
     for i in range(ROOM["dense"]):
-        shelf.get("dense", i, object)
-    assert shelf.peek("dense", "k") is None
-    assert shelf.peek("dense", ROOM["dense"] - 1) is not None
+        objects.get("dense", i, object)
+    assert objects.peek("dense", "k") is None
+    assert objects.peek("dense", ROOM["dense"] - 1) is not None
 
 
 def test_run_ids_cannot_leave_the_folder(tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "report.json").write_text("{}")
-    kept = runs.Runs(tmp_path / "runs")
+    kept = lrcore.Runs(tmp_path / "runs")
     for wrong in ("../secret", "", "..", "a/b", "missing"):
         with pytest.raises(lrcore.InputError, match="No run"):
             kept.get(wrong)
@@ -102,7 +103,7 @@ def test_half_written_runs_are_removed_and_strange_folders_left_out(tmp_path):
     (tmp_path / ".partial-x").mkdir()
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "report.json").write_text("no json")
-    kept = runs.Runs(tmp_path)
+    kept = lrcore.Runs(tmp_path)
     assert not (tmp_path / ".partial-x").exists()
     assert kept.all() == []
 
@@ -111,7 +112,7 @@ def test_runs_go_elsewhere_when_the_folder_cannot_be_written(tmp_path, monkeypat
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("LRCORE_RUNS", str(blocked / "runs"))
-    assert runs.root().is_dir()
+    assert lrcore.runs_root().is_dir()
 
 
 @pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
@@ -137,7 +138,9 @@ def test_figures_are_plain_json_without_backgrounds():
 
 
 def test_what_people_type_is_escaped():
-    job = Job("compress", "<b>x</b>", {}, state="failed", error="<script>", log=["<i>"])
+    job = JobRecord(
+        CompressJob(lrcore.Recipe(model="<b>x</b>")), state="failed", error="<script>", log=["<i>"]
+    )
     html = markup.job_row(job, 0)
     assert "<script>" not in html
     assert "<i>" not in html

@@ -10,17 +10,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lrcore
-from workbench import export, plots, sweeps, text, whole, work
-from workbench.jobs import ENDED, Job
-from workbench.session import Session
+from workbench import export, plots, sweeps, text, whole
+from workbench.job_record import ENDED, JobRecord
+from workbench.jobs import (
+    CompressJob,
+    ExportJob,
+    HealJob,
+    QuantiseJob,
+    ShortenJob,
+    SliceJob,
+)
+from workbench.store import Store
 from workbench.tabs import compare
 from workbench.tabs.runs import COLUMNS, ranks_of, run_rows
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch):
-    monkeypatch.setenv("LRCORE_RUNS", str(tmp_path / "runs"))
-    return Session()
+def store(tmp_path):
+    return Store(tmp_path / "runs")
 
 
 @pytest.fixture
@@ -36,53 +43,49 @@ def recipe(tiny_llama, story_file):
     )
 
 
-def done(session, kind: str, spec: dict):
-    job, end = session.jobs.submit(kind, "x", spec), time.monotonic() + 60
-    while job.state not in ENDED:
-        assert time.monotonic() < end, job
+def done(store, job):
+    record, end = store.jobs.submit(job), time.monotonic() + 60
+    while record.state not in ENDED:
+        assert time.monotonic() < end, record
         time.sleep(0.02)
-    return job
+    return record
 
 
-def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> dict:
-    return {
-        "recipe": recipe.to_dict(),
-        "layers": layers,
-        "by": by,
-        "name": name,
-        "evaluation": measured(recipe),
-    }
+def short(recipe, layers: int = 1, by: str = "influence", name: str = "") -> ShortenJob:
+    return ShortenJob(recipe, layers, by, name, measured(recipe))
 
 
-def measured(recipe) -> dict:
-    return {"data": recipe.data, "samples": 2, "seq_len": 32}
+def measured(recipe) -> lrcore.EvaluationSettings:
+    return lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=32)
 
 
 @pytest.mark.parametrize("by", ["influence", "loss"])
-def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(session, recipe, by):
-    job = done(session, "shorten", short(recipe, 2, by))
+def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
+    store, recipe, by, tmp_path
+):
+    job = done(store, short(recipe, 2, by))
     assert job.state == "done", job.error
     expected = lrcore.shorten(lrcore.load(recipe.model), recipe, 2, by)
-    (run,) = Session().runs.all()  # another process
+    (run,) = Store(tmp_path / "runs").runs.all()  # another process
     assert run.id == job.result[0]
     assert run.name == f"without 2 of 3 layers, {by}"
     assert run.report["shortened"] == expected.report["shortened"]
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
-        assert torch.equal(session.small(run).network(ids).logits, expected.network(ids).logits)
+        assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
     found = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
     assert run.evaluations[0]["perplexity"] == pytest.approx(found.perplexity, rel=1e-6)
     assert run.evaluations[0]["same_base"]
-    row = dict(zip(COLUMNS, run_rows(session)[0], strict=True))
+    row = dict(zip(COLUMNS, run_rows(store)[0], strict=True))
     assert (row["method"], row["policy"]) == ("shorten", by)
     assert "went in this order" in text.shortened(run.report)
     assert any("went in this order" in line for line in job.log)
 
 
-def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(session, recipe):
-    (small,) = done(session, "compress", short(recipe)).result
-    (gone,) = done(session, "shorten", short(recipe, name="short one")).result
-    runs = [session.runs.get(small), session.runs.get(gone)]
+def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, recipe):
+    (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
+    (gone,) = done(store, short(recipe, name="short one")).result
+    runs = [store.runs.get(small), store.runs.get(gone)]
     cards = compare.all_cards(runs, None, {})
     assert all(f"{run.evaluations[0]['perplexity']:.4f}" in cards for run in runs)
     points = compare.points(runs, compare.key_of(runs[0], runs[0].evaluations[0]), "megabytes", {})
@@ -98,11 +101,11 @@ def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(session
     assert text.shortened(runs[0].report) == ""
 
 
-def test_it_is_exported_without_code_and_reported_without_ranks(session, recipe):
-    (made,) = done(session, "shorten", short(recipe, name="short one")).result
-    run = session.runs.get(made)
+def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
+    (made,) = done(store, short(recipe, name="short one")).result
+    run = store.runs.get(made)
     assert text.stock(run.report.get("stock"), not run.ranks_csv) == text.SHORT_STOCK
-    job = done(session, "export", {"run": made, "stock": True})
+    job = done(store, ExportJob(made, True))
     assert job.state == "done", job.error
     folder = run.folder / "export-stock"
     assert not list(folder.glob("*.py"))
@@ -111,42 +114,33 @@ def test_it_is_exported_without_code_and_reported_without_ranks(session, recipe)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         native = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
-        assert torch.equal(native, session.small(run).network(ids).logits)
+        assert torch.equal(native, store.small(run).network(ids).logits)
     assert text.NO_RANKS in export.report_html(run)
     with pytest.raises(lrcore.InputError, match="No ranks"):
         ranks_of(run)
-    again = done(session, "quantise", {"run": made, "bits": 8})
-    assert session.runs.get(again.result[0]).method == "shorten"
-    healed = done(session, "heal", {"run": made, "healing": {"steps": 1}})
+    again = done(store, QuantiseJob(made, 8))
+    assert store.runs.get(again.result[0]).method == "shorten"
+    healed = done(store, HealJob(made, lrcore.Healing(steps=1)))
     assert healed.state == "failed"
     assert "no compressed model" in healed.error
 
 
 @pytest.mark.parametrize("rotations", ["block", "one"])
 def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(
-    session, recipe, rotations
+    store, recipe, rotations
 ):
     model, asked = lrcore.load(recipe.model), recipe.with_(ratio=0.3, multiple=4)
     said = lrcore.sliced_size(model, 0.3, rotations, 4)
-    job = done(
-        session,
-        "slice",
-        {
-            "recipe": asked.to_dict(),
-            "rotations": rotations,
-            "name": "",
-            "evaluation": measured(recipe),
-        },
-    )
+    job = done(store, SliceJob(asked, rotations, evaluation=measured(recipe)))
     assert job.state == "done", job.error
-    (run,) = Session().runs.all()
+    (run,) = store.runs.all()
     assert run.name == f"sliced to {said['width']} of 32, {rotations}"
     assert (run.method, run.policy) == ("slice", rotations)
     assert run.report["summary"]["parameters"] == said["parameters"]
     expected = lrcore.slice_hidden(model, asked, rotations, 4)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
-        assert torch.equal(session.small(run).network(ids).logits, expected.network(ids).logits)
+        assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in compare.all_cards([run], None, {})
     words = text.to_be_sliced(said, model.size)
     assert f"from 32 to {said['width']}" in words
@@ -155,31 +149,31 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     assert ("matrices between" in text.sliced(run.report)) == (rotations == "block")
     assert any("The hidden size went" in line for line in job.log)
     assert sweeps.made([run], asked) is None
-    (gone,) = done(session, "shorten", short(recipe)).result
-    table = {row[0]: row[1:] for row in compare.all_differences([run, session.runs.get(gone)])}
+    (gone,) = done(store, short(recipe)).result
+    table = {row[0]: row[1:] for row in compare.all_differences([run, store.runs.get(gone)])}
     assert table["method"] == ["slice", "shorten"]
     assert table["sliced: width"] == [str(said["width"]), "–"]
-    assert done(session, "export", {"run": run.id, "stock": False}).state == "done"
-    fit, stock = run.report["stock"], done(session, "export", {"run": run.id, "stock": True})
+    assert done(store, ExportJob(run.id, False)).state == "done"
+    fit, stock = run.report["stock"], done(store, ExportJob(run.id, True))
     assert fit["qualifies"] == (rotations == "one") == (stock.state == "done")
     assert fit["qualifies"] or fit["reasons"][0] in stock.error
 
 
-def test_what_cannot_be_shortened_says_why_in_one_line(session, recipe):
+def test_what_cannot_be_shortened_says_why_in_one_line(store, recipe):
     for layers, words in ((3, "keep at least 1"), (0, "at least 1")):
-        job = done(session, "shorten", short(recipe, layers))
+        job = done(store, short(recipe, layers))
         assert job.state == "failed"
         assert words in job.error
         assert "\n" not in job.error
-    job = done(session, "shorten", short(recipe.with_(offload=True)))
+    job = done(store, short(recipe.with_(offload=True)))
     assert "without offload" in job.error
-    assert session.runs.all() == []
+    assert store.runs.all() == []
 
 
 @pytest.mark.parametrize("by", ["influence", "loss"])
-def test_it_stops_at_the_next_step(session, recipe, by):
-    session.dense(recipe)
-    job = Job("shorten", "x", short(recipe, 2, by))
+def test_it_stops_at_the_next_step(store, recipe, by):
+    store.dense(recipe)
+    job = JobRecord(short(recipe, 2, by))
 
     def progress(stage: str, done: int, total: int) -> None:
         seen.append((stage, done))
@@ -188,14 +182,14 @@ def test_it_stops_at_the_next_step(session, recipe, by):
 
     seen, job.progress = [], progress
     with pytest.raises(lrcore.Cancelled):
-        work.shorten(session, job)
+        job.job.run(store, job)
     assert seen[2:] == [(by, 0), (by, 1)]
-    assert session.runs.all() == []
+    assert store.runs.all() == []
 
 
-def test_what_is_shown_before_is_what_comes_out(session, recipe):
-    model = session.dense(recipe)
-    influence = session.calibration(recipe).block_influence
+def test_what_is_shown_before_is_what_comes_out(store, recipe):
+    model = store.dense(recipe)
+    influence = store.calibration(recipe).block_influence
     for layers in (1, 2):
         gone = whole.least(influence, layers)
         summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).report["summary"]

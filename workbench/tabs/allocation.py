@@ -11,8 +11,8 @@ import pandas as pd
 
 import lrcore
 
-from .. import hand, markup, options, plots, selection, slot, survey, text
-from ..live import Wish, affordable, key_of
+from .. import hand, markup, options, plots, selection, slot, survey_view, text
+from ..keys import UNIFORM
 from ..parts import LIVE, QUIET, download, listen, panel, plot, spoken
 from ..session import Session
 
@@ -115,11 +115,11 @@ def build(session: Session) -> None:
 
     @spoken
     def draw_survey(*said: Any) -> tuple[str, str]:
-        return survey.surveyed(session, form.try_recipe(said))
+        return survey_view.surveyed(session, form.try_recipe(said))
 
     @spoken
     def rank(*said: Any) -> str:
-        return survey.ranking(session, form.try_recipe(said))
+        return survey_view.ranking(session, form.try_recipe(said))
 
     @spoken
     def start_survey(*said: Any) -> None:
@@ -200,8 +200,12 @@ def drawn(
     warm = gr.Column(
         visible=any(row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy)
     )
-    factors = session.peek_factors(recipe)
-    if factors is None:
+    try:
+        plan, even = session.plan(recipe), session.uniform_plan(recipe)
+    # a slider that has gone too far says so in its place instead of raising a toast at every step
+    except lrcore.InputError as error:
+        return keep, keep, markup.note(str(error), "error"), warm, about, keep, keep
+    if plan is None or even is None:
         return (
             "",
             "",
@@ -211,20 +215,8 @@ def drawn(
             "",
             keep,
         )
-    try:
-        plan = lrcore.allocate(factors, recipe)
-        alike = recipe.with_(policy=survey.EVEN, policy_options={}, overrides={})
-        even = lrcore.allocate(factors, alike)
-    # a slider that has gone too far says so in its place instead of raising a toast at every step
-    except lrcore.InputError as error:
-        return keep, keep, markup.note(str(error), "error"), warm, about, keep, keep
-    key = key_of(factors, recipe, plan)
-    live = actual(session, Wish(key, browser.session_hash, factors, recipe, plan))
-    live += against_even(
-        session,
-        key,
-        Wish(key_of(factors, alike, even), with_even_ranks(browser), factors, alike, even),
-    )
+    key = session.live_key(recipe)
+    live = actual(session, recipe, browser) + against_even(session, key, recipe, browser)
     readout = markup.readout(plan.summary(), live)
     return (
         bars(plan, even, recipe.overrides),
@@ -237,28 +229,30 @@ def drawn(
     )
 
 
-def actual(session: Session, wish: Wish) -> str:
+def actual(session: Session, recipe: lrcore.Recipe, browser: gr.Request) -> str:
     """The cell of the measured perplexity; asks for the figure where it is not known yet."""
-    if not affordable(wish.factors, wish.recipe):
+    request = session.live_request(recipe, browser.session_hash)
+    if request is None:
         return markup.cell("actual perplexity", text.NOT_MEASURED, text.TOO_LARGE)
-    session.live.ask(wish)
-    return markup.actual(wish.key, session.live.peek(wish.key))
+    session.live.ask(request)
+    return markup.actual(request.key, session.live.peek(request.key))
 
 
 def with_even_ranks(browser: gr.Request) -> tuple[str, str]:
-    """The name under which a browser wishes for the figure that the one on show is held against."""
-    return browser.session_hash, survey.EVEN
+    """The name of a browser's request for the figure that the one on show is compared with."""
+    return browser.session_hash, UNIFORM
 
 
-def against_even(session: Session, key: str, wish: Wish) -> str:
-    """The cell that says whether the ranks on show help or hurt against even ones; none where
-    they are even.
+def against_even(session: Session, key: str, recipe: lrcore.Recipe, browser: gr.Request) -> str:
+    """The cell that says whether the ranks on show help or hurt against uniform ones; none where
+    they are uniform.
     """
-    if wish.key == key or not affordable(wish.factors, wish.recipe):
-        session.live.forget(wish.browser)
+    request = session.live_request_uniform(recipe, with_even_ranks(browser))
+    if request is None or request.key == key:
+        session.live.forget(with_even_ranks(browser))
         return ""
-    session.live.ask(wish)
-    return markup.against_even(key, session.live.peek(key), session.live.peek(wish.key))
+    session.live.ask(request)
+    return markup.against_even(key, session.live.peek(key), session.live.peek(request.key))
 
 
 def bars(plan: Any, even: Any, by_hand: Any) -> str:

@@ -7,10 +7,10 @@ import gradio as gr
 import lrcore
 
 from .. import memory, text, whole
+from ..jobs import SweepJob
 from ..measure import Measure
 from ..parts import LIVE, QUIET, listen, spoken
 from ..session import Session
-from ..sweeps import check_cross, sweep_of
 
 TITLE = "Compress"
 
@@ -85,9 +85,12 @@ def build(session: Session) -> None:
         if plan is None or model is None:
             return text.paragraph(recipe, {}, settings), recipe.command()
         summary = plan.summary()
-        room = memory.words(
-            memory.needed(model, recipe, summary, settings), memory.free(str(model.device))
-        )
+        evaluation = lrcore.EvaluationSettings(**settings) if settings else None
+        try:
+            need = memory.needed(model, recipe, summary["megabytes"], evaluation)
+        except lrcore.InputError as error:
+            return str(error), ""
+        room = memory.sentence(need, memory.free(str(model.device)))
         fit = text.stock(lrcore.stock_fit(model, plan).to_dict())
         return f"{text.paragraph(recipe, summary, settings)}\n\n{room}\n\n{fit}", recipe.command()
 
@@ -109,20 +112,17 @@ def build(session: Session) -> None:
         if not methods:
             raise lrcore.InputError("The sweep has no methods: choose at least one.")
         texts = [name.strip() for name in sets.split(",") if name.strip()]
-        spec = {
-            "recipe": recipe.to_dict(),
-            "methods": methods,
-            "policies": policies or [],
-            "ratios": shares,
-            "calibration_sets": texts,
-            "evaluation": settings,
-            "cross": cross,
-        }
-        if cross:
-            check_cross(spec)
-        session.jobs.submit(
-            "sweep", f"Sweep of {len(sweep_of(spec).cells())} runs on {recipe.model}", spec
+        job = SweepJob(
+            recipe,
+            tuple(methods),
+            tuple(shares),
+            tuple(policies or ()),
+            tuple(texts),
+            lrcore.EvaluationSettings(**settings) if settings else None,
+            cross,
         )
+        job.check()
+        session.jobs.submit(job)
 
     everything = [*form.all, *measure.all]
     # what the form says elsewhere is told when this tab opens: at every move of a slider it would

@@ -210,10 +210,8 @@ def cut_rank(session: Session, recipe: lrcore.Recipe | None, cell: list) -> int 
     """The rank that the present allocation gives this cell; None where the method does not
     allocate this name.
     """
-    factors = session.peek_factors(recipe) if recipe else None
-    if factors is None:
-        return None
     try:
-        return lrcore.allocate(factors, recipe).ranks.get(tuple(cell))
+        plan = session.plan(recipe)
     except lrcore.InputError:  # an impossible budget is said in the Allocation tab
         return None
+    return None if plan is None else plan.ranks.get(tuple(cell))

@@ -1,6 +1,6 @@
-"""Heavy objects shared by every browser: models, analyses, factorisations.
+"""The object cache: models, analyses, factorisations and plans shared by every browser.
 
-The least recently used leave first.
+The least recently used are released first.
 """
 
 import threading
@@ -9,12 +9,14 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 # A dense model and its factors are the largest things in memory; a few of each serve several people
-# without filling a laptop.
+# without filling a laptop. A plan is small beside the factors it was made of.
 ROOM = {
     "dense": 2,
     "calibration": 3,
     "analysis": 4,
     "factors": 24,
+    "plan": 300,
+    "refits": 200,
     "small": 6,
     "live": 1,
     "live dense": 16,
@@ -22,7 +24,7 @@ ROOM = {
 }
 
 
-class Shelf:
+class ObjectCache:
     """At most ROOM[kind] objects of each kind.
 
     Two callers asking for the same missing object make it once.
@@ -36,24 +38,25 @@ class Shelf:
     def peek(self, kind: str, key: Hashable) -> Any | None:
         """The object if it is here; never makes one."""
         with self._lock:
-            found = self._kept[kind].get(key)
-            if found is not None:
+            value = self._kept[kind].get(key)
+            if value is not None:
                 self._kept[kind].move_to_end(key)
-            return found
+            return value
 
     def get(self, kind: str, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The object, made where it is missing; what `make` raises passes through."""
         with self._lock:
             making = self._making[kind, key]
         with making:
-            found = self.peek(kind, key)
-            found = found if found is not None else self.put(kind, key, make())
+            value = self.peek(kind, key)
+            value = value if value is not None else self.put(kind, key, make())
         with self._lock:
-            self._making.pop(
-                (kind, key), None
-            )  # who waits still has it; who comes later finds the object
-        return found
+            # who waits still has the lock; who comes later finds the object
+            self._making.pop((kind, key), None)
+        return value
 
     def put(self, kind: str, key: Hashable, value: Any) -> Any:
+        """Keep an object and return it; the least recently used of its kind may go."""
         with self._lock:
             self._kept[kind][key] = value
             self._kept[kind].move_to_end(key)

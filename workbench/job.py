@@ -1,0 +1,86 @@
+"""A job is a value: what to do, whole, so that it can be queued, stored and started again."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from threading import Event
+from typing import Any, ClassVar, Protocol
+
+import lrcore
+
+
+class Reporter(Protocol):
+    """What a running job reports to; a JobRecord is one.
+
+    id: of the record. part: which of several parts runs. result: ids of the runs made so far.
+    """
+
+    id: str
+    part: str
+    result: list[str]
+    cancelled: Event
+
+    def note(self, line: str) -> None:
+        """Add a line to the log."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Called once per layer or batch. Raises lrcore.Cancelled where the job was cancelled."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The base of every kind of job.
+
+    kind: its name in records. kept: whether its record is on disk. once: whether an equal job that
+    waits or runs serves for a second one.
+    """
+
+    kind: ClassVar[str]
+    kept: ClassVar[bool] = True
+    once: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """What the page calls it."""
+        raise NotImplementedError
+
+    def run(self, store: Any, reporter: Reporter) -> list[str]:
+        """Do it with what a Store holds; returns the ids of the runs it made.
+
+        Raises lrcore.InputError where it cannot be done, lrcore.Cancelled where it was cancelled.
+        """
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: its kind and its fields."""
+        return {"kind": self.kind} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Job":
+        """A job of this kind from what `to_dict` gives.
+
+        Raises InputError, or TypeError for a field that it does not have.
+        """
+        own = {RENAMED.get(name, name): one for name, one in values.items() if name != "kind"}
+        return cls(**{name: _read(name, one) for name, one in own.items()})
+
+
+RENAMED = {"run": "run_id"}  # fields of records that earlier versions wrote
+READ = {
+    "recipe": lrcore.Recipe.from_dict,
+    "evaluation": lambda settings: lrcore.EvaluationSettings(**settings),
+    "healing": lambda settings: lrcore.Healing(**settings),
+}
+
+
+def _read(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return READ[name](value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, lrcore.Recipe):
+        return value.to_dict()
+    if isinstance(value, lrcore.EvaluationSettings | lrcore.Healing):
+        return asdict(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,159 @@
+"""The job queue: one worker thread, progress, cancel.
+
+The records live on the server and on disk, so that neither a page reload nor a restart loses one.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import lrcore
+
+from .job import Job
+from .job_record import ENDED, JobRecord
+
+log = logging.getLogger("workbench.jobs")
+
+Work = Callable[[JobRecord], list[str]]
+
+
+class Jobs:
+    """The queue and its one worker.
+
+    work(record) does a record's job and returns the ids of the runs it made. kinds: the class of
+    each kind of job, by which records are read again after a restart.
+    """
+
+    def __init__(self, folder: Path, kinds: Mapping[str, type[Job]], work: Work) -> None:
+        self.folder, self._kinds, self._work = folder, kinds, work
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.RLock()
+        self._records: dict[str, JobRecord] = {}
+        self._queue: queue.Queue[str] = queue.Queue()
+        self._read()
+        threading.Thread(target=self._run, name="worker", daemon=True).start()
+
+    def submit(self, job: Job, title: str = "") -> JobRecord:
+        """Put a job in the queue; of a kind that is wanted once, an equal one that waits or runs is
+        returned instead. title: the job's own by default.
+        """
+        with self._lock:
+            if job.once:
+                for record in self.waiting():
+                    if record.job == job:
+                        return record
+            record = JobRecord(job, title)
+            self._records[record.id] = record
+        self._write(record)
+        self._queue.put(record.id)
+        return record
+
+    def cancel(self, job_id: str) -> None:
+        """Stop a job: a queued one leaves the queue at once, a running one stops after its present
+        layer.
+        """
+        with self._lock:
+            record = self._records.get(job_id)
+            if record is None or record.state in ENDED:
+                return
+            record.cancelled.set()
+            record.note("cancel requested")
+            if record.state == "queued":
+                self._end(record, "cancelled")
+
+    def again(self, job_id: str) -> JobRecord:
+        """Queue the job of an ended record anew.
+
+        What it had finished on disk is not computed twice.
+        """
+        old = self._records[job_id]
+        self.forget(job_id)
+        return self.submit(old.job, old.title)
+
+    def forget(self, job_id: str) -> None:
+        """Remove an ended record, from disk as well."""
+        with self._lock:
+            if self._records.get(job_id) is not None and self._records[job_id].state in ENDED:
+                del self._records[job_id]
+                (self.folder / f"{job_id}.json").unlink(missing_ok=True)
+
+    def get(self, job_id: str) -> JobRecord | None:
+        return self._records.get(job_id)
+
+    def all(self) -> list[JobRecord]:
+        """Oldest first."""
+        with self._lock:
+            return sorted(self._records.values(), key=lambda record: record.created)
+
+    def running(self) -> JobRecord | None:
+        return next((record for record in self.all() if record.state == "running"), None)
+
+    def waiting(self) -> list[JobRecord]:
+        """The running job and those queued, in the order they will run."""
+        return sorted(
+            (record for record in self.all() if record.state not in ENDED),
+            key=lambda record: record.state != "running",
+        )
+
+    def place(self, record: JobRecord) -> int:
+        """How many jobs come before this one."""
+        return next((i for i, other in enumerate(self.waiting()) if other.id == record.id), 0)
+
+    def _run(self) -> None:
+        while True:
+            record = self._records.get(self._queue.get())
+            with self._lock:
+                if record is None or record.state != "queued":
+                    continue
+                record.start()
+            self._write(record)
+            log.info("job %s: %s starts", record.id, record.title)
+            try:
+                record.result = self._work(record)
+                self._end(record, "done")
+            except lrcore.Cancelled:
+                self._end(record, "cancelled")
+            except lrcore.InputError as error:
+                self._end(record, "failed", str(error))
+            except Exception as error:
+                log.exception("job %s failed", record.id)
+                line = (str(error).strip().splitlines() or [""])[0][:300]
+                message = f"{type(error).__name__}: {line} The server's log has the details."
+                self._end(record, "failed", message)
+
+    def _end(self, record: JobRecord, state: str, error: str = "") -> None:
+        record.end(state, error)
+        # First on disk: a record that is seen to have ended may be forgotten, and then must not be
+        # written again.
+        self._write(record, state)
+        record.state = state
+
+    def _write(self, record: JobRecord, state: str = "") -> None:
+        if not record.kept:
+            return
+        whole = self.folder / f"{record.id}.json"
+        # a name of this write alone: the worker and a page may write one record at once
+        partial = self.folder / f"{record.id}.{uuid.uuid4().hex[:8]}.tmp"
+        values = record.to_dict() | {"state": state or record.state}
+        partial.write_text(json.dumps(values), encoding="utf-8")
+        os.replace(partial, whole)  # a reader never sees half a record
+
+    def _read(self) -> None:
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                values = json.loads(path.read_text(encoding="utf-8"))
+                record = JobRecord.from_dict(values, self._kinds)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                log.warning("%s is no job record and is left out: %s", path.name, error)
+                continue
+            if record.state not in ENDED:
+                record.state, record.ended = "interrupted", record.ended or time.time()
+                record.note("interrupted: the server stopped while this job ran or was queued")
+            self._records[record.id] = record
+            self._write(record)

@@ -1,0 +1,129 @@
+"""What is known of a job that was queued: its state, progress, log and result."""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import lrcore
+
+from .job import Job
+
+log = logging.getLogger("workbench.jobs")
+
+ENDED = ("done", "failed", "cancelled", "interrupted")
+STORED = (
+    "id",
+    "title",
+    "state",
+    "stage",
+    "done",
+    "total",
+    "error",
+    "result",
+    "created",
+    "started",
+    "ended",
+    "log",
+)
+
+
+@dataclass
+class JobRecord:
+    """One job in the queue, or one that has ended; what a running job reports to.
+
+    state: "queued", "running" or one of ENDED. stage, done, total: how far the present stage is.
+    part: which of several parts, such as "run 2 of 6". result: ids of the runs it made. created,
+    started, ended: seconds since the epoch.
+    """
+
+    job: Job
+    title: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    state: str = "queued"
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    part: str = ""
+    error: str = ""
+    result: list[str] = field(default_factory=list)
+    created: float = field(default_factory=time.time)
+    started: float | None = None
+    ended: float | None = None
+    log: list[str] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+    _units: list[float] = field(default_factory=list, repr=False)
+    _last: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.title = self.title or self.job.title
+
+    @property
+    def kind(self) -> str:
+        return self.job.kind
+
+    @property
+    def kept(self) -> bool:
+        """Whether the record is on disk, and stays in the list after its end."""
+        return self.job.kept
+
+    def note(self, line: str) -> None:
+        """Add a line to the log."""
+        self.log.append(f"{time.strftime('%H:%M:%S')}  {line}")
+        log.info("job %s: %s", self.id, line)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """What the core calls once per layer or batch.
+
+        Raises lrcore.Cancelled where somebody cancelled the job.
+        """
+        now = time.monotonic()
+        if stage != self.stage:
+            self.note(stage)
+            self.stage, self._units = stage, []
+        elif done > self.done:
+            self._units = [*self._units, (now - self._last) / (done - self.done)][-8:]
+        self.done, self.total, self._last = done, total, now
+        log.info("job %s: %s %d/%d", self.id, stage, done, total)
+        if self.cancelled.is_set():
+            raise lrcore.Cancelled(f"{stage} {done}/{total}")
+
+    def start(self) -> None:
+        self.state, self.started, self._last = "running", time.time(), time.monotonic()
+
+    def end(self, state: str, error: str = "") -> None:
+        """Write down how it ended; the caller sets `state` once that is on disk."""
+        stopped = state == "cancelled" and self.stage
+        where = f" at {self.stage} {self.done}/{self.total}" if stopped else ""
+        self.error, self.ended, self.part = error, time.time(), ""
+        self.note(f"{state}{where}{': ' + error if error else ''}")
+
+    def eta(self) -> float | None:
+        """Seconds left in this stage, from the measured time of its last units; None until one
+        unit was measured.
+        """
+        if self.state != "running" or not self._units or not self.total:
+            return None
+        return (self.total - self.done) * sum(self._units) / len(self._units)
+
+    def seconds(self) -> float:
+        """How long it has run; 0 before it starts."""
+        return 0.0 if self.started is None else (self.ended or time.time()) - self.started
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, which `from_dict` reads."""
+        return {"job": self.job.to_dict()} | {name: getattr(self, name) for name in STORED}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], kinds: Mapping[str, type[Job]]) -> "JobRecord":
+        """A record from plain values; also those of earlier versions, which had the fields of the
+        job under "spec" and its kind beside them.
+
+        Raises KeyError, TypeError or ValueError for what is no record.
+        """
+        job = values.get("job") or {"kind": values["kind"], **values["spec"]}
+        own = {name: values[name] for name in STORED if name in values}
+        return cls(kinds[job["kind"]].from_dict(job), **own)

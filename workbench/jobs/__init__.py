@@ -1,0 +1,61 @@
+"""The kinds of jobs: frozen values with a `title`, a stored form and a `run`."""
+
+import lrcore
+
+from ..job_record import JobRecord
+from ..keys import analysed
+from ..store import Store
+from .analyses import AnalyseJob, SurveyJob
+from .derived import HealJob, QuantiseJob
+from .exports import ExportJob, PushJob
+from .measuring import MeasureJob, SpeedJob
+from .models import CompressJob, ShortenJob, SliceJob
+from .sweep import SweepJob
+
+KINDS = {
+    kind.kind: kind
+    for kind in (
+        AnalyseJob,
+        SurveyJob,
+        CompressJob,
+        ShortenJob,
+        SliceJob,
+        SweepJob,
+        MeasureJob,
+        SpeedJob,
+        QuantiseJob,
+        HealJob,
+        ExportJob,
+        PushJob,
+    )
+}
+
+__all__ = [
+    "KINDS",
+    "AnalyseJob",
+    "CompressJob",
+    "ExportJob",
+    "HealJob",
+    "MeasureJob",
+    "PushJob",
+    "QuantiseJob",
+    "ShortenJob",
+    "SliceJob",
+    "SpeedJob",
+    "SurveyJob",
+    "SweepJob",
+    "start_analysis",
+    "start_survey",
+]
+
+
+def start_analysis(store: Store, recipe: lrcore.Recipe) -> JobRecord | None:
+    """Queue what the Spectra and Allocation tabs need and lack; None where all of it is here."""
+    if store.peek_analysis(recipe) is not None and store.peek_factors(recipe) is not None:
+        return None
+    return store.jobs.submit(AnalyseJob(analysed(recipe)))
+
+
+def start_survey(store: Store, recipe: lrcore.Recipe) -> JobRecord:
+    """Queue the factors of every method for these settings."""
+    return store.jobs.submit(SurveyJob(recipe.with_(overrides={})))

@@ -1,0 +1,98 @@
+"""Measuring kept runs against their dense models."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import lrcore
+
+from ..job import Job, Reporter
+from ..keys import model_key
+from ..store import Store
+
+
+@dataclass(frozen=True)
+class MeasureJob(Job):
+    """Runs, and their dense models, evaluated under one protocol. runs: their ids."""
+
+    kind: ClassVar[str] = "measure"
+
+    runs: tuple[str, ...]
+    evaluation: lrcore.EvaluationSettings
+
+    @property
+    def title(self) -> str:
+        return f"Measure {len(self.runs)} run(s)"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        for run_id in self.runs:
+            run = store.runs.get(run_id)
+            reporter.note(f"measure {run.name}")
+            evaluate_run(store, run, self.evaluation, reporter)
+        return list(self.runs)
+
+
+@dataclass(frozen=True)
+class SpeedJob(Job):
+    """Tokens per second of runs and of their dense model, taking turns, so that a busy machine
+    slows all of them alike. runs: their ids.
+    """
+
+    kind: ClassVar[str] = "speed"
+
+    runs: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"Speed of {len(self.runs)} run(s)"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        groups: dict[tuple, list[lrcore.Run]] = {}
+        for run in (store.runs.get(run_id) for run_id in self.runs):
+            groups.setdefault(model_key(run.recipe), []).append(run)
+        for own in groups.values():
+            dense = load_dense(store, own[0].recipe, reporter)
+            models = [dense, *(store.small(run) for run in own)]
+            first, *rest = lrcore.measure_speed(models, progress=reporter.progress)
+            where = {"device": str(dense.device), "dtype": dense.dtype}
+            for run, speed in zip(own, rest, strict=True):
+                figures = {"dense": first.to_dict(), "small": speed.to_dict()}
+                store.runs.add_result(run.id, "speed", where, figures)
+        return list(self.runs)
+
+
+def load_dense(store: Store, recipe: lrcore.Recipe, reporter: Reporter) -> lrcore.LoadedModel:
+    """The dense model of a recipe, as a stage of its own."""
+    reporter.progress("load", 0, 1)
+    model = store.dense(recipe)
+    reporter.progress("load", 1, 1)
+    return model
+
+
+def evaluate_run(
+    store: Store, run: lrcore.Run, settings: lrcore.EvaluationSettings, reporter: Reporter
+) -> dict[str, Any]:
+    """Evaluate a run and its dense model on the same tokens, and keep the result with the run.
+
+    Returns its stored form: what `Evaluation.to_dict` gives of the run, with dense_perplexity, kl,
+    top1 and delta (see `Comparison`), settings, same_base (whether the dense model is the one that
+    the run was made of) and when.
+    """
+    dense = store.dense(run.recipe)
+    both = lrcore.compare(
+        dense,
+        store.small(run),
+        settings,
+        progress=lambda _, done, total: reporter.progress("evaluate both", done, total),
+    ).to_dict()
+    result = both["small"] | {
+        "dense_perplexity": both["dense"]["perplexity"],
+        "kl": both["kl"],
+        "top1": both["top1"],
+        "delta": both["delta"],
+        "same_base": dense.fingerprint == run.report.get("base_fingerprint"),
+        "settings": asdict(settings),
+        "when": time.time(),
+    }
+    store.runs.add_evaluation(run.id, result)
+    return result

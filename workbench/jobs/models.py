@@ -1,0 +1,115 @@
+"""Jobs that make a smaller model of a dense one: the result is a run."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import lrcore
+
+from .. import text
+from ..job import Job, Reporter
+from ..store import Store
+from .measuring import evaluate_run, load_dense
+
+
+@dataclass(frozen=True)
+class CompressJob(Job):
+    """One run by a recipe; measured against the dense model unless evaluation is None.
+
+    name: of the run, made from the recipe where it is empty.
+    """
+
+    kind: ClassVar[str] = "compress"
+
+    recipe: lrcore.Recipe
+    name: str = ""
+    evaluation: lrcore.EvaluationSettings | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.recipe.method} {self.recipe.ratio:.0%} on {self.recipe.model}"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        run = make_run(store, self.recipe, reporter, self.name)
+        if self.evaluation is not None:
+            evaluate_run(store, run, self.evaluation, reporter)
+        return [run.id]
+
+
+@dataclass(frozen=True)
+class ShortenJob(Job):
+    """A run without some of the model's layers. layers: how many go; by: see `lrcore.shorten`."""
+
+    kind: ClassVar[str] = "shorten"
+
+    recipe: lrcore.Recipe
+    layers: int
+    by: str
+    name: str = ""
+    evaluation: lrcore.EvaluationSettings | None = None
+
+    @property
+    def title(self) -> str:
+        return f"Drop {self.layers} layer(s) of {self.recipe.model}"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        dense = load_dense(store, self.recipe, reporter)
+        small = lrcore.shorten(dense, self.recipe, self.layers, self.by, progress=reporter.progress)
+        step = small.report["shortened"]
+        reporter.note(text.shortened(small.report))
+        name = f"without {len(step['gone'])} of {step['of']} layers, {step['by']}"
+        run = keep_run(store, reporter, self.recipe, self.name or name, small)
+        if self.evaluation is not None:
+            evaluate_run(store, run, self.evaluation, reporter)
+        return [run.id]
+
+
+@dataclass(frozen=True)
+class SliceJob(Job):
+    """A run with a narrower residual stream. rotations: see `lrcore.slice_hidden`."""
+
+    kind: ClassVar[str] = "slice"
+
+    recipe: lrcore.Recipe
+    rotations: str
+    name: str = ""
+    evaluation: lrcore.EvaluationSettings | None = None
+
+    @property
+    def title(self) -> str:
+        return f"Slice {self.recipe.model}, remove {self.recipe.ratio:.0%}"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        recipe, dense = self.recipe, load_dense(store, self.recipe, reporter)
+        small = lrcore.slice_hidden(
+            dense, recipe, self.rotations, recipe.multiple, progress=reporter.progress
+        )
+        step = small.report["sliced"]
+        reporter.note(text.sliced(small.report))
+        name = f"sliced to {step['width']} of {step['of']}, {step['rotations']}"
+        run = keep_run(store, reporter, recipe, self.name or name, small)
+        if self.evaluation is not None:
+            evaluate_run(store, run, self.evaluation, reporter)
+        return [run.id]
+
+
+def make_run(store: Store, recipe: lrcore.Recipe, reporter: Reporter, name: str = "") -> lrcore.Run:
+    """Compress by a recipe and keep the result. Raises InputError where that cannot be done."""
+    dense = load_dense(store, recipe, reporter)
+    factors = store.factors(recipe, reporter.progress)
+    small = lrcore.compress(dense, recipe, factors, store.plan(recipe), reporter.progress)
+    name = name or f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}"
+    return keep_run(store, reporter, recipe, name, small)
+
+
+def keep_run(
+    store: Store,
+    reporter: Reporter,
+    recipe: lrcore.Recipe,
+    name: str,
+    model: lrcore.LoadedModel,
+) -> lrcore.Run:
+    """Keep a model as a run, as a stage of its own."""
+    reporter.progress("save", 0, 1)
+    run = store.keep(name, recipe, model)
+    reporter.note(f"kept as {run.name} ({run.id})")
+    return run

@@ -1,0 +1,224 @@
+"""The store: every model, calibration, analysis, factorisation, plan, run and job of a server.
+
+It knows no page: what a browser shows is read from here, and a script may use it alone.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lrcore
+
+from .job import Job
+from .job_queue import Jobs
+from .keys import UNIFORM, calibration_key, factor_key, model_key, uniform
+from .live import Live, LiveRequest, affordable, figure_key
+from .objects import ObjectCache
+
+
+class Store:
+    """One per server. The getters compute what is missing; `peek_...` and the plans never do.
+
+    folder: where the runs and the records of jobs are. kinds: the kinds of jobs whose records are
+    read again after a restart, `workbench.jobs.KINDS`.
+    """
+
+    def __init__(self, folder: Path, kinds: Mapping[str, type[Job]] | None = None) -> None:
+        self.objects = ObjectCache()
+        self.live = Live(self.objects)
+        self.runs = lrcore.Runs(folder)
+        self.jobs = Jobs(
+            Path(folder) / ".jobs", kinds or {}, lambda record: record.job.run(self, record)
+        )
+
+    # --- heavy objects ---
+
+    def dense(self, recipe: lrcore.Recipe) -> lrcore.LoadedModel:
+        """The model of a recipe, uncompressed. Raises InputError where it cannot be loaded."""
+        key = model_key(recipe)
+        return self.objects.get("dense", key, lambda: lrcore.load(*key))
+
+    def calibration(
+        self, recipe: lrcore.Recipe, progress: lrcore.Progress | None = None
+    ) -> lrcore.Calibration:
+        """The moments of a recipe's model on its data. Raises InputError for unreadable data."""
+        plain = recipe.with_(calibration="independent")
+        return self.objects.get(
+            "calibration",
+            calibration_key(recipe),
+            lambda: lrcore.calibrate(self.dense(recipe), plain, progress=progress),
+        )
+
+    def analysis(
+        self, recipe: lrcore.Recipe, progress: lrcore.Progress | None = None
+    ) -> lrcore.Analysis:
+        """The spectra of a recipe's model. Raises InputError as `calibration` does."""
+
+        def make() -> lrcore.Analysis:
+            moments = self.calibration(recipe, progress)
+            return lrcore.analyse(self.dense(recipe), moments, progress=progress)
+
+        return self.objects.get("analysis", calibration_key(recipe), make)
+
+    def factors(
+        self, recipe: lrcore.Recipe, progress: lrcore.Progress | None = None
+    ) -> lrcore.Factorisation:
+        """The decompositions of a recipe's method, with the evidence that its policy needs.
+
+        Raises InputError as `calibration` does, and for an unknown method, policy or option.
+        """
+
+        def make() -> lrcore.Factorisation:
+            dense = self.dense(recipe)
+            if lrcore.evidence_key(recipe):
+                plain = self.factors(recipe.with_(policy=UNIFORM), progress)
+                return lrcore.measure_evidence(dense, plain, recipe, progress=progress)
+            moments = self.calibration(recipe, progress)
+            return lrcore.factorise(dense, moments, recipe.method, progress, recipe.options)
+
+        return self.objects.get("factors", factor_key(recipe), make)
+
+    def small(self, run: lrcore.Run) -> lrcore.LoadedModel:
+        """The model of a run. Raises InputError where its checkpoint cannot be loaded."""
+        recipe = run.recipe
+        return self.objects.get(
+            "small",
+            run.id,
+            lambda: lrcore.load(str(run.checkpoint), dtype=recipe.dtype, device=recipe.device),
+        )
+
+    def peek_dense(self, recipe: lrcore.Recipe) -> lrcore.LoadedModel | None:
+        return self.objects.peek("dense", model_key(recipe))
+
+    def peek_analysis(self, recipe: lrcore.Recipe) -> lrcore.Analysis | None:
+        return self.objects.peek("analysis", calibration_key(recipe))
+
+    def peek_factors(self, recipe: lrcore.Recipe) -> lrcore.Factorisation | None:
+        return self.objects.peek("factors", factor_key(recipe))
+
+    def analysis_shown(self, key: Sequence[Any] | None) -> lrcore.Analysis | None:
+        """The analysis with this key, while it is in the object cache."""
+        return self.objects.peek("analysis", tuple(key)) if key else None
+
+    def refits(self, recipe: lrcore.Recipe) -> bool:
+        """Whether compressing by a recipe refits: see `lrcore.refits`, which raises InputError.
+
+        Kept beyond the model, so that a redraw does not load it again.
+        """
+        key = (model_key(recipe), recipe.method, recipe.refit)
+        return self.objects.get(
+            "refits", key, lambda: lrcore.refits(recipe, self.dense(recipe).network)
+        )
+
+    # --- plans; None while the factors they need are not in the object cache ---
+
+    def plan(self, recipe: lrcore.Recipe | None) -> lrcore.RankPlan | None:
+        """The rank plan of a recipe. Raises InputError for a budget that cannot be met."""
+        return None if recipe is None else self.plan_with(recipe, recipe)
+
+    def uniform_plan(self, recipe: lrcore.Recipe) -> lrcore.RankPlan | None:
+        """Uniform ranks at a recipe's budget. Raises InputError as `plan` does."""
+        return self.plan_with(recipe, uniform(recipe))
+
+    def policy_plan(self, recipe: lrcore.Recipe) -> lrcore.RankPlan | None:
+        """The plan of the policy with nothing set by hand. Raises InputError as `plan` does."""
+        return self.plan_with(recipe, recipe.with_(overrides={}))
+
+    def plan_with(self, base: lrcore.Recipe, recipe: lrcore.Recipe) -> lrcore.RankPlan | None:
+        """The plan of a recipe by the factors of another one, `base`, of the same method.
+
+        Raises InputError as `plan` does, and where the evidence that the policy needs is missing.
+        """
+        factors = self.peek_factors(base)
+        if factors is None:
+            return None
+
+        def make() -> lrcore.RankPlan | lrcore.InputError:
+            try:
+                return lrcore.allocate(factors, recipe)
+            except lrcore.InputError as error:
+                return error  # as often asked for as a plan, while a slider is too far
+
+        plan = self.objects.get("plan", (factor_key(base), recipe.to_json()), make)
+        if isinstance(plan, lrcore.InputError):
+            raise lrcore.InputError(str(plan))
+        return plan
+
+    # --- live figures ---
+
+    def live_key(self, recipe: lrcore.Recipe) -> str:
+        """The key of a plan's live figure, "" while its factors are not here.
+
+        Raises InputError as `plan` does.
+        """
+        plan = self.plan(recipe)
+        return "" if plan is None else figure_key(self.peek_factors(recipe), recipe, plan)
+
+    def live_request(self, recipe: lrcore.Recipe, browser: Hashable) -> LiveRequest | None:
+        """What to ask `live` for; None while the factors are not here, or where the model is too
+        large to be measured without a click. Raises InputError as `plan` does.
+        """
+        return self._request(recipe, recipe, browser)
+
+    def live_request_uniform(self, recipe: lrcore.Recipe, browser: Hashable) -> LiveRequest | None:
+        """The same for uniform ranks at the recipe's budget. Raises InputError as `plan` does."""
+        return self._request(recipe, uniform(recipe), browser)
+
+    def _request(
+        self, base: lrcore.Recipe, recipe: lrcore.Recipe, browser: Hashable
+    ) -> LiveRequest | None:
+        factors, plan = self.peek_factors(base), self.plan_with(base, recipe)
+        if factors is None or plan is None:
+            return None
+        try:
+            refits = self.refits(recipe)
+        except lrcore.InputError:
+            refits = False  # compressing refuses it at once, and the figure says why
+        if not affordable(factors, recipe, refits):
+            return None
+        return LiveRequest(figure_key(factors, recipe, plan), browser, factors, recipe, plan)
+
+    # --- methods side by side ---
+
+    def by_method(self, recipe: lrcore.Recipe) -> list[lrcore.Recipe]:
+        """The recipe for every method; the others have their default options and no ranks set by
+        hand.
+        """
+        others = [
+            recipe.with_(method=row["name"], options={}, component_ratios={}, overrides={})
+            for row in lrcore.methods()
+        ]
+        return [recipe if other.method == recipe.method else other for other in others]
+
+    def methods_factorised(self, recipe: lrcore.Recipe) -> list[str]:
+        """The methods whose factors are in the object cache, each with the evidence at hand that
+        serves every budget.
+        """
+        serving = [
+            recipe.with_(policy=row["name"]) for row in lrcore.policies() if not row["one_budget"]
+        ]
+        policies = {lrcore.evidence_key(one): one.policy for one in serving}
+        return [
+            " ".join((other.method, *evidence))
+            for other in self.by_method(recipe)
+            for evidence, policy in policies.items()
+            if self.peek_factors(other.with_(policy=policy)) is not None
+        ]
+
+    # --- runs ---
+
+    def chosen_runs(self, ids: Sequence[str] | None) -> list[lrcore.Run]:
+        """The runs with these ids, without those that are gone."""
+        known = set(self.runs.ids())
+        return [self.runs.get(run_id) for run_id in ids or [] if run_id in known]
+
+    def keep(self, name: str, recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> lrcore.Run:
+        """Keep a model made by a recipe as a run, on disk and in the object cache."""
+        run = self.runs.write(name, recipe, model)
+        self.objects.put("small", run.id, model)
+        return run
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run. Raises InputError for an id that is not there."""
+        self.runs.delete(run_id)
+        self.objects.drop("small", run_id)

@@ -1,0 +1,22 @@
+"""How the Allocation tab shows every method and policy at the budget on show."""
+
+import lrcore
+
+from . import markup, plots, text
+from .store import Store
+from .survey import measured, survey
+
+
+def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
+    """The curves of the shares that each policy keeps, and what is not shown in them."""
+    values = survey(store, recipe)
+    notes = [text.SURVEY_CONCLUDE] if values.shares else []
+    notes += [text.SURVEY_MISSING.format(", ".join(values.missing))] if values.missing else []
+    notes += [text.SURVEY_REFUSED.format(", ".join(values.refused))] if values.refused else []
+    figure = plots.policy_curves(values.shares) if values.shares else ""
+    return figure, markup.note(" ".join(notes))
+
+
+def ranking(store: Store, recipe: lrcore.Recipe | None) -> str:
+    """The measured perplexities at this budget as a table, lowest first."""
+    return markup.ranking(measured(store, recipe))
