@@ -56,6 +56,15 @@ STATISTICS = {
 }
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x itself, or in float32 where it has 16 bits. [...] -> [...].
+
+    In float16 a sum of squares overflows at 65,504; in bfloat16 it keeps 3 digits, so that a mean
+    of 50 sigma leaves no variance.
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 @dataclass(frozen=True, eq=False)
 class Moments:
     """Averages over the calibration tokens of one layer, and samples of its activations.
@@ -161,13 +170,14 @@ class Accumulator:
     def observe(self, tap: str, x: Tensor) -> None:
         """Add a batch of activations [..., n] of a tap."""
         x = x.reshape(-1, x.shape[-1])
+        wide = at_least_float32(x)
         for need in self.needs:
             if need[0] == tap and need in self._samples:
                 self._samples[need].add(x)
             elif need == (tap, "second"):
-                self._seconds.setdefault(need, SecondSum()).add(x)
+                self._seconds.setdefault(need, SecondSum()).add(wide)
             elif need[0] == tap:
-                for rows in x.split(BLOCK):
+                for rows in wide.split(BLOCK):
                     self._add(need, STATISTICS[need[1]](rows))
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lrcore.statistics import BLOCK, BLOCK_INFLUENCE, SAMPLE, Accumulator, EvenSample
+from lrcore.statistics import BLOCK, BLOCK_INFLUENCE, SAMPLE, Accumulator, EvenSample, Moments
 
 
 @pytest.mark.parametrize("count", [1, 700, SAMPLE, SAMPLE + 1, 5000, 20011])
@@ -32,7 +32,30 @@ def test_a_second_moment_formed_in_blocks_is_the_whole_product(n, dtype):
     second = accumulator.moments().second("mlp_in")
     rows = x.flatten(0, 1).double()
     assert second.dtype == torch.float64
-    torch.testing.assert_close(
-        second, rows.mT @ rows / 20, rtol=0, atol=1e-6 if dtype == torch.float32 else 2e-2
-    )
+    torch.testing.assert_close(second, rows.mT @ rows / 20, rtol=0, atol=1e-6)
     torch.testing.assert_close(second, second.mT, rtol=0, atol=1e-6)
+
+
+def moments_at(tap_rows: torch.Tensor, *statistics: str) -> Moments:
+    accumulator = Accumulator([("mlp_in", name) for name in statistics] + [BLOCK_INFLUENCE])
+    for batch in tap_rows.split(512):
+        accumulator.observe("mlp_in", batch)
+        accumulator.observe_block(batch, batch)
+    return accumulator.moments()
+
+
+def test_sums_of_squares_of_float16_activations_do_not_overflow():
+    rows = torch.randn(2048, 5)
+    rows[:, 0] += 6  # the sum of squares is above float16's largest number, 65,504
+    rows[7, 1] = 300  # and so is one square
+    found = moments_at(rows.half(), "second", "square", "mean", "abs")
+    wanted = rows.half().double()
+    torch.testing.assert_close(found.second("mlp_in"), wanted.mT @ wanted / 2048, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.square("mlp_in"), (wanted**2).mean(0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_channel_with_a_mean_of_50_sigma_keeps_its_variance(dtype):
+    rows = (torch.randn(4096, 3) + 50).to(dtype)
+    variance = moments_at(rows, "second", "mean").centred("mlp_in").diagonal()
+    torch.testing.assert_close(variance, rows.double().var(0, correction=0), rtol=0, atol=5e-3)

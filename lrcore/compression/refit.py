@@ -26,6 +26,7 @@ from ..models.architectures import decoder_layers
 from ..models.layers import read_layer, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream
+from ..statistics import at_least_float32
 
 # The diagonal's share that pulls towards the closed form: with none of it a small calibration set
 # is learned by heart.
@@ -45,9 +46,9 @@ class Regression:
     def add(self, x: Tensor, y: Tensor) -> None:
         """Take in a batch, [..., in] and [..., out].
 
-        Products in the dtype given, sums in float64.
+        Products in float32 at least, sums in float64.
         """
-        x, y = x.flatten(0, -2), y.flatten(0, -2)
+        x, y = at_least_float32(x.flatten(0, -2)), at_least_float32(y.flatten(0, -2))
         self.count += len(x)
         self.x, self.y = (
             self.x + x.sum(0, dtype=torch.float64),

@@ -26,7 +26,7 @@ from ...models.stream import LayerStream
 from ...modules.sliced import COMPONENTS, StreamNorm, residual_parameters
 from ...progress import Progress, silent
 from ...recipe import Recipe
-from ...statistics import SecondSum
+from ...statistics import SecondSum, at_least_float32
 from ..derived import account, derived
 from .rotation import (
     block_norms,
@@ -284,4 +284,4 @@ def _rows(x: Tensor) -> Tensor:
     """[..., d] -> [n, d], in float32 at least: products of halves would lose the small
     eigenvalues.
     """
-    return x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
+    return at_least_float32(x.flatten(0, -2))
