@@ -33,6 +33,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from .errors import InputError
+
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
@@ -100,6 +102,17 @@ class Moments:
     def influence(self) -> float:
         """Block Influence of the layer, in [0, 2]; 0 where the stream's direction is unchanged."""
         return float(self.values[BLOCK_INFLUENCE])
+
+
+def check_finite_moments(moments: Moments, layer: int) -> None:
+    """Raises InputError where an average or a sample of a layer holds NaN or infinity."""
+    for (tap, statistic), value in moments.values.items():
+        if not bool(torch.isfinite(value).all()):
+            raise InputError(
+                f"The activations at '{tap}' of layer {layer} are not finite ({statistic}). In "
+                "float16 they overflow above 65,504: use dtype bfloat16 or float32. In float32, "
+                "the weights of the model or its inputs are damaged."
+            )
 
 
 class EvenSample:

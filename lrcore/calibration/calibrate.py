@@ -23,7 +23,7 @@ from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
 from ..tensor_files import write_tensors
 
-FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
+FORMAT = 3  # of the cached files; raise it whenever what is collected changes its meaning
 
 
 def all_needs() -> frozenset[Need]:

@@ -11,6 +11,7 @@ describes.
 
 import csv
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -41,7 +42,15 @@ from ..models.load import (
 from ..models.mapped import map_weights
 from ..models.offload import free_at_once
 from ..models.structure import structure, untied
-from ..models.weights import INDEX, MARK, check_finite, fingerprint, read_json, weight_files
+from ..models.weights import (
+    INDEX,
+    MARK,
+    check_finite,
+    fingerprint,
+    nonfinite,
+    read_json,
+    weight_files,
+)
 from ..modules.install import install
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
@@ -280,8 +289,16 @@ def write_weights(
 ) -> None:
     """Tensors by name as safetensors: one file, or shards of at most `shard` with an index.
 
-    Those on disk are read one at a time.
+    Those on disk are read one at a time. Raises InputError, before anything is written, where one
+    holds NaN or infinity.
     """
+    for name, tensor in state.items():
+        if count := nonfinite(tensor if isinstance(tensor, Tensor) else tensor.map()):
+            raise InputError(
+                f"'{name}' of the model to be saved holds NaN or infinity ({count:,} of "
+                f"{math.prod(tensor.shape):,} values), so nothing is written. Compress it in "
+                "dtype float32 or bfloat16, or remove less."
+            )
     shapes = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         for name, tensor in state.items()

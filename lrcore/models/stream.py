@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modules.compressed import CompressedAttention, whole_head
-from ..statistics import Accumulator, Moments, Need
+from ..statistics import Accumulator, Moments, Need, check_finite_moments
 from .architectures import Architecture, architecture_of, decoder_layers
 from .layers import projection_paths
 from .native import head_sizes, rows_of, take
@@ -106,7 +106,10 @@ class LayerStream:
 
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
-        """Run layer `index` on all windows; return its moments where needs are given."""
+        """Run layer `index` on all windows; return its moments where needs are given.
+
+        Raises InputError where those are not finite.
+        """
         layer = decoder_layers(self.network)[index]
         accumulator = Accumulator(needs)
         added: dict[str, Tensor] = {}
@@ -135,7 +138,11 @@ class LayerStream:
                     accumulator.observe_block(hidden, out, middle)
                 if advance:
                     self._hidden[number] = out
-        return accumulator.moments() if accumulator.needs else None
+        if not accumulator.needs:
+            return None
+        moments = accumulator.moments()
+        check_finite_moments(moments, index)
+        return moments
 
     @torch.inference_mode()
     def look(self, index: int, number: int) -> Look:

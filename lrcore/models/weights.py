@@ -105,12 +105,17 @@ def _hash(file: Path) -> str:
     return _hashes[key]
 
 
+def nonfinite(tensor: Tensor) -> int:
+    """How many values of a tensor [...] are NaN or infinite; 0 for one of integers."""
+    if not tensor.is_floating_point():
+        return 0
+    return sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART))
+
+
 def check_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
     """Check weights of any shape [...]. Raises InputError naming the first with NaN or infinity."""
     for name, tensor in tensors:
-        if not tensor.is_floating_point():
-            continue
-        count = sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(PART))
+        count = nonfinite(tensor)
         if count:
             hint = (
                 "Try dtype float32."

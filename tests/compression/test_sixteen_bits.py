@@ -1,0 +1,59 @@
+"""Models of 16 bits: compressed without overflow, and nothing that is not finite reaches a file."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lrcore
+from lrcore import InputError
+from lrcore.layer import Linear
+from lrcore.models.layers import clone, read_layer, write_layer
+
+LOUD = 30.0  # times the last norm's weights: squares of the MLP's activations overflow in float16
+
+
+@pytest.fixture(scope="module")
+def loud_folder(tmp_path_factory, tiny_llama):
+    """A Llama whose activations are far from one, as those of large models are."""
+    model = lrcore.load(str(tiny_llama))
+    for layer in model.network.model.layers:
+        layer.input_layernorm.weight.data *= LOUD
+        layer.post_attention_layernorm.weight.data *= LOUD
+    folder = tmp_path_factory.mktemp("loud")
+    model.network.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", [row["name"] for row in lrcore.methods()])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_method_gives_finite_weights(loud_folder, story_file, tmp_path, method, dtype):
+    recipe = lrcore.Recipe(
+        str(loud_folder), dtype=dtype, data=str(story_file), samples=4, seq_len=64, method=method
+    )
+    model = lrcore.load(str(loud_folder), dtype=dtype)
+    small = lrcore.compress(model, recipe)
+    assert all(torch.isfinite(p).all() for p in small.network.parameters())
+    again = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
+    assert again.dtype == dtype
+
+
+def test_activations_that_are_not_finite_are_named(tiny_llama, story_file):
+    model = lrcore.load(str(tiny_llama))
+    model.network.model.layers[1].input_layernorm.weight.data[3] = torch.inf
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=32)
+    with pytest.raises(InputError, match=r"layer 1 are not finite.*bfloat16 or float32"):
+        lrcore.calibrate(replace(model, fingerprint="another"), recipe)
+
+
+def test_weights_that_are_not_finite_are_not_written(tiny_llama, tmp_path):
+    model = lrcore.load(str(tiny_llama))
+    network = clone(model.network)
+    layer = read_layer(network, 0)
+    broken = Linear(layer.attention.q.weight.clone(), None)
+    broken.weight[2, 1] = torch.nan
+    write_layer(network, layer.with_matrices(q=broken))
+    with pytest.raises(InputError, match=r"q_proj.*holds NaN or infinity \(1 of .*nothing is writ"):
+        lrcore.save(replace(model, network=network), tmp_path / "broken")
+    assert not (tmp_path / "broken").exists()
