@@ -1,41 +1,37 @@
-"""A recipe says all that a run depends on.
+"""A recipe: the settings that a compressed model depends on.
 
 The page and the command line read and write the same one.
 """
 
 import json
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .errors import InputError, unknown
+from .settings import check_settings, setting, settings_of
 
 SAMPLING = ("random", "first")
 CALIBRATION = ("independent", "sequential")
 REFIT = ("auto", "on", "off")
 BUDGETS = {
-    "auto": "share of what the method shrinks: the decoder-linear parameters, or the KV cache where "
-    "it only factors keys and values",
+    "auto": "share of what the method shrinks: the decoder-linear parameters, or the KV cache "
+    "where it only factors keys and values",
     "params": "share of the decoder-linear parameters removed",
     "total": "share of all parameters removed",
     "kv": "share of the KV cache bytes removed",
 }
 ROUNDING = ("down", "nearest")
-MAPPINGS = {
-    "component_ratios": "--component-ratio",
-    "options": "--option",
-    "policy_options": "--policy-option",
-    "overrides": "--override",
-}
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to do, whole.
+    """The settings of one compression.
 
     Frozen; every field is checked when it is made; an unknown field is an error with a suggestion.
 
@@ -58,58 +54,109 @@ class Recipe:
     all layers, {component: ratio in [0, 1)}, in what `budget` counts; the others meet the overall
     ratio. Where every component is named, the overall ratio follows.
     overrides: ranks set by hand, {"layer.component": rank}.
+
+    The metadata of a field (see `lrcore.settings`) make its flag on the command line. Raises
+    InputError for a value out of range.
     """
 
-    model: str = "demo-llama"
-    revision: str | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    offload: bool = False
-    data: str = "stories"
-    samples: int = 64
-    seq_len: int = 256
-    sampling: str = "random"
-    seed: int = 0
-    calibration: str = "independent"
-    refit: str = "auto"
-    method: str = "a3"
-    policy: str = "uniform"
-    ratio: float = 0.2
-    budget: str = "auto"
-    temperature: float | None = None
-    rounding: str = "down"
-    multiple: int = 1
-    component_ratios: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    policy_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    overrides: Mapping[str, int] = field(default_factory=dict)
+    model: str = setting(
+        "demo-llama", "Demo model, folder or hub id; or in --recipe.", group="source"
+    )
+    revision: str | None = setting(None, "Branch, tag or commit of a hub model.", group="source")
+    dtype: str = setting(
+        "float32",
+        "float32, bfloat16, float16, float64, or auto (as stored).",
+        DTYPES,
+        group="source",
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", group="source")
+    offload: bool = setting(
+        False, "Keep the layers on disk, one in memory at a time.", group="source"
+    )
+    data: str = setting(
+        "stories",
+        "Calibration data: built-in name, file, or name:config:split.",
+        group="windows",
+    )
+    samples: int = setting(64, "Number of calibration windows.", low=1, group="windows")
+    seq_len: int = setting(256, "Tokens per window.", low=2, group="windows")
+    sampling: str = setting("random", "Which windows: {choices}.", SAMPLING, group="windows")
+    seed: int = setting(0, "Seed of the random choice.", low=0, group="windows")
+    calibration: str = setting(
+        "independent",
+        "independent, or sequential: each layer sees the compressed ones before it.",
+        CALIBRATION,
+        group="passes",
+    )
+    refit: str = setting(
+        "auto",
+        "Refit each layer on the compressed ones before it: on, off, or auto (as the method does).",
+        REFIT,
+        group="passes",
+    )
+    method: str = setting("a3", "One of those that `methods` lists.", group="ranks")
+    policy: str = setting(
+        "uniform", "How the budget is shared: one of those that `methods` lists.", group="ranks"
+    )
+    ratio: float = setting(0.2, "Share to remove, between 0 and 1.", group="ranks")
+    budget: str = setting(
+        "auto",
+        "What the ratio counts: params (decoder linears), total, kv, or auto.",
+        BUDGETS,
+        group="ranks",
+    )
+    temperature: float | None = setting(
+        None,
+        "Of policy softmax: small is uneven. Default: its rule of thumb.",
+        group="ranks",
+    )
+    rounding: str = setting(
+        "down", "down (never over the budget) or nearest.", ROUNDING, group="ranks"
+    )
+    multiple: int = setting(
+        1, "Every rank is a multiple of this, such as 8 or 16, or full.", low=1, group="ranks"
+    )
+    component_ratios: Mapping[str, float] = setting(
+        dict,
+        "Share to remove from one component, such as qk=0.3; may be repeated.",
+        group="ranks",
+        flag="component-ratio",
+        metavar="COMPONENT=RATIO",
+    )
+    options: Mapping[str, bool | int | float | str] = setting(
+        dict,
+        "A setting of the method (see `methods`); may be repeated.",
+        group="ranks",
+        flag="option",
+        metavar="NAME=VALUE",
+    )
+    policy_options: Mapping[str, bool | int | float | str] = setting(
+        dict,
+        "A setting of the policy; may be repeated.",
+        group="ranks",
+        flag="policy-option",
+        metavar="NAME=VALUE",
+    )
+    overrides: Mapping[str, int] = setting(
+        dict,
+        "A rank set by hand; may be repeated.",
+        group="ranks",
+        flag="override",
+        metavar="LAYER.COMPONENT=RANK",
+    )
 
     def __post_init__(self) -> None:
-        for name, known in {
-            "sampling": SAMPLING,
-            "calibration": CALIBRATION,
-            "refit": REFIT,
-            "budget": BUDGETS,
-            "rounding": ROUNDING,
-            "dtype": DTYPES,
-        }.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, str(getattr(self, name)), known)
-        if (
-            not isinstance(self.ratio, (int, float))
-            or isinstance(self.ratio, bool)
-            or not 0 < self.ratio < 1
-        ):
+        check_settings(self)
+        self._check_numbers()
+        self._check_mappings()
+
+    def _check_numbers(self) -> None:
+        ratio, number = self.ratio, isinstance(self.ratio, (int, float))
+        if not number or isinstance(ratio, bool) or not 0 < ratio < 1:
             raise InputError(
                 "ratio must lie strictly between 0 and 1 (the share to remove), got "
-                f"{self.ratio!r}. For 20 % write 0.2."
+                f"{ratio!r}. For 20 % write 0.2."
             )
-        for name, least in {"samples": 1, "seq_len": 2, "seed": 0, "multiple": 1}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}."
-                )
         if not isinstance(self.offload, bool):
             raise InputError(f"offload must be true or false, got {self.offload!r}.")
         if self.temperature is not None and not (
@@ -119,6 +166,8 @@ class Recipe:
                 f"temperature must be a positive number, got {self.temperature!r}. Small is "
                 "uneven, large is even."
             )
+
+    def _check_mappings(self) -> None:
         for name, share in self.component_ratios.items():
             if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < 1:
                 raise InputError(
@@ -128,7 +177,7 @@ class Recipe:
         for name, value in [*self.options.items(), *self.policy_options.items()]:
             if not isinstance(value, (bool, int, float, str)):
                 raise InputError(
-                    f"Option {name} must be a word, a number or true/false; got {value!r}."
+                    f"Option {name} must be a string, a number or true/false; got {value!r}."
                 )
         for slot, rank in self.overrides.items():
             layer, _, component = slot.partition(".")
@@ -139,13 +188,18 @@ class Recipe:
                 )
 
     def with_(self, **changes: Any) -> "Recipe":
-        """A copy with some fields changed, checked again."""
+        """A copy with some fields changed, checked again.
+
+        Raises InputError for a value out of range.
+        """
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads."""
         return asdict(self) | {name: dict(getattr(self, name)) for name in MAPPINGS}
 
     def to_json(self) -> str:
+        """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
@@ -166,7 +220,10 @@ class Recipe:
 
     @classmethod
     def read(cls, path: str | Path) -> "Recipe":
-        """A recipe from a .json, .yaml or .yml file."""
+        """A recipe from a .json, .yaml or .yml file.
+
+        Raises InputError where there is none, or it holds no recipe.
+        """
         path = Path(path)
         if not path.is_file():
             raise InputError(
@@ -183,25 +240,19 @@ class Recipe:
 
     def command(self, out: str = "compressed") -> str:
         """The command line that does the same."""
-        import shlex
-
         parts = ["python -m lrcore compress", shlex.quote(self.model)]
-        default = Recipe()
-        shown = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed")
+        always = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed")
         for f in fields(self):
             value = getattr(self, f.name)
-            if (
-                f.name == "model"
-                or f.name in MAPPINGS
-                or value is None
-                or (f.name not in shown and value == getattr(default, f.name))
-            ):
+            if f.name == "model" or f.name in MAPPINGS or value is None:
                 continue
-            flag = f"--{f.name.replace('_', '-')}"
-            parts.append(flag if value is True else f"{flag} {shlex.quote(str(value))}")
+            if f.name in always or value != f.default:
+                flag = f"--{f.name.replace('_', '-')}"
+                parts.append(flag if value is True else f"{flag} {shlex.quote(str(value))}")
         for name, flag in MAPPINGS.items():
-            parts += [
-                f"{flag} {shlex.quote(f'{key}={value}')}"
-                for key, value in getattr(self, name).items()
-            ]
+            pairs = getattr(self, name).items()
+            parts += [f"{flag} {shlex.quote(f'{key}={value}')}" for key, value in pairs]
         return " ".join([*parts, f"--out {shlex.quote(out)}"])
+
+
+MAPPINGS = {name: f"--{one.flag}" for name, one in settings_of(Recipe).items() if one.flag}

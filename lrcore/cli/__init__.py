@@ -1,4 +1,4 @@
-"""The command line, `python -m lrcore`: the same recipe as the page, the same words as the
+"""The command line, `python -m lrcore`: the same recipes as the page, the same names as the
 package.
 """
 

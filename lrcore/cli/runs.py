@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
+from .arguments import AsJson
 from .console import show
-from .measuring import AsJson
 
 app = typer.Typer(
     help="The runs kept on this machine. List them; show, add, rename, tag, track, delete, compare "

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..data import Texts, Tokenised, load_texts, make_windows, tokenise
 from ..errors import InputError, unknown
 from ..models.load import LoadedModel
+from ..settings import setting
 
 Row = tuple[
     Tensor, int
@@ -102,13 +103,15 @@ class EvaluationSettings:
     sampling, "first" or "random", and seed: of "windows". stride: of "strided".
     """
 
-    data: str
-    samples: int | None = None
-    seq_len: int | None = None
-    sampling: str = "first"
-    seed: int = 0
-    protocol: str = "windows"
-    stride: int | None = None
+    data: str = setting("stories", "Text to score: built-in name, file, or name:config:split.")
+    samples: int | None = setting(None, "Number of windows (or documents). Default: all.")
+    seq_len: int | None = setting(None, "Tokens per window. Default: the protocol's.")
+    sampling: str = setting("first", "Which windows: first or random.")
+    seed: int = setting(0, "Seed of the random choice.")
+    protocol: str = setting(
+        "windows", "windows, gptq-2048, gptq-2048-c4, gptq-2048-ptb, strided or lm-eval-word."
+    )
+    stride: int | None = setting(None, "Of protocol strided. Default: half a window.")
 
     @classmethod
     def of(

@@ -32,6 +32,7 @@ from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer
 from ...models.load import LoadedModel
 from ...progress import Progress, silent
+from ...settings import check_settings, setting
 from .distillation import Descent, Terms, terms
 from .trainable import TRAINED, add_channel, set_free, trainable
 
@@ -50,29 +51,30 @@ class Healing:
     nothing is measured with test_samples 0.
     """
 
-    data: str | None = None
-    samples: int = 512
-    seq_len: int = 256
-    steps: int = 200
-    batch: int = 8
-    lr: float = 3e-4
-    beta: float = 1.0
-    temperature: float = 2.0
-    rotary_channel: int = 0
-    train: str = "auto"
-    test: str | None = None
-    test_samples: int = 16
-    seed: int = 0
+    data: str | None = setting(None, "Text to train on. Default: that of the calibration.")
+    samples: int = setting(512, "Windows to train on, drawn at random.")
+    seq_len: int = setting(256, "Tokens per window.")
+    steps: int = setting(200, "Steps of AdamW.", low=1)
+    batch: int = setting(8, "Windows per step.", low=1)
+    lr: float = setting(3e-4, "Highest learning rate; latents take ten times as much.")
+    beta: float = setting(
+        1.0, "Weight of the divergence from the dense model; 0: cross-entropy alone."
+    )
+    temperature: float = setting(2.0, "tau of the divergence, which counts beta tau^2.")
+    rotary_channel: int = setting(
+        0, "Of care: width of a new rotary channel per head; 0: none.", low=0, metavar="D_R"
+    )
+    train: str = setting(
+        "auto", "latents, factors (what compression changed), all, or auto (by the method)."
+    )
+    test: str | None = setting(None, "Text to measure on. Default: the test split of the data.")
+    test_samples: int = setting(16, "Windows measured before and after; 0: none.", low=0)
+    seed: int = setting(0, "Of windows, their order and the new channel.")
 
     def __post_init__(self) -> None:
         if self.train not in ("auto", *TRAINED):
             raise unknown("choice of what to train", str(self.train), ("auto", *TRAINED))
-        for name, least in {"steps": 1, "batch": 1, "rotary_channel": 0, "test_samples": 0}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}."
-                )
+        check_settings(self)
         if self.rotary_channel % 2:
             raise InputError(
                 f"rotary_channel = {self.rotary_channel}: rotary positions turn pairs. Give an "

@@ -1,0 +1,69 @@
+"""What several commands take: the model, how it is loaded, how it generates, where figures go."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from ..recipe import Recipe
+from ..settings import setting, settings_of
+
+_SOURCE = {name: one.about for name, one in settings_of(Recipe).items() if one.group == "source"}
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Demo model, folder or hub id.")]
+ModelOrFolder = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL_OR_DIR", help="Demo model, folder (compressed or not) or hub id."
+    ),
+]
+FolderOrRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR_OR_RUN", help="Folder that `compress` wrote, or a run of the page."
+    ),
+]
+Batch = Annotated[int, typer.Option(help="Windows per forward pass.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ToTrackio = Annotated[
+    str | None,
+    typer.Option(
+        "--trackio",
+        metavar="PROJECT",
+        help="Keep the figures in trackio's local store too.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded. dtype None: float32 for a dense model, as saved for a checkpoint."""
+
+    revision: str | None = setting(None, _SOURCE["revision"])
+    dtype: str | None = setting(None, _SOURCE["dtype"])
+    device: str = setting("auto", _SOURCE["device"])
+    offload: bool = setting(False, _SOURCE["offload"])
+
+    def load(self, model: str) -> Any:
+        """The model of that name. Raises InputError as `lrcore.load` does."""
+        import lrcore
+
+        return lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How text is generated."""
+
+    max_new_tokens: int = setting(64, "The most tokens to add.")
+    temperature: float = setting(0.0, "0 is greedy.")
+    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this share.")
+    seed: int = setting(0, "The same seed gives the same text, for every prompt and model.")
+
+
+def load_dense(recipe: Recipe) -> Any:
+    """The dense model of a recipe. Raises InputError as `lrcore.load` does."""
+    import lrcore
+
+    return lrcore.load(recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)

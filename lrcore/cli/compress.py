@@ -1,0 +1,149 @@
+"""The commands from calibration to a compressed folder. Heavy imports wait until they run."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from ..recipe import Recipe
+from .arguments import AsJson, ToTrackio, load_dense
+from .console import print_json, print_table, progress, show
+from .flags import flags
+
+app = typer.Typer()
+
+Bounds = Annotated[
+    bool,
+    typer.Option(
+        "--bounds", help="Method modegpt: the error of every slot beside the bound of the paper."
+    ),
+]
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List compression methods and allocation policies."""
+    import lrcore
+
+    listed, policies = lrcore.methods(), lrcore.policies()
+    if as_json:
+        print_json({"methods": listed, "policies": policies})
+        return
+    print_table(
+        [
+            {"method": row["name"], "components": row["components"], "paper": row["paper"]}
+            for row in listed
+        ]
+    )
+    print()
+    print_table([{"policy": row["name"], "what it does": row["summary"]} for row in policies])
+
+
+@app.command()
+@flags(recipe=("source", "windows"))
+def calibrate(recipe: Recipe, as_json: AsJson = False) -> None:
+    """Collect what all methods read. It is kept on disk, where the commands below find it."""
+    import lrcore
+
+    began = time.perf_counter()
+    calibration = lrcore.calibrate(load_dense(recipe), recipe, progress=progress)
+    values = {
+        "key": calibration.key,
+        "layers": calibration.layers,
+        "protocol": calibration.protocol,
+        "block_influence": calibration.block_influence,
+    }
+    show(as_json, values | {"seconds": _since(began)})
+
+
+@app.command()
+@flags(recipe=("source", "windows"))
+def spectra(
+    recipe: Recipe,
+    threshold: Annotated[
+        float, typer.Option(help="Share of the energy that energy_rank holds.")
+    ] = 0.9,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the ranks in every layer.
+
+    By component and by matrix, of the weights alone and as the data sees them.
+    """
+    import lrcore
+
+    if not 0 < threshold <= 1:
+        raise InputError(f"threshold must lie in (0, 1], got {threshold:g}.")
+    began, model = time.perf_counter(), load_dense(recipe)
+    calibration = lrcore.calibrate(model, recipe, progress=progress)
+    analysis = lrcore.analyse(model, calibration, progress=progress)
+    rows = analysis.table(threshold).to_dict("records")
+    values = {"protocol": analysis.protocol, "threshold": threshold, "seconds": _since(began)}
+    show(as_json, values, "table", rows)
+
+
+@app.command()
+@flags(recipe=("source", "windows", "ranks"))
+def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) -> None:
+    """Show the ranks of a recipe.
+
+    And what they save, in parameters, KV cache and work; nothing is written.
+    """
+    import lrcore
+
+    model = load_dense(recipe)
+    factors = lrcore.prepare(model, recipe, progress=progress)
+    plan = lrcore.allocate(factors, recipe)
+    values = {"recipe": recipe.to_dict(), "summary": plan.summary()}
+    if bounds:
+        values["bounds"] = lrcore.bounds(model, factors, plan, progress=progress)
+    show(as_json, values, "ranks", plan.table().to_dict("records"))
+
+
+@app.command()
+@flags(recipe=("source", "windows", "passes", "ranks"))
+def compress(
+    recipe: Recipe,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder to write the compressed model to.")
+    ],
+    bounds: Bounds = False,
+    trackio: ToTrackio = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compress a model into a folder. `evaluate` and `generate` take that folder as their model."""
+    import lrcore
+    from lrcore.checkpoints.checkpoint import check_target
+
+    began = time.perf_counter()
+    check_target(out)
+    tracker = lrcore.Tracker(trackio) if trackio else None
+    small = _compressed(recipe, bounds)
+    folder = lrcore.save(small, out)
+    report = small.report
+    if tracker:
+        figures = {**report["summary"], "seconds": report["seconds"]}
+        tracker.log(small.name, report["recipe"], figures)
+    values = {"out": str(folder), **report, "total_seconds": _since(began)}
+    rows = values.pop("ranks")
+    show(as_json, values, "ranks", rows)
+
+
+def _compressed(recipe: Recipe, bounds: bool) -> Any:
+    """The compressed model; with `bounds`, they stand in its report."""
+    import lrcore
+
+    model = load_dense(recipe)
+    if not bounds:
+        return lrcore.compress(model, recipe, progress=progress)
+    factors = lrcore.prepare(model, recipe, progress=progress)
+    plan = lrcore.allocate(factors, recipe)
+    checked = lrcore.bounds(model, factors, plan, progress=progress)
+    small = lrcore.compress(model, recipe, factors, plan, progress=progress)
+    small.report["bounds"] = checked
+    return small
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)

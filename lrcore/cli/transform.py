@@ -1,0 +1,176 @@
+"""The commands that make a model of another: fewer layers, a narrower residual stream, quantised
+weights, healed factors. Heavy imports wait until they run.
+"""
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..compression.healing.healing import Healing
+from ..recipe import Recipe
+from ..settings import setting
+from .arguments import AsJson, FolderOrRun, Loading, Model
+from .console import progress, show
+from .flags import flags
+
+app = typer.Typer()
+
+TEXT = ("data", "samples", "seq_len", "seed")  # of a recipe, for what decides on a text
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")]
+
+
+@dataclass(frozen=True)
+class Shortening:
+    """How many layers are dropped, and by what measure."""
+
+    layers: int = setting(MISSING, "How many decoder layers to drop.")
+    by: str = setting(
+        "influence",
+        "influence (ShortGPT), or loss (SLEB): one after another, by the loss without it.",
+    )
+
+
+@app.command()
+@flags(recipe=TEXT, loading=("revision", "dtype", "device"))
+def shorten(
+    model: Model,
+    out: Out,
+    shortening: Shortening,
+    recipe: Recipe,
+    loading: Loading,
+    as_json: AsJson = False,
+) -> None:
+    """Drop whole decoder layers.
+
+    What is left is a dense model: `compress`, `evaluate` and `export --stock` take the folder.
+    """
+    import lrcore
+
+    _check(out)
+    layers, by = shortening.layers, shortening.by
+    made = lrcore.shorten(loading.load(model), recipe.with_(model=model), layers, by, progress)
+    _keep(made, out, "shortened", as_json)
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """How narrow the residual stream becomes, and in which basis."""
+
+    ratio: float = setting(
+        0.2, "Share of the decoder-linear parameters to remove, residual matrices counted."
+    )
+    rotations: str = setting(
+        "block", "block: a basis before every attention and MLP; one: the same for all."
+    )
+    multiple: int = setting(1, "The width is a multiple of it, such as 8.")
+
+
+@app.command(name="slice")
+@flags(recipe=TEXT, loading=("revision", "dtype", "device"))
+def slice_(
+    model: Model,
+    out: Out,
+    slicing: Slicing,
+    recipe: Recipe,
+    loading: Loading,
+    as_json: AsJson = False,
+) -> None:
+    """Rotate the residual stream and drop where it holds least (SliceGPT).
+
+    `evaluate`, `generate` and `export` take the folder.
+    """
+    import lrcore
+
+    _check(out)
+    recipe = recipe.with_(model=model, ratio=slicing.ratio)
+    rotations, multiple = slicing.rotations, slicing.multiple
+    made = lrcore.slice_hidden(loading.load(model), recipe, rotations, multiple, progress)
+    _keep(made, out, "sliced", as_json)
+
+
+@app.command()
+@flags(loading=("dtype", "device"))
+def quantise(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_RUN", help="Demo model, folder, hub id, or a run of the page."
+        ),
+    ],
+    out: Out,
+    loading: Loading,
+    bits: Annotated[int, typer.Option(help="Of a quantised weight: 8 or 4.")] = 8,
+    group: Annotated[int, typer.Option(help="Weights that share a scale and a zero point.")] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Quantise a model's weights to 8 or 4 bits.
+
+    Half-quadratic (HQQ), without data; `evaluate`, `compare` and `export` take the folder.
+    """
+    import lrcore
+    from lrcore.checkpoints.export import run_checkpoint
+
+    _check(out)
+    before = loading.load(run_checkpoint(model))
+    made = lrcore.quantise(before, bits, group, progress=progress)
+    values = {"out": str(lrcore.save(made, out)), "quantised": made.report["quantised"]}
+    sizes = {"megabytes_before": before.size.megabytes, "megabytes": made.size.megabytes}
+    show(as_json, values | sizes)
+
+
+@app.command()
+@flags(loading=("dtype", "device"))
+def heal(
+    model: FolderOrRun,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the healed model to.")],
+    settings: Healing,
+    loading: Loading,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="The dense model, where it has moved.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the factors of a compressed model against its dense one.
+
+    Goes on where it was stopped; `evaluate` and `export` take DIR.
+    """
+    import lrcore
+    from lrcore.checkpoints.export import run_checkpoint
+
+    _check(out)
+    state = out.expanduser().absolute().with_name(f".{out.name}.healing.safetensors")
+    small = loading.load(run_checkpoint(model))
+    made = lrcore.heal(small, settings, teacher=teacher, state=state, progress=progress)
+    folder = lrcore.save(made, out)
+    state.unlink(missing_ok=True)
+    healing = made.report["healing"]
+    if not as_json:  # a person reads neither curves nor protocols, nor settings left out
+        healing = {
+            name: value
+            for name, value in healing.items()
+            if not isinstance(value, list | dict | None)
+        }
+    sizes = {"parameters": made.size.parameters, "kv_bytes_per_token": made.size.kv_bytes}
+    show(as_json, {"out": str(folder), "healing": healing, **sizes})
+
+
+def _check(out: Path) -> None:
+    from lrcore.checkpoints.checkpoint import check_target
+
+    check_target(out)
+
+
+def _keep(made: Any, out: Path, entry: str, as_json: bool) -> None:
+    """Write the model, and show what its report has under `entry`."""
+    import lrcore
+
+    show(
+        as_json,
+        {"out": str(lrcore.save(made, out)), entry: made.report[entry], **made.report["summary"]},
+    )

@@ -1,0 +1,73 @@
+"""`setting`: a dataclass field with its help text, choices and range.
+
+The command line and the checks read the same metadata.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import InputError, unknown
+
+Choices = Sequence[str] | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field is, besides its type and its default.
+
+    about: one or two sentences for a person; `{choices}` in it stands for all of them. low: the
+    least whole number. group: fields that commands take together. flag: its name on the command
+    line where that is not the field's; metavar: how a value is written there.
+    """
+
+    about: str
+    choices: tuple[str, ...] = ()
+    low: int | None = None
+    group: str = ""
+    flag: str = ""
+    metavar: str | None = None
+
+    @property
+    def help(self) -> str:
+        """`about` with its choices: "a, b or c"."""
+        *first, last = self.choices or ("",)
+        return self.about.replace("{choices}", f"{', '.join(first)} or {last}" if first else last)
+
+
+def setting(
+    default: Any,
+    about: str,
+    choices: Choices = (),
+    low: int | None = None,
+    **more: str,
+) -> Any:
+    """A dataclass field with a `Setting`; more: its group, flag and metavar.
+
+    A default of dict means an empty mapping. Without a default of its own, give
+    `dataclasses.MISSING`.
+    """
+    described = Setting(about, tuple(choices), low, **more)
+    given = {"default_factory": dict} if default is dict else {"default": default}
+    return field(**given, metadata={"setting": described})
+
+
+def settings_of(kind: type) -> dict[str, Setting]:
+    """The fields of a dataclass that were made with `setting`, by name, in their order."""
+    return {f.name: f.metadata["setting"] for f in fields(kind) if "setting" in f.metadata}
+
+
+def check_settings(value: Any) -> None:
+    """Raises InputError for a field of a dataclass that is none of its choices, or no whole number
+    of at least `low`. A None that is the field's default passes.
+    """
+    for name, one in settings_of(type(value)).items():
+        got = getattr(value, name)
+        if one.choices and got not in one.choices:
+            raise unknown(name, str(got), one.choices)
+    for name, one in settings_of(type(value)).items():
+        got = getattr(value, name)
+        if one.low is None or (got is None and getattr(type(value), name) is None):
+            continue
+        if not isinstance(got, int) or isinstance(got, bool) or got < one.low:
+            raise InputError(f"{name} must be a whole number of at least {one.low}, got {got!r}.")

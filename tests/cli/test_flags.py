@@ -1,0 +1,75 @@
+"""The options of the command line are the fields of the dataclasses that they make."""
+
+import inspect
+from dataclasses import asdict, fields
+
+import pytest
+import typer
+
+from lrcore import EvaluationSettings, Healing, Recipe
+from lrcore.cli.commands import app
+from lrcore.cli.flags import flags
+from lrcore.settings import settings_of
+
+COMMANDS = {
+    name: command
+    for name, command in typer.main.get_command(app).commands.items()
+    if not hasattr(command, "commands")
+}
+
+
+def options(command: str) -> set[str]:
+    return {flag for one in COMMANDS[command].params for flag in one.opts}
+
+
+def named(kind: type) -> set[str]:
+    return {
+        f"--{one.flag or name.replace('_', '-')}"
+        for name, one in settings_of(kind).items()
+        if (kind, name) != (Recipe, "model")
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [("compress", Recipe), ("evaluate", EvaluationSettings), ("heal", Healing)]
+)
+def test_every_field_is_an_option(command, kind):
+    assert len(settings_of(kind)) == len(fields(kind))
+    assert named(kind) <= options(command)
+
+
+def test_a_command_has_the_groups_it_names():
+    assert {"--data", "--seq-len", "--recipe"} <= options("calibrate")
+    assert not {"--method", "--refit", "--ratio"} & options("calibrate")
+    assert "--ratio" in options("allocate")
+    assert not {"--refit", "--calibration"} & options("allocate")
+    assert "--recipe" not in options("shorten")
+
+
+def test_every_option_has_a_help_and_says_its_default():
+    for command in COMMANDS.values():
+        for one in command.params:
+            assert one.help, (command.name, one.name)
+    helps = {one.name: one.help for one in COMMANDS["compress"].params}
+    assert helps["samples"].endswith(f"Default: {Recipe.samples}.")
+    assert "random or first" in helps["sampling"]
+
+
+def test_a_command_is_handed_values():
+    handed = []
+
+    @flags(recipe=("passes",))
+    def command(recipe: Recipe, settings: Healing, more: int = 3) -> None:
+        handed.append((recipe, settings, more))
+
+    shown = inspect.signature(command).parameters
+    assert list(shown)[:2] == ["calibration", "refit"]
+    assert shown["steps"].default == Healing.steps
+    command(calibration=None, refit="on", **asdict(Healing(steps=5)), more=4)
+    assert handed == [(Recipe(refit="on"), Healing(steps=5), 4)]
+
+
+def test_commands_have_at_most_six_parameters():
+    for name, command in COMMANDS.items():
+        written = inspect.signature(inspect.unwrap(command.callback), follow_wrapped=False)
+        assert len(written.parameters) <= 6, name
