@@ -1,18 +1,21 @@
 """What the documents say is there: prose wrapped, generated pages current."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import lrcore
 from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import api  # noqa: E402
 import architectures as families  # noqa: E402
 from prose import wrap  # noqa: E402
 
@@ -23,6 +26,12 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_prose_is_wrapped_at_100_columns(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert wrap(text) == text, f"python scripts/prose.py {path} wraps it"
+
+
+@pytest.mark.slow
+def test_the_page_of_the_public_api_is_that_of_the_code() -> None:
+    current = api.PAGE.read_text(encoding="utf-8") == api.page()
+    assert current, "python scripts/api.py writes docs/api.md anew"
 
 
 def test_the_page_of_families_is_that_of_the_table() -> None:
@@ -43,3 +52,14 @@ def test_a_family_that_was_not_measured_fails_with_one_sentence(monkeypatch) -> 
     monkeypatch.setattr(families, "ARCHITECTURES", new)
     with pytest.raises(SystemExit, match="toyllama: in the table of families but not yet measured"):
         families.page()
+
+
+def test_every_public_name_and_link_is_there() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert not {name for name in lrcore.__all__ if f"`lrcore.{name}" not in page}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(((?!http)[^)#]+)", path.read_text(encoding="utf-8"))
+    assert not {link for link in links if not (path.parent / link).is_file()}

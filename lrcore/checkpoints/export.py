@@ -2,8 +2,8 @@
 installed.
 
 `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` reads it by the modeling file
-inside, which is cut from the sources of the modules (see models/portable.py); a stock export (see
-stock.py) needs no code at all. Both load by `lrcore.load` too.
+inside, which is cut from the sources of the modules (see checkpoints/portable.py); a stock export
+(see stock.py) needs no code at all. Both load by `lrcore.load` too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -71,7 +71,7 @@ def evaluate(
     **settings: Any,
 ) -> Evaluation:
     """Perplexity of `model` on the test split of `data` by a named protocol (see
-    `lrcore.protocols`).
+    `lrcore.PROTOCOLS`).
 
     settings: the other fields of `EvaluationSettings`, which may also be given whole as `data`: samples,
     seq_len, sampling, seed, protocol, stride. batch: the most windows per forward pass. Raises

@@ -1,0 +1,168 @@
+"""Write docs/api.md: the public API of lrcore, the commands, and the endpoints of the page.
+
+python scripts/api.py [--check]: everything is read from signatures, docstrings, the command line
+parser and the page; --check only compares.
+"""
+
+import inspect
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from prose import wrap  # noqa: E402
+
+import lrcore  # noqa: E402 (the project need not be installed)
+
+PAGE = ROOT / "docs" / "api.md"
+HEAD = """# Public API
+
+Written by `scripts/api.py` from signatures and docstrings; do not edit by hand. The docstrings say
+more: shapes, units, and the exceptions raised (`help(lrcore.compress)`).
+
+"""
+
+
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a docstring, on one line and safe in a table."""
+    paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
+    sentence = re.match(r".{25,}?[.](?=\s[A-Z`]|$)|.*", paragraph)[0]
+    return sentence.replace("|", "\\|")
+
+
+def call(name: str, function: Any) -> str:
+    """`name(parameter, option=default)` with names and defaults only."""
+    parts = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        default = parameter.default
+        shown = getattr(default, "__name__", None) or repr(default)
+        parts.append(star + parameter.name + ("" if default is parameter.empty else f"={shown}"))
+    return f"{name}({', '.join(parts)})"
+
+
+def attributes(kind: type) -> list[str]:
+    """Fields, properties and methods of a class that a caller may use, own ones first."""
+    own = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    own += [name for name in vars(kind) if name not in own]
+    return [
+        f"{name}()" if inspect.isroutine(inspect.getattr_static(kind, name, None)) else name
+        for name in own
+        if not name.startswith("_")
+    ]
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
+
+
+def package() -> str:
+    """The names of `lrcore.__all__`: functions, classes, and tables of names."""
+    public = {name: getattr(lrcore, name) for name in lrcore.__all__}
+    functions = {name: value for name, value in public.items() if inspect.isroutine(value)}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
+    rest = {name: public[name] for name in public if name not in functions | classes}
+    return (
+        "## Functions of lrcore\n\n"
+        + table(
+            ("call", "what it does"),
+            (
+                (f"`lrcore.{call(name, f)}`", first_sentence(f.__doc__))
+                for name, f in functions.items()
+            ),
+        )
+        + "\n## Classes of lrcore\n\n"
+        + table(
+            ("class", "what it is", "attributes"),
+            (
+                (
+                    f"`lrcore.{name}`",
+                    first_sentence(kind.__doc__),
+                    ", ".join(f"`{own}`" for own in attributes(kind)),
+                )
+                for name, kind in classes.items()
+            ),
+        )
+        + "\n## Names that settings take\n\n"
+        + table(
+            ("constant", "names"),
+            (
+                (f"`lrcore.{name}`", ", ".join(f"`{own}`" for own in value))
+                for name, value in rest.items()
+            ),
+        )
+    )
+
+
+def commands() -> Iterator[tuple[str, str, str]]:
+    """(command with its arguments, help, flags) of every command of `python -m lrcore`."""
+    import typer
+
+    from lrcore.cli.commands import app
+
+    def walk(command: Any, path: str) -> Iterator[tuple[str, str, str]]:
+        if hasattr(command, "commands"):
+            for name, own in command.commands.items():
+                yield from walk(own, f"{path} {name}".strip())
+            if not command.invoke_without_command:
+                return
+        arguments = [
+            own if p.required or own.startswith("[") else f"[{own}]"
+            for p in command.params
+            if p.param_type_name == "argument"
+            for own in [p.metavar or p.name.upper()]
+        ]
+        flags = [max(p.opts, key=len) for p in command.params if p.param_type_name == "option"]
+        yield (
+            " ".join([f"`{path}", *arguments]) + "`",
+            first_sentence(command.help),
+            ", ".join(f"`{flag}`" for flag in flags),
+        )
+
+    yield from walk(typer.main.get_command(app), "")
+
+
+def endpoints() -> Iterator[tuple[str, str]]:
+    """(call, description) of every public endpoint of the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"LRCORE_CACHE": folder, "LRCORE_RUNS": f"{folder}/runs"}
+        from workbench import build_app
+
+        described: Mapping[str, Any] = build_app().get_api_info()["named_endpoints"]
+    for name, endpoint in described.items():
+        given = [
+            f"{own['parameter_name']}: {own['python_type']['type']}"
+            + (f" = {own['parameter_default']!r}" if own["parameter_has_default"] else "")
+            for own in endpoint["parameters"]
+        ]
+        yield f"`{name}({', '.join(given)})`", first_sentence(endpoint["description"])
+
+
+def page() -> str:
+    """The whole page."""
+    return wrap(
+        HEAD
+        + package()
+        + "\n## Commands\n\nEach is called by `python -m lrcore`; `--help` explains its flags.\n\n"
+        + table(("command", "what it does", "flags"), commands())
+        + "\n## Endpoints of the page\n\nFor `gradio_client` and, as tools, for MCP. A recipe is a "
+        "mapping with the fields of `lrcore.Recipe`; those left out keep their defaults.\n\n"
+        + table(("endpoint", "what it does"), endpoints())
+    )
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(PAGE.read_text(encoding="utf-8") != page())
+    PAGE.write_text(page(), encoding="utf-8")

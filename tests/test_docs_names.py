@@ -1,0 +1,140 @@
+"""Every name that documents, docstrings and messages mention exists: functions, files, flags."""
+
+import ast
+import importlib
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+
+import lrcore
+from lrcore.cli.commands import app
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = sorted(
+    path for folder in ("lrcore", "workbench", "scripts") for path in (ROOT / folder).rglob("*.py")
+)
+FILES = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.split()
+ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help"}
+"""Flags of scripts/ and of other programs."""
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def exists(dotted: str) -> bool:
+    """Whether lrcore.a.b is a public name with that attribute, or a module."""
+    value, *parts = lrcore, *dotted.split(".")[1:]
+    for part in parts:
+        if not hasattr(value, part):
+            try:
+                importlib.import_module(dotted)
+            except ImportError:
+                return False
+            return True
+        value = getattr(value, part)
+    return True
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """The flags of every command, `runs ...` by their second part, too."""
+
+    def walk(command, path):
+        for part, own in getattr(command, "commands", {}).items():
+            yield from walk(own, f"{path} {part}".strip())
+        yield path, {flag for parameter in command.params for flag in parameter.opts}
+
+    return dict(walk(typer.main.get_command(app), ""))
+
+
+@cache
+def defined(path: str) -> set[str]:
+    """What a module defines or imports at its top level."""
+    names = set()
+    for node in ast.parse(text(ROOT / path)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
+def test_names_of_lrcore_exist(path: Path) -> None:
+    named = set(re.findall(r"\blrcore(?:\.[a-zA-Z_]\w*)+", text(path))) - {"lrcore.json"}  # a file
+    assert not {own for own in named if not exists(own)}
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=name)
+def test_files_that_are_named_exist(path: Path) -> None:
+    named = set(re.findall(r"[\w./-]*\w/[\w.-]+\.(?:py|md|json|js|css)\b(?!\w)", text(path)))
+    missing = {
+        own
+        for own in named
+        if "://" not in own
+        and not any(f"/{file}".endswith(f"/{own.strip('./')}") for file in FILES)
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_functions_named_by_module_exist(path: Path) -> None:
+    """`a3.qk_svd`, `healing/trainable.add_channel`: the module is the end of a file's path."""
+    missing = set()
+    for module, function in re.findall(r"`([a-z_][\w/]*)\.([a-zA-Z_]\w*)`", text(path)):
+        files = [
+            file for file in FILES if f"/{file}".endswith(f"/{module}.py") and "test" not in file
+        ]
+        if files and not any(function in defined(file) for file in files):
+            missing.add(f"{module}.{function}")
+    assert not {
+        own for own in missing if not own.endswith((".py", ".json", ".md", ".csv", ".html"))
+    }
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_commands_and_their_flags_exist(path: Path) -> None:
+    spans = re.findall(r"`([^`]+)`", text(path)) + re.findall(
+        r"^python .*$", text(path), re.MULTILINE
+    )
+    for span in spans:
+        words = span.replace("python -m lrcore ", "").replace("lrcore ", "").split()
+        flags = {flag for flag in words if re.match(r"--[a-z]", flag)}
+        known = set().union(*commands().values(), ALSO_FLAGS)
+        if words and words[0] in commands() and "scripts/" not in span:
+            both = " ".join(words[:2])
+            known = commands()[both if both in commands() else words[0]] | {"--help"}
+        elif span.startswith("python -m lrcore "):
+            pytest.fail(f"no such command: {span}")
+        assert flags <= known, span
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "lrcore" in path.parts], ids=name)
+def test_flags_in_messages_exist(path: Path) -> None:
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(text(path)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    flags = {flag for own in strings for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", own)}
+    assert flags <= set().union(*commands().values(), ALSO_FLAGS)
