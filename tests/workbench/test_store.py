@@ -1,0 +1,138 @@
+"""The store alone: no page, no Gradio; what is made once, and what it costs to measure."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_models import family_folder
+
+import lrcore
+from workbench import live, memory
+from workbench.job_record import ENDED
+from workbench.jobs import KINDS, CompressJob, SurveyJob, start_analysis
+from workbench.store import Store
+from workbench.survey import measured, survey
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "runs", KINDS)
+
+
+@pytest.fixture
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+
+
+def ended(record, seconds=60):
+    end = time.monotonic() + seconds
+    while record.state not in ENDED:
+        assert time.monotonic() < end, record
+        time.sleep(0.02)
+    return record
+
+
+def test_the_store_and_its_jobs_need_no_gradio():
+    code = (
+        "import sys, workbench.store, workbench.jobs, workbench.survey, workbench.memory\n"
+        "assert 'gradio' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monkeypatch):
+    allocated, allocate = [], lrcore.allocate
+    monkeypatch.setattr(
+        lrcore, "allocate", lambda *given: allocated.append(given[1]) or allocate(*given)
+    )
+    assert store.plan(recipe) is None
+    assert store.plan(None) is None
+    factors = store.factors(recipe)
+    for wanted in (recipe, recipe.with_(policy="softmax"), recipe.with_(ratio=0.4)):
+        plan = store.plan(wanted)
+        assert plan is store.plan(wanted)
+        assert plan.ranks == allocate(factors, wanted).ranks
+    by_hand = recipe.with_(policy="softmax", overrides={"0.mlp": 3})
+    assert store.plan(by_hand).ranks[0, "mlp"] == 3
+    assert store.policy_plan(by_hand) is store.plan(recipe.with_(policy="softmax"))
+    assert store.uniform_plan(by_hand) is store.plan(recipe)
+    assert len(allocated) == 4
+
+
+def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
+    wrong = recipe.with_(overrides={"7.mlp": 3})
+    store.factors(recipe)
+    for _ in range(2):
+        with pytest.raises(lrcore.InputError, match="layers 0 to 2"):
+            store.plan(wrong)
+        with pytest.raises(lrcore.InputError, match="layers 0 to 2"):
+            store.live_request(wrong, "browser")
+
+
+def test_an_analysis_is_queued_once_and_not_where_it_is(store, recipe):
+    record = ended(start_analysis(store, recipe))
+    assert (record.state, record.kept) == ("done", False)
+    assert store.peek_analysis(recipe) is not None
+    assert store.plan(recipe) is not None
+    assert start_analysis(store, recipe) is None
+    assert store.methods_factorised(recipe) == ["a3"]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmo2"])
+def test_no_refit_is_counted_where_the_architecture_allows_none(
+    store, recipe, family, tiny_llama, tmp_path, monkeypatch
+):
+    folder = family_folder(family, tiny_llama, tmp_path / family)
+    fused = recipe.with_(model=str(folder), method="fused")
+    factors, model = store.factors(fused), store.dense(fused)
+    monkeypatch.setattr(live, "MOST", factors.shape.parameters * live.WINDOWS * live.LENGTH)
+    assert not store.refits(fused)
+    assert store.live_request(fused, "browser") is not None  # the sample alone is run
+    assert memory.needed(model, fused, 1.0, None) == 10**6  # no states are kept
+    on = fused.with_(refit="on")
+    with pytest.raises(lrcore.InputError, match="no refit"):
+        memory.needed(model, on, 1.0, None)
+    request = store.live_request(on, "browser")
+    store.live.ask(request)
+    while store.live.peek(request.key) is None:
+        time.sleep(0.02)
+    assert "no refit" in store.live.peek(request.key).error
+
+
+def test_a_refit_is_counted_where_there_is_one(store, recipe, monkeypatch):
+    fused = recipe.with_(method="fused")
+    factors = store.factors(fused)
+    monkeypatch.setattr(live, "MOST", factors.shape.parameters * live.WINDOWS * live.LENGTH)
+    assert store.refits(fused)
+    assert store.live_request(fused, "browser") is None
+    assert store.live_request(fused.with_(refit="off"), "browser") is not None
+
+
+def test_a_job_makes_a_run_that_a_restart_finds(store, recipe, tmp_path):
+    settings = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=32)
+    record = ended(store.jobs.submit(CompressJob(recipe, "mine", settings)))
+    assert record.state == "done", record.error
+    again = Store(tmp_path / "runs", KINDS)
+    (run,) = again.chosen_runs([*record.result, "gone"])
+    assert (run.name, run.recipe) == ("mine", recipe)
+    assert run.evaluations[0]["same_base"]
+    assert again.jobs.get(record.id).job == CompressJob(recipe, "mine", settings)
+    again.delete(run.id)
+    assert again.chosen_runs(record.result) == []
+
+
+def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
+    two = [row for row in lrcore.methods() if row["name"] in ("a3", "svd")]
+    monkeypatch.setattr(lrcore, "methods", lambda: two)
+    nothing = survey(store, recipe)
+    assert (nothing.shares, nothing.missing) == ({}, ("svd", "a3"))
+    assert ended(store.jobs.submit(SurveyJob(recipe))).state == "done"
+    everything = survey(store, recipe)
+    assert everything.missing == ()
+    assert {"uniform", "softmax"} <= everything.shares["svd"].keys()
+    assert len(everything.shares["svd"]["uniform"]) == 3
+    figures = measured(store, recipe)
+    assert figures == sorted(figures)
+    assert [one.shown for one in figures].count(True) == 1
+    assert measured(store, recipe.with_(overrides={"0.mlp": 3})) == []
