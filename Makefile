@@ -28,10 +28,10 @@ lint: setup
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-# Two at a time, files in their order; then the browser tests alone, since they time what a person waits for.
+# Two files at a time, in their order; a browser test has a server and a browser of its process.
 test: lint browser axe
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
-	$(PYTHON) -m pytest -q -m browser
+	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder
 
 # The browser tests drive Debian's Chromium.
 browser:

@@ -146,9 +146,9 @@ def raw_values(layer: Layer) -> dict[str, Tensor]:
         "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
     }
     if layer.mlp is not None:
-        rows = sum(
-            (p.weight.double() ** 2).sum(1) for p in (layer.mlp.up, layer.mlp.gate) if p is not None
-        )
+        rows = (layer.mlp.up.weight.double() ** 2).sum(1)
+        if layer.mlp.gate is not None:
+            rows = rows + (layer.mlp.gate.weight.double() ** 2).sum(1)
         found["mlp"] = _neurons(rows, layer.mlp)
     return found | {
         name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0)

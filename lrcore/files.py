@@ -18,7 +18,7 @@ from typing import IO, Any
 try:
     import fcntl
 except ImportError:  # Windows: temporary folders of a killed process are not cleaned up
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # a module that may be absent
 
 OFFLOADED = "offloaded"  # folder in the cache for tensors that a running process has offloaded
 

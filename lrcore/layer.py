@@ -6,7 +6,7 @@ weight. Tensors only; nothing here knows a model.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -162,6 +162,7 @@ class Attention:
     def kv_values(self) -> int:
         """Numbers that the cache holds per token."""
         if self.latent and _one_latent(self.k, self.v):
+            assert isinstance(self.k, LowRank)
             return self.k.rank
         sizes = ((self.k, self.n_kv * self.qk_size), (self.v, self.n_v * self.v_size))
         return sum(p.rank if self.latent and isinstance(p, LowRank) else size for p, size in sizes)
@@ -201,18 +202,19 @@ class Layer:
         one.
         """
         a, m = self.attention, self.mlp
-        named = {"q": a.q, "k": a.k, "v": a.v, "o": a.o}
+        named: dict[str, Projection | None] = {"q": a.q, "k": a.k, "v": a.v, "o": a.o}
         if m is not None:
             named |= {"gate": m.gate, "up": m.up, "down": m.down}
         return {name: projection for name, projection in named.items() if projection is not None}
 
     def with_matrices(self, **changed: Projection) -> "Layer":
         """A copy with some projections exchanged; sizes stay as they are."""
-        attention = replace(
-            self.attention, **{name: p for name, p in changed.items() if name in "qkvo"}
-        )
-        inner = {name: p for name, p in changed.items() if name in ("gate", "up", "down")}
-        mlp = replace(self.mlp, **inner) if inner else self.mlp
+        outer: dict[str, Any] = {name: p for name, p in changed.items() if name in "qkvo"}
+        inner: dict[str, Any] = {name: p for name, p in changed.items() if name not in outer}
+        attention, mlp = replace(self.attention, **outer), self.mlp
+        if inner:
+            assert mlp is not None
+            mlp = replace(mlp, **inner)
         return replace(self, attention=attention, mlp=mlp)
 
     @property

@@ -116,11 +116,15 @@ def cholesky(m: Tensor, strength: float = 1e-8) -> Tensor:
 
     Raises torch.linalg.LinAlgError where m is far from positive semi-definite, or not finite.
     """
+    factor: Tensor
     for attempt in range(12):
         factor, failed = torch.linalg.cholesky_ex(damped(m, strength * 10**attempt))
         if not int(failed):
             return factor
-    raise torch.linalg.LinAlgError("matrix is far from positive semi-definite or not finite")
+    # PyTorch documents the class, but its stubs do not export it.
+    raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+        "matrix is far from positive semi-definite or not finite"
+    )
 
 
 def leverage_complement(gram: Tensor, ridge: float) -> Tensor:

@@ -6,7 +6,7 @@ field without is none, and is set by the code that makes the value.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .errors import InputError, unknown
 
@@ -44,7 +44,7 @@ class Option:
         if isinstance(self.default, str):
             if value not in self.choices:
                 raise unknown(f"value for option {self.name}", str(value), self.choices)
-            return value
+            return str(value)
         return self._number(value)
 
     def _switch(self, value: Any) -> bool:
@@ -104,7 +104,8 @@ class NoOptions:
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """What there is to choose in an options dataclass."""
-    return tuple(Option(f.name, f.default, **f.metadata) for f in fields(kind) if f.metadata)
+    chosen = [f for f in fields(kind) if f.metadata]
+    return tuple(Option(f.name, cast(Value, f.default), **f.metadata) for f in chosen)
 
 
 def read_options(owner: str, kind: type[Chosen], given: Mapping[str, Any]) -> Chosen:

@@ -65,12 +65,14 @@ class StoredTensor:
     def map(self) -> Tensor:
         """The tensor, memory-mapped, of the stored shape; converted where dtype differs."""
         with safe_open(self.file, "pt") as opened:
-            return opened.get_tensor(self.name).to(self.dtype)
+            tensor: Tensor = opened.get_tensor(self.name)
+            return tensor.to(self.dtype)
 
     def read(self, device: torch.device | str = "cpu") -> Tensor:
         """The tensor as a copy in memory, of the stored shape."""
         with safe_open(self.file, "pt") as opened:
-            return opened.get_tensor(self.name).to(device, self.dtype, copy=True)
+            tensor: Tensor = opened.get_tensor(self.name)
+            return tensor.to(device, self.dtype, copy=True)
 
 
 def as_dtype(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, StoredTensor]:

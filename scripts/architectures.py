@@ -149,8 +149,8 @@ def page() -> str:
         + wrap(
             "\n## Images and text\n\n"
             + ", ".join(f"`{name}`" for name in MULTIMODAL)
-            + ": the language model inside, of a family above, is found and compressed; the rest is "
-            "left as it is to the bit (`tests/models/test_multimodal.py`). Calibration and "
+            + ": the language model inside, of a family above, is found and compressed; the rest "
+            "is left as it is to the bit (`tests/models/test_multimodal.py`). Calibration and "
             "evaluation read text only.\n\n## What is refused\n\n"
             "One line says so, before anything is computed:\n\n"
             + "\n".join(refused)

@@ -21,14 +21,15 @@ PROBES = 200
 CURVE_ROWS = 16
 _WIKITEXT = "wikitext2.test.txt"
 _DATA = """\
-`stories/train` is made by `lrcore.data.stories`; `python-docs/train` is the documentation of the Python interpreter that ran the training.
-The public texts are train splits or samples and are not part of this repository; none of the texts measured below was read.
-Documents are shuffled and end with the end-of-text token. One to three short stories in a row may form one document, joined by a blank
-line, as evaluation joins them.
+`stories/train` is made by `lrcore.data.stories`; `python-docs/train` is the documentation of the
+Python interpreter that ran the training. The public texts are train splits or samples and are not
+part of this repository; none of the texts measured below was read. Documents are shuffled and end
+with the end-of-text token. One to three short stories in a row may form one document, joined by a
+blank line, as evaluation joins them.
 """
 _PROTOCOL = """\
-Documents joined with a blank line, tokenised once without special tokens, all non-overlapping full windows, float32. Per token of this
-tokenizer, so not comparable with other tokenizers.
+Documents joined with a blank line, tokenised once without special tokens, all non-overlapping full
+windows, float32. Per token of this tokenizer, so not comparable with other tokenizers.
 """
 
 
@@ -74,14 +75,17 @@ pipeline_tag: text-generation
 ---
 # {name}
 
-A small trained language model ({parameters:,} parameters) for demonstrations and tests of low-rank compression without a network.
-Architecture {config.model_type}: {config.num_hidden_layers} layers, hidden size {config.hidden_size},
-{config.num_attention_heads} query heads and {kv_heads} key-value heads of {config.hidden_size // config.num_attention_heads},
-inner size {inner}, {inside[config.model_type]}, tied embeddings, context {config.max_position_embeddings}, float32.
-Byte-level BPE tokenizer with {config.vocab_size} entries; encoding adds no special tokens, `{demo_corpus.EOS}` ends a document.
-It writes simple stories and knows nothing about the world: do not use it for anything else.
+A small trained language model ({parameters:,} parameters) for demonstrations and tests of low-rank
+compression without a network. Architecture {config.model_type}: {config.num_hidden_layers} layers,
+hidden size {config.hidden_size}, {config.num_attention_heads} query heads and {kv_heads} key-value
+heads of {config.hidden_size // config.num_attention_heads}, inner size {inner},
+{inside[config.model_type]}, tied embeddings, context {config.max_position_embeddings}, float32.
+Byte-level BPE tokenizer with {config.vocab_size} entries; encoding adds no special tokens,
+`{demo_corpus.EOS}` ends a document. It writes simple stories and knows nothing about the world: do
+not use it for anything else.
 
-Trained on {run["tokens"]:,} tokens in {run["seconds"] / 60:.0f} minutes on two CPU cores. Licence: Apache-2.0.
+Trained on {run["tokens"]:,} tokens in {run["seconds"] / 60:.0f} minutes on two CPU cores.
+Licence: Apache-2.0.
 """
 
 
@@ -207,7 +211,8 @@ def _making(name: str, run: dict) -> str:
 python scripts/train_demo.py {name} --tokens {run.get("asked", run["tokens"])} --reference DIR
 ```
 
-AdamW (0.9, 0.95), weight decay 0.1 on matrices, gradients clipped at 1, batches of {run["batch"]:,} tokens, learning rate up to
-{run["peak_lr"]:g} over 100 steps and then linearly to zero, bfloat16 autocast with float32 weights. The first 80 % of the tokens are read
-in windows of 256, the rest in windows of 512, so that all positions are trained.
+AdamW (0.9, 0.95), weight decay 0.1 on matrices, gradients clipped at 1, batches of
+{run["batch"]:,} tokens, learning rate up to {run["peak_lr"]:g} over 100 steps and then linearly to
+zero, bfloat16 autocast with float32 weights. The first 80 % of the tokens are read in windows of
+256, the rest in windows of 512, so that all positions are trained.
 """

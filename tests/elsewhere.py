@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
+import fresh
 import torch
 
 TOKENS = torch.arange(3, 43).view(2, 20)
@@ -21,8 +20,9 @@ tokens = torch.arange(3, 43).view(2, 20)
 def load(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert not model.training and not any(p.is_meta for p in model.parameters())
-    kept = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2)
-    free = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2, use_cache=False)
+    greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2}
+    kept = model.generate(tokens[:1], **greedy)
+    free = model.generate(tokens[:1], use_cache=False, **greedy)
     assert torch.equal(kept, free)
     model.save_pretrained(folder + "-again")
     again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
@@ -43,18 +43,18 @@ torch.save(found, sys.argv[2])
 """
 
 
+# What remote code is copied to is chosen when transformers is imported.
+OWN_MODULES = """
+import os, transformers.dynamic_module_utils
+transformers.dynamic_module_utils.HF_MODULES_CACHE = os.environ["HF_HOME"] + "/modules"
+"""
+
+
 def elsewhere(script, *arguments, cwd):
     """Run a script where neither the working directory nor the path leads to this project."""
     own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf"), "TRANSFORMERS_VERBOSITY": "error"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = fresh.outside().run(["-c", OWN_MODULES + script, *arguments], environment, cwd)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

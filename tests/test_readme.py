@@ -5,11 +5,11 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
+import fresh
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,15 +37,7 @@ def somewhere(tmp_path_factory) -> Path:
 
 def run(words: list[str], folder: Path) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        stdin=subprocess.DEVNULL,
-    )
+    done = fresh.project().run(words, environment, folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -54,13 +46,13 @@ def run(words: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("command", [line for line in lines("bash") if line.startswith("python")])
 def test_command_line(command: str, somewhere: Path) -> None:
     words = shlex.split(command)
-    assert run([sys.executable, *words[1:]], somewhere).strip()
+    assert run(words[1:], somewhere).strip()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_block(code: str, somewhere: Path) -> None:
-    printed = run([sys.executable, "-c", code], somewhere).splitlines()
+    printed = run(["-c", code], somewhere).splitlines()
     assert [line.split()[0] for line in printed[:3]] == ["0.1", "0.2", "0.3"]
     assert float(printed[3]) > 1
     assert len(" ".join(printed[4:])) > 40

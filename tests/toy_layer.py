@@ -40,12 +40,13 @@ class Toy:
     mixtures: Tensor
 
 
-def toy(
-    n_q: int, n_kv: int, position: str, bias: bool, gated: bool, seed: int = 0, tokens: int = TOKENS
-) -> Toy:
+def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
     """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a
     multiple of the identity.
+
+    kind: n_q, n_kv, position, whether there are biases, whether the MLP is gated.
     """
+    n_q, n_kv, position, bias, gated = kind
     g = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:

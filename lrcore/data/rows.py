@@ -63,4 +63,5 @@ def _document(row: object, fields: tuple[str, ...] | None, where: str) -> str:
                 f"{where}: {what} is {type(value).__name__}, expected text. Remove or repair the "
                 "row."
             )
-    return values[0] if len(values) == 1 else "\n".join(value for value in values if value)
+    texts = [str(value) for value in values if value]  # all are text, or an absent "input"
+    return "\n".join(texts)

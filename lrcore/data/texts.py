@@ -14,7 +14,7 @@ from lrcore.errors import InputError, unknown
 
 Role = Literal["calibration", "test"]
 
-BUILTIN: Mapping[str, Callable[[str], list[str]]] = {
+BUILTIN: Mapping[str, Callable[..., list[str]]] = {
     "python-docs": python_docs.documents,
     "stories": stories.documents,
 }

@@ -1,10 +1,12 @@
 """One text as tokens, and how many bytes of the text each token reaches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import LongTensor
+from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,8 +18,8 @@ class Tokenised:
     offsets.
     """
 
-    ids: LongTensor
-    ends: LongTensor | None
+    ids: Tensor
+    ends: Tensor | None
 
     def bytes(self, first: int, last: int) -> int | None:
         """Bytes of the text that the tokens first..last - 1 add to what the tokens before
@@ -28,7 +30,7 @@ class Tokenised:
         return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else 0)
 
 
-def tokenise(text: str, tokenizer, special_tokens: bool = False) -> Tokenised:
+def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenised:
     """The whole text tokenised at once.
 
     special_tokens: with those that the tokenizer puts around a text, as `tokenizer(text)` does.

@@ -1,11 +1,12 @@
 """Token windows: the unit in which models are calibrated and measured."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import LongTensor
+from torch import Tensor
 
 from lrcore.data.texts import Texts
 from lrcore.data.tokens import tokenise
@@ -25,7 +26,7 @@ class Windows:
     None where the tokenizer gives no offsets.
     """
 
-    tokens: LongTensor
+    tokens: Tensor
     protocol: dict
     key: str
     predicted_bytes: int | None = None
@@ -33,7 +34,7 @@ class Windows:
 
 def make_windows(
     texts: Texts,
-    tokenizer,
+    tokenizer: Callable[..., Any],
     samples: int | None,
     seq_len: int,
     sampling: Sampling = "random",
@@ -63,7 +64,7 @@ def make_windows(
             )
         )
     drawn = "first" if samples is None else sampling
-    if drawn == "random":
+    if samples is not None and sampling == "random":
         starts = torch.randint(
             available - seq_len + 1, (samples,), generator=torch.Generator().manual_seed(seed)
         )
@@ -82,15 +83,13 @@ def make_windows(
         "samples_asked": samples,
         "samples": len(tokens),
     }
-    counted = (
-        [text.bytes(start + 1, start + seq_len) for start in starts.tolist()]
-        if text.ends is not None
-        else None
-    )
-    return Windows(tokens, protocol, _key(tokens), None if counted is None else sum(counted))
+    counted = None
+    if text.ends is not None:
+        counted = sum(text.bytes(start + 1, start + seq_len) or 0 for start in starts.tolist())
+    return Windows(tokens, protocol, _key(tokens), counted)
 
 
-def _key(tokens: LongTensor) -> str:
+def _key(tokens: Tensor) -> str:
     return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.numpy().tobytes()).hexdigest()
 
 

@@ -116,7 +116,6 @@ def protocol(subject: Subject, model, calibration) -> str:
 
 
 # ---- tables
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def write_tables(title: str, own: dict[str, Any]) -> None:
@@ -189,8 +188,8 @@ def predicted_table(title: str, own: dict[str, Any]) -> str:
     words = (
         f"**{title}**, predicted / actual; Spearman rank correlation over the {len(pairs)} pairs: "
         f"{correlation:.3f}. The prediction is the "
-        "loss of the probing windows of the calibration text plus the sum of the predicted increases; "
-        "the actual figure is on the test text."
+        "loss of the probing windows of the calibration text plus the sum of the predicted "
+        "increases; the actual figure is on the test text."
     )
     return f"{words}\n\n{table(['method', *(f'{ratio:.0%}' for ratio in RATIOS)], rows)}"
 

@@ -27,8 +27,10 @@ HEAT, BARS = "#heatmap .js-plotly-plot", "#bars .js-plotly-plot"
 # Sets a slider as a drag does and answers with the milliseconds until the plot is drawn again.
 SLIDE = """([slider, plot, value]) => new Promise((done, failed) => {
   setTimeout(() => failed(`${plot} is not drawn again at ${value}`), 60000);
-  const input = document.querySelector(slider + ' input[type=range]'), host = document.querySelector(plot), began = performance.now();
-  const drawn = () => { host.removeListener('plotly_afterplot', drawn); done(performance.now() - began); };
+  const input = document.querySelector(slider + ' input[type=range]');
+  const host = document.querySelector(plot), began = performance.now();
+  const drawn = () => {
+    host.removeListener('plotly_afterplot', drawn); done(performance.now() - began); };
   host.on('plotly_afterplot', drawn);
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
   input.dispatchEvent(new Event('input', {bubbles: true}));
@@ -38,7 +40,8 @@ SLIDE = """([slider, plot, value]) => new Promise((done, failed) => {
 START = """() => new Promise((done, failed) => {
   setTimeout(() => failed('no progress is shown'), 60000);
   const began = performance.now(), strip = document.querySelector('#strip');
-  const look = () => { if (document.querySelector('#strip .running .steps[data-total]:not([data-total="0"])')) {
+  const steps = '#strip .running .steps[data-total]:not([data-total="0"])';
+  const look = () => { if (document.querySelector(steps)) {
     watch.disconnect(); done(performance.now() - began); } };
   const watch = new MutationObserver(look);
   watch.observe(strip, {subtree: true, childList: true, attributes: true});

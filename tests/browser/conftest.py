@@ -1,21 +1,21 @@
 """A real server in a process of its own, and a real Chromium."""
 
+import fcntl
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
+import fresh
 import pytest
 
 pytest.importorskip("playwright")
 from playwright.sync_api import Page, sync_playwright
 
-from .page import Workbench
+from .page import PATIENCE, Workbench
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
@@ -29,13 +29,19 @@ FLAGS = [
 ]
 
 
+CALIBRATE = """
+import lrcore
+lrcore.calibrate(lrcore.load("demo-llama"), lrcore.Recipe())
+"""
+
+
 class Server:
     """`app.py`, or another script that serves the page, on a free loopback port with folders of
     its own; `log` is what it printed.
     """
 
     def __init__(self, folder: Path, cache: Path, script: str = "app.py") -> None:
-        self.folder, self.log_file, self.script = folder, folder / "server.log", script
+        self.folder, self.script, self.started = folder, script, []
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -43,49 +49,66 @@ class Server:
         self.env = os.environ | {
             "LRCORE_RUNS": str(folder / "runs"),
             "LRCORE_CACHE": str(cache),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        }  # the browser needs a core too
+        }
         self.start()
 
     def start(self) -> None:
-        with self.log_file.open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, self.script, "--port", str(self.port)],
-                cwd=ROOT,
-                env=self.env,
-                stdout=log,
-                stderr=log,
-            )
-        for _ in range(360):
+        self.process = fresh.page().start([self.script, "--port", self.port], self.env, ROOT)
+        self.started.append(self.process)
+        for _ in range(600):
             try:
                 urllib.request.urlopen(self.url, timeout=2).close()
                 return
             except OSError:
                 assert self.process.poll() is None, self.log
-                time.sleep(0.5)
+                time.sleep(0.2)
         raise AssertionError(f"the server did not answer: {self.log}")
 
     def stop(self, how: int = signal.SIGTERM) -> None:
-        self.process.send_signal(how)
-        self.process.wait(20)
+        self.process.send_signal(how)  # nothing where it has ended
+        self.process.wait(60)
 
     @property
     def log(self) -> str:
-        return self.log_file.read_text()
+        return "".join(p.out.read_text() + p.err.read_text() for p in self.started)
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    """A cache folder for all servers of all processes of the tests, with the calibration that
+    every page opens with: computed once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pages"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "calibrated").exists():
+            own = os.environ | {"LRCORE_CACHE": str(folder / "cache")}
+            done = fresh.page().run(["-c", CALIBRATE], own, folder)
+            assert done.returncode == 0, done.stderr
+            (folder / "calibrated").touch()
+    return folder / "cache"
+
+
+@pytest.fixture(scope="session")
+def common_server(tmp_path_factory, cache):
+    server = Server(tmp_path_factory.mktemp("workbench"), cache)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, cache):
+def server(request, tmp_path_factory, cache):
+    """One for all modules but those that say `OWN_SERVER`, since they count runs and jobs or kill
+    it.
+    """
+    if not getattr(request.module, "OWN_SERVER", False):
+        yield request.getfixturevalue("common_server")
+        return
     server = Server(tmp_path_factory.mktemp("workbench"), cache)
     yield server
-    if server.process.poll() is None:
-        server.stop()
+    server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +134,7 @@ def open_page(browser, server):
         )
         contexts.append(context)
         page: Page = context.new_page()
+        page.set_default_timeout(PATIENCE * 1000)
         if watch:
             page.on("request", watch)
         page.goto(f"{server.url}/{query}")

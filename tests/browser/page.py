@@ -7,17 +7,19 @@ from typing import Any
 
 from playwright.sync_api import Download, Page
 
-READ_PLOT = """id => { const p = document.querySelector('#' + id + ' .js-plotly-plot'); return p && p._fullLayout ? {
-  drawn: +p.dataset.drawn, x: p._fullLayout.xaxis.range, ytype: p._fullLayout.yaxis.type, paper: p._fullLayout.paper_bgcolor,
-  background: p._fullLayout.plot_bgcolor, font: p._fullLayout.font.color,
-  traces: p.data.map(t => ({name: t.name, custom: t.customdata, y: t.y, hover: t.hovertemplate || ""}))} : null; }"""
+READ_PLOT = """id => {
+  const p = document.querySelector('#' + id + ' .js-plotly-plot'), l = p && p._fullLayout;
+  const trace = t => ({name: t.name, custom: t.customdata, y: t.y, hover: t.hovertemplate || ""});
+  return l ? {
+    drawn: +p.dataset.drawn, x: l.xaxis.range, ytype: l.yaxis.type, paper: l.paper_bgcolor,
+    background: l.plot_bgcolor, font: l.font.color, traces: p.data.map(trace)} : null;
+}"""
 
-# Sets the slider as a drag does and answers with the milliseconds until the plot has been drawn
-# again.
+# Sets the slider as a drag does and answers once the plot has been drawn again.
 SLIDE = """([field, plot, value]) => new Promise(done => {
-  const input = document.querySelector('#' + field + ' input[type=range]'), host = document.querySelector('#' + plot + ' .js-plotly-plot');
-  const began = performance.now();
-  const after = () => { host.removeListener('plotly_afterplot', after); done(performance.now() - began); };
+  const input = document.querySelector('#' + field + ' input[type=range]');
+  const host = document.querySelector('#' + plot + ' .js-plotly-plot');
+  const after = () => { host.removeListener('plotly_afterplot', after); done(); };
   host.on('plotly_afterplot', after);
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
   input.dispatchEvent(new Event('input', {bubbles: true}));
@@ -31,6 +33,10 @@ FRAMES = (
 )
 
 
+# Seconds until a wait gives up: a busy machine takes its time, and one that is met costs nothing.
+PATIENCE = 300
+
+
 class Workbench:
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -38,7 +44,7 @@ class Workbench:
 
     def analysed(self) -> None:
         """Wait for the heatmap, the first thing a newcomer sees."""
-        self.page.wait_for_selector("#heatmap .js-plotly-plot", timeout=300_000)
+        self.page.wait_for_selector("#heatmap .js-plotly-plot")
 
     def tab(self, title: str) -> None:
         tab = self.page.get_by_role("tab", name=title, exact=True)
@@ -49,20 +55,22 @@ class Workbench:
 
     def allocation(self) -> None:
         self.tab("Allocation")
-        self.page.wait_for_selector("#bars .js-plotly-plot", timeout=60_000)
+        self.page.wait_for_selector("#bars .js-plotly-plot")
         self.page.wait_for_selector("#readout .cells")
 
     def plot(self, name: str) -> dict[str, Any]:
         return self.evaluate(READ_PLOT, name)
 
-    def slide(self, field: str, plot: str, value: float) -> float:
-        return self.evaluate(SLIDE, [field, plot, str(value)])
+    def slide(self, field: str, plot: str, value: float) -> None:
+        self.evaluate(SLIDE, [field, plot, str(value)])
 
     def set_range(self, elem_id: str, value: float) -> None:
         """Move a slider to a value."""
         self.evaluate(
-            """([field, value]) => { const input = document.querySelector('#' + field + ' input[type=range]');
-            Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
+            """([field, value]) => {
+            const input = document.querySelector('#' + field + ' input[type=range]');
+            const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
+            set.call(input, value);
             input.dispatchEvent(new Event('input', {bubbles: true})); }""",
             [elem_id, str(value)],
         )
@@ -101,14 +109,19 @@ class Workbench:
     def strip(self) -> dict[str, Any]:
         """Job id, state class, stage, done, total and words of the status strip."""
         return self.evaluate(
-            """() => { const s = document.querySelector('#strip .strip'), n = document.querySelector('#strip .steps'); return {
-            job: s.dataset.jobId, state: s.className.replace('strip', '').trim(), words: s.innerText, stage: n && n.dataset.stage,
-            done: n ? +n.dataset.done : 0, total: n ? +n.dataset.total : 0}; }"""
+            """() => {
+            const s = document.querySelector('#strip .strip');
+            const n = document.querySelector('#strip .steps');
+            return {
+              job: s.dataset.jobId, state: s.className.replace('strip', '').trim(),
+              words: s.innerText, stage: n && n.dataset.stage,
+              done: n ? +n.dataset.done : 0, total: n ? +n.dataset.total : 0};
+            }"""
         )
 
     def until(self, what, seconds: float, why: str) -> Any:
-        """The first true value of what(), asked again and again."""
-        end = time.monotonic() + seconds
+        """The first true value of what(), tried again and again."""
+        end = time.monotonic() + max(seconds, PATIENCE)
         while True:
             got = what()
             if got:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+OWN_SERVER = True
 
 
 def choose_both(page) -> bool:
@@ -53,7 +54,7 @@ def test_a_sweep_is_compared(workbench):
     )
     workbench.until(lambda: choose_both(page), 30, "the two runs cannot be chosen")
     table = page.locator("#recipe-differences")
-    table.wait_for(state="visible", timeout=20_000)
+    table.wait_for(state="visible")
     workbench.until(
         lambda: "method" in table.inner_text() and "perplexity" in table.inner_text(),
         20,
@@ -159,7 +160,7 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
     workbench.type_into("sweep-sets", "stories")
     page.locator("#sweep-cross input").check()
     workbench.click("#start-sweep")
-    page.get_by_text("needs at least two data sets").wait_for(timeout=10_000)
+    page.get_by_text("needs at least two data sets").wait_for()
     workbench.type_into("sweep-sets", "stories, python-docs")
     workbench.click("#start-sweep")
     workbench.until(
@@ -189,7 +190,7 @@ def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     sweep.write_text(table_of(workbench.page, "Sweep of 4 runs", "report.html"), encoding="utf-8")
     workbench.tab("Runs & export")
     workbench.page.locator("#runs-table [role=gridcell]", has_text="svd 30% uniform").first.click()
-    workbench.page.locator("#run-report").wait_for(state="visible", timeout=20_000)
+    workbench.page.locator("#run-report").wait_for(state="visible")
     run.write_text(workbench.download("run-report"), encoding="utf-8")
     context, asked = workbench.page.context.browser.new_context(offline=True), []
     context.on("request", lambda request: asked.append(request.url))

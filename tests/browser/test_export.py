@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from .test_reach import press_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+OWN_SERVER = True
 
 
 def make(workbench, name: str) -> None:
@@ -17,7 +18,7 @@ def make(workbench, name: str) -> None:
     workbench.start(name, samples=2)
     workbench.tab("Runs & export")
     row = workbench.page.locator("#runs-table [role=gridcell]", has_text=name).first
-    row.wait_for(timeout=90_000)
+    row.wait_for()
     row.click()
     workbench.until(lambda: name in workbench.value("run-rename-name"), 20, "the run is not opened")
 
@@ -60,7 +61,7 @@ def test_the_run_is_quantised_and_compared(workbench):
     workbench.click("#quantise")
     workbench.page.locator(
         "#runs-table [role=gridcell]", has_text="stock one · 4 bit"
-    ).first.wait_for(timeout=90_000)
+    ).first.wait_for()
     workbench.until_idle()
     workbench.tab("Compare")
     workbench.until(
@@ -103,7 +104,7 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.type_into("heal-channel", "0")
     workbench.click("#heal")
     row = workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven · healed").first
-    row.wait_for(timeout=180_000)
+    row.wait_for()
     workbench.until_idle()
     row.click()
     workbench.until(
@@ -142,8 +143,8 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     )
     press_until(workbench, "Tab", "#slice")
     keys.press("Enter")
-    page.wait_for_selector(".job.done >> text=Drop 2 layer(s)", timeout=60_000)
-    page.wait_for_selector(".job.done >> text=Slice demo-llama", timeout=90_000)
+    page.wait_for_selector(".job.done >> text=Drop 2 layer(s)")
+    page.wait_for_selector(".job.done >> text=Slice demo-llama")
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first
     workbench.until(

@@ -5,7 +5,7 @@ layers.
 import pytest
 
 from .conftest import Server
-from .page import Workbench
+from .page import PATIENCE, Workbench
 from .test_curves import click_cell
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 def large(browser, tmp_path_factory, cache):
     server = Server(tmp_path_factory.mktemp("large"), cache, "scripts/large_model.py")
     page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.set_default_timeout(PATIENCE * 1000)
     page.goto(server.url)
     workbench = Workbench(page)
     workbench.analysed()
@@ -30,9 +31,7 @@ def test_a_click_brings_one_cell(large):
     wire.send("Network.enable")
     wire.on("Network.dataReceived", lambda said: received.append(said["dataLength"]))
     click_cell(large, 57, "mlp")
-    large.page.wait_for_selector(
-        "#cell-heading h3[data-layer='57'][data-name='mlp']", timeout=20_000
-    )
+    large.page.wait_for_selector("#cell-heading h3[data-layer='57'][data-name='mlp']")
     large.page.wait_for_timeout(2000)
     print(f"a click brings {sum(received):,} bytes")
     assert 0 < sum(received) < 150_000
@@ -43,6 +42,6 @@ def test_a_click_brings_one_cell(large):
 
 def test_the_bars_follow_the_slider(large):
     large.allocation()
-    took = [large.slide("field-ratio", "bars", 0.2 + 0.01 * i) for i in range(1, 11)]
-    print(f"slider to bars: {sorted(took)[5]:.0f} ms")
+    for ratio in (0.25, 0.3):
+        large.slide("field-ratio", "bars", ratio)
     assert len(large.plot("bars")["traces"][1]["y"]) == 80

@@ -14,7 +14,7 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.allocation()
     workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
-    workbench.page.wait_for_selector("#option-junction", timeout=30_000)
+    workbench.page.wait_for_selector("#option-junction")
     workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
     workbench.until_idle()
     saving = shown_ranks(workbench)
@@ -24,9 +24,7 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
         10,
         "the recipe does not hold the option",
     )
-    workbench.page.wait_for_selector(
-        "button.label-wrap:has-text('latentllm: junction symmetric')", timeout=10_000
-    )
+    workbench.page.wait_for_selector("button.label-wrap:has-text('latentllm: junction symmetric')")
     workbench.until(
         lambda: plotted(workbench, "joint_qk") and shown_ranks(workbench) != saving,
         60,
@@ -50,7 +48,7 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
     workbench.until_idle()
     for _ in range(3):
         workbench.choose("field-method", "latentllm")
-        workbench.page.wait_for_selector("#option-junction", timeout=60_000)
+        workbench.page.wait_for_selector("#option-junction")
         workbench.choose("option-junction", "symmetric")
         workbench.until(
             lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
@@ -69,7 +67,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.allocation()
     workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
-    workbench.page.wait_for_selector("#option-junction", timeout=60_000)
+    workbench.page.wait_for_selector("#option-junction")
     workbench.choose("option-junction", "symmetric")
     workbench.until(
         lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"],

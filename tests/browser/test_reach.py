@@ -10,12 +10,14 @@ import pytest
 from .test_curves import TABS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+OWN_SERVER = True
 
 AXE = Path(
     os.environ.get("AXE") or Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
 )
 AUDIT = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
-  .filter(v => ['serious', 'critical'].includes(v.impact)).map(v => [v.id, v.nodes.length, v.nodes[0].html, v.nodes[0].failureSummary])"""
+  .filter(v => ['serious', 'critical'].includes(v.impact))
+  .map(v => [v.id, v.nodes.length, v.nodes[0].html, v.nodes[0].failureSummary])"""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -67,7 +69,7 @@ def test_the_whole_job_with_the_keyboard(workbench):
     workbench.page.wait_for_selector("#start", state="visible")
     press_until(workbench, "Tab", "#start")
     keys.press("Enter")
-    workbench.page.wait_for_selector(".job.done", timeout=120_000)
+    workbench.page.wait_for_selector(".job.done")
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)
     keys.press("Enter")
     press_until(workbench, "Tab", "#generate")

@@ -9,11 +9,13 @@ from .test_curves import click_cell, shown_ranks
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 BAR = """([layer, name]) => {
-  const p = document.querySelector('#bars .js-plotly-plot'), l = p._fullLayout, b = p.getBoundingClientRect();
+  const p = document.querySelector('#bars .js-plotly-plot');
+  const l = p._fullLayout, b = p.getBoundingClientRect();
   const axis = l[l.meta.axes[name].replace('y', 'yaxis')];
   return [b.x + l.xaxis._offset + l.xaxis.d2p(layer), b.y + axis._offset + axis.d2p(0.03)]; }"""
 MARKED = """id => { const p = document.querySelector('#' + id + ' .js-plotly-plot');
-  return (p._fullLayout.shapes || []).filter(s => s.name === 'selected').map(s => [s.x0 + 0.5, s.yref, s.y0]); }"""
+  return (p._fullLayout.shapes || [])
+    .filter(s => s.name === 'selected').map(s => [s.x0 + 0.5, s.yref, s.y0]); }"""
 
 
 def click_bar(workbench, layer, name):
@@ -139,7 +141,7 @@ def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
     assert "layer=4" in address
     assert "tab=Allocation" in address
     other = open_page(address.split("/", 3)[3], ready=False)
-    other.page.wait_for_selector("#bars .js-plotly-plot", timeout=60_000)
+    other.page.wait_for_selector("#bars .js-plotly-plot")
     assert other.locator("#tabs [role=tab][aria-selected=true]").inner_text() == "Allocation"
     selected(other, 4, "ov")
     other.until(
@@ -149,7 +151,7 @@ def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
 
 def test_the_address_holds_the_run_that_is_open(workbench, open_page):
     workbench.start("to be linked", samples=2)
-    workbench.page.wait_for_selector(".job.done >> text=a3", timeout=120_000)
+    workbench.page.wait_for_selector(".job.done >> text=a3")
     workbench.tab("Runs & export")
     workbench.locator("#runs-table [role=gridcell]", has_text="to be linked").first.click()
     workbench.until(
@@ -163,6 +165,6 @@ def test_the_address_holds_the_run_that_is_open(workbench, open_page):
         "the address does not follow",
     )
     other = open_page(address.split("/", 3)[3], ready=False)
-    other.page.wait_for_selector("#run-heading h3", timeout=60_000)
+    other.page.wait_for_selector("#run-heading h3")
     assert "to be linked" in other.locator("#run-heading").inner_text()
     assert other.locator("#tabs [role=tab][aria-selected=true]").inner_text() == "Runs & export"

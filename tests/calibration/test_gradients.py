@@ -183,12 +183,13 @@ def test_a_score_by_taylor_predicts_what_a_neuron_is_worth(tiny_opt) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("svd", {"weights": "fisher"}), ("a3", {"mlp": "taylor"})]
+    "reader", [("svd", {"weights": "fisher"}), ("a3", {"mlp": "taylor"})], ids=["svd", "a3"]
 )
 @pytest.mark.parametrize("calibration", ["independent", "sequential"])
 def test_compress_collects_them_once_and_only_where_they_are_read(
-    tiny_llama, story_file, tmp_path, monkeypatch, method: str, options: dict, calibration: str
+    tiny_llama, story_file, tmp_path, monkeypatch, reader: tuple[str, dict], calibration: str
 ) -> None:
+    method, options = reader
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     model = lrcore.load(str(tiny_llama))
     recipe = lrcore.Recipe(

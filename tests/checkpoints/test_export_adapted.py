@@ -21,25 +21,34 @@ import json, sys
 import torch
 from transformers import AutoModelForCausalLM
 tokens = torch.arange(3, 43).view(2, 20)
+def load(folder, **how):
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **how)
+
+def written(model):
+    return model.generate(tokens[:1], max_new_tokens=6, do_sample=False, pad_token_id=2)
+
 for folder in json.loads(sys.argv[1]):
-    plain = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    plain = load(folder)
     with torch.inference_mode():
         wanted = plain(tokens).logits
     parts = {name: "cpu" for name, _ in plain.named_children() if name != "model"}
-    parts |= {f"model.{name}": "cpu" for name, _ in plain.model.named_children() if name != "layers"}
+    inner = [name for name, _ in plain.model.named_children() if name != "layers"]
+    parts |= {f"model.{name}": "cpu" for name in inner}
     split = parts | {"model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "cpu"}
     for devices in ("auto", {"": "cpu"}, split):
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, device_map=devices, offload_folder=folder + "-off")
+        model = load(folder, device_map=devices, offload_folder=folder + "-off")
         with torch.inference_mode():
             assert torch.equal(model(tokens).logits, wanted), (folder, devices)
-        made = model.generate(tokens[:1], max_new_tokens=6, do_sample=False, pad_token_id=2)
-        assert torch.equal(made, plain.generate(tokens[:1], max_new_tokens=6, do_sample=False, pad_token_id=2)), (folder, devices)
+        assert torch.equal(written(model), written(plain)), (folder, devices)
     assert any(p.is_meta for p in model.parameters())  # the layer on disk is really there
     for dtype in (torch.bfloat16, torch.float16, "auto"):
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype, device_map="cpu")
-        assert {p.dtype for p in model.parameters() if p.is_floating_point()} == {torch.float32 if dtype == "auto" else dtype}
+        model = load(folder, dtype=dtype, device_map="cpu")
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        assert dtypes == {torch.float32 if dtype == "auto" else dtype}
+        near = 0.1 * float(wanted.abs().max())
         with torch.inference_mode():
-            assert torch.allclose(model(tokens).logits.float(), wanted, atol=0.1 * float(wanted.abs().max())), (folder, dtype)
+            logits = model(tokens).logits.float()
+        assert torch.allclose(logits, wanted, atol=near), (folder, dtype)
 """
 
 LORA = """
@@ -53,7 +62,8 @@ for folder in json.loads(sys.argv[1]):
     base = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     before = {name: value.clone() for name, value in base.state_dict().items()}
     base.gradient_checkpointing_enable()
-    tuned = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    tuned = get_peft_model(base, lora)
     tuned.train()
     step = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.1)
     losses = []
@@ -76,7 +86,8 @@ for folder in json.loads(sys.argv[1]):
     with torch.inference_mode():
         dense = fresh(tokens).logits
         again = PeftModel.from_pretrained(fresh, folder + "-adapter").eval()
-        assert torch.equal(again(tokens).logits, wanted) and not torch.allclose(wanted, dense), folder
+        assert torch.equal(again(tokens).logits, wanted), folder
+        assert not torch.allclose(wanted, dense), folder
         merged = again.merge_and_unload()
         assert torch.allclose(merged(tokens).logits, wanted, atol=1e-4), folder
     merged.save_pretrained(folder + "-merged")

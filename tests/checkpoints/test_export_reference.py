@@ -18,11 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 found = {}
 for folder, text, windows, length in json.loads(sys.argv[1]):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    ids = AutoTokenizer.from_pretrained(folder)(open(text, encoding="utf-8").read(), add_special_tokens=False)["input_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(open(text, encoding="utf-8").read(), add_special_tokens=False)["input_ids"]
     tokens = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)[:windows]
-    with torch.inference_mode():
-        losses = [torch.nn.functional.cross_entropy(model(part).logits[:, :-1].flatten(0, 1).double(), part[:, 1:].flatten()).item()
-                  for part in tokens.split(1)]
+    losses = []
+    for part in tokens.split(1):
+        with torch.inference_mode():
+            logits = model(part).logits[:, :-1].flatten(0, 1).double()
+        losses.append(torch.nn.functional.cross_entropy(logits, part[:, 1:].flatten()).item())
     found[folder] = math.exp(sum(losses) / len(losses))
 print(json.dumps(found))
 """

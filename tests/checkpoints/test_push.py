@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
+import fresh
 import pytest
 from loopback_hub import serve
 
@@ -39,10 +38,8 @@ def call(hub, tmp_path):
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
-        command = [sys.executable, "-c", PUSH, *map(str, words)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | own, timeout=120
-        )
+        command = ["-c", PUSH, *map(str, words)]
+        done = fresh.before_the_hub().run(command, os.environ | own, tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     return run

@@ -65,7 +65,7 @@ def test_ratio_out_of_range(said, tiny_llama, quick, ratio):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "word"),
+    "wrong",
     [
         ("--samples", "0", "samples"),
         ("--seq-len", "1", "seq_len"),
@@ -82,7 +82,8 @@ def test_ratio_out_of_range(said, tiny_llama, quick, ratio):
         ("--seq-len", "500", "128"),
     ],
 )
-def test_other_fields_out_of_range(said, tiny_llama, story_file, flag, value, word, capsys):
+def test_other_fields_out_of_range(said, tiny_llama, story_file, wrong, capsys):
+    flag, value, word = wrong
     given = {"--data": story_file, "--samples": 2, "--seq-len": 16, flag: value}
     if word in (
         "9.mlp",

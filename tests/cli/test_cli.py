@@ -59,19 +59,8 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert {row["name"] for row in spectra["table"]} >= {"qk", "ov", "mlp", "q", "down"}
     assert spectra["protocol"] == collected["protocol"]
 
-    asked = [
-        "--method",
-        "modegpt",
-        "--policy",
-        "softmax",
-        "--temperature",
-        "0.5",
-        "--ratio",
-        "0.3",
-        "--budget",
-        "total",
-        *calibration,
-    ]
+    flags = "--method modegpt --policy softmax --temperature 0.5 --ratio 0.3 --budget total"
+    asked = [*flags.split(), *calibration]
     plan = run_json(capsys, "allocate", tiny_llama, *asked)
     made = run_json(capsys, "compress", tiny_llama, *asked, "--out", tmp_path / "small")
     assert plan["recipe"] == made["recipe"]
@@ -80,56 +69,18 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert made["out"] == str(tmp_path / "small")
     assert made["seconds"]
 
-    scored = run_json(
-        capsys,
-        "evaluate",
-        made["out"],
-        "--data",
-        story_file,
-        "--samples",
-        3,
-        "--seq-len",
-        16,
-        "--sampling",
-        "first",
-    )
+    windows = ["--samples", "3", "--seq-len", "16", "--sampling", "first"]
+    scored = run_json(capsys, "evaluate", made["out"], "--data", story_file, *windows)
     assert scored.keys() >= {"perplexity", "nll", "tokens", "windows", "nonfinite", "protocol"}
     again = lrcore.evaluate(lrcore.load(made["out"]), str(story_file), samples=3, seq_len=16)
     assert scored["perplexity"] == again.perplexity
 
-    told = run_json(
-        capsys,
-        "generate",
-        made["out"],
-        "--prompt",
-        "Once",
-        "--max-new-tokens",
-        8,
-        "--seed",
-        3,
-        "--temperature",
-        1,
-    )
+    once = ["--prompt", "Once", "--max-new-tokens", "8", "--seed", "3", "--temperature", "1"]
+    told = run_json(capsys, "generate", made["out"], *once)
     assert told["text"] == lrcore.generate(
         lrcore.load(made["out"]), "Once", 8, temperature=1.0, seed=3
     )
-    assert (
-        main(
-            [
-                "generate",
-                made["out"],
-                "--prompt",
-                "Once",
-                "--max-new-tokens",
-                "8",
-                "--seed",
-                "3",
-                "--temperature",
-                "1",
-            ]
-        )
-        == 0
-    )
+    assert main(["generate", made["out"], *once]) == 0
     assert capsys.readouterr().out == f"Once{told['text']}\n"
 
 

@@ -114,11 +114,12 @@ def test_every_family_is_quantised_and_read_back(family, tiny_llama, tmp_path):
 ELSEWHERE = """
 import sys, torch
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+load = AutoModelForCausalLM.from_pretrained
+model = load(sys.argv[1], trust_remote_code=True)
 with torch.inference_mode():
     torch.save(model(torch.arange(3, 43).view(2, 20)).logits, sys.argv[2])
 model.generate(torch.arange(3, 9)[None], max_new_tokens=4, pad_token_id=2)
-half = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.bfloat16)
+half = load(sys.argv[1], trust_remote_code=True, dtype=torch.bfloat16)
 assert torch.isfinite(half(torch.arange(3, 9)[None]).logits).all()
 """
 

@@ -7,12 +7,11 @@ The client reads HF_ENDPOINT when it is imported, so all cases run in one proces
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
+import fresh
 import pytest
 
 COMMIT = "c" * 40
@@ -163,10 +162,8 @@ def read(tmp_path):
             "NO_PROXY": "*",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-c", MANY, json.dumps(cases), str(characters)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | own, timeout=300
-        )
+        command = ["-c", MANY, json.dumps(cases), str(characters)]
+        done = fresh.before_the_hub().run(command, os.environ | own, tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -20,10 +20,11 @@ def ud(kind: tuple):
     return case, factor, x
 
 
-def decoupled_loss(up, down, dense_up, dense_down, x, z, a, y) -> float:
-    """eq. 20 per token, and the prior of the two fits."""
+def decoupled_loss(fits, dense, x, z, a, y) -> float:
+    """eq. 20 per token, and the prior of the two fits, each a pair of up and down."""
+    up, down = fits
     loss = ((up(x) - z) ** 2).sum() + ((a - torch.relu(z)) ** 2).sum() + ((down(a) - y) ** 2).sum()
-    for found, dense_ in ((up, dense_up), (down, dense_down)):
+    for found, dense_ in zip(fits, dense, strict=True):
         gap = found.up @ found.down - dense_.weight
         loss = loss + len(x) * mlp.PRIOR * (gap @ dense_.second * gap).sum()
     return float(loss) / len(x)
@@ -38,14 +39,14 @@ def test_every_step_of_joint_ud_lowers_the_decoupled_loss(kind, rank):
     a = torch.relu(z)
     y = apply(case.layer.mlp.down, a)
     small_up, small_down = mlp.fit(up, x, z, rank), mlp.fit(down, a, y, rank)
-    losses = [decoupled_loss(small_up, small_down, up, down, x, z, a, y)]
+    losses = [decoupled_loss((small_up, small_down), (up, down), x, z, a, y)]
     for _ in range(4):
         a = mlp.best_hidden(small_down, z, y)
-        losses.append(decoupled_loss(small_up, small_down, up, down, x, z, a, y))
+        losses.append(decoupled_loss((small_up, small_down), (up, down), x, z, a, y))
         z = mlp.best_preactivation(small_up(x), a)
-        losses.append(decoupled_loss(small_up, small_down, up, down, x, z, a, y))
+        losses.append(decoupled_loss((small_up, small_down), (up, down), x, z, a, y))
         small_up, small_down = mlp.fit(up, x, z, rank), mlp.fit(down, a, y, rank)
-        losses.append(decoupled_loss(small_up, small_down, up, down, x, z, a, y))
+        losses.append(decoupled_loss((small_up, small_down), (up, down), x, z, a, y))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(losses))
     assert losses[-1] < 0.95 * losses[0]
     last = mlp.alternate(up, down, x, rank)

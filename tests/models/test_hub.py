@@ -5,9 +5,8 @@ The client reads HF_ENDPOINT when it is imported, so each case is a process of i
 
 import json
 import os
-import subprocess
-import sys
 
+import fresh
 import pytest
 from loopback_hub import COMMIT, serve
 
@@ -64,16 +63,9 @@ def run(hub, tmp_path):
             "HF_HOME": str(tmp_path / "hf"),
             "NO_PROXY": "*",
         }
-        command = [sys.executable, "-c", MANY, json.dumps([case.split() for case in cases])]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | own | environment,
-            timeout=120,
-        )
-        assert done.stderr == ""
+        command = ["-c", MANY, json.dumps([case.split() for case in cases])]
+        done = fresh.before_the_hub().run(command, os.environ | own | environment, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 
     return generate

@@ -200,8 +200,9 @@ from transformers import AutoModelForImageTextToText
 for folder, trust in ((sys.argv[1], True), (sys.argv[2], False)):
     model = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=trust)
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    tokens = torch.tensor([[5, 6, 299, 299, 299, 299, 7, 8, 9]])
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([[5, 6, 299, 299, 299, 299, 7, 8, 9]]), pixel_values=pixels).logits
+        logits = model(input_ids=tokens, pixel_values=pixels).logits
     torch.save(logits, folder + ".pt")
 """
 

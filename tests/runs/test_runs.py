@@ -2,11 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
+import fresh
 import pytest
 
 import lrcore
@@ -97,11 +95,7 @@ def test_the_stamp_changes_with_every_change_of_any_process(kept, small):
     run = kept.write("a", recipe_of(small), small)
     seen.append(kept.stamp())
     code = f"import lrcore; lrcore.Runs({str(kept.folder)!r}).rename({run.id!r}, 'theirs')"
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(Path(lrcore.__file__).parents[1])},
-    )
+    assert fresh.project().run(["-c", code], os.environ, kept.folder).returncode == 0
     seen.append(kept.stamp())
     assert len(set(seen)) == 3
     assert kept.get(run.id).name == "theirs"

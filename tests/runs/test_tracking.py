@@ -31,8 +31,11 @@ if main(sys.argv[2:]):
 from trackio.sqlite_storage import SQLiteStorage as store
 import json
 project = sys.argv[1]
-found = [{"name": one["name"], "config": store.get_run_config(project, run_id=one["id"]), "logs": store.get_logs(project, run_id=one["id"])}
-         for one in store.get_run_records(project)]
+found = []
+for one in store.get_run_records(project):
+    config = store.get_run_config(project, run_id=one["id"])
+    logs = store.get_logs(project, run_id=one["id"])
+    found.append({"name": one["name"], "config": config, "logs": logs})
 print("\\n@" + json.dumps(found, default=str))
 """
 

@@ -4,9 +4,13 @@ sentence is written from this state.
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lrcore.data.stories import words
+
+Option = TypeVar("Option")
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SENTENCE_START = re.compile(r'(^\W*|[.!?] "?)([a-z])')
@@ -98,7 +102,7 @@ class World:
         self.pet = self._pet()
         self.place = self.pick([place for place in PLACES if place.name != "the train station"])
 
-    def pick(self, options):
+    def pick(self, options: Sequence[Option]) -> Option:
         return self.rng.choice(options)
 
     def chance(self, probability: float) -> bool:

@@ -20,8 +20,9 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 tokens = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 with torch.inference_mode():
-    torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)(tokens).logits, sys.argv[2])
+    torch.save(model(tokens).logits, sys.argv[2])
 """
 
 

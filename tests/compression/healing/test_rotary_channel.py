@@ -38,12 +38,13 @@ for folder in json.loads(sys.argv[1]):
     tokens = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         found.append(model(tokens).logits)
-    kept = model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2)
-    assert torch.equal(kept, model.generate(tokens[:1], max_new_tokens=8, do_sample=False, pad_token_id=2, use_cache=False))
+    greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2}
+    kept = model.generate(tokens[:1], **greedy)
+    assert torch.equal(kept, model.generate(tokens[:1], use_cache=False, **greedy))
     padded = torch.cat((torch.full((1, 5), 2), tokens[:1, :20]), 1)
     mask = (torch.arange(25) >= 5).long()[None]
-    left = model.generate(padded, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=2)
-    alone = model.generate(tokens[:1, :20], max_new_tokens=8, do_sample=False, pad_token_id=2)
+    left = model.generate(padded, attention_mask=mask, **greedy)
+    alone = model.generate(tokens[:1, :20], **greedy)
     assert torch.equal(left[:, 5:], alone)
 torch.save(found, sys.argv[2])
 """

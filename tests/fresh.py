@@ -1,0 +1,239 @@
+"""Fresh Python processes that need not import everything again.
+
+Importing torch, transformers and this project takes seconds, and many tests need a process of their
+own. A `Fresh` is a process that imports modules once and does nothing else; every `start` is a fork
+of it, which has run none of the tests' code, with an environment, folder and streams of its own.
+What the modules read from the environment when they are imported is that of the `Fresh`.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+POLL = 0.01  # seconds
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Process:
+    """A started process; what it printed lies in the files `out` and `err`."""
+
+    pid: int
+    status: Path
+    out: Path
+    err: Path
+
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+        return int(self.status.read_text()) if self.status.exists() else None
+
+    def wait(self, timeout: float) -> int:
+        """The exit status; a process that takes longer is killed."""
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                self.send_signal(signal.SIGKILL)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Fresh:
+    """A process with `modules` imported, and the processes forked from it."""
+
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str], path: Sequence[str] = ()
+    ) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="fresh-")
+        self.numbers = count()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps({"modules": modules, "path": path})],
+            cwd=self.folder.name,
+            env={k: v for k, v in environment.items() if k != "PYTHONPATH"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | str
+    ) -> Process:
+        """Start what `python *arguments` would run: "-c" and code, "-m" and a module, or a file."""
+        place = Path(self.folder.name) / str(next(self.numbers))
+        place.mkdir()
+        job = {
+            "arguments": [str(word) for word in arguments],
+            "environment": dict(environment),
+            "cwd": str(cwd),
+            "place": str(place),
+        }
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, "the process that others are forked from has ended"
+        return Process(int(answer), place / "status", place / "out", place / "err")
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path | str,
+        timeout: float = 600,
+    ) -> subprocess.CompletedProcess:
+        """`start`, and wait: as `subprocess.run` with captured text."""
+        process = self.start(arguments, environment, cwd)
+        code = process.wait(timeout)
+        return subprocess.CompletedProcess(
+            arguments, code, process.out.read_text(), process.err.read_text()
+        )
+
+    def close(self) -> None:
+        """End it; processes that still run go on."""
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+        self.folder.cleanup()
+
+
+def _kept(fresh: Fresh) -> Fresh:
+    atexit.register(fresh.close)
+    return fresh
+
+
+@cache
+def outside() -> Fresh:
+    """Where this project is not installed: torch and transformers, without a hub."""
+    own = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    modules = ("torch", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
+    return _kept(Fresh((*modules, "transformers.generation.utils"), os.environ | own))
+
+
+@cache
+def before_the_hub() -> Fresh:
+    """For this project with any hub: huggingface_hub, which reads HF_* when it is imported, is
+    left to each process.
+    """
+    return _kept(Fresh(("torch", "pandas", "safetensors.torch"), os.environ, [str(ROOT)]))
+
+
+@cache
+def project() -> Fresh:
+    """This project, as the environment of the tests has it."""
+    return _kept(Fresh(("lrcore", "lrcore.cli.commands"), os.environ, [str(ROOT)]))
+
+
+@cache
+def page() -> Fresh:
+    """This project's page, on one thread: the browser needs a core too."""
+    return _kept(Fresh(("lrcore", "workbench"), os.environ | {"OMP_NUM_THREADS": "1"}, [str(ROOT)]))
+
+
+def serve() -> None:
+    """Import, then fork a process per line of stdin, and note the status of those that end."""
+    import importlib
+
+    asked = json.loads(sys.argv[1])
+    sys.path[0:1] = [*asked["path"]]
+    for name in asked["modules"]:
+        importlib.import_module(name)
+    answers, running, lines = os.fdopen(os.dup(1), "w"), {}, b""
+    os.dup2(2, 1)
+    while True:
+        ready, _, _ = select.select([0], [], [], POLL)
+        if ready:
+            more = os.read(0, 65536)
+            if not more:
+                return
+            *whole, lines = (lines + more).split(b"\n")
+            for line in whole:
+                job = json.loads(line)
+                if not (pid := os.fork()):
+                    child(job)
+                running[pid] = Path(job["place"])
+                print(pid, file=answers, flush=True)
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            place = running.pop(ended[0])
+            (place / "ending").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+            (place / "ending").rename(place / "status")
+
+
+def child(job: dict) -> None:
+    """Become the process that a job describes; does not return."""
+    import threading
+    import traceback
+
+    code = 1
+    try:
+        become(job)
+        main(job["arguments"])
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def become(job: dict) -> None:
+    """Streams, folder, environment and process group as the job has them."""
+    place = Path(job["place"])
+    for number, path, flags in (
+        (0, Path(os.devnull), os.O_RDONLY),
+        (1, place / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        (2, place / "err", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+    ):
+        opened = os.open(path, flags, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run `python *arguments` in this process."""
+    import runpy
+    import types
+
+    kind, *rest = arguments
+    if kind == "-m":
+        sys.path.insert(0, "")
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), module.__dict__)
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(kind).resolve().parent))
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    serve()
