@@ -5,12 +5,13 @@ small = lrcore.compress(model, lrcore.Recipe(method="a3", ratio=0.2))
 print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 """
 
+from .account import ModelAccount, Planned, SizeAndCost
 from .analyse import Analysis, analyse
 from .calibration.calibrate import Calibration, calibrate
-from .checkpoints.card import model_card
+from .checkpoints.card import Usage, model_card
 from .checkpoints.checkpoint import load, save
 from .checkpoints.export import export, push
-from .checkpoints.stock import StockFit, stock_fit
+from .checkpoints.stock import stock_fit
 from .compression.allocate import allocate
 from .compression.bounds import bounds
 from .compression.compress import compress, prepare, refits
@@ -33,11 +34,24 @@ from .evaluation.local_errors import LocalErrors, local_errors
 from .evaluation.protocols import PROTOCOLS, EvaluationSettings
 from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
 from .generate import generate, stream
+from .history import (
+    Compressed,
+    Healed,
+    Quantised,
+    Shortened,
+    Sliced,
+    Step,
+    StockFit,
+    last_step,
+    stock_of,
+)
+from .may_follow import MAY_FOLLOW, refusal
 from .methods import METHODS
 from .models.load import DEMO_MODELS, LoadedModel
 from .plan import RankPlan
 from .policies import POLICIES
 from .progress import Progress
+from .provenance import BaseModel, Provenance
 from .recipe import BUDGETS, Recipe
 from .runs.differences import differences
 from .runs.runs import Run, Runs
@@ -72,30 +86,43 @@ __all__ = [
     "DATASETS",
     "DEMO_MODELS",
     "LM_EVAL_TASKS",
+    "MAY_FOLLOW",
     "PROTOCOLS",
     "Analysis",
+    "BaseModel",
     "Calibration",
     "Cancelled",
     "Comparison",
+    "Compressed",
     "Contributions",
     "Evaluation",
     "EvaluationSettings",
     "Factorisation",
+    "Healed",
     "Healing",
     "InputError",
     "LoadedModel",
     "LocalErrors",
+    "ModelAccount",
     "ModelCost",
+    "Planned",
     "Progress",
+    "Provenance",
+    "Quantised",
     "RankPlan",
     "Recipe",
     "Run",
     "Runs",
+    "Shortened",
+    "SizeAndCost",
+    "Sliced",
     "Speed",
+    "Step",
     "StockFit",
     "Sweep",
     "TaskResult",
     "Tracker",
+    "Usage",
     "allocate",
     "analyse",
     "answers",
@@ -116,6 +143,7 @@ __all__ = [
     "generate",
     "heal",
     "in_turns",
+    "last_step",
     "lm_eval",
     "load",
     "local_errors",
@@ -131,6 +159,7 @@ __all__ = [
     "quantise",
     "read_prompts",
     "refits",
+    "refusal",
     "run_sweep",
     "runs_root",
     "save",
@@ -139,6 +168,7 @@ __all__ = [
     "slice_hidden",
     "sliced_size",
     "stock_fit",
+    "stock_of",
     "stream",
     "sweep_tables",
     "token_losses",

@@ -1,10 +1,12 @@
 """A rank plan: the whole ranks of every slot, and what the model will weigh with them."""
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from .account import ModelAccount, Planned, SizeAndCost
 from .evidence import Probes
+from .history import SlotRank
 from .spectra import Slot, Spectrum
 from .tables import frame
 
@@ -35,14 +37,14 @@ class Shape:
 class RankPlan:
     """ranks {(layer, component): rank} and their exact account.
 
-    The temperatures are None where the policy reads none.
+    requested: the share to remove. The temperatures are None where the policy reads none.
     """
 
     ranks: dict[Slot, int]
     spectra: dict[Slot, Spectrum]
     shape: Shape
     budget: str
-    asked: float
+    requested: float
     seq_len: int
     temperature: float | None = None
     suggested_temperature: float | None = None
@@ -63,31 +65,32 @@ class RankPlan:
         )
         return math.exp(min(self.probes.dense_loss + increase, 700.0))
 
-    def table(self) -> "pd.DataFrame":
-        """One row per slot.
-
-        keep is the share of the dense parameters, energy the share of the loss avoided; KV bytes
-        are per token.
-        """
+    @property
+    def slot_ranks(self) -> tuple[SlotRank, ...]:
+        """One entry per slot."""
         rows = []
         for slot, rank in self.ranks.items():
             s, item = self.spectra[slot], self.shape.itemsize
             parameters, dense = s.cost.parameters(rank), s.cost.dense
             rows.append(
-                {
-                    "layer": slot[0],
-                    "component": slot[1],
-                    "rank": rank,
-                    "full": s.cost.full,
-                    "keep": parameters / dense,
-                    "parameters": parameters,
-                    "dense_parameters": dense,
-                    "kv_bytes": s.cost.kv(rank) * item,
-                    "dense_kv_bytes": s.cost.kv_dense * item,
-                    "energy": s.energy(rank),
-                }
+                SlotRank(
+                    layer=slot[0],
+                    component=slot[1],
+                    rank=rank,
+                    full=s.cost.full,
+                    keep=parameters / dense,
+                    parameters=parameters,
+                    dense_parameters=dense,
+                    kv_bytes=s.cost.kv(rank) * item,
+                    dense_kv_bytes=s.cost.kv_dense * item,
+                    energy=s.energy(rank),
+                )
             )
-        return frame(rows)
+        return tuple(rows)
+
+    def table(self) -> "pd.DataFrame":
+        """One row per slot, with the fields of `SlotRank` as columns."""
+        return frame([asdict(row) for row in self.slot_ranks])
 
     def kept_by_layer(self) -> list[float]:
         """Share of its parameters that each layer keeps, in layer order; of its cached numbers
@@ -136,39 +139,35 @@ class RankPlan:
             cost.bytes(rank, self.shape.itemsize) for cost, rank in costs
         )
 
-    def summary(self) -> dict:
-        """The plan in one row.
+    @property
+    def account(self) -> SizeAndCost:
+        """What the model will weigh and cost with these ranks, beside the dense one."""
+        shape = self.shape
+        costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
+        removed = sum(cost.dense - cost.parameters(rank) for cost, rank in costs)
+        planned = Planned(
+            self.requested,
+            float(self.table()["energy"].mean()),
+            self.temperature,
+            self.suggested_temperature,
+            self.predicted_perplexity,
+        )
+        dense = ModelAccount(
+            shape.parameters,
+            shape.decoder_linear,
+            shape.parameters * shape.itemsize,
+            sum(cost.kv_dense for cost, _ in costs) * shape.itemsize,
+            self.flops_per_token(dense=True),
+        )
+        own = ModelAccount(
+            shape.parameters - removed,
+            shape.decoder_linear - removed,
+            self._bytes(),
+            sum(cost.kv(rank) for cost, rank in costs) * shape.itemsize,
+            self.flops_per_token(),
+        )
+        return SizeAndCost(own, dense, self.budget, planned)
 
-        removed_* are shares of what they name; achieved is the one the budget counts; asked what
-        was asked for.
-        """
-        table, shape = self.table(), self.shape
-        removed = int((table["dense_parameters"] - table["parameters"]).sum())
-        kv, dense_kv = int(table["kv_bytes"].sum()), int(table["dense_kv_bytes"].sum())
-        shares = {
-            "params": removed / shape.decoder_linear,
-            "total": removed / shape.parameters,
-            "kv": 1 - kv / dense_kv if dense_kv else 0.0,
-        }
-        return {
-            "parameters": shape.parameters - removed,
-            "dense_parameters": shape.parameters,
-            "decoder_parameters": shape.decoder_linear - removed,
-            "dense_decoder_parameters": shape.decoder_linear,
-            "megabytes": self._bytes() / 1e6,
-            "dense_megabytes": shape.parameters * shape.itemsize / 1e6,
-            "kv_bytes_per_token": kv,
-            "dense_kv_bytes_per_token": dense_kv,
-            "flops_per_token": self.flops_per_token(),
-            "dense_flops_per_token": self.flops_per_token(dense=True),
-            "removed_params": shares["params"],
-            "removed_total": shares["total"],
-            "removed_kv": shares["kv"],
-            "energy_kept": float(table["energy"].mean()),
-            "budget": self.budget,
-            "asked": self.asked,
-            "achieved": shares[self.budget],
-            "temperature": self.temperature,
-            "suggested_temperature": self.suggested_temperature,
-            "predicted_perplexity": self.predicted_perplexity,
-        }
+    def summary(self) -> dict[str, Any]:
+        """The account in one row, JSON-able; see `SizeAndCost.to_dict`."""
+        return self.account.to_dict()

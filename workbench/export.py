@@ -9,9 +9,13 @@ from . import assets, markup, text
 
 def model_card(run: lrcore.Run, stock: bool = False) -> str:
     """The card that an export of a run carries."""
-    parameters = run.report["summary"]["parameters"]
     return lrcore.model_card(
-        run.name, run.checkpoint, run.report, parameters, run.evaluations, stock
+        run.name,
+        run.checkpoint,
+        run.provenance,
+        run.account.model.parameters,
+        run.evaluations,
+        lrcore.Usage(stock),
     )
 
 
@@ -34,13 +38,13 @@ def report_html(run: lrcore.Run) -> str:
         [text.NO_RANKS]
     ]
     ranks = row(*head, tag="th") + "".join(row(*line) for line in body)
-    seconds = "".join(
-        row(stage, f"{value:.2f} s") for stage, value in run.report.get("seconds", {}).items()
-    )
+    compressed = run.step(lrcore.Compressed)
+    stages = {} if compressed is None else compressed.seconds
+    seconds = "".join(row(stage, f"{value:.2f} s") for stage, value in stages.items())
     return assets.page(
         "report.html",
         name=escape(run.name),
-        summary=markup.readout(run.report["summary"]),
+        summary=markup.readout(run.account.to_dict()),
         perplexity=row("protocol", "this model", "dense", tag="th") + measured,
         recipe=recipe_rows,
         seconds=seconds,

@@ -129,7 +129,7 @@ def readout(summary: dict[str, Any], actual: str = "") -> str:
     """
     kv, dense_kv = summary["kv_bytes_per_token"], summary["dense_kv_bytes_per_token"]
     flops, dense_flops = summary["flops_per_token"], summary["dense_flops_per_token"]
-    over = " over" if summary["achieved"] < summary.get("asked", 0) - 5e-4 else ""
+    over = " over" if summary["achieved"] < summary.get("requested", 0) - 5e-4 else ""
     cells = [
         cell(
             "parameters",
@@ -147,7 +147,7 @@ def readout(summary: dict[str, Any], actual: str = "") -> str:
         cell(
             f"removed: {text.budget(summary['budget'])}",
             f"{summary['achieved']:.2%}",
-            f"asked for {summary['asked']:.1%}" if "asked" in summary else "",
+            f"asked for {summary['requested']:.1%}" if "requested" in summary else "",
             "achieved" + over,
         ),
     ]

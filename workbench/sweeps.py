@@ -13,20 +13,17 @@ SUMMED = (
     "kv_bytes_per_token",
     "flops_per_token",
 )  # of a plan's account, under the same names
-OTHERWISE = {
-    "quantised",
-    "healing",
-    "shortened",
-    "sliced",
-}  # what a report says of a model that its recipe alone did not make
 MEASURED = ("perplexity", "nll", "bits_per_byte", "nonfinite", "kl", "top1", "protocol")
 
 
 def made(runs: Sequence[lrcore.Run], recipe: lrcore.Recipe) -> lrcore.Run | None:
     """A run by exactly this recipe, and by nothing on top of it or in its place."""
-    return next(
-        (run for run in runs if run.recipe == recipe and not OTHERWISE & run.report.keys()), None
-    )
+    return next((run for run in runs if run.recipe == recipe and by_recipe(run)), None)
+
+
+def by_recipe(run: lrcore.Run) -> bool:
+    """Whether putting ranks in was the last that happened to the model."""
+    return bool(run.history) and isinstance(run.history[-1], lrcore.Compressed)
 
 
 def evaluation_of(run: lrcore.Run, settings: lrcore.EvaluationSettings) -> dict[str, Any] | None:
@@ -66,7 +63,7 @@ def rows(
 
 
 def run_row(run: lrcore.Run, one: dict[str, Any]) -> dict[str, Any]:
-    recipe, summary = run.recipe, run.report["summary"]
+    recipe, summary = run.recipe, run.account.to_dict()
     made_by = {
         "calibrated_on": recipe.data,
         "method": recipe.method,
@@ -85,6 +82,6 @@ def dense_row(run: lrcore.Run, one: dict[str, Any]) -> dict[str, Any]:
         "ratio": 0.0,
         "achieved": 0.0,
     }
-    costs = {name: run.report["summary"][f"dense_{name}"] for name in SUMMED[1:]}
+    costs = {name: run.account.to_dict()[f"dense_{name}"] for name in SUMMED[1:]}
     figures = {"perplexity": one["dense_perplexity"], "protocol": one["protocol"]}
     return made_by | costs | {"context": run.recipe.seq_len} | figures

@@ -1,6 +1,9 @@
 """All words a person reads."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import lrcore
 
 NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
@@ -216,7 +219,7 @@ TO_BE_SLICED = (
 )
 SLICED_GROWS = ": more than before, for a head tied to the embeddings no longer can be"
 SLICED = (
-    "The hidden size went from {of} to {width}: asked to remove {asked:.1%} of the decoder "
+    "The hidden size went from {of} to {width}: asked to remove {requested:.1%} of the decoder "
     "parameters, removed {removed:.1%}{}."
 )
 SLICED_RESIDUAL = ", {} of those left being matrices between the bases"
@@ -291,35 +294,35 @@ def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     return " ".join(lines)
 
 
-def stock(fit: dict | None, dense: bool = False) -> str:
+def stock(fit: lrcore.StockFit | None, dense: bool = False) -> str:
     """Whether ranks fit a stock architecture, why not, and which would.
 
-    fit: as `StockFit.to_dict` gives it. dense: no ranks made it.
+    dense: no ranks made it.
     """
     if fit is None:
         return SHORT_STOCK if dense else STOCK_UNKNOWN
-    if fit["qualifies"]:
+    if fit.qualifies:
         return SHORT_STOCK if dense else STOCK_YES
-    width = next(
-        (rank for name, rank in (fit["ranks"] or {}).items() if name.endswith(".mlp")), None
-    )
-    said = (STOCK_NOT if dense else STOCK_NO).format("; ".join(fit["reasons"]))
+    width = next((rank for (_, name), rank in (fit.ranks or {}).items() if name == "mlp"), None)
+    said = (STOCK_NOT if dense else STOCK_NO).format("; ".join(fit.reasons))
     return said + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
 
 
-def healed(report: dict) -> str:
-    """What a healing was and did; nothing where there was none."""
-    told = report.get("healing")
-    if not told:
+def healed(history: Sequence[lrcore.Step]) -> str:
+    """What the last healing was and did; nothing where there was none."""
+    step = lrcore.last_step(history, lrcore.Healed)
+    if step is None:
         return ""
-    words = (
-        f"Healed in {told['steps']} steps on {told['data']}, {told['tokens']:,} tokens, in "
-        f"{duration(told['seconds'])}"
+    sentence = (
+        f"Healed in {step.steps} steps on {step.data}, {step.tokens:,} tokens, in "
+        f"{duration(step.seconds)}"
     )
-    if told["perplexity_before"] and told["perplexity_after"]:
-        words += f"; perplexity on {protocol(told['test_protocol'])}: {told['perplexity_before']:.4f} before, "
-        words += f"{told['perplexity_after']:.4f} after"
-    return f"{words}."
+    if step.perplexity_before and step.perplexity_after:
+        sentence += (
+            f"; perplexity on {protocol(step.test_protocol)}: {step.perplexity_before:.4f} before, "
+            f"{step.perplexity_after:.4f} after"
+        )
+    return f"{sentence}."
 
 
 def dropped(influence: list[float], gone: list[int], by: str, summary: dict) -> str:
@@ -338,15 +341,15 @@ def dropped(influence: list[float], gone: list[int], by: str, summary: dict) -> 
     return words + DROPPED_SIZE.format(*sizes, "" if by == "influence" else DROPPED_ALIKE)
 
 
-def shortened(report: dict) -> str:
-    """Which layers went, and why; nothing where none did."""
-    told = report.get("shortened")
-    if not told:
+def shortened(history: Sequence[lrcore.Step]) -> str:
+    """Which layers went last, and why; nothing where none did."""
+    step = lrcore.last_step(history, lrcore.Shortened)
+    if step is None:
         return ""
-    order = " in this order" if len(told["gone"]) > 1 else ""
+    order = " in this order" if len(step.gone) > 1 else ""
     return (
-        f"{layers(told['gone'])} went{order}, of {told['of']} counted from 0; chosen by "
-        f"{ORDERS.get(told['by'], told['by'])}."
+        f"{layers(step.gone)} went{order}, of {step.of} counted from 0; chosen by "
+        f"{ORDERS.get(step.by, step.by)}."
     )
 
 
@@ -370,20 +373,18 @@ def to_be_sliced(size: dict, dense: Any) -> str:
     )
 
 
-def sliced(report: dict) -> str:
+def sliced(history: Sequence[lrcore.Step]) -> str:
     """How narrow the stream became; nothing where it was not sliced."""
-    told = report.get("sliced")
-    if not told:
+    step = lrcore.last_step(history, lrcore.Sliced)
+    if step is None:
         return ""
+    residual = step.residual_parameters
     return SLICED.format(
-        SLICED_RESIDUAL.format(count(told["residual_parameters"]))
-        if told["residual_parameters"]
-        else "",
-        **told,
+        SLICED_RESIDUAL.format(count(residual)) if residual else "", **step.fields_dict()
     )
 
 
-def layers(numbers: list[int]) -> str:
+def layers(numbers: Sequence[int]) -> str:
     return f"Layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 

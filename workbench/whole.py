@@ -64,7 +64,7 @@ def build_drop(session: Session) -> None:
                 analysis.block_influence,
                 gone,
                 by,
-                lrcore.drop_layers(model, gone, by).report["summary"],
+                lrcore.drop_layers(model, gone, by).account.to_dict(),
             )
         )
 

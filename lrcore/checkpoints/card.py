@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..account import SizeAndCost
+from ..history import Compressed, Healed, Quantised, Shortened, Sliced, Step, last_step
 from ..models.weights import MARK, read_json
+from ..provenance import Provenance
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TASKS = {
@@ -17,29 +21,33 @@ TASKS = {
 _LICENCE = ("license", "license_name", "license_link")
 
 
+@dataclass(frozen=True)
+class Usage:
+    """How an export is loaded: with no code of ours (stock), by which class of transformers."""
+
+    stock: bool = False
+    loader: str = "AutoModelForCausalLM"
+
+
 def model_card(
     title: str,
     folder: str | Path,
-    report: Mapping[str, Any] | None,
+    provenance: Provenance,
     parameters: int,
     results: Sequence[Mapping[str, Any]] = (),
-    stock: bool = False,
-    loader: str = "AutoModelForCausalLM",
+    usage: Usage = Usage(),
 ) -> str:
     """README.md of an export, with the hub's metadata.
 
     The licence is that of the base model's card, and absent where that names none.
 
-    folder: where the model's files are. report: how it came to be, None for a dense one. results:
-    evaluations as `Evaluation.to_dict` gives them; those without a finite perplexity are left out
-    of the metadata. stock: whether the export needs no code. loader:
-    the class of transformers that loads it.
+    folder: where the model's files are. provenance: how it came to be. results: evaluations as
+    `Evaluation.to_dict` gives them; those without a finite perplexity are left out of the metadata.
     """
-    report = report or {}
-    base = str(report.get("base", title))
+    base = title if provenance.base is None else provenance.base.name
     head: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": TASKS[loader],
+        "pipeline_tag": TASKS[usage.loader],
         "tags": ["low-rank", "compressed"],
     }
     if _HUB_ID.fullmatch(base):
@@ -49,24 +57,39 @@ def model_card(
     if entries:
         head["model-index"] = [{"name": title, "results": entries}]
     meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    opening = f"# {title}\n\n`{base}` with {parameters:,} parameters" + (
-        " after low-rank compression." if "recipe" in report else "."
-    )
-    if codes := report.get("quantised"):
-        opening += f" The matrices of its decoder layers are codes of {codes['bits']} bits in groups of {codes['group']} (HQQ)."
-    if shortened := report.get("shortened"):
-        gone = ", ".join(map(str, sorted(shortened["gone"])))
-        opening += f" It lacks the decoder layers {gone} of {shortened['of']}, counted from 0, chosen by {shortened['by']}."
-    if sliced := report.get("sliced"):
-        opening += f" Its residual stream is {sliced['width']} wide instead of {sliced['of']} (SliceGPT, rotations: {sliced['rotations']})."
     parts = [
-        opening,
-        _usage(stock, loader),
-        _account(report.get("summary", {})),
+        f"# {title}\n\n{_opening(base, parameters, provenance.history)}",
+        _usage(usage),
+        "" if provenance.account is None else _account(provenance.account),
         _measured(results),
-        _making(report),
+        _making(provenance.history),
     ]
     return f"---\n{meta}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _opening(base: str, parameters: int, history: Sequence[Step]) -> str:
+    """What the model is, in a sentence or one for every step that changed it."""
+    compressed = last_step(history, Compressed) is not None
+    after = " after low-rank compression." if compressed else "."
+    sentences = [f"`{base}` with {parameters:,} parameters{after}"]
+    if quantised := last_step(history, Quantised):
+        sentences.append(
+            f"The matrices of its decoder layers are quantised to {quantised.bits} bits in groups "
+            f"of {quantised.group} (HQQ)."
+        )
+    for step in history:
+        if isinstance(step, Shortened):
+            gone = ", ".join(map(str, sorted(step.gone)))
+            sentences.append(
+                f"It lacks the decoder layers {gone} of {step.of}, counted from 0, chosen by "
+                f"{step.by}."
+            )
+    if sliced := last_step(history, Sliced):
+        sentences.append(
+            f"Its residual stream is {sliced.width} wide instead of {sliced.of} (SliceGPT, "
+            f"rotations: {sliced.rotations})."
+        )
+    return " ".join(sentences)
 
 
 def licence(folder: str | Path) -> dict[str, str]:
@@ -102,11 +125,12 @@ def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(stock: bool, loader: str) -> str:
-    trust = "" if stock else ", trust_remote_code=True"
+def _usage(usage: Usage) -> str:
+    loader = usage.loader
+    trust = "" if usage.stock else ", trust_remote_code=True"
     why = (
         "It needs no code beyond transformers."
-        if stock
+        if usage.stock
         else (
             "The modeling file in this folder subclasses the base architecture and exchanges the "
             "modules that config.json names."
@@ -120,46 +144,45 @@ def _usage(stock: bool, loader: str) -> str:
     )
 
 
-def _account(summary: Mapping[str, Any]) -> str:
-    """What the model weighs beside its dense base, as far as the account of its plan says."""
+def _account(account: SizeAndCost) -> str:
+    """What the model weighs and costs beside its dense base."""
     names = {
         "parameters": "parameters",
         "megabytes": "MB",
         "kv_bytes_per_token": "KV cache, bytes per token",
         "flops_per_token": "FLOPs per token",
     }
-    rows = [
-        (words, summary[name], summary[f"dense_{name}"])
-        for name, words in names.items()
-        if f"dense_{name}" in summary
-    ]
     lines = "\n".join(
-        f"| {words} | {_number(now)} | {_number(before)} |" for words, now, before in rows
+        f"| {label} | {_number(getattr(account.model, name))} | "
+        f"{_number(getattr(account.dense, name))} |"
+        for name, label in names.items()
     )
-    return f"## Size\n\n| | this model | dense |\n|---|---:|---:|\n{lines}" if rows else ""
+    return f"## Size\n\n| | this model | dense |\n|---|---:|---:|\n{lines}"
 
 
 def _number(value: float) -> str:
     return f"{value:,.2f}" if isinstance(value, float) and value < 1e4 else f"{value:,.0f}"
 
 
-def _making(report: Mapping[str, Any]) -> str:
-    if "recipe" not in report:
+def _making(history: Sequence[Step]) -> str:
+    """Recipe, ranks, calibration and healing of a compressed model."""
+    compressed, healed = last_step(history, Compressed), last_step(history, Healed)
+    if compressed is None:
         return ""
-    recipe = yaml.safe_dump(report["recipe"], sort_keys=False, allow_unicode=True)
+    recipe = yaml.safe_dump(compressed.recipe.to_dict(), sort_keys=False, allow_unicode=True)
     text = f"## How it was made\n\n```yaml\n{recipe}```"
-    if report.get("ranks"):
+    if compressed.ranks:
         lines = "\n".join(
-            f"| {row['layer']} | {row['component']} | {row['rank']} | {row['full']} |"
-            for row in report["ranks"]
+            f"| {row.layer} | {row.component} | {row.rank} | {row.full} |"
+            for row in compressed.ranks
         )
         text += f"\n\n### Ranks\n\n| layer | component | rank | of |\n|---|---|---|---|\n{lines}"
-    if report.get("calibration"):
-        text += "\n\n### Calibration\n\n" + _pairs(report["calibration"])
-    if healing := report.get("healing"):
+    if compressed.calibration:
+        text += "\n\n### Calibration\n\n" + _pairs(compressed.calibration)
+    if healed is not None:
         kept = {
             name: value
-            for name, value in healing.items()
+            for name, value in healed.fields_dict().items()
             if not isinstance(value, dict | list) and value is not None
         }
         text += "\n\n### Healing\n\nTrained against the dense model.\n\n" + _pairs(kept)

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from ..models.weights import (
     weight_files,
 )
 from ..modules.install import install
+from ..provenance import Provenance
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
 
@@ -176,10 +178,26 @@ def load_checkpoint(
         network.tie_weights()
         check_finite(network.state_dict().items(), folder, network.dtype)
         settle(network, target)
-    report = read_json(folder / "report.json") if (folder / "report.json").is_file() else None
+    known = read_provenance(folder)
     return LoadedModel(
-        name or str(folder), network, tokenizer, fingerprint(folder, files), folder, report
+        name or str(folder),
+        network,
+        tokenizer,
+        fingerprint(folder, files),
+        folder,
+        known.history,
+        known.base,
+        known.account,
     )
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """How the model in a folder came to be; nothing where no report tells.
+
+    Raises InputError for a report that cannot be read.
+    """
+    report = folder / "report.json"
+    return Provenance.from_dict(read_json(report)) if report.is_file() else Provenance()
 
 
 def _read_mark(folder: Path) -> dict[str, Any]:
@@ -253,7 +271,7 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
     state, tied = untied(network)
     described = {
         "format": FORMAT,
-        "base": (model.report or {}).get("base", model.name),
+        "base": model.name if model.base is None else model.base.name,
         "dtype": model.dtype,
         "parameters": model.size.parameters,
         "structure": structure(network),
@@ -264,13 +282,12 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
     network.config.save_pretrained(folder)
     write_companions(model, folder)
     write_json(folder / MARK, described)
-    report = model.report or {}
-    if report:
-        write_json(folder / "report.json", report)
-    if "recipe" in report:
-        write_json(folder / "recipe.json", report["recipe"])
-    if report.get("ranks"):
-        _write_csv(folder / "ranks.csv", report["ranks"])
+    if model.history:
+        write_json(folder / "report.json", model.provenance.to_dict())
+    if model.recipe is not None:
+        write_json(folder / "recipe.json", model.recipe.to_dict())
+    if model.ranks:
+        _write_csv(folder / "ranks.csv", [asdict(row) for row in model.ranks])
 
 
 def write_companions(model: LoadedModel, folder: Path) -> None:

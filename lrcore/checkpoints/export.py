@@ -1,9 +1,8 @@
-"""Checkpoints that leave the house: a Hugging Face folder that loads where this project is not
-installed.
+"""Exports: Hugging Face folders that load where this project is not installed.
 
 `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` reads it by the modeling file
-inside, which is cut from the sources of the modules (see checkpoints/portable.py); a stock export
-(see stock.py) needs no code at all. Both load by `lrcore.load` too.
+inside, which is cut from the sources of the modules (see portable.py); a stock export (see
+stock.py) needs no code at all. Both load by `lrcore.load` too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from ..errors import InputError
 from ..models.load import LoadedModel, auto_class
 from ..models.weights import MARK, read_json
-from .card import model_card
+from .card import Usage, model_card
 from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
 from .portable import modeling_source
 from .stock import write_stock
@@ -29,14 +28,13 @@ def export(
     stock: bool = False,
     overwrite: bool = False,
     shard: str = SHARD,
-    title: str | None = None,
 ) -> Path:
     """Write `model` as a Hugging Face folder with its code and a model card, and return the folder;
     it appears whole or not at all.
 
     results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an
     architecture of transformers with no code of ours; raises InputError with the reasons where the
-    model does not fit one. shard: largest weight file, such as "5GB". title: of the card; else the
+    model does not fit one. shard: largest weight file, such as "5GB". The card's title is the
     model's name, or the new folder's where the model came from a folder.
     Loaded with the dtype it was saved in, its logits are bit-identical, but for a sliced model as a
     stock one, whose norms round otherwise. Folders are refused as by `save`.
@@ -48,12 +46,11 @@ def export(
         else:
             write_checkpoint(model, draft, shard)
             _add_code(model, draft)
-        named = title or (
-            Path(folder).name if Path(model.name).expanduser().is_dir() else model.name
-        )
-        loader = auto_class(model.network.config).__name__
+        from_folder = Path(model.name).expanduser().is_dir()
+        title = Path(folder).name if from_folder else model.name
+        usage = Usage(stock, auto_class(model.network.config).__name__)
         card = model_card(
-            named, model.folder, model.report, model.size.parameters, results, stock, loader
+            title, model.folder, model.provenance, model.size.parameters, results, usage
         )
         (draft / "README.md").write_text(card, encoding="utf-8")
 
@@ -108,7 +105,7 @@ def read_results(name: str, files: Sequence[Path] = ()) -> list[dict[str, Any]]:
 def push(folder: str | Path, repository: str, private: bool = True) -> str:
     """Upload an exported folder to the hub as `owner/name` and return its address.
 
-    Never called by anything but an explicit wish.
+    Called on explicit request only.
 
     The token is the hub client's (HF_TOKEN or a login). Raises InputError in one line where the hub
     refuses or cannot be reached.

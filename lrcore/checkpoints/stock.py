@@ -8,7 +8,6 @@ d', which makes a mean over d' columns one over the d there were.
 
 import copy
 from bisect import bisect_right
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError
+from ..history import StockFit
 from ..layer import Layer, Linear
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.layers import read_layer
@@ -37,24 +37,6 @@ SLICED_FIELDS = (
 BIASES = {
     "llama": "mlp_bias"
 }  # config fields that give a family's MLP the biases that a method may add
-
-
-@dataclass(frozen=True)
-class StockFit:
-    """Whether a plan or model qualifies, why not, and the ranks nearest to the plan's parameters
-    that do; None where none do.
-    """
-
-    qualifies: bool
-    reasons: list[str]
-    ranks: dict[Slot, int] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; the ranks as a recipe's overrides name them, "layer.component"."""
-        ranks = self.ranks and {
-            f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()
-        }
-        return {"qualifies": self.qualifies, "reasons": self.reasons, "ranks": ranks}
 
 
 def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
@@ -95,7 +77,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
             f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none"
         )
         fixable = False
-    return StockFit(not reasons, reasons, _even_ranks(plan) if fixable else None)
+    return StockFit(not reasons, tuple(reasons), _even_ranks(plan) if fixable else None)
 
 
 def structural_reasons(network: PreTrainedModel) -> list[str]:

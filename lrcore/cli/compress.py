@@ -11,6 +11,7 @@ from ..recipe import Recipe
 from .arguments import AsJson, ToTrackio, load_dense
 from .console import print_json, print_table, progress, show
 from .flags import flags
+from .reports import compressed_report
 
 app = typer.Typer()
 
@@ -121,7 +122,7 @@ def compress(
     tracker = lrcore.Tracker(trackio) if trackio else None
     small = _compressed(recipe, bounds)
     folder = lrcore.save(small, out)
-    report = small.report
+    report = compressed_report(small)
     if tracker:
         figures = {**report["summary"], "seconds": report["seconds"]}
         tracker.log(small.name, report["recipe"], figures)
@@ -131,8 +132,9 @@ def compress(
 
 
 def _compressed(recipe: Recipe, bounds: bool) -> Any:
-    """The compressed model; with `bounds`, they stand in its report."""
+    """The compressed model; with `bounds`, its history has them."""
     import lrcore
+    from lrcore.compression.bounds import with_bounds
 
     model = load_dense(recipe)
     if not bounds:
@@ -141,8 +143,7 @@ def _compressed(recipe: Recipe, bounds: bool) -> Any:
     plan = lrcore.allocate(factors, recipe)
     checked = lrcore.bounds(model, factors, plan, progress=progress)
     small = lrcore.compress(model, recipe, factors, plan, progress=progress)
-    small.report["bounds"] = checked
-    return small
+    return with_bounds(small, checked)
 
 
 def _since(began: float) -> float:

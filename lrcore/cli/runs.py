@@ -59,7 +59,7 @@ def runs(
 
 def summary(run: Any) -> dict[str, Any]:
     """A run in one row."""
-    last, account = (run.evaluations or [{}])[-1], run.report.get("summary", {})
+    last = (run.evaluations or [{}])[-1]
     return {
         "id": run.id,
         "name": run.name,
@@ -68,7 +68,7 @@ def summary(run: Any) -> dict[str, Any]:
         "method": run.method,
         "policy": run.policy,
         "ratio": run.fields.get("ratio"),
-        "parameters": account.get("parameters"),
+        "parameters": None if run.account is None else run.account.model.parameters,
         "perplexity": last.get("perplexity"),
         "tags": list(run.tags),
     }
@@ -82,7 +82,7 @@ def show_run(ctx: typer.Context, run: RunName, as_json: AsJson = False) -> None:
     values = {
         **summary(found),
         "folder": str(found.checkpoint),
-        "account": found.report.get("summary", {}),
+        "account": {} if found.account is None else found.account.to_dict(),
         "evaluations": found.evaluations,
     }
     show(as_json, {**values, "recipe": found.recipe.to_dict(), "samples": kept.samples(found.id)})

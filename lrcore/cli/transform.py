@@ -14,6 +14,7 @@ from ..settings import setting
 from .arguments import AsJson, FolderOrRun, Loading, Model
 from .console import progress, show
 from .flags import flags
+from .reports import step_report
 
 app = typer.Typer()
 
@@ -52,7 +53,7 @@ def shorten(
     _check(out)
     layers, by = shortening.layers, shortening.by
     made = lrcore.shorten(loading.load(model), recipe.with_(model=model), layers, by, progress)
-    _keep(made, out, "shortened", as_json)
+    _keep(made, out, as_json)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def slice_(
     recipe = recipe.with_(model=model, ratio=slicing.ratio)
     rotations, multiple = slicing.rotations, slicing.multiple
     made = lrcore.slice_hidden(loading.load(model), recipe, rotations, multiple, progress)
-    _keep(made, out, "sliced", as_json)
+    _keep(made, out, as_json)
 
 
 @app.command()
@@ -116,7 +117,7 @@ def quantise(
     _check(out)
     before = loading.load(run_checkpoint(model))
     made = lrcore.quantise(before, bits, group, progress=progress)
-    values = {"out": str(lrcore.save(made, out)), "quantised": made.report["quantised"]}
+    values = {"out": str(lrcore.save(made, out)), "quantised": step_report(made.history[-1])}
     sizes = {"megabytes_before": before.size.megabytes, "megabytes": made.size.megabytes}
     show(as_json, values | sizes)
 
@@ -149,7 +150,7 @@ def heal(
     made = lrcore.heal(small, settings, teacher=teacher, state=state, progress=progress)
     folder = lrcore.save(made, out)
     state.unlink(missing_ok=True)
-    healing = made.report["healing"]
+    healing = step_report(made.history[-1])
     if not as_json:  # a person reads neither curves nor protocols, nor settings left out
         healing = {
             name: value
@@ -166,11 +167,16 @@ def _check(out: Path) -> None:
     check_target(out)
 
 
-def _keep(made: Any, out: Path, entry: str, as_json: bool) -> None:
-    """Write the model, and show what its report has under `entry`."""
+def _keep(made: Any, out: Path, as_json: bool) -> None:
+    """Write the model, and show its last step and its account."""
     import lrcore
 
+    step = made.history[-1]
     show(
         as_json,
-        {"out": str(lrcore.save(made, out)), entry: made.report[entry], **made.report["summary"]},
+        {
+            "out": str(lrcore.save(made, out)),
+            step.kind: step_report(step),
+            **made.account.to_dict(),
+        },
     )

@@ -47,7 +47,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         spectra=factors.spectra,
         shape=shape,
         budget=kind,
-        asked=recipe.ratio,
+        requested=recipe.ratio,
         seq_len=recipe.seq_len,
         temperature=temperature,
         suggested_temperature=suggested,
@@ -55,7 +55,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     )
     if {component for _, component in counted} <= set(recipe.component_ratios):
         # nothing is left to meet the overall ratio: it follows
-        plan = replace(plan, asked=plan.summary()["achieved"])
+        plan = replace(plan, requested=plan.account.achieved)
     return plan
 
 

@@ -1,5 +1,7 @@
 """What MoDeGPT's propositions promise for a plan, beside what it really loses in each layer."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
@@ -54,3 +56,11 @@ def bounds(
             )
     progress("bounds", len(factors.layers), len(factors.layers))
     return rows
+
+
+def with_bounds(model: LoadedModel, rows: Sequence[Mapping[str, Any]]) -> LoadedModel:
+    """A compressed model whose last compression also says the bounds of its slots, rows as `bounds`
+    gives them.
+    """
+    *before, step = model.history
+    return replace(model, history=(*before, replace(step, bounds=tuple(rows))))

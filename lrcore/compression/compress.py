@@ -12,6 +12,8 @@ from torch import nn
 from ..calibration.calibrate import calibrate
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
+from ..history import Compressed
+from ..may_follow import check_may_follow
 from ..methods import find_method
 from ..models.architectures import architecture_of, text_config
 from ..models.layers import clone, read_layer
@@ -20,6 +22,7 @@ from ..models.stream import LayerStream
 from ..plan import RankPlan
 from ..policies import find_policy
 from ..progress import Progress, silent
+from ..provenance import BaseModel
 from ..recipe import Recipe
 from .allocate import allocate
 from .evidence.table import measure_evidence
@@ -63,10 +66,13 @@ def compress(
 
     With calibration "sequential" the ranks come from the dense model's spectra, and each layer is
     then solved again on what the compressed layers before it give; with `refit` it also makes up
-    for what they have lost. The report holds the recipe, ranks, account, protocol and seconds per
+    for what they have lost. The history gains `Compressed`: recipe, ranks, protocol and seconds per
     stage.
+
+    Raises InputError for factors of another method, and as `prepare` and `allocate` do.
     """
     progress, seconds = progress or silent, {}
+    check_may_follow(Compressed, model.history, model.name)
     refit = refits(recipe, model.network)
     if factors is not None and (factors.method, factors.options) != (
         recipe.method,
@@ -85,16 +91,13 @@ def compress(
         plan = plan or allocate(factors, recipe)
     with _timed(seconds, "compress"):
         network = _write(model, recipe, factors, plan, refit, progress)
-    report = {
-        "base": model.name,
-        "base_fingerprint": model.fingerprint,
-        "recipe": recipe.to_dict(),
-        "ranks": plan.table().to_dict("records"),
-        "summary": plan.summary(),
-        "calibration": factors.calibration.protocol | {"mode": recipe.calibration, "refit": refit},
-        "stock": stock_fit(model, plan).to_dict(),
-        "seconds": seconds,
-    }
+    step = Compressed(
+        recipe,
+        plan.slot_ranks,
+        factors.calibration.protocol | {"mode": recipe.calibration, "refit": refit},
+        stock_fit(model, plan),
+        seconds,
+    )
     identity = json.dumps(
         [
             model.fingerprint,
@@ -108,7 +111,9 @@ def compress(
         name=f"{model.name} {recipe.method} {recipe.ratio:.0%}",
         network=network,
         fingerprint=fingerprint,
-        report=report,
+        history=(*model.history, step),
+        base=BaseModel(model.name, model.fingerprint),
+        account=plan.account,
     )
 
 

@@ -1,5 +1,5 @@
-"""A model made of another without ranks: what it is called and known by, and what it weighs
-beside the one it was made of.
+"""A model made of another: what it is called and known by, and its account beside the one it was
+made of.
 """
 
 import hashlib
@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from ..account import ModelAccount, SizeAndCost
 from ..evaluation.cost import predicted_flops
 from ..models.load import LoadedModel
+from ..provenance import BaseModel
 
 
 def derived(
@@ -20,39 +22,34 @@ def derived(
     """The model of another network, whose fingerprint follows from that of `model` and from what
     was done, `identity`, JSON-able.
 
-    Its report is the one `model` has, or names `model` as its base.
+    Its base is the one `model` has, or else `model` itself; its history and account are still
+    those of `model`.
     """
-    words = json.dumps([model.fingerprint, *identity], sort_keys=True)
-    report = model.report or {"base": model.name, "base_fingerprint": model.fingerprint}
+    serialised = json.dumps([model.fingerprint, *identity], sort_keys=True)
     return replace(
         model,
         name=name,
         network=network,
-        fingerprint=hashlib.sha256(words.encode()).hexdigest(),
-        report=report,
+        fingerprint=hashlib.sha256(serialised.encode()).hexdigest(),
+        base=model.base or BaseModel(model.name, model.fingerprint),
     )
 
 
-def account(model: LoadedModel, made: LoadedModel, context: int = 256) -> dict[str, Any]:
-    """What the card and the page say of a model beside its dense base, under the names of a
-    plan's summary.
+def compared(model: LoadedModel, made: LoadedModel, context: int = 256) -> SizeAndCost:
+    """The account of a model beside the dense one that it was made of, both counted.
+
+    context: tokens before the one whose FLOPs are counted.
     """
-    now, then = _weighed(made, context), _weighed(model, context)
-    shares = {
-        "removed_params": 1 - now["decoder_parameters"] / then["decoder_parameters"],
-        "removed_total": 1 - now["parameters"] / then["parameters"],
-        "removed_kv": 1 - now["kv_bytes_per_token"] / then["kv_bytes_per_token"],
-    }
-    dense = {f"dense_{name}": value for name, value in then.items()}
-    return now | dense | shares | {"budget": "params", "achieved": shares["removed_params"]}
+    return SizeAndCost(counted(made, context), counted(model, context))
 
 
-def _weighed(model: LoadedModel, context: int) -> dict[str, float]:
+def counted(model: LoadedModel, context: int) -> ModelAccount:
+    """The account of a model as it stands."""
     size = model.size
-    return {
-        "parameters": size.parameters,
-        "decoder_parameters": size.decoder_linear,
-        "megabytes": size.megabytes,
-        "kv_bytes_per_token": size.kv_bytes,
-        "flops_per_token": predicted_flops(model, context),
-    }
+    return ModelAccount(
+        size.parameters,
+        size.decoder_linear,
+        size.stored,
+        size.kv_bytes,
+        predicted_flops(model, context),
+    )

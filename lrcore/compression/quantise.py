@@ -10,16 +10,17 @@ from torch import Tensor
 from ..errors import InputError
 from ..forms import Matrix, tensors_of
 from ..forms import quantise as codes_of
+from ..history import Quantised
 from ..hqq import half_quadratic
 from ..layer import Layer, LowRank, Projection, Stored
+from ..may_follow import check_may_follow
 from ..models.architectures import decoder_layers
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
-from .derived import derived
+from .derived import compared, derived
 
 BITS = (8, 4)
-NO_STOCK = {"qualifies": False, "reasons": ["its matrices are codes"], "ranks": None}
 
 
 def quantise(
@@ -39,11 +40,7 @@ def quantise(
             f"Codes of {bits} bits in groups of {group} were asked for. Use 8 or 4 bits, and "
             "groups of at least 8, such as 64."
         )
-    if (model.report or {}).get("quantised"):
-        raise InputError(
-            f"'{model.name}' is quantised already: its matrices are codes. Quantise the model "
-            "that it was made of."
-        )
+    check_may_follow(Quantised, model.history, model.name)
     network, progress, total = (
         clone(model.network),
         progress or silent,
@@ -53,12 +50,12 @@ def quantise(
         progress("quantise", index, total)
         write_layer(network, quantised(read_layer(network, index), bits, group))
     progress("quantise", total, total)
-    settings = {"method": "hqq", "bits": bits, "group": group}
-    made = derived(model, f"{model.name} hqq {bits} bit", network, [settings])
-    account = made.report.get("summary", {}) | {"megabytes": made.size.megabytes, "bits": bits}
-    return replace(
-        made, report=made.report | {"summary": account, "quantised": settings, "stock": NO_STOCK}
-    )
+    step = Quantised("hqq", bits, group)
+    identity = {"method": step.method, "bits": bits, "group": group}
+    made = derived(model, f"{model.name} hqq {bits} bit", network, [identity])
+    before = model.account or compared(model, model)
+    account = replace(before, model=replace(before.model, bytes=made.size.stored), bits=bits)
+    return replace(made, history=(*model.history, step), account=account)
 
 
 def quantised(layer: Layer, bits: int, group: int) -> Layer:

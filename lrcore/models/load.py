@@ -22,8 +22,12 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from ..account import SizeAndCost
 from ..errors import InputError, unknown
 from ..files import OFFLOADED, cache_folder
+from ..history import Compressed, S, SlotRank, Step, last_step
+from ..provenance import BaseModel, Provenance
+from ..recipe import Recipe
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .hub import DEMO_MODELS, locate
@@ -43,8 +47,8 @@ class LoadedModel:
 
     name: as asked for. network: in eval mode, no parameter requires a gradient. fingerprint: sha256
     of config and weight files (of what was read, whatever dtype it was read into). folder: where
-    the files are. report: how it came to be ("recipe" and "ranks" of a compressed model, "healing"
-    of one trained after, "quantised" of one made of codes), None for a dense one.
+    the files are. history: what happened to it, step by step; nothing for a dense one. base: the
+    dense model that it was made of, and that `account` compares it with; None for a dense one.
     """
 
     name: str
@@ -52,7 +56,30 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str
     folder: Path
-    report: dict[str, Any] | None = None
+    history: tuple[Step, ...] = ()
+    base: BaseModel | None = None
+    account: SizeAndCost | None = None
+
+    @property
+    def provenance(self) -> Provenance:
+        """How it came to be, as a checkpoint keeps it."""
+        return Provenance(self.history, self.base, self.account)
+
+    def step(self, kind: type[S]) -> S | None:
+        """The last step of a kind, such as `Compressed`; None where there is none."""
+        return last_step(self.history, kind)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What the last compression was asked to do; None where there was none."""
+        compressed = self.step(Compressed)
+        return None if compressed is None else compressed.recipe
+
+    @property
+    def ranks(self) -> tuple[SlotRank, ...]:
+        """The ranks that the last compression put in; nothing where there was none."""
+        compressed = self.step(Compressed)
+        return () if compressed is None else compressed.ranks
 
     @property
     def size(self) -> ModelSize:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InputError
+from ..history import Healed, last_step
 from .runs import Run
 
 MOST = 6
@@ -46,15 +47,16 @@ def _flat(run: Run) -> dict[str, Any]:
             f"{protocol.get('windows')} x {protocol.get('seq_len')}"
         )
         measured[f"perplexity: {of}"] = one["perplexity"]
-    summary = run.report.get("summary", {})
+    account = {} if run.account is None else run.account.to_dict()
+    healed = last_step(run.history, Healed)
     healing = {
         f"healing: {name}": value
-        for name, value in run.report.get("healing", {}).items()
+        for name, value in ({} if healed is None else healed.fields_dict()).items()
         if not isinstance(value, dict | list)
     }
     return (
         recipe
-        | {f"result: {name}": value for name, value in summary.items() if name not in recipe}
+        | {f"result: {name}": value for name, value in account.items() if name not in recipe}
         | healing
         | measured
     )

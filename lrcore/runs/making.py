@@ -2,14 +2,17 @@
 and reads of a recipe only its text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+from ..history import Compressed, Shortened, Sliced, Step, last_step
 from ..recipe import Recipe
 
-# The entry of a report that such a method leaves: the word for it, as the command line has it, and
-# the field that says how it chose.
-WHOLE = {"sliced": ("slice", "rotations"), "shortened": ("shorten", "by")}
+# What such a method is called, as the command line has it, and the field that says how it chose.
+WHOLE: dict[type[Any], tuple[str, str]] = {
+    Sliced: ("slice", "rotations"),
+    Shortened: ("shorten", "by"),
+}
 READ = (
     "model",
     "revision",
@@ -24,35 +27,33 @@ READ = (
 )
 
 
-def whole(report: Mapping[str, Any]) -> str:
-    """The entry of WHOLE that a report has; "" where ranks made the model."""
-    return "" if "recipe" in report else next((entry for entry in WHOLE if entry in report), "")
+def whole(history: Sequence[Step]) -> Sliced | Shortened | None:
+    """The step that changed the model as a whole; None where ranks made it."""
+    if last_step(history, Compressed) is not None:
+        return None
+    return next((step for kind in WHOLE if (step := last_step(history, kind)) is not None), None)
 
 
-def method_and_policy(recipe: Recipe, report: Mapping[str, Any]) -> tuple[str, str]:
-    """The recipe's, or the word for what was done to the whole model and how it was chosen."""
-    entry = whole(report)
-    if not entry:
+def method_and_policy(recipe: Recipe, history: Sequence[Step]) -> tuple[str, str]:
+    """The recipe's, or what was done to the whole model and how it was chosen."""
+    step = whole(history)
+    if step is None:
         return recipe.method, recipe.policy
-    word, choice = WHOLE[entry]
-    return word, report[entry][choice]
+    method, choice = WHOLE[type(step)]
+    return method, getattr(step, choice)
 
 
-def fields(recipe: Recipe, report: Mapping[str, Any]) -> dict[str, Any]:
+def fields(recipe: Recipe, history: Sequence[Step]) -> dict[str, Any]:
     """Field by field what the run was made by; of a recipe whose ranks had no part in it, the
     fields that were read.
     """
-    entry, said = whole(report), recipe.to_dict()
-    if not entry:
-        return said
+    step, values = whole(history), recipe.to_dict()
+    if step is None:
+        return values
     own = {
-        name: value
-        for name, value in report[entry].items()
-        if not isinstance(value, dict) and name != WHOLE[entry][1]
+        f"{step.kind}: {name}": value
+        for name, value in step.fields_dict().items()
+        if not isinstance(value, dict) and value is not None and name != WHOLE[type(step)][1]
     }
-    named = dict(zip(("method", "policy"), method_and_policy(recipe, report), strict=True))
-    return (
-        {name: said[name] for name in READ}
-        | named
-        | {f"{entry}: {name}": value for name, value in own.items()}
-    )
+    named = dict(zip(("method", "policy"), method_and_policy(recipe, history), strict=True))
+    return {name: values[name] for name in READ} | named | own

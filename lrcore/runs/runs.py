@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..account import SizeAndCost
 from ..checkpoints.checkpoint import MARK, save
 from ..errors import InputError
+from ..history import S, Step, last_step
 from ..models.load import LoadedModel
+from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from .database import Database, Row
 from .making import fields, method_and_policy
@@ -56,8 +59,8 @@ def root() -> Path:
 class Run:
     """A finished model.
 
-    folder holds the checkpoint, as a folder in it or itself; report is what `compress` or another
-    word reported.
+    folder holds the checkpoint, as a folder in it or itself. recipe: what was to be done.
+    provenance: what happened to the model. evaluations: results of kind "evaluation", newest last.
     """
 
     id: str
@@ -65,9 +68,28 @@ class Run:
     created: float
     folder: Path
     recipe: Recipe
-    report: dict[str, Any]
+    provenance: Provenance
     tags: tuple[str, ...]
-    evaluations: list[dict[str, Any]]  # results of kind "evaluation", newest last
+    evaluations: list[dict[str, Any]]
+
+    @property
+    def history(self) -> tuple[Step, ...]:
+        """What happened to the model, step by step."""
+        return self.provenance.history
+
+    @property
+    def account(self) -> SizeAndCost | None:
+        """What the model weighs and costs beside its base."""
+        return self.provenance.account
+
+    @property
+    def base(self) -> BaseModel | None:
+        """The dense model that it was made of."""
+        return self.provenance.base
+
+    def step(self, kind: type[S]) -> S | None:
+        """The last step of a kind, such as `Healed`; None where there is none."""
+        return last_step(self.history, kind)
 
     @property
     def checkpoint(self) -> Path:
@@ -82,20 +104,18 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The recipe's method, or the word for what was done to the whole model, such as
-        "shorten".
-        """
-        return method_and_policy(self.recipe, self.report)[0]
+        """The recipe's method, or what was done to the whole model, such as "shorten"."""
+        return method_and_policy(self.recipe, self.history)[0]
 
     @property
     def policy(self) -> str:
         """What shared the ranks, or what chose the layers that went."""
-        return method_and_policy(self.recipe, self.report)[1]
+        return method_and_policy(self.recipe, self.history)[1]
 
     @property
     def fields(self) -> dict[str, Any]:
         """What it was made by, field by field: see `making.fields`."""
-        return fields(self.recipe, self.report)
+        return fields(self.recipe, self.history)
 
 
 class Runs:
@@ -141,20 +161,18 @@ class Runs:
                 f"No run '{run_id}'. It may have been deleted; choose another one under Runs & "
                 "export."
             )
-        tags, evaluations = self._database.tags(run_id), self.results(run_id, "evaluation")
-        report = row.report | {"name": row.name, "evaluations": evaluations}
         return Run(
             run_id,
             row.name,
             row.created,
             self.folder / row.folder,
             Recipe.from_dict(row.recipe),
-            report,
-            tags,
-            evaluations,
+            Provenance.from_dict(row.report),
+            self._database.tags(run_id),
+            self.results(run_id, "evaluation"),
         )
 
-    def find(self, words: str) -> Run:
+    def find(self, name: str) -> Run:
         """A run by its id, the beginning of its id, or its name.
 
         Raises InputError where none or several fit.
@@ -162,13 +180,13 @@ class Runs:
         fitting = [
             run
             for run in self.all()
-            if run.id == words or run.name == words or run.id.startswith(words)
+            if run.id == name or run.name == name or run.id.startswith(name)
         ]
-        exact = [run for run in fitting if run.id == words] or fitting
+        exact = [run for run in fitting if run.id == name] or fitting
         if len(exact) != 1:
             state = "No run is" if not exact else f"{len(exact)} runs are"
             raise InputError(
-                f"{state} called '{words}' in '{self.folder}'. `runs` lists them with their ids."
+                f"{state} called '{name}' in '{self.folder}'. `runs` lists them with their ids."
             )
         return exact[0]
 
@@ -212,11 +230,11 @@ class Runs:
 
     def write(self, name: str, recipe: Recipe, model: LoadedModel) -> Run:
         """Keep a model made by a recipe as a run: its folder is there whole or not at all."""
-        run_id = _new_id(method_and_policy(recipe, model.report or {})[0])
+        run_id = _new_id(method_and_policy(recipe, model.history)[0])
         partial = self._aside(run_id)
         partial.mkdir(parents=True)
         save(model, partial / "checkpoint")
-        report = {"name": name, "created": time.time(), **(model.report or {})}
+        report = {"name": name, "created": time.time(), **model.provenance.to_dict()}
         (partial / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
         (partial / "report.json").write_text(
             json.dumps(report, indent=2, default=float), encoding="utf-8"
@@ -241,7 +259,7 @@ class Runs:
             )
         recipe = Recipe.read(folder / "recipe.json")
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        run_id = _new_id(method_and_policy(recipe, report)[0])
+        run_id = _new_id(method_and_policy(recipe, Provenance.from_dict(report).history)[0])
         self._insert(run_id, name or folder.name, time.time(), str(folder), recipe, report)
         return self.get(run_id)
 

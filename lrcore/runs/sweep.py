@@ -265,7 +265,7 @@ def _measure(
 ) -> dict[str, Any]:
     """One cell: {"rows": one per evaluation}."""
     said = {"calibrated_on": None, "method": "dense", "policy": None, "ratio": 0.0}
-    small, summary = model, {}
+    small = model
     if recipe is not None:
         said = {
             "calibrated_on": recipe.data,
@@ -283,10 +283,9 @@ def _measure(
                     for one in asked.evaluations
                 ]
             }
-        summary = small.report["summary"]
     cost = measure_cost(small, min(256, (model.context or 257) - 1))
     shared = {
-        "achieved": summary.get("achieved", 0.0),
+        "achieved": 0.0 if small.account is None else small.account.achieved,
         "parameters": cost.parameters,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         "flops_per_token": cost.flops_decode,

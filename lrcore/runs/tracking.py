@@ -67,7 +67,8 @@ class Tracker:
                 "protocol": None,
                 "settings": None,
             }
-        self.log(run.name, run.fields, run.report.get("summary", {}) | measured)
+        account = {} if run.account is None else run.account.to_dict()
+        self.log(run.name, run.fields, account | measured)
 
     def log_sweep(self, rows: Iterable[Mapping[str, Any]], sweep: Mapping[str, Any]) -> None:
         """One run per row of a sweep that was measured. sweep: `Sweep.to_dict()`."""

@@ -24,7 +24,7 @@ def depth(only: list[str]) -> None:
         for by in ("influence", "loss"):
             for layers in (1, 2):
                 short = lrcore.shorten(model, subject.recipe, layers, by)
-                gone = short.report["shortened"]["gone"]
+                gone = short.step(lrcore.Shortened).gone
                 share = 1 - short.size.decoder_linear / model.size.decoder_linear
                 which = ", ".join(map(str, gone))
                 rows.append(
@@ -40,6 +40,6 @@ def depth(only: list[str]) -> None:
                 note(f"depth {subject.title} {rows[-1]}")
         write_section(
             f"depth {subject.title}",
-            f"**{subject.title}**, {short.report['shortened']['of']} "
+            f"**{subject.title}**, {short.step(lrcore.Shortened).of} "
             f"layers.\n\n{table(HEADER, rows)}",
         )

@@ -28,11 +28,11 @@ def healing(only: list[str]) -> None:
         small = lrcore.compress(model, subject.recipe.with_(method=method, ratio=ratio))
         asked = lrcore.Healing(**SETTINGS, test_samples=0, **changes)
         healed = lrcore.heal(small, asked, teacher=model)
-        told, figures = (
-            healed.report["healing"],
+        healing_step, figures = (
+            healed.step(lrcore.Healed),
             [f"{perplexity(one, subject):.3f}" for one in (small, healed)],
         )
-        trained = f"{told['train']}, {told['trained_parameters']:,}"
+        trained = f"{healing_step.train}, {healing_step.trained_parameters:,}"
         settings = [
             f"{ratio:.0%}",
             trained,

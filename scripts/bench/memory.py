@@ -74,7 +74,7 @@ def memory(_models: list[str]) -> None:
         began = time.perf_counter()
         peak = follow([*command, "--out", str(folder / "out"), "--json"], folder)
         seconds = time.perf_counter() - began
-        left = json.loads((folder / "out" / "report.json").read_text())["summary"]["parameters"]
+        left = json.loads((folder / "out" / "report.json").read_text())["account"]["parameters"]
     write_section("memory", page(parameters, left, idle, peak, seconds))
 
 

@@ -60,7 +60,7 @@ def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[st
         except lrcore.InputError as error:
             note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%}: {error}")
             continue
-        summary = small.report["summary"]
+        summary = small.account.to_dict()
         cell = {
             "perplexity": round(perplexity(small, subject), 4),
             "predicted": summary["predicted_perplexity"],

@@ -29,20 +29,19 @@ def width(only: list[str]) -> None:
                 found.append(f"{perplexity(small, subject):.3f}")
                 note(
                     f"width {subject.title} {rotations} {ratio:.0%} "
-                    f"{small.report['sliced']['width']} {found[-1]}"
+                    f"{small.step(lrcore.Sliced).width} {found[-1]}"
                 )
-            told = small.report["sliced"]
+            sliced = small.step(lrcore.Sliced)
             rows.append(
                 [
                     rotations,
                     *found,
-                    told["width"],
-                    f"{told['residual_parameters']:,}",
+                    sliced.width,
+                    f"{sliced.residual_parameters:,}",
                     f"{small.size.parameters:,}",
                 ]
             )
         words = (
-            f"**{subject.title}**, a stream {told['of']} wide, {model.size.parameters:,} "
-            "parameters."
+            f"**{subject.title}**, a stream {sliced.of} wide, {model.size.parameters:,} parameters."
         )
         write_section(f"width {subject.title}", f"{words}\n\n{table(HEADER, rows)}")

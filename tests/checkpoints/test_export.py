@@ -151,7 +151,7 @@ def test_even_mlps_make_a_stock_model_that_needs_no_code(
         ),
     )
     assert even.ranks == fit.ranks
-    assert lrcore.stock_fit(model, even) == lrcore.StockFit(True, [], fit.ranks)
+    assert lrcore.stock_fit(model, even) == lrcore.StockFit(True, (), fit.ranks)
     assert even.summary()["parameters"] <= plan.summary()["parameters"]
     small = lrcore.compress(model, recipe, factors, even)
     lrcore.export(small, tmp_path / "out", stock=True)

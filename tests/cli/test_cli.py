@@ -286,6 +286,7 @@ def test_bounds_stand_beside_the_errors_and_go_into_the_report(
         row["bound"] is None or row["error"] <= row["bound"] * (1 + 1e-9) for row in got["bounds"]
     )
     assert len(got["bounds"]) == len(got["ranks"])
-    assert json.loads((tmp_path / "small" / "report.json").read_text())["bounds"] == got["bounds"]
+    (step,) = json.loads((tmp_path / "small" / "report.json").read_text())["history"]
+    assert step["bounds"] == got["bounds"]
     assert run_json(capsys, "allocate", tiny_opt, *asked)["bounds"] == got["bounds"]
     assert main(["allocate", str(tiny_opt), "--method", "a3", "--bounds", *calibration]) == 2

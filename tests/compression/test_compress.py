@@ -27,7 +27,7 @@ def recipe(story_file):
 def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: str) -> None:
     recipe = recipe.with_(method=method, ratio=0.35, calibration=mode)
     small = lrcore.compress(model, recipe)
-    size, summary = measure(small.network), small.report["summary"]
+    size, summary = measure(small.network), small.account.to_dict()
     assert size.parameters == summary["parameters"]
     assert summary["dense_parameters"] == measure(model.network).parameters
     assert summary[f"removed_{summary['budget']}"] == summary["achieved"]
@@ -39,8 +39,8 @@ def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: s
     )  # the budget is what may remain; tiny layers have coarse steps
     tokens = torch.arange(3, 43).unsqueeze(0)
     assert torch.isfinite(small.network(tokens).logits).all()
-    assert small.report["recipe"] == recipe.to_dict()
-    removed = sum(row["dense_parameters"] - row["parameters"] for row in small.report["ranks"])
+    assert small.recipe.to_dict() == recipe.to_dict()
+    removed = sum(row.dense_parameters - row.parameters for row in small.ranks)
     assert removed == measure(model.network).decoder_linear - size.decoder_linear
 
 
@@ -161,7 +161,7 @@ def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_wh
         whole = lrcore.allocate(
             factors, recipe.with_(method=method, policy=policy, ratio=0.1, component_ratios=every)
         ).summary()
-        assert whole["achieved"] == whole["asked"] >= 0.4
+        assert whole["achieved"] == whole["requested"] >= 0.4
 
 
 def test_policies_read_the_influence_of_both_halves_of_a_layer(model, recipe) -> None:

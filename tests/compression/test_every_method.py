@@ -36,7 +36,7 @@ def test_ten_to_fifty_percent_and_back_from_disk(subject, method, tmp_path):
     sizes = []
     for ratio in RATIOS:
         small = lrcore.compress(model, base.with_(ratio=ratio), factors)
-        assert small.report["summary"]["achieved"] >= ratio - 1e-9
+        assert small.account.to_dict()["achieved"] >= ratio - 1e-9
         logits = small.network(WINDOWS).logits
         assert torch.isfinite(logits).all()
         sizes.append((small.size.parameters, small.size.kv_values))

@@ -57,8 +57,8 @@ def test_a_compressed_model_is_quantised_and_comes_back_bit_for_bit(
     back = lrcore.load(str(tmp_path / "made"))
     assert torch.equal(logits(back), logits(made))
     assert back.size == made.size
-    assert back.report["quantised"] == {"method": "hqq", "bits": bits, "group": 16}
-    assert back.report["summary"]["megabytes"] == made.size.megabytes
+    assert back.step(lrcore.Quantised) == lrcore.Quantised("hqq", bits, 16)
+    assert back.account.to_dict()["megabytes"] == made.size.megabytes
     assert bytes_on_disk(made) is None
     lrcore.save(small, tmp_path / "small")
     assert made.size.stored < small.size.stored

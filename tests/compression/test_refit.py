@@ -133,8 +133,8 @@ def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
     with torch.inference_mode():
         assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
     assert refit.size == plain.size
-    assert refit.report["calibration"]["refit"]
-    assert not plain.report["calibration"]["refit"]
+    assert refit.step(lrcore.Compressed).calibration["refit"]
+    assert not plain.step(lrcore.Compressed).calibration["refit"]
 
 
 def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):

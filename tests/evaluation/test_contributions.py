@@ -46,7 +46,7 @@ def test_the_table(pair, story_file):
         rows["qk + ov"]["delta_perplexity"]
         == rows["qk"]["delta_perplexity"] + rows["ov"]["delta_perplexity"]
     )
-    recipe = lrcore.Recipe.from_dict(small.report["recipe"])
+    recipe = small.recipe
     factors = lrcore.prepare(dense, recipe)
     plan = lrcore.allocate(factors, recipe)
     only = {

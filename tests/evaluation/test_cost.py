@@ -52,7 +52,7 @@ def test_a_plan_counts_the_same_flops():
     small = lrcore.compress(dense, recipe)
     for model, name in ((dense, "dense_flops_per_token"), (small, "flops_per_token")):
         assert measure_cost(model, context=64).flops_prefill == pytest.approx(
-            small.report["summary"][name], rel=0.01
+            small.account.to_dict()[name], rel=0.01
         )
 
 

@@ -87,7 +87,7 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
         dense,
         lrcore.Recipe(
             **{
-                **small.report["recipe"],
+                **small.recipe.to_dict(),
                 "overrides": {f"{i}.{c}": 8 for i in range(3) for c in ("qk", "ov")},
             }
         ),
@@ -96,10 +96,7 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
         local_errors(dense, model, str(story_file), samples=2, seq_len=16)
         for model in (small, alone)
     )
-    ranks = [
-        {(r["layer"], r["component"]): r["rank"] for r in model.report["ranks"]}
-        for model in (small, alone)
-    ]
+    ranks = [{(r.layer, r.component): r.rank for r in model.ranks} for model in (small, alone)]
     same = [i for i in range(3) if ranks[0][i, "mlp"] == ranks[1][i, "mlp"]]
     for i in same:
         assert both.errors[i]["mlp"] == pytest.approx(one.errors[i]["mlp"], rel=1e-6)
@@ -121,7 +118,7 @@ def test_predictions_are_those_of_the_plan(tiny_llama, story_file):
     table = local_errors(dense, small, str(story_file), samples=2, seq_len=16).table()
     assert list(table.columns) == ["layer", "component", "error", "predicted"]
     assert len(table) == 3 * 5
-    energy = {(r["layer"], r["component"]): r["energy"] for r in small.report["ranks"]}
+    energy = {(r.layer, r.component): r.energy for r in small.ranks}
     row = table.query("layer == 1 and component == 'mlp'").iloc[0]
     assert row.predicted == 1 - energy[1, "mlp"]
     assert table.query("component == 'residual'").predicted.isna().all()

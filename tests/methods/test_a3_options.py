@@ -213,7 +213,7 @@ def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
         assert (
             held * 4
             == measure(small.network).kv_bytes
-            == small.report["summary"]["kv_bytes_per_token"]
+            == small.account.to_dict()["kv_bytes_per_token"]
         )
         again = lrcore.load(str(lrcore.save(small, tmp_path / folder.name)))
         with torch.inference_mode():

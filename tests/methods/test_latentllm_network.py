@@ -66,7 +66,7 @@ def test_a_compressed_model_is_as_small_as_planned_and_comes_back_bit_for_bit(
 ):
     dense = lrcore.load(str(request.getfixturevalue(family)))
     small = lrcore.compress(dense, recipe(dense.folder, story_file, ratio=0.3, options=options))
-    assert small.size.parameters == small.report["summary"]["parameters"]
+    assert small.size.parameters == small.account.to_dict()["parameters"]
     assert small.size.decoder_linear <= 0.7 * dense.size.decoder_linear + 1e-6
     lrcore.save(small, tmp_path / "small")
     back = lrcore.load(str(tmp_path / "small"))
@@ -93,7 +93,7 @@ def test_codes_make_the_file_smaller_by_what_the_plan_says(
     others = dense.size.stored - 4 * dense.size.decoder_linear  # embeddings and norms
     assert small.size.stored - others < share * 0.8 * 4 * dense.size.decoder_linear
     # orders of rows and columns are in the file, and not in the plan
-    assert small.size.megabytes == pytest.approx(small.report["summary"]["megabytes"], rel=0.08)
+    assert small.size.megabytes == pytest.approx(small.account.to_dict()["megabytes"], rel=0.08)
     lrcore.save(small, tmp_path / "small")
     assert (tmp_path / "small" / "model.safetensors").stat().st_size < small.size.stored * 1.2 + 2e4
 
@@ -106,4 +106,4 @@ def test_every_budget_is_kept(calibration, ratio, tiny_opt, story_file):
         dense, recipe(dense.folder, story_file, ratio=ratio, calibration=calibration)
     )
     assert small.size.decoder_linear <= (1 - ratio) * dense.size.decoder_linear + 1e-6
-    assert small.size.parameters == small.report["summary"]["parameters"]
+    assert small.size.parameters == small.account.to_dict()["parameters"]

@@ -88,11 +88,11 @@ def test_a_model_caches_the_latents_of_all_groups(
         data=str(story_file), samples=4, seq_len=32, method="care", policy=policy, ratio=0.4
     )
     small = lrcore.compress(model, recipe.with_(options={"group": group, **PALU}))
-    summary, attention = small.report["summary"], read_layer(small.network, 0).attention
+    summary, attention = small.account.to_dict(), read_layer(small.network, 0).attention
     assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.6 * model.size.kv_bytes
     assert small.size.parameters == summary["parameters"]
     groups = attention.n_kv // group
-    assert all(row["rank"] % groups == 0 for row in small.report["ranks"])
+    assert all(row.rank % groups == 0 for row in small.ranks)
     cache, ids = DynamicCache(config=small.network.config), TOKENS
     with torch.inference_mode():
         whole = small.network(ids).logits

@@ -264,8 +264,8 @@ def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, 
         method="fused",
     )
     small = lrcore.compress(model, recipe)
-    assert small.report["summary"]["achieved"] == pytest.approx(0.2, abs=0.05)
-    assert small.size.parameters == small.report["summary"]["parameters"]
+    assert small.account.to_dict()["achieved"] == pytest.approx(0.2, abs=0.05)
+    assert small.size.parameters == small.account.to_dict()["parameters"]
     lrcore.save(small, tmp_path / "small")
     back = lrcore.load(str(tmp_path / "small"))
     assert torch.equal(logits(back.network), logits(small.network))

@@ -49,7 +49,7 @@ def test_a_folder_loads_ready_to_run(family, request):
     ) or torch.cuda.is_available()
     assert model.size.parameters == sum(p.numel() for p in model.network.parameters())
     assert model.folder == folder
-    assert model.report is None
+    assert model.history == ()
 
 
 def test_dtype_is_as_asked_or_as_stored(tiny_llama):

@@ -244,7 +244,7 @@ def test_a_layer_of_the_language_model_is_dropped_and_the_rest_comes_back(
     short = lrcore.shorten(
         model, lrcore.Recipe(model=model.name, data=str(story_file), samples=4, seq_len=32), 1
     )
-    with torch.inference_mode(), skipping(model.network, short.report["shortened"]["gone"]):
+    with torch.inference_mode(), skipping(model.network, short.step(lrcore.Shortened).gone):
         expected = model.network(input_ids=tokens).logits
     back = lrcore.load(str(lrcore.save(short, tmp_path / "short")))
     for made in (short, back):

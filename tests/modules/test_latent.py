@@ -104,7 +104,7 @@ def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
         ratio=0.7,
     )
     small = lrcore.compress(model, recipe)
-    summary = small.report["summary"]
+    summary = small.account.to_dict()
     assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.3 * model.size.kv_bytes
     assert small.size.parameters == summary["parameters"]
     whole, cache = logits(small.network), DynamicCache(config=small.network.config)
@@ -247,7 +247,7 @@ def test_a_latent_model_comes_back_bit_for_bit_and_writes_the_same_text(
     assert back.size == small.size
     assert (
         back.size.kv_bytes
-        == small.report["summary"]["kv_bytes_per_token"]
+        == small.account.to_dict()["kv_bytes_per_token"]
         <= 0.4 * model.size.kv_bytes
     )
     text, ids = (

@@ -194,13 +194,13 @@ def test_a_recipe_with_multiples_reaches_the_model(tiny_llama, story_file, metho
     assert "--multiple 4" in recipe.command()
     small = lrcore.compress(model, recipe)
     by_hand = [
-        row["rank"]
-        for row in small.report["ranks"]
-        if (row["layer"], row["component"]) == (0, "k") and method == "care"
+        row.rank
+        for row in small.ranks
+        if (row.layer, row.component) == (0, "k") and method == "care"
     ]
     assert by_hand in ([3], [])  # a rank set by hand is the person's own
-    others = [row for row in small.report["ranks"] if by_hand != [row["rank"]] or row["layer"]]
-    assert all(row["rank"] % 4 == 0 or row["rank"] == row["full"] for row in others)
+    others = [row for row in small.ranks if by_hand != [row.rank] or row.layer]
+    assert all(row.rank % 4 == 0 or row.rank == row.full for row in others)
     with pytest.raises(lrcore.InputError, match="multiple must be a whole number"):
         recipe.with_(multiple=0)
 
@@ -239,4 +239,4 @@ def test_a_parameter_budget_beyond_keys_and_values_says_what_to_do(tiny_llama, s
     with pytest.raises(lrcore.InputError, match="choose budget 'kv'"):
         lrcore.compress(model, recipe)
     small = lrcore.compress(model, recipe.with_(ratio=0.1))
-    assert small.report["summary"]["removed_params"] >= 0.1
+    assert small.account.to_dict()["removed_params"] >= 0.1

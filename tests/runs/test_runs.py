@@ -27,7 +27,7 @@ def kept(tmp_path):
 
 
 def recipe_of(small, **changes):
-    return lrcore.Recipe.from_dict(small.report["recipe"]).with_(**changes)
+    return small.recipe.with_(**changes)
 
 
 def test_all_of_a_run_survives_a_restart(kept, small):
@@ -48,7 +48,7 @@ def test_all_of_a_run_survives_a_restart(kept, small):
     assert [one["perplexity"] for one in found.evaluations] == [3.0, 4.0]
     assert again.results(run.id, "cost") == [{"parameters": 7}]
     assert again.samples(run.id) == [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}]
-    assert found.report["summary"] == json.loads(json.dumps(small.report["summary"]))
+    assert found.account.to_dict() == json.loads(json.dumps(small.account.to_dict()))
     assert lrcore.load(str(found.checkpoint)).size == small.size
     assert "rank" in found.ranks_csv
     assert again.all("paper") == [found]
@@ -71,7 +71,14 @@ def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(kept, 
     old.mkdir()
     evaluations = [{"protocol": {"source": "s"}, "perplexity": 1.5}]
     (old / "report.json").write_text(
-        json.dumps({"name": "of old", "created": 5.0, **small.report, "evaluations": evaluations})
+        json.dumps(
+            {
+                "name": "of old",
+                "created": 5.0,
+                **small.provenance.to_dict(),
+                "evaluations": evaluations,
+            }
+        )
     )
     (old / "recipe.json").write_text(json.dumps({"model": "demo-llama", "ratio": 0.3}))
     before = kept.stamp()

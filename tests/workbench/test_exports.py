@@ -52,10 +52,10 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
         run.id,
         {"perplexity": 5.0, "dense_perplexity": 4.0, "tokens": 9, "protocol": {"data": "stories"}},
     )
-    fit = run.report["stock"]
-    assert not fit["qualifies"]
+    fit = run.history[-1].stock
+    assert not fit.qualifies
     assert text.stock(fit).endswith(
-        f"with {fit['ranks']['0.mlp']} neurons in every MLP, and all else whole."
+        f"with {fit.ranks[0, 'mlp']} neurons in every MLP, and all else whole."
     )
     refused = done(store, ExportJob(run.id, True))
     assert refused.state == "failed"
@@ -68,9 +68,9 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert "value: 5.0" in card
     assert "| parameters | " in card
 
-    again = recipe.with_(overrides=fit["ranks"])
+    again = recipe.with_(overrides=fit.to_dict()["ranks"])
     even = store.runs.write("even", again, lrcore.compress(model, again))
-    assert text.stock(even.report["stock"]) == text.STOCK_YES
+    assert text.stock(even.history[-1].stock) == text.STOCK_YES
     assert done(store, ExportJob(even.id, True)).state == "done"
     elsewhere(
         LOAD,
@@ -98,11 +98,7 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
         for one in (run, made)
     ]
     assert files[1] < 0.5 * files[0]
-    assert (
-        made.report["summary"]["megabytes"]
-        <= files[1] / 1e6
-        < 1.2 * made.report["summary"]["megabytes"]
-    )
+    assert made.account.model.megabytes <= files[1] / 1e6 < 1.2 * made.account.model.megabytes
     assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
     assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
     cards = compare.all_cards([run, made], None, {})
@@ -177,12 +173,12 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
     made = store.runs.get(again.result[0])
     assert made.name == f"{run.name} · healed"
     assert not (run.folder / "healing.safetensors").exists()
-    told = made.report["healing"]
-    assert told["last_loss"] < told["first_loss"]
-    assert len(told["cross_entropy"]) == 60
+    told = made.step(lrcore.Healed)
+    assert told.last_loss < told.first_loss
+    assert len(told.cross_entropy) == 60
     assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
-    assert text.healed(made.report).startswith("Healed in 60 steps on ")
-    assert text.healed(run.report) == ""
+    assert text.healed(made.history).startswith("Healed in 60 steps on ")
+    assert text.healed(run.history) == ""
     assert {"healing: steps", "healing: lr"} <= {
         row[0] for row in compare.all_differences([run, made])
     }

@@ -69,7 +69,7 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     (run,) = Store(tmp_path / "runs").runs.all()  # another process
     assert run.id == job.result[0]
     assert run.name == f"without 2 of 3 layers, {by}"
-    assert run.report["shortened"] == expected.report["shortened"]
+    assert run.step(lrcore.Shortened) == expected.step(lrcore.Shortened)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
@@ -78,7 +78,7 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     assert run.evaluations[0]["same_base"]
     row = dict(zip(COLUMNS, run_rows(store)[0], strict=True))
     assert (row["method"], row["policy"]) == ("shorten", by)
-    assert "went in this order" in text.shortened(run.report)
+    assert "went in this order" in text.shortened(run.history)
     assert any("went in this order" in line for line in job.log)
 
 
@@ -97,20 +97,20 @@ def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, 
     assert "data" not in table
     assert len([name for name in table if "gone" in name]) == 1
     assert sweeps.made(runs[1:], recipe) is None  # a sweep still makes its own
-    assert "went" in text.shortened(runs[1].report)
-    assert text.shortened(runs[0].report) == ""
+    assert "went" in text.shortened(runs[1].history)
+    assert text.shortened(runs[0].history) == ""
 
 
 def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
     (made,) = done(store, short(recipe, name="short one")).result
     run = store.runs.get(made)
-    assert text.stock(run.report.get("stock"), not run.ranks_csv) == text.SHORT_STOCK
+    assert text.stock(lrcore.stock_of(run.history), not run.ranks_csv) == text.SHORT_STOCK
     job = done(store, ExportJob(made, True))
     assert job.state == "done", job.error
     folder = run.folder / "export-stock"
     assert not list(folder.glob("*.py"))
     card = (folder / "README.md").read_text()
-    assert f"lacks the decoder layers {run.report['shortened']['gone'][0]} of 3" in card
+    assert f"lacks the decoder layers {run.step(lrcore.Shortened).gone[0]} of 3" in card
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         native = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
@@ -136,7 +136,7 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     (run,) = store.runs.all()
     assert run.name == f"sliced to {said['width']} of 32, {rotations}"
     assert (run.method, run.policy) == ("slice", rotations)
-    assert run.report["summary"]["parameters"] == said["parameters"]
+    assert run.account.to_dict()["parameters"] == said["parameters"]
     expected = lrcore.slice_hidden(model, asked, rotations, 4)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
@@ -145,8 +145,8 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     words = text.to_be_sliced(said, model.size)
     assert f"from 32 to {said['width']}" in words
     assert (text.SLICED_GROWS in words) == (said["parameters"] > model.size.parameters)
-    assert text.sliced(run.report).startswith(f"The hidden size went from 32 to {said['width']}")
-    assert ("matrices between" in text.sliced(run.report)) == (rotations == "block")
+    assert text.sliced(run.history).startswith(f"The hidden size went from 32 to {said['width']}")
+    assert ("matrices between" in text.sliced(run.history)) == (rotations == "block")
     assert any("The hidden size went" in line for line in job.log)
     assert sweeps.made([run], asked) is None
     (gone,) = done(store, short(recipe)).result
@@ -154,9 +154,9 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     assert table["method"] == ["slice", "shorten"]
     assert table["sliced: width"] == [str(said["width"]), "–"]
     assert done(store, ExportJob(run.id, False)).state == "done"
-    fit, stock = run.report["stock"], done(store, ExportJob(run.id, True))
-    assert fit["qualifies"] == (rotations == "one") == (stock.state == "done")
-    assert fit["qualifies"] or fit["reasons"][0] in stock.error
+    fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, True))
+    assert fit.qualifies == (rotations == "one") == (stock.state == "done")
+    assert fit.qualifies or fit.reasons[0] in stock.error
 
 
 def test_what_cannot_be_shortened_says_why_in_one_line(store, recipe):
@@ -192,8 +192,8 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
     influence = store.calibration(recipe).block_influence
     for layers in (1, 2):
         gone = whole.least(influence, layers)
-        summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).report["summary"]
-        assert summary == lrcore.shorten(model, recipe, layers).report["summary"]
+        summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).account.to_dict()
+        assert summary == lrcore.shorten(model, recipe, layers).account.to_dict()
         words = text.dropped(influence, gone, "influence", summary)
         assert text.count(summary["parameters"]) in words
         assert words.startswith("Layer")
@@ -215,7 +215,7 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
 
 def test_the_account_is_that_of_a_plan_for_the_same_dense_model(recipe):
     model = lrcore.load(recipe.model)
-    summary = lrcore.shorten(model, recipe, 1).report["summary"]
+    summary = lrcore.shorten(model, recipe, 1).account.to_dict()
     plan = lrcore.allocate(lrcore.prepare(model, recipe), recipe).summary()
     for name in (
         "parameters",

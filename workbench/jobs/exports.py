@@ -1,6 +1,6 @@
 """Jobs that write a run for other programs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -66,12 +66,11 @@ def export_run(store: Store, run_id: str, stock: bool, reporter: Reporter) -> Pa
     run = store.runs.get(run_id)
     reporter.progress("export", 0, 1)
     folder = lrcore.export(
-        store.small(run),
+        replace(store.small(run), name=run.name),
         export_folder(run, stock),
         run.evaluations,
         stock,
         overwrite=True,
-        title=run.name,
     )
     store.runs.add_result(run.id, "export", {"stock": stock}, {"folder": str(folder)})
     reporter.note(f"written to {folder}")

@@ -90,7 +90,7 @@ def evaluate_run(
         "kl": both["kl"],
         "top1": both["top1"],
         "delta": both["delta"],
-        "same_base": dense.fingerprint == run.report.get("base_fingerprint"),
+        "same_base": run.base is not None and dense.fingerprint == run.base.fingerprint,
         "settings": asdict(settings),
         "when": time.time(),
     }

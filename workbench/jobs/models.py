@@ -54,9 +54,9 @@ class ShortenJob(Job):
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         dense = load_dense(store, self.recipe, reporter)
         small = lrcore.shorten(dense, self.recipe, self.layers, self.by, progress=reporter.progress)
-        step = small.report["shortened"]
-        reporter.note(text.shortened(small.report))
-        name = f"without {len(step['gone'])} of {step['of']} layers, {step['by']}"
+        step = small.step(lrcore.Shortened)
+        reporter.note(text.shortened(small.history))
+        name = f"without {len(step.gone)} of {step.of} layers, {step.by}"
         run = keep_run(store, reporter, self.recipe, self.name or name, small)
         if self.evaluation is not None:
             evaluate_run(store, run, self.evaluation, reporter)
@@ -83,9 +83,9 @@ class SliceJob(Job):
         small = lrcore.slice_hidden(
             dense, recipe, self.rotations, recipe.multiple, progress=reporter.progress
         )
-        step = small.report["sliced"]
-        reporter.note(text.sliced(small.report))
-        name = f"sliced to {step['width']} of {step['of']}, {step['rotations']}"
+        step = small.step(lrcore.Sliced)
+        reporter.note(text.sliced(small.history))
+        name = f"sliced to {step.width} of {step.of}, {step.rotations}"
         run = keep_run(store, reporter, recipe, self.name or name, small)
         if self.evaluation is not None:
             evaluate_run(store, run, self.evaluation, reporter)

@@ -192,7 +192,7 @@ def all_cards(runs: list[Run], wanted: str | None, speeds: dict[str, Any]) -> st
     """The dense model first, then each run with its deltas against it."""
     if not runs:
         return markup.note(text.NO_RUNS, "hint")
-    first = runs[0].report["summary"]
+    first = runs[0].account.to_dict()
     one = evaluation_of(runs[0], wanted)
     plain = [
         markup.cell(
@@ -221,7 +221,7 @@ def all_cards(runs: list[Run], wanted: str | None, speeds: dict[str, Any]) -> st
 
 
 def run_card(run: Run, one: dict[str, Any] | None, speed: dict[str, Any] | None = None) -> str:
-    s = run.report["summary"]
+    s = run.account.to_dict()
     value, before = (one["perplexity"], one["dense_perplexity"]) if one else (None, None)
     kv, flops = "kv_bytes_per_token", "flops_per_token"
     change = markup.less(value, before) if value and before else ""
@@ -279,7 +279,7 @@ def points(
         )
         if one is None or (axis in SPEEDS and run.id not in speeds):
             continue
-        s = run.report["summary"]
+        s = run.account.to_dict()
         if axis in SPEEDS:
             x, dense_x = speeds[run.id]["dense"][axis] / speeds[run.id]["small"][axis], 1.0
         else:

@@ -156,13 +156,13 @@ def build(session: Session) -> None:
         run = session.runs.get(run_id)
         title = (
             f"<h3>{markup.escape(run.name)}</h3>"
-            + markup.readout(run.report["summary"])
-            + markup.note(text.shortened(run.report))
-            + markup.note(text.sliced(run.report))
-            + markup.note(text.healed(run.report))
+            + markup.readout(run.account.to_dict())
+            + markup.note(text.shortened(run.history))
+            + markup.note(text.sliced(run.history))
+            + markup.note(text.healed(run.history))
         )
-        found = run.report.get("stock")
-        possible = found is None or found["qualifies"]
+        found = lrcore.stock_of(run.history)
+        possible = found is None or found.qualifies
         written = "\n".join(one["folder"] for one in session.runs.results(run_id, "export"))
         return (
             gr.Column(visible=True),
@@ -214,7 +214,9 @@ def build(session: Session) -> None:
     @spoken
     def fitting(run_id: str) -> list[Any]:
         run = session.runs.get(run_id)
-        return session.fill(run.recipe.with_(overrides=run.report["stock"]["ranks"]))
+        return session.fill(
+            run.recipe.with_(overrides=lrcore.stock_of(run.history).to_dict()["ranks"])
+        )
 
     @spoken
     def to_codes(run_id: str, bits: int) -> None:
@@ -297,7 +299,7 @@ def run_rows(session: Session) -> list[list[Any]]:
     """Newest first."""
     rows = []
     for run in reversed(session.runs.all()):
-        summary, last = run.report["summary"], (run.evaluations or [None])[-1]
+        summary, last = run.account.to_dict(), (run.evaluations or [None])[-1]
         measured = (
             [
                 export.figure(last["perplexity"]),

@@ -23,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...account import SizeAndCost
 from ...checkpoints.checkpoint import load
 from ...data import Windows, load_texts, make_windows
 from ...errors import InputError, unknown
 from ...evaluation.evaluate import batches, evaluate
 from ...evaluation.protocols import EvaluationSettings
+from ...history import Healed
+from ...may_follow import check_may_follow
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer
 from ...models.load import LoadedModel
@@ -103,97 +106,92 @@ def heal(
     teacher: the dense model, or where it is now; None for the one its recipe names. state: a file
     that is written every 50 steps and from which the same healing goes on; the caller deletes it.
     On a CPU the same seed gives the same model, stopped in between or not.
-    The report gains "healing": settings, protocol, what was trained, seconds, first and last loss,
-    perplexity before and after, and L_CE and L_KD of every step. Ranks and recipe stay; the account
-    counts the new channel.
+    The history gains `Healed`: settings, protocol, what was trained, seconds, first and last loss,
+    perplexity before and after, and L_CE and L_KD of every step. The account counts the new
+    channel.
     Raises InputError for a model that is not compressed, another teacher than its own, nothing to
     train, and a loss that is not finite.
     """
-    asked = data if isinstance(data, Healing) else Healing(data, **settings)
+    chosen = data if isinstance(data, Healing) else Healing(data, **settings)
     progress = progress or silent
     teacher = find_teacher(model, teacher)
-    recipe = model.report["recipe"]
-    asked = replace(
-        asked, data=asked.data or recipe["data"], train=_choice(asked.train, recipe["method"])
+    recipe = model.recipe
+    chosen = replace(
+        chosen, data=chosen.data or recipe.data, train=_choice(chosen.train, recipe.method)
     )
-    model.check_length(asked.seq_len)
+    model.check_length(chosen.seq_len)
+    texts = load_texts(chosen.data)
     windows = make_windows(
-        load_texts(asked.data), model.tokenizer, asked.samples, asked.seq_len, "random", asked.seed
+        texts, model.tokenizer, chosen.samples, chosen.seq_len, "random", chosen.seed
     )
     network = clone(model.network)
-    if asked.rotary_channel:
-        add_channel(network, asked.rotary_channel, asked.seed)
-    parameters = set_free(network, trainable(network, teacher.network, asked.train))
+    if chosen.rotary_channel:
+        add_channel(network, chosen.rotary_channel, chosen.seed)
+    parameters = set_free(network, trainable(network, teacher.network, chosen.train))
     made = replace(model, name=f"{model.name} healed", network=network)
-    measured = _tester(asked, windows, progress)
-    before = measured(model)
-    identity = json.dumps(
-        [model.fingerprint, teacher.fingerprint, asdict(asked), windows.key, model.dtype]
-    )
-    key = hashlib.sha256(identity.encode()).hexdigest()
-    descent = Descent(parameters, asked.lr, asked.steps, Path(state) if state else None, key)
+    score = _scorer(chosen, windows, progress)
+    before = score(model)
+    key = _key(model, teacher, chosen, windows)
+    descent = Descent(parameters, chosen.lr, chosen.steps, Path(state) if state else None, key)
     try:
         losses = descent.run(
-            _parts(made, teacher, windows, asked), asked.beta * asked.temperature**2, progress
+            _parts(made, teacher, windows, chosen), chosen.beta * chosen.temperature**2, progress
         )
     finally:
         network.requires_grad_(False)
-    told = asdict(asked) | {
-        "teacher": teacher.name,
-        "protocol": windows.protocol,
-        "trained_parameters": sum(parameter.numel() for parameter in parameters),
-        "seconds": round(descent.seconds, 3),
-        "test_protocol": before.get("protocol"),
-        "perplexity_before": before.get("perplexity"),
-        "perplexity_after": measured(made).get("perplexity"),
-    }
-    told |= _course(asked, losses)
-    return replace(
-        made,
-        fingerprint=key,
-        report=model.report | {"summary": account(model, made), "healing": told},
+    step = Healed(
+        **asdict(chosen),
+        **_course(chosen, losses),
+        teacher=teacher.name,
+        protocol=windows.protocol,
+        trained_parameters=sum(parameter.numel() for parameter in parameters),
+        seconds=round(descent.seconds, 3),
+        test_protocol=before.get("protocol"),
+        perplexity_before=before.get("perplexity"),
+        perplexity_after=score(made).get("perplexity"),
     )
+    history, account = (*model.history, step), _account(model, made, recipe.seq_len)
+    return replace(made, fingerprint=key, history=history, account=account)
+
+
+def _key(model: LoadedModel, teacher: LoadedModel, chosen: Healing, windows: Windows) -> str:
+    """What a healing is known by: the same one gives the same numbers."""
+    identity = json.dumps(
+        [model.fingerprint, teacher.fingerprint, asdict(chosen), windows.key, model.dtype]
+    )
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> LoadedModel:
     """The dense model that a compressed one was made of, on its device and in its dtype.
 
-    Raises InputError where it is gone or another.
+    Raises InputError where it is gone or another, and for a model that cannot be healed.
     """
-    report = model.report or {}
-    if "recipe" not in report:
-        raise InputError(
-            f"'{model.name}' is no compressed model: no recipe came with it. Give the folder that "
-            "`compress --out` wrote."
-        )
+    check_may_follow(Healed, model.history, model.name)
     if model.offloaded:
         raise InputError(
-            f"'{model.name}' waits on disk layer by layer, and training needs it in memory. Load "
+            f"'{model.name}' is offloaded layer by layer, and training needs it in memory. Load "
             "it without offload."
         )
-    base, found = report["recipe"]["model"], given
+    base, teacher = model.recipe.model, given
     if not isinstance(given, LoadedModel):
+        revision = None if given else model.recipe.revision
         try:
-            found = load(
-                given or base,
-                None if given else report["recipe"].get("revision"),
-                model.dtype,
-                str(model.device),
-            )
+            teacher = load(given or base, revision, model.dtype, str(model.device))
         except InputError as error:
             raise InputError(
                 f"The dense model that '{model.name}' was made of, '{given or base}', cannot be "
                 f"loaded as its teacher: {error} "
                 "If it has moved, say where it is (--teacher)."
             ) from error
-    if found.fingerprint != report["base_fingerprint"]:
+    if teacher.fingerprint != model.base.fingerprint:
         raise InputError(
-            f"'{found.name}' is not the model that '{model.name}' was made of: its files have "
+            f"'{teacher.name}' is not the model that '{model.name}' was made of: its files have "
             "another fingerprint. "
             "They were changed or exchanged since; give the original as teacher (--teacher), or "
             "compress again."
         )
-    return found
+    return teacher
 
 
 def _choice(train: str, method: str) -> str:
@@ -201,91 +199,95 @@ def _choice(train: str, method: str) -> str:
 
 
 def _parts(
-    student: LoadedModel, teacher: LoadedModel, windows: Windows, asked: Healing
+    student: LoadedModel, teacher: LoadedModel, windows: Windows, chosen: Healing
 ) -> Callable:
     """What a step computes: its windows, in pieces whose logits fit."""
-    generator, count = torch.Generator().manual_seed(asked.seed), asked.steps * asked.batch
+    generator, count = torch.Generator().manual_seed(chosen.seed), chosen.steps * chosen.batch
     rounds = -(-count // len(windows.tokens))
     order = torch.cat(
         [torch.randperm(len(windows.tokens), generator=generator) for _ in range(rounds)]
-    )[:count].view(asked.steps, -1)
+    )[:count].view(chosen.steps, -1)
 
     def compute(part: Tensor) -> Terms:
         inputs, targets = part[:, :-1], part[:, 1:]
         with torch.no_grad():
             theirs = (
-                teacher.network(input_ids=inputs, use_cache=False).logits if asked.beta else None
+                teacher.network(input_ids=inputs, use_cache=False).logits if chosen.beta else None
             )
         return terms(
             student.network(input_ids=inputs, use_cache=False).logits,
             theirs,
             targets,
-            asked.temperature,
+            chosen.temperature,
         )
 
     def parts(step: int) -> list[tuple[float, Callable[[], Terms]]]:
-        pieces = batches(student, windows.tokens[order[step]], asked.batch)
-        return [(len(piece) / asked.batch, partial(compute, piece)) for piece in pieces]
+        pieces = batches(student, windows.tokens[order[step]], chosen.batch)
+        return [(len(piece) / chosen.batch, partial(compute, piece)) for piece in pieces]
 
     return parts
 
 
-def _tester(
-    asked: Healing, windows: Windows, progress: Progress
+def _scorer(
+    chosen: Healing, windows: Windows, progress: Progress
 ) -> Callable[[LoadedModel], dict[str, Any]]:
-    """What measures perplexity on text that is not trained on, as a mapping; nothing is in it
-    where there is no such text.
+    """What evaluates a model on text that is not trained on; it gives an empty mapping where there
+    is no such text.
     """
-    data = asked.test or asked.data
+    data = chosen.test or chosen.data
     if (
-        not asked.test_samples
+        not chosen.test_samples
         or load_texts(data, "test").fingerprint == windows.protocol["fingerprint"]
     ):
         return lambda model: {}
-    test = EvaluationSettings(data, asked.test_samples, asked.seq_len)
-    return lambda model: evaluate(model, test, batch=asked.batch, progress=progress).to_dict()
+    test = EvaluationSettings(data, chosen.test_samples, chosen.seq_len)
+    return lambda model: evaluate(model, test, batch=chosen.batch, progress=progress).to_dict()
 
 
-def _course(asked: Healing, losses: list[tuple[float, float]]) -> dict[str, Any]:
+def _course(chosen: Healing, losses: list[tuple[float, float]]) -> dict[str, Any]:
     """How the loss went, L of eq. 8 at the ends and its two parts at every step."""
     first, last = (
-        entropy + asked.beta * asked.temperature**2 * divergence
+        entropy + chosen.beta * chosen.temperature**2 * divergence
         for entropy, divergence in (losses[0], losses[-1])
     )
     entropy, divergence = (
         [round(value, 6) for value in part] for part in zip(*losses, strict=True)
     )
-    tokens = asked.steps * asked.batch * (asked.seq_len - 1)
+    tokens = chosen.steps * chosen.batch * (chosen.seq_len - 1)
     return {
         "tokens": tokens,
         "first_loss": first,
         "last_loss": last,
-        "cross_entropy": entropy,
-        "divergence": divergence,
+        "cross_entropy": tuple(entropy),
+        "divergence": tuple(divergence),
     }
 
 
-def account(model: LoadedModel, made: LoadedModel) -> dict[str, Any]:
-    """The plan's account with what a new channel adds: its parameters, and its work per token as
-    the plan counts that of latents.
+def _account(model: LoadedModel, made: LoadedModel, context: int) -> SizeAndCost:
+    """The account with what a new channel adds: its parameters, its bytes and its work.
 
     What the plan predicted of the perplexity no longer holds.
     """
-    summary, length = dict(model.report["summary"]), model.report["recipe"]["seq_len"]
-    summary["predicted_perplexity"] = None
-    more = made.size.parameters - model.size.parameters
-    if not more:
-        return summary
-    for name in ("parameters", "decoder_parameters"):
-        summary[name] += more
-    summary["megabytes"] += more * made.network.dtype.itemsize / 1e6
+    account = model.account.without_prediction()
+    added = made.size.parameters - model.size.parameters
+    if not added:
+        return account
+    own = replace(
+        account.model,
+        parameters=account.model.parameters + added,
+        decoder_parameters=account.model.decoder_parameters + added,
+        bytes=account.model.bytes + added * made.network.dtype.itemsize,
+        flops_per_token=account.model.flops_per_token + _channel_flops(made, context),
+    )
+    return replace(account, model=own)
+
+
+def _channel_flops(made: LoadedModel, context: int) -> int:
+    total = 0
     for index in range(len(decoder_layers(made.network))):
         a = read_layer(made.network, index).attention
         if a.channel is not None:
-            summary["flops_per_token"] += 2 * a.channel.parameters + 2 * length * (
+            total += 2 * a.channel.parameters + 2 * context * (
                 a.channel.k.numel() + 2 * a.n_q * a.channel.size
             )
-    summary["removed_params"] -= more / summary["dense_decoder_parameters"]
-    summary["removed_total"] -= more / summary["dense_parameters"]
-    summary["achieved"] = summary[f"removed_{summary['budget']}"]
-    return summary
+    return total

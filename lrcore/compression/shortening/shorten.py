@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ...calibration.calibrate import make_calibration_windows
 from ...errors import InputError, unknown
+from ...history import Shortened
+from ...may_follow import check_may_follow
 from ...models.architectures import decoder_layers
 from ...models.layers import clone
 from ...models.load import LoadedModel
@@ -21,7 +23,7 @@ from ...models.stream import LayerStream
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ...statistics import BLOCK_INFLUENCE
-from ..derived import account, derived
+from ..derived import compared, derived
 from ..evidence.losses import BATCH, LENGTH, WINDOWS, mean_loss
 from .depth import skipping, without_layers
 
@@ -38,7 +40,7 @@ def shorten(
 
     by: "influence" on the recipe's windows, or "loss" on the first 32 of them, cut to 128 tokens:
     at most layers x (all layers) passes.
-    Its report has "shortened": the layers that went, counted from 0, in the order in which they
+    Its history gains `Shortened`: the layers that went, counted from 0, in the order in which they
     went. Raises InputError for a number that leaves no layer, an unknown order, a compressed model,
     one whose layers wait on disk, and a family that cannot be shortened.
     """
@@ -56,7 +58,7 @@ def drop_layers(
 ) -> LoadedModel:
     """The model without the decoder layers named, counted from 0; nothing runs.
 
-    by: what chose them, for the report.
+    by: what chose them, for the history.
 
     Raises InputError as `shorten` does. context: tokens before the one whose FLOPs the account
     counts.
@@ -69,11 +71,8 @@ def drop_layers(
         network,
         ["without", sorted(gone)],
     )
-    shortened = {"by": by, "gone": list(gone), "of": total}
-    return replace(
-        made,
-        report=made.report | {"summary": account(model, made, context), "shortened": shortened},
-    )
+    step = Shortened(by, tuple(gone), total)
+    return replace(made, history=(*model.history, step), account=compared(model, made, context))
 
 
 def check_shortened(model: LoadedModel, layers: int) -> None:
@@ -84,11 +83,7 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
             f"'{model.name}' has {total} decoder layers; {layers} of them were to go. Drop at "
             "least 1 and keep at least 1."
         )
-    if {"recipe", "quantised", "sliced"} & (model.report or {}).keys():
-        raise InputError(
-            f"'{model.name}' is compressed: its ranks belong to the layers it has. Shorten the "
-            "dense model, then compress it."
-        )
+    check_may_follow(Shortened, model.history, model.name)
     if model.offloaded:
         raise InputError(
             "Layers that wait on disk cannot be renumbered. Load the model without offload."

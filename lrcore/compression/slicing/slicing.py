@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ...calibration.calibrate import make_calibration_windows
-from ...checkpoints.stock import StockFit, structural_reasons
+from ...checkpoints.stock import structural_reasons
 from ...errors import InputError, unknown
+from ...history import Sliced, StockFit
+from ...may_follow import check_may_follow
 from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.layers import clone
 from ...models.load import LoadedModel
@@ -27,7 +29,7 @@ from ...modules.sliced import COMPONENTS, StreamNorm, residual_parameters
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ...statistics import SecondSum, at_least_float32
-from ..derived import account, derived
+from ..derived import compared, derived
 from .rotation import (
     block_norms,
     check_stream,
@@ -58,10 +60,11 @@ def slice_hidden(
     attention, every MLP and the head; or "one" for all.
     Embeddings and positions become narrower too. A head that was tied to the embeddings no longer
     is, as the last norm's scale and its own basis are in it alone: the parameters of all the model
-    may then grow, which the report's summary counts. Its "sliced" says the rest. Raises InputError
-    for an unknown choice, a ratio that no width reaches, a compressed or sliced model, one whose
-    layers wait on disk, and a family whose layers are not attention and then MLP, each x +
-    f(norm(x)).
+    may then grow, which its account counts. Its history gains `Sliced`.
+
+    Raises InputError for an unknown choice, a ratio that no width reaches, a compressed or sliced
+    model, one whose layers are offloaded, and a family whose layers are not attention and then MLP,
+    each x + f(norm(x)).
     """
     check_sliced(model, rotations)
     width = stream_width(model, recipe.ratio, rotations, multiple)
@@ -74,32 +77,26 @@ def slice_hidden(
         network,
         ["sliced", width, rotations, windows.key],
     )
-    summary, reasons = account(model, made, recipe.seq_len), structural_reasons(network)
-    sliced = {
-        "width": width,
-        "of": of,
-        "rotations": rotations,
-        "asked": recipe.ratio,
-        "removed": summary["removed_params"],
-        "residual_parameters": sum(map(residual_parameters, decoder_layers(network))),
-        "calibration": windows.protocol
+    account, reasons = compared(model, made, recipe.seq_len), structural_reasons(network)
+    step = Sliced(
+        width,
+        of,
+        rotations,
+        requested=recipe.ratio,
+        removed=account.removed_params,
+        residual_parameters=sum(map(residual_parameters, decoder_layers(network))),
+        calibration=windows.protocol
         | {"windows": len(windows.tokens), "tokens": windows.tokens.numel()},
-    }
-    stock = StockFit(not reasons, reasons, None).to_dict()
-    return replace(
-        made, report=made.report | {"summary": summary, "sliced": sliced, "stock": stock}
+        stock=StockFit(not reasons, tuple(reasons)),
     )
+    return replace(made, history=(*model.history, step), account=account)
 
 
 def check_sliced(model: LoadedModel, rotations: str) -> None:
     """Raise InputError where the stream of this model cannot be sliced."""
     if rotations not in ROTATIONS:
         raise unknown("rotations", rotations, ROTATIONS)
-    if {"recipe", "quantised", "sliced"} & (model.report or {}).keys():
-        raise InputError(
-            f"'{model.name}' is compressed or sliced already, and a second basis would undo the "
-            "first. Slice the dense model."
-        )
+    check_may_follow(Sliced, model.history, model.name)
     if model.offloaded:
         raise InputError(
             "Layers that wait on disk cannot be turned. Load the model without offload."

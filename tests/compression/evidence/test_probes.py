@@ -64,8 +64,8 @@ def test_the_policy_needs_probes_and_compress_makes_them(case) -> None:
     with pytest.raises(lrcore.InputError, match="probe"):
         lrcore.allocate(factors, recipe)
     small = lrcore.compress(model, recipe, factors)
-    assert small.report["summary"]["achieved"] >= 0.3
-    assert small.report["summary"]["predicted_perplexity"] is not None
+    assert small.account.to_dict()["achieved"] >= 0.3
+    assert small.account.to_dict()["predicted_perplexity"] is not None
 
 
 def test_a_curve_passes_through_its_probes_and_falls_to_zero() -> None:

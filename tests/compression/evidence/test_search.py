@@ -67,4 +67,4 @@ def test_mix_is_no_worse_than_uniform_on_the_calibration_tokens_and_comes_from_d
     )
     assert lrcore.allocate(lrcore.prepare(model, recipe), recipe).ranks == plan.ranks
     small = lrcore.compress(model, recipe, plain)
-    assert small.report["summary"]["achieved"] == plan.summary()["achieved"]
+    assert small.account.to_dict()["achieved"] == plan.summary()["achieved"]

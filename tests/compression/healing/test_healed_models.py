@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -49,19 +50,19 @@ def test_a_healed_model_is_a_checkpoint_and_an_export(small_of, tiny_llama, tmp_
     assert back.size == healed.size
     report = json.loads((tmp_path / "healed" / "report.json").read_text())
     assert (
-        report["recipe"]
-        == care.report["recipe"]
+        report["history"][0]["recipe"]
+        == care.recipe.to_dict()
         == json.loads((tmp_path / "healed" / "recipe.json").read_text())
     )
-    assert report["ranks"] == care.report["ranks"]
-    assert report["healing"]["rotary_channel"] == 4
+    assert report["history"][0]["ranks"] == [asdict(row) for row in care.ranks]
+    assert report["history"][1]["rotary_channel"] == 4
     assert lrcore.generate(back, "Once", 8) == lrcore.generate(healed, "Once", 8)
-    summary = report["summary"]
+    summary = report["account"]
     assert summary["parameters"] == back.size.parameters > care.size.parameters
     assert summary["decoder_parameters"] == back.size.decoder_linear
     assert summary["megabytes"] == pytest.approx(back.size.megabytes)
     assert summary["kv_bytes_per_token"] == back.size.kv_bytes == care.size.kv_bytes
-    assert summary["flops_per_token"] > care.report["summary"]["flops_per_token"]
+    assert summary["flops_per_token"] > care.account.to_dict()["flops_per_token"]
     lrcore.export(back, tmp_path / "out")
     assert "### Healing" in (tmp_path / "out" / "README.md").read_text()
     elsewhere(ELSEWHERE, str(tmp_path / "out"), str(tmp_path / "logits.pt"), cwd=tmp_path)
@@ -115,7 +116,7 @@ def test_the_teacher_is_the_model_it_was_made_of(
 ) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "dense")
     small = small_of(folder, "care")
-    assert find_teacher(small).fingerprint == small.report["base_fingerprint"]
+    assert find_teacher(small).fingerprint == small.base.fingerprint
     moved = folder.rename(tmp_path / "moved")
     with pytest.raises(lrcore.InputError, match=r"cannot be loaded as its teacher.*--teacher"):
         find_teacher(small)
@@ -191,7 +192,7 @@ def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:
     healed = lrcore.heal(
         small, **QUICK | {"steps": 12, "batch": 8}, rotary_channel=2 if rotary else 0
     )
-    told = healed.report["healing"]
-    assert told["last_loss"] < told["first_loss"]
+    told = healed.step(lrcore.Healed)
+    assert told.last_loss < told.first_loss
     back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
     assert torch.equal(logits(back), logits(healed))

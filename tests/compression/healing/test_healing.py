@@ -25,18 +25,16 @@ def changed(before, after):
 
 
 def test_the_first_losses_are_those_of_the_definition(care, tiny_llama) -> None:
-    told = lrcore.heal(care, **QUICK | {"steps": 1, "batch": 8}).report["healing"]
+    told = lrcore.heal(care, **QUICK | {"steps": 1, "batch": 8}).step(lrcore.Healed)
     model = lrcore.load(str(tiny_llama))
-    windows = make_windows(
-        load_texts(care.report["recipe"]["data"]), model.tokenizer, 8, 24, "random", 0
-    ).tokens
+    windows = make_windows(load_texts(care.recipe.data), model.tokenizer, 8, 24, "random", 0).tokens
     student, teacher = (
         logits(one, windows[:, :-1]).double().flatten(0, 1) for one in (care, model)
     )
     entropy, divergence = by_hand(student, teacher, windows[:, 1:].flatten(), 2.0)
-    assert told["cross_entropy"] == [pytest.approx(entropy, abs=1e-5)]
-    assert told["divergence"] == [pytest.approx(divergence, abs=1e-5)]
-    assert told["first_loss"] == pytest.approx(entropy + 4 * divergence, abs=1e-4)
+    assert list(told.cross_entropy) == [pytest.approx(entropy, abs=1e-5)]
+    assert list(told.divergence) == [pytest.approx(divergence, abs=1e-5)]
+    assert told.first_loss == pytest.approx(entropy + 4 * divergence, abs=1e-4)
 
 
 def test_of_care_the_latents_are_trained_and_nothing_else(small_of, tiny_llama_bias) -> None:
@@ -54,9 +52,9 @@ def test_of_care_the_latents_are_trained_and_nothing_else(small_of, tiny_llama_b
         for name, value in healed.network.state_dict().items()
         if name.endswith("bias")
     )
-    told = healed.report["healing"]
-    assert told["train"] == "latents"
-    assert told["trained_parameters"] == sum(
+    told = healed.step(lrcore.Healed)
+    assert told.train == "latents"
+    assert told.trained_parameters == sum(
         p.down.numel() + p.up.numel()
         for i in range(3)
         for p in (
@@ -99,7 +97,7 @@ def test_of_other_methods_what_compression_changed_is_trained(
     assert trained is None or changed(small, healed) == trained
     assert healed.size == small.size
     assert (
-        healed.report["healing"]["cross_entropy"][-1] < healed.report["healing"]["cross_entropy"][0]
+        healed.step(lrcore.Healed).cross_entropy[-1] < healed.step(lrcore.Healed).cross_entropy[0]
     )
 
 
@@ -115,7 +113,7 @@ def test_all_parameters_where_that_is_asked_for(care) -> None:
         healed.network.lm_head.weight is healed.network.model.embed_tokens.weight
     )  # tied weights stay tied
     assert (
-        healed.report["healing"]["trained_parameters"]
+        healed.step(lrcore.Healed).trained_parameters
         == care.size.parameters
         == healed.size.parameters
     )
@@ -137,12 +135,12 @@ def test_healing_lowers_the_loss_on_text_it_has_not_seen() -> None:
         rotary_channel=4,
         test_samples=8,
     )
-    told = healed.report["healing"]
-    assert told["perplexity_after"] < 0.9 * told["perplexity_before"]
-    assert told["last_loss"] < told["first_loss"]
-    assert told["test_protocol"]["source"] == "stories/test"
+    told = healed.step(lrcore.Healed)
+    assert told.perplexity_after < 0.9 * told.perplexity_before
+    assert told.last_loss < told.first_loss
+    assert told.test_protocol["source"] == "stories/test"
     found = lrcore.evaluate(healed, "stories", samples=8, seq_len=64)
-    assert found.perplexity == pytest.approx(told["perplexity_after"], rel=1e-6)
+    assert found.perplexity == pytest.approx(told.perplexity_after, rel=1e-6)
 
 
 def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypatch) -> None:
@@ -164,7 +162,7 @@ def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypa
     rest = lrcore.heal(care, **settings, state=state, progress=lambda *said: stages.append(said))
     assert stages[0] == ("heal", 4, 9)
     assert torch.equal(logits(rest), logits(whole))
-    assert rest.report["healing"]["cross_entropy"] == whole.report["healing"]["cross_entropy"]
+    assert rest.step(lrcore.Healed).cross_entropy == whole.step(lrcore.Healed).cross_entropy
     other = lrcore.heal(care, **settings | {"seed": 1}, state=state)  # another healing starts anew
     assert not torch.equal(logits(other), logits(whole))
     assert torch.equal(logits(other), logits(lrcore.heal(care, **settings | {"seed": 1})))
@@ -176,15 +174,15 @@ def test_sixteen_bits_are_healed_in_their_own_dtype(small_of, tiny_llama, tmp_pa
     half = lrcore.load(str(tmp_path / "small"), dtype="bfloat16")
     healed = lrcore.heal(half, **QUICK | {"steps": 20, "lr": 3e-3}, rotary_channel=2)
     assert {p.dtype for p in healed.network.parameters()} == {torch.bfloat16}
-    assert healed.report["healing"]["last_loss"] < healed.report["healing"]["first_loss"]
+    assert healed.step(lrcore.Healed).last_loss < healed.step(lrcore.Healed).first_loss
 
 
 def test_a_file_that_is_trained_on_is_no_test(care, story_file, tmp_path) -> None:
     assert (
-        lrcore.heal(care, **QUICK | {"test_samples": 2}).report["healing"]["perplexity_after"]
+        lrcore.heal(care, **QUICK | {"test_samples": 2}).step(lrcore.Healed).perplexity_after
         is None
     )
     other = tmp_path / "other.txt"
     other.write_text(story_file.read_text()[500:])
-    told = lrcore.heal(care, **QUICK | {"test_samples": 2}, test=str(other)).report["healing"]
-    assert told["perplexity_before"] > 1 < told["perplexity_after"]
+    told = lrcore.heal(care, **QUICK | {"test_samples": 2}, test=str(other)).step(lrcore.Healed)
+    assert told.perplexity_before > 1 < told.perplexity_after

@@ -61,7 +61,7 @@ def asked(tiny_llama, story_file):
 def test_the_layers_of_least_influence_go_first(asked):
     model, recipe = asked
     influence = lrcore.calibrate(model, recipe).block_influence
-    gone = lrcore.shorten(model, recipe, 2).report["shortened"]["gone"]
+    gone = lrcore.shorten(model, recipe, 2).step(lrcore.Shortened).gone
     assert gone == sorted(range(3), key=influence.__getitem__)[:2]
 
 
@@ -83,22 +83,20 @@ def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(asked
         expected.append(
             min(set(range(3)) - set(expected), key=lambda index: loss({*expected, index}))
         )
-    assert lrcore.shorten(model, recipe, 2, by="loss").report["shortened"] == {
-        "by": "loss",
-        "gone": expected,
-        "of": 3,
-    }
+    assert lrcore.shorten(model, recipe, 2, by="loss").step(lrcore.Shortened) == (
+        lrcore.Shortened("loss", tuple(expected), 3)
+    )
 
 
 def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked, tmp_path):
     model, recipe = asked
     short = lrcore.shorten(model, recipe, 1)
     assert short.size.kv_values * 3 == model.size.kv_values * 2
-    assert short.report["summary"]["parameters"] == short.size.parameters < model.size.parameters
+    assert short.account.to_dict()["parameters"] == short.size.parameters < model.size.parameters
     back = lrcore.load(str(lrcore.save(short, tmp_path / "saved")))
     assert torch.equal(logits(back.network), logits(short.network))
     small = lrcore.compress(back, recipe.with_(method="a3", ratio=0.2))
-    assert {slot["layer"] for slot in small.report["ranks"]} == {0, 1}
+    assert {slot.layer for slot in small.ranks} == {0, 1}
     folder = lrcore.export(back, tmp_path / "stock", stock=True)
     assert not list(folder.glob("*.py"))
     assert torch.equal(
@@ -139,7 +137,7 @@ def test_the_command_writes_what_the_word_makes(asked, story_file, tmp_path, cap
     ]
     assert main(["shorten", recipe.model, str(tmp_path / "out"), *said]) == 0
     told, made = json.loads(capsys.readouterr().out), lrcore.shorten(model, recipe, 1, by="loss")
-    assert told["shortened"] == made.report["shortened"]
+    assert told["shortened"] == made.step(lrcore.Shortened).fields_dict()
     assert torch.equal(logits(lrcore.load(told["out"]).network), logits(made.network))
 
 
@@ -153,9 +151,9 @@ def test_a_compressed_model_is_not_shortened(asked):
 
 def test_layers_named_go_and_nothing_runs(asked):
     model, recipe = asked
-    gone = lrcore.shorten(model, recipe, 2).report["shortened"]["gone"]
+    gone = lrcore.shorten(model, recipe, 2).step(lrcore.Shortened).gone
     named = lrcore.drop_layers(model, gone)
-    assert named.report["shortened"] == {"by": "hand", "gone": gone, "of": 3}
+    assert named.step(lrcore.Shortened) == lrcore.Shortened("hand", gone, 3)
     assert torch.equal(logits(named.network), logits(lrcore.shorten(model, recipe, 2).network))
     with pytest.raises(InputError, match="keep at least 1"):
         lrcore.drop_layers(model, [0, 1, 2])

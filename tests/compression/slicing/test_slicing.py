@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.cli import main
+from lrcore.cli.reports import step_report
 from lrcore.compression.slicing.rotation import check_stream
 from lrcore.compression.slicing.slicing import (
     ROTATIONS,
@@ -285,7 +286,7 @@ def test_exported_it_loads_where_this_project_is_not_installed(request, asked, t
     ):
         assert torch.equal(found, logits(model.network, THERE))
         assert (
-            f"{model.report['sliced']['width']} wide instead of 32"
+            f"{model.step(lrcore.Sliced).width} wide instead of 32"
             in (folder / "README.md").read_text()
         )
 
@@ -315,12 +316,12 @@ def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(
     small = lrcore.slice_hidden(dense, asked[1], "one", multiple=4)
     folder = lrcore.export(small, tmp_path / "stock", stock=True)
     assert not list(folder.glob("*.py"))
-    assert small.report["stock"]["qualifies"]
+    assert small.history[-1].stock.qualifies
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert stock.config.hidden_size == small.report["sliced"]["width"]
+    assert stock.config.hidden_size == small.step(lrcore.Sliced).width
     expected = logits(small.network)
     assert torch.allclose(logits(stock), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-    norms = (2 * 2 + 1) * small.report["sliced"]["width"]
+    norms = (2 * 2 + 1) * small.step(lrcore.Sliced).width
     assert lrcore.load(str(folder)).size.parameters == small.size.parameters + norms
 
 
@@ -340,7 +341,7 @@ def test_what_is_no_stock_model_says_why(family, rotations, words, tiny_llama, a
         rotations,
         multiple=4,
     )
-    assert not small.report["stock"]["qualifies"]
+    assert not small.history[-1].stock.qualifies
     with pytest.raises(InputError, match=words):
         lrcore.export(small, tmp_path / "stock", stock=True)
 
@@ -357,7 +358,7 @@ def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(asked, tmp_path):
         small, lrcore.allocate(lrcore.prepare(small, recipe), recipe)
     ).to_dict()["ranks"]
     less = lrcore.compress(small, recipe.with_(overrides=suggested))
-    assert less.report["stock"]["qualifies"]
+    assert less.history[-1].stock.qualifies
     folder = lrcore.export(less, tmp_path / "stock", stock=True)
     assert torch.allclose(
         logits(AutoModelForCausalLM.from_pretrained(folder)), logits(less.network), atol=1e-4
@@ -374,15 +375,13 @@ def test_half_precision_is_saved_as_it_is(tiny_llama, asked, tmp_path):
 def test_the_report_says_what_is_there(asked):
     model, recipe = asked
     small = lrcore.slice_hidden(model, recipe, multiple=4)
-    told, summary = small.report["sliced"], small.report["summary"]
+    told, summary = small.step(lrcore.Sliced), small.account.to_dict()
     layers = decoder_layers(small.network)
     assert (
-        told["residual_parameters"]
-        == sum(map(residual_parameters, layers))
-        == 2 * 3 * told["width"] ** 2
+        told.residual_parameters == sum(map(residual_parameters, layers)) == 2 * 3 * told.width**2
     )
-    assert (told["of"], told["width"] % 4, told["asked"]) == (32, 0, 0.3)
-    assert told["removed"] == 1 - small.size.decoder_linear / model.size.decoder_linear >= 0.3
+    assert (told.of, told.width % 4, told.requested) == (32, 0, 0.3)
+    assert told.removed == 1 - small.size.decoder_linear / model.size.decoder_linear >= 0.3
     assert (
         summary["parameters"]
         == small.size.parameters
@@ -390,8 +389,8 @@ def test_the_report_says_what_is_there(asked):
     )
     assert summary["megabytes"] == small.size.megabytes
     assert summary["dense_parameters"] == model.size.parameters
-    assert summary["removed_params"] == told["removed"]
-    assert small.report["base_fingerprint"] == model.fingerprint != small.fingerprint
+    assert summary["removed_params"] == told.removed
+    assert small.base.fingerprint == model.fingerprint != small.fingerprint
 
 
 def test_the_other_jobs_take_it(asked, tmp_path):
@@ -509,5 +508,5 @@ def test_the_command_writes_what_the_word_makes(asked, tmp_path, capsys):
     ]
     assert main(["slice", recipe.model, str(tmp_path / "out"), *said]) == 0
     told, made = json.loads(capsys.readouterr().out), lrcore.slice_hidden(model, recipe, "one", 2)
-    assert told["sliced"] == json.loads(json.dumps(made.report["sliced"]))
+    assert told["sliced"] == json.loads(json.dumps(step_report(made.step(lrcore.Sliced))))
     assert torch.equal(logits(lrcore.load(told["out"]).network), logits(made.network))
