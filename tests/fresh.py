@@ -7,6 +7,7 @@ What the modules read from the environment when they are imported is that of the
 """
 
 import atexit
+import ctypes
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from itertools import count
 from pathlib import Path
 
 POLL = 0.01  # seconds
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -104,7 +106,7 @@ class Fresh:
         )
 
     def close(self) -> None:
-        """End it; processes that still run go on."""
+        """End it, and with it the processes that still run."""
         self.process.stdin.close()
         self.process.wait(30)
         self.process.stdout.close()
@@ -199,7 +201,9 @@ def child(job: dict) -> None:
 
 
 def become(job: dict) -> None:
-    """Streams, folder, environment and process group as the job has them."""
+    """Streams, folder and environment as the job has them."""
+    if sys.platform == "linux":  # ended with the process that it is forked from
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     place = Path(job["place"])
     for number, path, flags in (
         (0, Path(os.devnull), os.O_RDONLY),

@@ -49,6 +49,28 @@ START = """() => new Promise((done, failed) => {
 })"""
 
 
+# Presses a cell of the heatmap and answers with the milliseconds until its heading stands there and
+# the spectrum has been drawn again.
+CLICK = """([layer, name]) => {
+  const heat = document.querySelector('#heatmap .js-plotly-plot');
+  const {xaxis, yaxis} = heat._fullLayout, box = heat.getBoundingClientRect();
+  const drawn = () => +document.querySelector('#spectrum .js-plotly-plot').dataset.drawn;
+  const heading = `#cell-heading h3[data-layer="${layer}"][data-name="${name}"]`, before = drawn();
+  window.clicked = new Promise(done => {
+    document.addEventListener('mousedown', () => {
+      const began = performance.now();
+      (function look() {
+        if (!document.querySelector(heading) || drawn() === before)
+          return requestAnimationFrame(look);
+        done(performance.now() - began);
+      })();
+    }, {capture: true, once: true});
+  });
+  return [box.x + xaxis._offset + xaxis.d2p(layer), box.y + yaxis._offset + yaxis.d2p(name)];
+}"""
+CELLS = ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down"))
+
+
 def ui(_: list[str]) -> None:
     """First picture, slider to redrawn figures, Start to first progress; on a demo model and on
     80 layers.
@@ -67,6 +89,7 @@ def ui(_: list[str]) -> None:
     header = [
         "model",
         "heatmap on the page, s",
+        "click on a cell to its spectrum, ms: median (p95)",
         "budget slider to bars, ms: median (p95)",
         "threshold to heatmap, ms: median (p95)",
         "Start to first progress, ms",
@@ -89,6 +112,7 @@ def measured(browser, url: str, compresses: bool) -> list[str]:
     for other in pages:
         other.close()
     page.wait_for_timeout(2000)
+    clicks = [clicked(page, *cell) for cell in CELLS]
     page.locator("#measure input").first.click()
     page.get_by_role("option", name="Energy rank").click()
     page.wait_for_function(
@@ -106,7 +130,7 @@ def measured(browser, url: str, compresses: bool) -> list[str]:
     ]
     started = f"{statistics.median(starts(page)):.0f}" if compresses else "–"
     page.close()
-    return [f"{statistics.median(loads):.2f}", spread(bars), spread(heat), started]
+    return [f"{statistics.median(loads):.2f}", *map(spread, (clicks, bars, heat)), started]
 
 
 def opened(browser, url: str):
@@ -115,6 +139,11 @@ def opened(browser, url: str):
     page.goto(url)
     page.wait_for_selector(f"{HEAT} .main-svg", timeout=300_000)
     return page
+
+
+def clicked(page, layer: int, name: str) -> float:
+    page.mouse.click(*page.evaluate(CLICK, [layer, name]))
+    return page.evaluate("() => window.clicked")
 
 
 def starts(page) -> list[float]:

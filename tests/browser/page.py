@@ -33,6 +33,17 @@ FRAMES = (
 )
 
 
+# Resolves once nothing has changed for half a second; the clock of the page and what it writes are
+# within, so five seconds are enough in any case.
+SETTLED = """() => new Promise(done => {
+  const finish = () => { watch.disconnect(); clearTimeout(quiet); clearTimeout(end); done(); };
+  const watch = new MutationObserver(() => {
+    clearTimeout(quiet); quiet = setTimeout(finish, 500); });
+  let quiet = setTimeout(finish, 500);
+  const end = setTimeout(finish, 5000);
+  watch.observe(document.body, {subtree: true, childList: true, attributes: true});
+})"""
+
 # Seconds until a wait gives up: a busy machine takes its time, and one that is met costs nothing.
 PATIENCE = 300
 
@@ -45,6 +56,10 @@ class Workbench:
     def analysed(self) -> None:
         """Wait for the heatmap, the first thing a newcomer sees."""
         self.page.wait_for_selector("#heatmap .js-plotly-plot")
+
+    def settled(self) -> None:
+        """Wait until nothing on the page has changed for half a second."""
+        self.evaluate(SETTLED)
 
     def tab(self, title: str) -> None:
         tab = self.page.get_by_role("tab", name=title, exact=True)

@@ -28,7 +28,7 @@ def test_axe_finds_nothing_serious(open_page, theme):
     workbench.evaluate(AXE.read_text(encoding="utf-8"))
     for title in TABS:
         workbench.tab(title)
-        workbench.page.wait_for_timeout(2500)
+        workbench.settled()
         assert workbench.evaluate(AUDIT) == [], title
 
 
