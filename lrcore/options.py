@@ -102,6 +102,9 @@ class NoOptions:
     """The options of a method or policy that has none."""
 
 
+NO_OPTIONS = NoOptions()
+
+
 def options_of(kind: type) -> tuple[Option, ...]:
     """What there is to choose in an options dataclass."""
     chosen = [f for f in fields(kind) if f.metadata]
@@ -120,15 +123,3 @@ def read_options(owner: str, kind: type[Chosen], given: Mapping[str, Any]) -> Ch
                 raise InputError(f"{owner} has no options; got '{name}'.")
             raise unknown(f"option of {owner}", str(name), by_name)
     return kind(**{name: by_name[name].read(value) for name, value in given.items()})
-
-
-def read_rows(
-    owner: str, options: tuple[Option, ...], given: Mapping[str, Any]
-) -> dict[str, Value]:
-    by_name = {option.name: option for option in options}
-    for name in given:
-        if name not in by_name:
-            if not by_name:
-                raise InputError(f"{owner} has no options; got '{name}'.")
-            raise unknown(f"option of {owner}", str(name), by_name)
-    return {name: option.read(given.get(name, option.default)) for name, option in by_name.items()}

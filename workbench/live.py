@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lrcore
@@ -76,7 +76,7 @@ def figure_key(factors: lrcore.Factorisation, recipe: lrcore.Recipe, plan: lrcor
         recipe.calibration,
         recipe.refit,
     ]
-    options = sorted(factors.options.items())
+    options = sorted(asdict(factors.options).items())
     parts = [factors.calibration.key, factors.method, options, settings, ranks]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from torch import nn
 
@@ -79,8 +79,8 @@ def compress(
         find_method(recipe.method).choose(recipe.options),
     ):
         raise InputError(
-            f"The factors given are of '{factors.method}' {factors.options}, the recipe says "
-            "otherwise. Factorise again."
+            f"The factors given are of '{factors.method}' {asdict(factors.options)}, the recipe "
+            "says otherwise. Factorise again."
         )
     if factors is None:
         factors = prepare(model, recipe, progress, seconds)
@@ -155,7 +155,7 @@ def _write(
         own = factors.layers[index]
         if sequential and needs:
             moments = factors.calibration.joined(small.run(index, needs, advance=False), index)
-            own = row.factor(read_layer(network, index), moments, **factors.options)
+            own = row.factor(read_layer(network, index), moments, factors.options)
         truncate_layer(network, index, own, plan.ranks)
         if refit:
             refit_layer(network, index, dense, small)

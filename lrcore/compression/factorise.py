@@ -1,7 +1,7 @@
 """Factorisation: every layer decomposed once with one method, for all ranks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -12,11 +12,12 @@ from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
 from ..errors import InputError
 from ..evidence import Evidence
 from ..files import OFFLOADED, cache_folder
-from ..methods import Factors, find_method, spectrum, truncate
+from ..methods import LayerFactors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer, write_layer
 from ..models.load import LoadedModel
 from ..models.structure import measure
+from ..options import NO_OPTIONS
 from ..plan import Shape
 from ..progress import Progress, silent
 from ..spectra import Slot, Spectrum
@@ -27,16 +28,16 @@ from ..tensor_files import OffloadedList
 class Factorisation:
     """One method's decompositions of every layer: all that the sliders need.
 
-    layers[i] holds the factors of decoder layer i. evidence: what policies read. options: every
-    option of the method, as it was chosen.
+    layers[i] holds the factors of decoder layer i. evidence: what policies read. options: a
+    value of the method's options dataclass.
     """
 
     method: str
-    layers: Sequence[Factors]
+    layers: Sequence[LayerFactors]
     evidence: Evidence
     calibration: Calibration
     shape: Shape
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Any = NO_OPTIONS
 
     @property
     def spectra(self) -> Mapping[Slot, Spectrum]:
@@ -77,13 +78,13 @@ def factorise(
                 f"'{model.name}' has a rotary channel, which was trained for the latents it has. "
                 "Compress its dense model, then heal."
             )
-        factors = row.factor(layer, moments, **chosen)
+        layer_factors = row.factor(layer, moments, chosen)
         spectra |= {
-            (index, name): spectrum(index, name, factor) for name, factor in factors.items()
+            (index, name): spectrum(index, name, factor) for name, factor in layer_factors.items()
         }
         if not known:
             counted.append(outlier_ratios(layer, moments))
-        layers.append(factors)
+        layers.append(layer_factors)
     if not known:
         keep_outliers(calibration.folder, counted)
     progress("factorise", total, total)
@@ -93,13 +94,13 @@ def factorise(
 
 
 def truncate_layer(
-    network: nn.Module, index: int, factors: Factors, ranks: Mapping[Slot, int]
+    network: nn.Module, index: int, layer_factors: LayerFactors, ranks: Mapping[Slot, int]
 ) -> None:
     """Put one layer of `network`, truncated to its own among these ranks, in the place of the
     dense one.
     """
     own = {component: rank for (layer, component), rank in ranks.items() if layer == index}
-    write_layer(network, truncate(read_layer(network, index), factors, own))
+    write_layer(network, truncate(read_layer(network, index), layer_factors, own))
 
 
 def shape_of(model: LoadedModel) -> Shape:

@@ -13,17 +13,19 @@ A3-K-only) or both (CLOVER); other scores for the rotary pairs; OV from the laye
 or over all heads at once (Theorem B.1), which saves parameters and costs cache.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ..layer import MLP, Attention, Layer, Projection, heads, output_heads
 from ..linalg import column_squares, eigh_descending, roots
-from ..options import Option
+from ..options import option
 from ..statistics import Moments
 from .factors import (
     ColumnOrder,
-    Factors,
     HeadMaps,
+    LayerFactors,
     NeuronOrder,
     SummedValues,
     ValueMaps,
@@ -34,64 +36,60 @@ from .factors import (
     summed_ov_cost,
 )
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
+from .method import COMPONENT_MATRICES, COMPONENTS, Method
 
-OPTIONS = (
-    Option(
-        "qk",
+
+@dataclass(frozen=True)
+class A3Options:
+    qk: str = option(
         "both",
         "side of the scores that the data weights; weights: neither (CLOVER)",
-        ("both", "q_only", "k_only", "weights"),
-    ),
-    Option(
-        "scores",
+        choices=("both", "q_only", "k_only", "weights"),
+    )
+    scores: str = option(
         "a3",
         "what rotary pairs are kept by; no effect without rotary",
-        ("a3", "abs", "wanda", "random"),
-    ),
-    Option("seed", 0, "of scores=random", low=0),
-    Option(
-        "ov",
+        choices=("a3", "abs", "wanda", "random"),
+    )
+    seed: int = option(
+        0,
+        "of scores=random",
+        low=0,
+    )
+    ov: str = option(
         "heads",
-        "moments of each head's output; of the layer's input; or all heads at once, with a larger "
-        "KV cache",
-        ("heads", "inputs", "overall"),
-    ),
-    Option(
-        "mlp",
+        "moments of each head's output; of the layer's input; or all heads at once, with a "
+        "larger KV cache",
+        choices=("heads", "inputs", "overall"),
+    )
+    mlp: str = option(
         "a3",
         "what neurons are kept by; taylor: weight times gradient, in one backward pass per window",
-        ("a3", "abs", "wanda", "taylor"),
-    ),
-)
+        choices=("a3", "abs", "wanda", "taylor"),
+    )
+
+
 NEEDS = frozenset(
     {("attn_in", "second"), ("attn_in", "mean"), ("attn_out", "second"), ("mlp_hidden", "second")},
 )
 
 
-def factor(
-    layer: Layer,
-    moments: Moments,
-    qk: str = "both",
-    scores: str = "a3",
-    seed: int = 0,
-    ov: str = "heads",
-    mlp: str = "a3",
-) -> Factors:
-    """Solve QK, OV and MLP of one layer, those that it has, for all ranks.
+DEFAULT = A3Options()
 
-    The options are those of OPTIONS.
-    """
-    a = layer.attention
+
+def factor(layer: Layer, moments: Moments, options: A3Options = DEFAULT) -> LayerFactors:
+    """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
+    a, qk = layer.attention, options.qk
 
     def solve_qk() -> HeadMaps | ColumnOrder:
         if a.position == "rotary":
-            return qk_pairs(a, moments, qk, scores, seed + layer.index)
+            return qk_pairs(a, moments, qk, options.scores, options.seed + layer.index)
         return qk_svd(a, moments, qk) if a.group == 1 else qk_joint(a, moments, qk)
 
     solve = {
         "qk": solve_qk,
-        "ov": lambda: _values(a, moments, ov),
-        "mlp": lambda: mlp_cur(layer, moments, mlp),
+        "ov": lambda: _values(a, moments, options.ov),
+        "mlp": lambda: mlp_cur(layer, moments, options.mlp),
     }
     return {name: solve[name]() for name in layer.components}
 
@@ -275,3 +273,22 @@ def neuron_scores(m: MLP, moments: Moments, kind: str) -> Tensor:
     if kind == "abs":
         return down + sum(p.weight.abs().sum(1, dtype=torch.float64) for p in rows.values())
     return sum(moments.values[name, "taylor"].abs() for name in ("down", *rows))
+
+
+METHOD = Method(
+    name="a3",
+    paper="A3: an Analytical Low-Rank Approximation Framework for Attention",
+    notes="QK: SVD without rotary (joint over a GQA group), whole rotary pairs by CUR with "
+    "it. OV: per head (MHA), joint (GQA). MLP: CUR on neurons. Biases enter the "
+    "moments and are mapped with the weights. Rules for what the paper leaves open: "
+    "GQA with rotary scores a pair by the sum over the heads that share its key; pairs"
+    " are (j, j + d_h / 2), as checkpoints store them; OV has one rule with and "
+    "without rotary; ov=overall with GQA gives each query head values of its own.",
+    factor=factor,
+    components=COMPONENTS,
+    needs=NEEDS,
+    shrinks_kv=True,
+    holds=COMPONENT_MATRICES,
+    options=A3Options,
+    gradients=(("mlp", "taylor"),),
+)

@@ -17,6 +17,7 @@ a larger error at the same cache.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,9 +25,9 @@ from torch import Tensor
 from ..errors import InputError
 from ..layer import Layer, heads
 from ..linalg import EPS, symmetric, whitened_svd
-from ..options import Option
+from ..options import option
 from ..statistics import Moments
-from .factors import Factors, pooled
+from .factors import LayerFactors, pooled
 from .latents import (
     GroupedLatent,
     JointLatent,
@@ -35,48 +36,42 @@ from .latents import (
     joint_latent_cost,
     latent_cost,
 )
+from .method import Method
 
 NEEDS = frozenset({("attn_in", "second")})
-OPTIONS = (
-    Option(
-        "whitening",
+
+
+@dataclass(frozen=True)
+class CareOptions:
+    whitening: str = option(
         "covariance",
         "What W is multiplied by before the SVD: C (the paper), root (its square root, the "
-        "optimum of the paper's eq. 3), or identity "
-        "(the weight alone, TransMLA).",
-        ("covariance", "root", "identity"),
-    ),
-    Option(
-        "shrinkage",
+        "optimum of the paper's eq. 3), or identity (the weight alone, TransMLA).",
+        choices=("covariance", "root", "identity"),
+    )
+    shrinkage: float = option(
         0.01,
         "alpha of C = (1 - alpha) S + alpha mean(diag S) I, S the second moment of the input.",
         low=0,
         high=1,
-    ),
-    Option(
-        "joint",
+    )
+    joint: bool = option(
         False,
-        "One latent for keys and values together, from the SVD of both weights stacked, as in "
-        "MHA2MLA.",
-    ),
-    Option(
-        "group",
+        "One latent for keys and values together, from the SVD of both weights stacked, as "
+        "in MHA2MLA.",
+    )
+    group: int = option(
         0,
         "Kv heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, and "
         "whitening=root.",
         low=0,
-    ),
-)
+    )
 
 
-def factor(
-    layer: Layer,
-    moments: Moments,
-    whitening: str = "covariance",
-    shrinkage: float = 0.01,
-    joint: bool = False,
-    group: int = 0,
-) -> Factors:
+DEFAULT = CareOptions()
+
+
+def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> LayerFactors:
     """Solve K and V of one layer for all ranks.
 
     values are the singular values of `W C` (of `W C^{1/2}`, of `W`).
@@ -87,11 +82,11 @@ def factor(
     its own, and all get one rank.
     Raises InputError where the kv heads make no whole groups of that size, or with joint.
     """
-    a = layer.attention
-    c = None if whitening == "identity" else shrunk(moments.second("attn_in"), shrinkage)
+    a, whitening = layer.attention, options.whitening
+    c = None if whitening == "identity" else shrunk(moments.second("attn_in"), options.shrinkage)
     solve = covariance_svd if whitening == "covariance" else whitened_svd
-    groups = count_groups(a.n_kv, group, joint)
-    if joint:
+    groups = count_groups(a.n_kv, options.group, options.joint)
+    if options.joint:
         up, values, down = split(*solve(torch.cat((a.k.weight, a.v.weight)), c))
         return {"kv": JointLatent(values, joint_latent_cost(layer), None, up, down)}
     if groups > 1:
@@ -172,3 +167,20 @@ def split(up: Tensor, values: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Ten
         values > EPS * values[0], values, 1.0
     ).sqrt()  # directions that no token has stay unscaled
     return up * scale, values, down / scale.unsqueeze(-1)
+
+
+METHOD = Method(
+    name="care",
+    paper="CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head "
+    "Latent Attention (ICLR 2026)",
+    notes="Keys and values of all heads become one low-rank latent each, and the cache holds"
+    " the latents alone; queries, output and MLP stay. Its ratios are shares of the "
+    "cache. Policy uniform is CARE-U, waterfill CARE-E. group gives every few heads a "
+    "latent of their own (Palu).",
+    factor=factor,
+    components=("k", "v"),
+    needs=NEEDS,
+    shrinks_kv=True,
+    holds={"kv": ("k", "v")},
+    options=CareOptions,
+)

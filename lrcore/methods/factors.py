@@ -5,6 +5,7 @@ see `Spectrum`), and the price per rank (`cost`). `truncate(layer, rank)` takes 
 them; it decomposes nothing. At full rank the slot is left alone.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class Factor(Protocol):
     def truncate(self, layer: Layer, rank: int) -> Layer: ...
 
 
-Factors = dict[str, Factor]  # by component or matrix name
+LayerFactors = dict[str, Factor]  # of one layer, by component or matrix name
 
 
 def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
@@ -45,13 +46,22 @@ def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
     )
 
 
+def truncate(layer: Layer, layer_factors: LayerFactors, ranks: Mapping[str, int]) -> Layer:
+    """The layer with every slot in `ranks` cut to its rank.
+
+    Slots do not touch each other's tensors, so their order is free.
+    """
+    for name, rank in ranks.items():
+        layer = layer_factors[name].truncate(layer, rank)
+    return layer
+
+
 def pooled(values: Tensor) -> Tensor:
     """Loss curve of heads that share one rank: root of the summed squares. [heads, k] -> [k]."""
     return (values**2).sum(0).sqrt()
 
 
-# ---- what a rank costs
-# ------------------------------------------------------------------------------------------------------------
+# ---- what a rank costs ----
 
 
 def _has_bias(projection: Linear | LowRank) -> int:
@@ -126,8 +136,7 @@ def matrix_cost(layer: Layer, name: str) -> Cost:
     )
 
 
-# ---- the kinds of factor
-# -----------------------------------------------------------------------------------------------------------
+# ---- the kinds of factor ----
 
 
 @dataclass(frozen=True, eq=False)

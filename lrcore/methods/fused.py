@@ -21,10 +21,21 @@ from torch import Tensor
 
 from ..layer import Attention, Layer, Linear, map_rows, output_heads
 from ..linalg import cholesky, eigh_descending, elimination_order, roots
+from ..options import NO_OPTIONS, NoOptions
 from ..spectra import Cost
 from ..statistics import Moments
-from .factors import Factors, HeadMaps, NystromOrder, mlp_cost, moved_bias, ov_cost, pooled, qk_cost
+from .factors import (
+    HeadMaps,
+    LayerFactors,
+    NystromOrder,
+    mlp_cost,
+    moved_bias,
+    ov_cost,
+    pooled,
+    qk_cost,
+)
 from .grams import by_group, head_gram, output_gram
+from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .modegpt import DAMPING, qk_cr
 
 NEEDS = frozenset(
@@ -33,7 +44,7 @@ NEEDS = frozenset(
 )
 
 
-def factor(layer: Layer, moments: Moments) -> Factors:
+def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
     qk = qk_cr if a.position == "rotary" else qk_centred
@@ -146,3 +157,20 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     return NystromOrder(
         product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden")
     )
+
+
+METHOD = Method(
+    name="fused",
+    paper="ours",
+    notes="QK: centred keys without rotary, whole pairs with it. OV: map on the head "
+    "outputs, output projection refit across heads. MLP: elimination of neurons with "
+    "exact refit. Means go into the biases; projections without one get one. Unless "
+    "the recipe says 'refit: off', each layer is then refit, on what the compressed "
+    "layers before it give, towards the dense stream.",
+    factor=factor,
+    components=COMPONENTS,
+    needs=NEEDS,
+    shrinks_kv=True,
+    holds=COMPONENT_MATRICES,
+    refit=True,
+)

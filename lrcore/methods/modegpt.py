@@ -11,11 +11,12 @@ as in its Appendix.
 
 from ..layer import Attention, Layer, output_heads
 from ..linalg import cholesky, eigh_descending, leverage_complement
+from ..options import NO_OPTIONS, NoOptions
 from ..statistics import Moments
 from .a3 import per_head_values
 from .factors import (
     ColumnOrder,
-    Factors,
+    LayerFactors,
     NystromOrder,
     ValueMaps,
     mlp_cost,
@@ -24,6 +25,7 @@ from .factors import (
     qk_cost,
 )
 from .grams import by_group, head_gram
+from .method import COMPONENT_MATRICES, COMPONENTS, Method
 
 NEEDS = frozenset(
     {
@@ -38,7 +40,7 @@ RIDGE = 1.0  # lambda of the leverage scores, on sums over tokens
 DAMPING = 1e-8  # of the refit, as a share of the mean diagonal
 
 
-def factor(layer: Layer, moments: Moments) -> Factors:
+def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
     vo = vo_svd if a.group == 1 else vo_group
@@ -104,3 +106,22 @@ def mlp_nystrom(layer: Layer, moments: Moments) -> NystromOrder:
     lower = cholesky(gram[order][:, order], DAMPING)
     product = layer.mlp.down.weight.double()[:, order] @ lower
     return NystromOrder(product.norm(dim=0), mlp_cost(layer.mlp), None, order, lower, product)
+
+
+METHOD = Method(
+    name="modegpt",
+    paper="MoDeGPT: Modular Decomposition for Large Language Model Compression (Lin et al., "
+    "ICLR 2025)",
+    notes="QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD "
+    "(MHA), principal directions of the value state (GQA). MLP: Nystrom on ridge "
+    "leverage. Biases enter the moments. Rules for what the paper leaves open: GQA "
+    "without rotary scores single columns by the same sum over the group as with it; "
+    "selected biases go along, and the output and down biases stay as they are; "
+    "Propositions 1 to 3 bound the error (--bounds), for VO under GQA by the values' "
+    "tail.",
+    factor=factor,
+    components=COMPONENTS,
+    needs=NEEDS,
+    shrinks_kv=True,
+    holds=COMPONENT_MATRICES,
+)

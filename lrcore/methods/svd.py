@@ -6,24 +6,29 @@ empirical Fisher information of its weights. The paper's layer is `X W` with W [
 rows are inputs; in `W x` they are the columns.
 """
 
+from dataclasses import dataclass
+
 from ..layer import Layer
 from ..linalg import balanced, whitened_svd
-from ..options import Option
+from ..options import option
 from ..statistics import Moments
-from .factors import FactoredMatrix, Factors, matrix_cost
+from .factors import FactoredMatrix, LayerFactors, matrix_cost
+from .method import MATRICES, Method
 
-OPTIONS = (
-    Option(
-        "weights",
+
+@dataclass(frozen=True)
+class SvdOptions:
+    weights: str = option(
         "equal",
         "what the error of every input counts: equal; fisher: its squared gradients (FWSVD)",
-        ("equal", "fisher"),
-    ),
-)
-NEEDS = frozenset()
+        choices=("equal", "fisher"),
+    )
 
 
-def factor(layer: Layer, moments: Moments, weights: str = "equal") -> Factors:
+DEFAULT = SvdOptions()
+
+
+def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> LayerFactors:
     """`U S V^T = svd(W)` of every matrix; `|W - W^_r|_F^2 = sum_{j>=r} S_j^2`.
 
     weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared
@@ -32,7 +37,7 @@ def factor(layer: Layer, moments: Moments, weights: str = "equal") -> Factors:
     """
     solved = {}
     for name, projection in layer.matrices().items():
-        fisher = None if weights == "equal" else moments.values[name, "fisher"]
+        fisher = None if options.weights == "equal" else moments.values[name, "fisher"]
         metric = fisher.diag() if fisher is not None and bool(fisher.any()) else None
         solved[name] = factored(layer, name, *whitened_svd(projection.weight, metric))
     return solved
@@ -42,3 +47,18 @@ def factored(layer: Layer, name: str, up, values, down) -> FactoredMatrix:
     """Pack the factors of one matrix, their scale shared evenly between the two sides."""
     up, down = balanced(up, down)
     return FactoredMatrix(values, matrix_cost(layer, name), None, name, up, down)
+
+
+METHOD = Method(
+    name="svd",
+    paper="Eckart and Young 1936",
+    notes="Every matrix on its own, blind to the data. Biases stay as they are. "
+    "weights=fisher is FWSVD: inputs weighed by the squared gradients of the loss, "
+    "from one backward pass per calibration window (64 at most).",
+    factor=factor,
+    components=MATRICES,
+    needs=frozenset(),
+    shrinks_kv=False,
+    options=SvdOptions,
+    gradients=(("weights", "fisher"),),
+)

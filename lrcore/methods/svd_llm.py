@@ -9,14 +9,16 @@ Weight update after truncation (its second part) is the sequential calibration.
 
 from ..layer import Layer
 from ..linalg import whitened_svd
+from ..options import NO_OPTIONS, NoOptions
 from ..statistics import TAPS, Moments
-from .factors import Factors
+from .factors import LayerFactors
+from .method import MATRICES, Method
 from .svd import factored
 
 NEEDS = frozenset((tap, "second") for tap in TAPS.values())
 
 
-def factor(layer: Layer, moments: Moments) -> Factors:
+def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
     """`|W - W^_r|` in the metric S leaves `sum_{j>=r} sigma_j^2`, sigma the singular values of
     `W S^{1/2}`.
     """
@@ -24,3 +26,16 @@ def factor(layer: Layer, moments: Moments) -> Factors:
         name: factored(layer, name, *whitened_svd(projection.weight, moments.second(TAPS[name])))
         for name, projection in layer.matrices().items()
     }
+
+
+METHOD = Method(
+    name="svd_llm",
+    paper="SVD-LLM (Wang et al., ICLR 2025)",
+    notes="Every matrix on its own, whitened by its input. Biases stay as they are; with "
+    "calibration 'sequential' each layer is whitened by the inputs that the compressed"
+    " layers before it give.",
+    factor=factor,
+    components=MATRICES,
+    needs=NEEDS,
+    shrinks_kv=False,
+)

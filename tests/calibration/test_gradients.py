@@ -113,7 +113,7 @@ def test_fwsvd_is_the_printed_formula(name: str, rank: int) -> None:
     projection, fisher = case.layer.matrices()[name], case.moments.values[name, "fisher"]
     u, s, vt = torch.linalg.svd(fisher.sqrt().diag() @ projection.weight.T, full_matrices=False)
     literal = fisher.rsqrt().diag() @ u[:, :rank] @ s[:rank].diag() @ vt[:rank]
-    factor = svd.factor(case.layer, case.moments, weights="fisher")[name]
+    factor = svd.factor(case.layer, case.moments, svd.SvdOptions(weights="fisher"))[name]
     assert torch.allclose(
         factor.truncate(case.layer, rank).matrices()[name].weight, literal.T, atol=1e-9
     )
@@ -128,7 +128,10 @@ def test_fwsvd_of_a_matrix_without_gradients_is_the_plain_svd() -> None:
             need: value * (need != ("o", "fisher")) for need, value in case.moments.values.items()
         },
     )
-    plain, fisher = svd.factor(case.layer, still), svd.factor(case.layer, still, weights="fisher")
+    plain, fisher = (
+        svd.factor(case.layer, still),
+        svd.factor(case.layer, still, svd.SvdOptions(weights="fisher")),
+    )
     assert torch.equal(fisher["o"].up, plain["o"].up)
     assert not torch.allclose(fisher["v"].values, plain["v"].values)
 
@@ -152,7 +155,7 @@ def test_neurons_are_kept_by_the_scores_of_the_baselines(kind: str, gated: bool)
             }[kind]
         )
     best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:7]
-    factor = a3.factor(case.layer, case.moments, mlp=kind)["mlp"]
+    factor = a3.factor(case.layer, case.moments, a3.A3Options(mlp=kind))["mlp"]
     assert torch.equal(factor.truncate(case.layer, 7).mlp.up.weight, m.up.weight[sorted(best)])
     default = a3.factor(case.layer, case.moments)["mlp"]
     assert sorted(factor.values.tolist()) == sorted(
@@ -230,4 +233,4 @@ def test_gradients_work_inside_inference_mode_and_say_what_they_need(
     with pytest.raises(lrcore.InputError, match="compressed already"):
         lrcore.compress(lrcore.compress(model, recipe.with_(options={})), recipe)
     assert WINDOWS >= 32
-    assert METHODS["svd"].reads_gradients({"weights": "fisher"})
+    assert METHODS["svd"].reads_gradients(svd.SvdOptions(weights="fisher"))

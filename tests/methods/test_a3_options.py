@@ -11,7 +11,7 @@ from transformers import DynamicCache
 import lrcore
 from lrcore.layer import heads, output_heads
 from lrcore.linalg import roots
-from lrcore.methods import METHODS, a3
+from lrcore.methods import a3
 from lrcore.methods.grams import identity_input
 from lrcore.models.layers import read_layer
 from lrcore.models.structure import measure
@@ -222,6 +222,6 @@ def test_overall_ov_is_really_cached_per_query_head_and_survives_a_save(
 
 def test_overall_ov_caches_more_than_the_dense_model_unless_its_rank_is_tiny() -> None:
     case = toy(4, 2, "rotary", False, True)
-    cost = METHODS["a3"].factor(case.layer, case.moments, ov="overall")["ov"].cost
+    cost = a3.factor(case.layer, case.moments, a3.A3Options(ov="overall"))["ov"].cost
     assert cost.kv(cost.cap) > cost.kv_dense > cost.kv(cost.kv_cap)
     assert cost.kv(cost.kv_cap) == 4 * cost.kv_cap

@@ -3,6 +3,8 @@
 Errors agree to 1e-6 of the total or better.
 """
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from toy_layer import HEAD, D, apply, moments_of, relative, toy
@@ -77,7 +79,7 @@ def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, ra
         {"whitening": "identity"},
     ]
     root, paper, weight_only = (
-        care.factor(case.layer, case.moments, **chosen) for chosen in options
+        care.factor(case.layer, case.moments, care.CareOptions(**chosen)) for chosen in options
     )
     for name in ("k", "v"):
         dense = apply(getattr(case.layer.attention, name), case.x)
@@ -99,7 +101,7 @@ def test_root_is_the_optimum_of_equation_3_and_covariance_is_not(kind: tuple, ra
 
 def test_identity_is_the_svd_of_the_weight() -> None:
     case = toy(*GQA_BIAS)
-    factors = care.factor(case.layer, case.moments, whitening="identity")
+    factors = care.factor(case.layer, case.moments, care.CareOptions(whitening="identity"))
     for name in ("k", "v"):
         weight = getattr(case.layer.attention, name).weight
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)
@@ -115,8 +117,8 @@ def test_shrinkage_is_what_its_formula_says_and_one_forgets_the_data() -> None:
         assert torch.allclose(care.shrunk(second, alpha), covariance(case, alpha))
     assert torch.equal(care.shrunk(torch.zeros(D, D), 0.01), torch.eye(D, dtype=torch.float64))
     blind, plain = (
-        care.factor(case.layer, case.moments, shrinkage=1.0),
-        care.factor(case.layer, case.moments, whitening="identity"),
+        care.factor(case.layer, case.moments, care.CareOptions(shrinkage=1.0)),
+        care.factor(case.layer, case.moments, care.CareOptions(whitening="identity")),
     )
     for name in ("k", "v"):
         own = [
@@ -145,7 +147,7 @@ def test_joint_is_the_truncated_svd_of_both_weights_stacked_with_one_latent(
     a, c = case.layer.attention, covariance(case)
     both = torch.cat((a.k.weight, a.v.weight))
     u, s, vt = torch.linalg.svd(both @ c, full_matrices=False)
-    factor = care.factor(case.layer, case.moments, joint=True)["kv"]
+    factor = care.factor(case.layer, case.moments, care.CareOptions(joint=True))["kv"]
     small = factor.truncate(case.layer, rank).attention
     literal = u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.inv(c)
     assert torch.allclose(torch.cat((small.k.weight, small.v.weight)), literal, atol=1e-9)
@@ -192,7 +194,9 @@ def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(
     metric = {"covariance": c, "root": symmetric_root(c), "identity": torch.eye(D, dtype=c.dtype)}[
         whitening
     ]
-    for name, factor in care.factor(layer, moments, whitening=whitening, shrinkage=alpha).items():
+    for name, factor in care.factor(
+        layer, moments, care.CareOptions(whitening=whitening, shrinkage=alpha)
+    ).items():
         weight = getattr(layer.attention, name).weight
         u, s, vt = torch.linalg.svd(weight @ metric, full_matrices=False)
         for rank in (1, 3, 12):
@@ -218,13 +222,13 @@ def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:
 
 def test_options_are_read_and_bad_ones_are_named() -> None:
     row = METHODS["care"]
-    assert row.choose({}) == {
+    assert asdict(row.choose({})) == {
         "whitening": "covariance",
         "shrinkage": 0.01,
         "joint": False,
         "group": 0,
     }
-    assert row.choose({"whitening": "root", "shrinkage": "0.1"}) == {
+    assert asdict(row.choose({"whitening": "root", "shrinkage": "0.1"})) == {
         "whitening": "root",
         "shrinkage": 0.1,
         "joint": False,

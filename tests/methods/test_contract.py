@@ -7,10 +7,49 @@ import pytest
 import torch
 from toy_layer import KINDS, toy
 
+import lrcore
 from lrcore.errors import InputError
-from lrcore.methods import METHODS, matrices_of, spectrum, truncate
+from lrcore.methods import METHODS, Method, a3, spectrum, truncate
 from lrcore.methods import factors as factors_module
+from lrcore.methods.method import COMPONENT_MATRICES
+from lrcore.models.layers import read_layer
 from lrcore.statistics import Moments
+
+
+def mlp_only(layer, moments, options):
+    """A3's neurons, and nothing of the attention."""
+    return {"mlp": a3.mlp_cur(layer, moments)} if layer.mlp is not None else {}
+
+
+def attention_only(layer, moments, options):
+    """A3's QK and OV, and nothing of the MLP."""
+    return {name: one for name, one in a3.factor(layer, moments).items() if name != "mlp"}
+
+
+PARTIAL = {
+    "mlp_only": Method(
+        name="mlp_only",
+        paper="a test",
+        notes="",
+        factor=mlp_only,
+        components=("mlp",),
+        needs=frozenset({("mlp_hidden", "second")}),
+        shrinks_kv=False,
+        holds=COMPONENT_MATRICES,
+    ),
+    "attention_only": Method(
+        name="attention_only",
+        paper="a test",
+        notes="",
+        factor=attention_only,
+        components=("qk", "ov"),
+        needs=a3.NEEDS,
+        shrinks_kv=True,
+        holds=COMPONENT_MATRICES,
+    ),
+}
+"""Methods that cover a part of the layer, held to the same contract."""
+ROWS = METHODS | PARTIAL
 
 VARIANTS = {
     "a3": [
@@ -53,7 +92,7 @@ VARIANTS = {
 
 EVERY = [
     pytest.param((method, options), kind, id="-".join(map(str, (method, *options.values(), *kind))))
-    for method in METHODS
+    for method in ROWS
     for options in ({}, *VARIANTS.get(method, ()))
     for kind in KINDS
 ]
@@ -61,7 +100,7 @@ EVERY = [
 
 def solve(variant: tuple[str, dict], kind: tuple):
     (method, options), case = variant, toy(*kind)
-    row = METHODS[method]
+    row = ROWS[method]
     chosen = row.choose(options)
     needs = row.reads(chosen) | {
         need
@@ -71,7 +110,7 @@ def solve(variant: tuple[str, dict], kind: tuple):
     return case, row.factor(
         case.layer,
         Moments({need: case.moments.values[need] for need in needs}, case.moments.tokens),
-        **chosen,
+        chosen,
     )
 
 
@@ -80,18 +119,17 @@ def test_declared_needs_suffice_and_slots_cover_what_they_name(
     method: tuple[str, dict], kind: tuple
 ) -> None:
     case, factors = solve(method, kind)
+    row, named = ROWS[method[0]], case.layer.matrices()
     if not method[1]:
-        components = METHODS[method[0]].components
-        assert list(factors) == [c for c in components if c in factors]
-    named = (
-        case.layer.matrices()
-    )  # a component spans several matrices, and together they span the layer
-    only = set(METHODS[method[0]].components) <= {"k", "v"}
-    assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == (
-        named["k"].parameters + named["v"].parameters if only else case.layer.parameters
+        assert list(factors) == [c for c in row.components if c in factors]
+    # a component spans several matrices, and together they span what the method covers
+    covered = sorted(row.covers & named.keys())
+    assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == sum(
+        named[name].parameters for name in covered
     )
-    held = [one for name in factors for one in matrices_of(name) if one in named]
-    assert sorted(held) == sorted({"k", "v"} if only else named)
+    assert covered == sorted(
+        one for name in factors for one in row.matrices_of(name) if one in named
+    )
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
@@ -153,9 +191,8 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
     )
     results = []
     for _ in range(2):
-        factors = METHODS[method[0]].factor(
-            single, case.moments, **METHODS[method[0]].choose(method[1])
-        )
+        row = ROWS[method[0]]
+        factors = row.factor(single, case.moments, row.choose(method[1]))
         results.append(
             truncate(single, factors, {name: f.cost.ranks()[0] for name, f in factors.items()})
         )
@@ -165,7 +202,7 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
 
 
 def test_every_method_file_has_a_row() -> None:
-    shared = {"__init__", "factors", "latents", "grams", "bounds"}
+    shared = {"__init__", "factors", "latents", "grams", "bounds", "method"}
     here = Path(factors_module.__file__).parent
     files = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")
@@ -175,12 +212,12 @@ def test_every_method_file_has_a_row() -> None:
     assert files == rows
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ROWS)
 def test_supports_says_what_happens(method: str) -> None:
     """Every case is met by a layer that is solved, or refused by name; a KV budget is supported
     where some slot caches less.
     """
-    told = METHODS[method].describe()["supports"]
+    supports = ROWS[method].describe()["supports"]
     for kind in KINDS:
         n_q, n_kv, position, bias, gated = kind
         met = {
@@ -188,7 +225,7 @@ def test_supports_says_what_happens(method: str) -> None:
             "rotary" if position == "rotary" else "no_rotary",
             "gated_mlp" if gated else "plain_mlp",
         }
-        if all(told[case] for case in met | ({"biases"} if bias else set())):
+        if all(supports[case] for case in met | ({"biases"} if bias else set())):
             case, factors = solve((method, {}), kind)
             assert (
                 truncate(
@@ -196,9 +233,38 @@ def test_supports_says_what_happens(method: str) -> None:
                 ).parameters
                 < case.layer.parameters
             )
-            assert told["kv_budget"] == any(
+            assert supports["kv_budget"] == any(
                 factor.cost.kv_per_rank > 0 for factor in factors.values()
             )
         else:
             with pytest.raises(InputError):
                 solve((method, {}), kind)
+
+
+@pytest.mark.parametrize("method", PARTIAL)
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
+def test_a_method_that_covers_a_part_of_the_layer_compresses(
+    request, story_file, tmp_path, monkeypatch, family: str, method: str
+) -> None:
+    """What it does not cover stays as it is; a ratio that it cannot reach is refused with what it
+    can.
+    """
+    monkeypatch.setitem(METHODS, method, PARTIAL[method])
+    model = lrcore.load(str(request.getfixturevalue(family)))
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method=method, ratio=0.1)
+    small = lrcore.compress(model, recipe)
+    for index in range(2):
+        dense, cut = (read_layer(m.network, index).matrices() for m in (model, small))
+        for name in dense.keys() - PARTIAL[method].covers:
+            assert torch.equal(dense[name].weight, cut[name].weight)
+        assert any(
+            dense[name].weight.shape != cut[name].weight.shape
+            for name in dense.keys() & PARTIAL[method].covers
+        )
+    folder = lrcore.save(small, tmp_path / "small")
+    tokens = torch.arange(3, 35).unsqueeze(0)
+    with torch.inference_mode():
+        again = lrcore.load(str(folder)).network(tokens).logits
+        assert torch.equal(again, small.network(tokens).logits)
+    with pytest.raises(InputError, match="at most"):
+        lrcore.compress(model, recipe.with_(ratio=0.95))

@@ -88,7 +88,7 @@ def test_no_method_breaks_or_gives_numbers_that_are_none(row: tuple, case: str) 
             for n, p in found.layer.matrices().items()
         }
         for layer in (found.layer, found.layer.with_matrices(**single)):
-            factors = method.factor(layer, found.moments, **options)
+            factors = method.factor(layer, found.moments, options)
             for name, factor in factors.items():
                 assert torch.isfinite(factor.values).all()
                 for rank in {

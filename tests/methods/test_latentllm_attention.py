@@ -35,7 +35,9 @@ def error(case, small) -> float:
 
 def problem_and_start(kind: tuple, rank: int, **options):
     case = toy(*kind)
-    factor = latentllm.factor(case.layer, case.moments, vo="attention", **options)["joint_vo"]
+    factor = latentllm.factor(
+        case.layer, case.moments, latentllm.LatentLLMOptions(vo="attention", **options)
+    )["joint_vo"]
     return case, factor, factor.problem, factor.start(case.layer, rank)
 
 
@@ -59,9 +61,9 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
     found = attention_solver.alternate(problem, start)
     ours = error(case, factor.truncate(case.layer, rank))
     assert relative(ours, attention_solver.lost(problem, found)) < 1e-6
-    joint = latentllm.factor(case.layer, case.moments, vo="joint", bias=bias)["joint_vo"].truncate(
-        case.layer, rank
-    )
+    joint = latentllm.factor(
+        case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint", bias=bias)
+    )["joint_vo"].truncate(case.layer, rank)
     assert ours < 0.99 * error(case, joint)
 
 
@@ -158,12 +160,14 @@ def test_out_is_the_reduced_rank_regression_and_beats_the_fixed_basis_of_the_pap
 def test_junctions_change_nothing_and_cost_what_those_of_joint_vo_cost(kind, junction):
     case = toy(*kind)
     plain, stored = (
-        latentllm.factor(case.layer, case.moments, vo="attention", junction=j)["joint_vo"]
+        latentllm.factor(
+            case.layer, case.moments, latentllm.LatentLLMOptions(vo="attention", junction=j)
+        )["joint_vo"]
         for j in ("symmetric", junction)
     )
-    joint = latentllm.factor(case.layer, case.moments, vo="joint", junction=junction)[
-        "joint_vo"
-    ].truncate(case.layer, 9)
+    joint = latentllm.factor(
+        case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint", junction=junction)
+    )["joint_vo"].truncate(case.layer, 9)
     small = stored.truncate(case.layer, 9)
     assert torch.allclose(
         output(case, small), output(case, plain.truncate(case.layer, 9)), atol=1e-8
@@ -188,14 +192,16 @@ def test_moments_predicted_from_the_head_outputs_would_make_values_seem_free():
     )  # T_i = I
     weight = (up @ start.down @ a.v.weight).flatten(0, 1)
     small = case.layer.with_matrices(v=replace(a.v, weight=weight))
-    joint = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"].truncate(
-        case.layer, 13
-    )
+    joint = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint"))[
+        "joint_vo"
+    ].truncate(case.layer, 13)
     assert error(case, small) > 2 * error(case, joint)
 
 
 def solved(case, moments: Moments, vo: str, rank: int):
-    return latentllm.factor(case.layer, moments, vo=vo)["joint_vo"].truncate(case.layer, rank)
+    return latentllm.factor(case.layer, moments, latentllm.LatentLLMOptions(vo=vo))[
+        "joint_vo"
+    ].truncate(case.layer, rank)
 
 
 @pytest.mark.parametrize("how", ["few tokens", "zero head", "constant activation"])
@@ -204,7 +210,9 @@ def solved(case, moments: Moments, vo: str, rank: int):
 def test_degenerate_layers_are_no_worse_than_under_joint_vo(how, kind, rank):
     case = spoiled(kind, how)
     ours, joint = (
-        latentllm.factor(case.layer, case.moments, vo=vo)["joint_vo"].truncate(case.layer, rank)
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo=vo))[
+            "joint_vo"
+        ].truncate(case.layer, rank)
         for vo in ("attention", "joint")
     )
     total = float((output(case, case.layer) ** 2).sum(1).mean())
@@ -233,7 +241,9 @@ def test_moments_rounded_below_zero_do_no_harm(kind):
     )
     for rank in (4, 13, 22):
         exact, found = (
-            latentllm.factor(case.layer, m, vo="attention")["joint_vo"].truncate(case.layer, rank)
+            latentllm.factor(case.layer, m, latentllm.LatentLLMOptions(vo="attention"))[
+                "joint_vo"
+            ].truncate(case.layer, rank)
             for m in (case.moments, rough)
         )
         total = float((output(case, case.layer) ** 2).sum(1).mean())

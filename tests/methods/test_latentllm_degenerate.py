@@ -65,7 +65,7 @@ def spoiled(kind: tuple, how: str):
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "rotary", False, True)])
 def test_degenerate_layers_keep_to_the_pseudo_inverse_answer(how, options, kind):
     case = spoiled(kind, how)
-    factors = latentllm.factor(case.layer, case.moments, **options)
+    factors = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(**options))
     inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
     for name, factor in factors.items():
         assert torch.isfinite(factor.values).all()
@@ -113,6 +113,6 @@ def test_nothing_seen_at_all_is_no_accident(vo):
         {need: value * 0 for need, value in case.moments.values.items()}, case.moments.tokens
     )
     small = case.layer
-    for factor in latentllm.factor(case.layer, zero, vo=vo).values():
+    for factor in latentllm.factor(case.layer, zero, latentllm.LatentLLMOptions(vo=vo)).values():
         small = factor.truncate(small, 3)
     assert all(torch.isfinite(p.weight).all() for p in small.matrices().values())

@@ -51,7 +51,9 @@ def test_biases_take_part_in_the_score_error(kind, junction, rank):
     """eq. 96 by brute force over all pairs of tokens, against the loss of eq. 129-136."""
     case = toy(*kind)
     a = case.layer.attention
-    factor = latentllm.factor(case.layer, case.moments, junction=junction, window=0)["joint_qk"]
+    factor = latentllm.factor(
+        case.layer, case.moments, latentllm.LatentLLMOptions(junction=junction, window=0)
+    )["joint_qk"]
     left, right = hosvd.alternate(
         factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
     )
@@ -61,9 +63,11 @@ def test_biases_take_part_in_the_score_error(kind, junction, rank):
         for i in range(a.n_q)
     )
     assert relative(error, hosvd.lost(factor.pair, left, right)) < 1e-6
-    ignored = latentllm.factor(case.layer, case.moments, junction=junction, window=0, bias="keep")[
-        "joint_qk"
-    ].truncate(case.layer, rank)
+    ignored = latentllm.factor(
+        case.layer,
+        case.moments,
+        latentllm.LatentLLMOptions(junction=junction, window=0, bias="keep"),
+    )["joint_qk"].truncate(case.layer, rank)
     assert error < sum(
         float(((scores(case.layer, case.x, i) - scores(ignored, case.x, i)) ** 2).mean())
         for i in range(a.n_q)
@@ -73,9 +77,9 @@ def test_biases_take_part_in_the_score_error(kind, junction, rank):
 def test_biases_follow_the_printed_formula():
     """eq. 116 with J_i = I, `A C_0 A^T` not assumed orthonormal."""
     case = toy(3, 3, "none", True, False)
-    small = latentllm.factor(case.layer, case.moments, junction="left")["joint_qk"].truncate(
-        case.layer, 5
-    )
+    small = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(junction="left"))[
+        "joint_qk"
+    ].truncate(case.layer, 5)
     mu, c0 = case.moments.mean("attn_in"), case.moments.centred("attn_in")
     for name in "qk":
         old, new = case.layer.matrices()[name], small.matrices()[name]
@@ -125,14 +129,18 @@ def test_the_window_sums_the_score_error_over_offsets(kind):
             )
         return total
 
-    factor = latentllm.factor(case.layer, case.moments, window=5)["joint_qk"]
+    factor = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(window=5))[
+        "joint_qk"
+    ]
     left, right = hosvd.alternate(
         factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
     )
     found = error(factor.truncate(case.layer, rank))
     assert relative(found, hosvd.lost(factor.pair, left, right)) < 1e-6
     assert found < error(
-        latentllm.factor(case.layer, case.moments, window=0)["joint_qk"].truncate(case.layer, rank)
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(window=0))[
+            "joint_qk"
+        ].truncate(case.layer, rank)
     )
 
 
@@ -149,9 +157,10 @@ def test_the_window_sums_the_score_error_over_offsets(kind):
 @pytest.mark.parametrize("name", ["joint_qk", "joint_vo"])
 @pytest.mark.parametrize("rank", [2, 7, 15])
 def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
-    p = latentllm.factor(*(lambda case: (case.layer, case.moments))(toy(*kind)), vo="joint")[
-        name
-    ].pair
+    p = latentllm.factor(
+        *(lambda case: (case.layer, case.moments))(toy(*kind)),
+        latentllm.LatentLLMOptions(vo="joint"),
+    )[name].pair
     ranks = joint.side_ranks(rank, p.left.full, p.right.full)
     losses = [hosvd.lost(p, *hosvd.alternate(p, *ranks, rounds)) for rounds in range(1, 9)]
     scale = float(p.left_values.sum())

@@ -14,7 +14,9 @@ from lrcore.methods.latentllm import mlp
 
 def ud(kind: tuple):
     case = toy(*kind)
-    factor = latentllm.factor(case.layer, case.moments, mlp="joint")["joint_ud"]
+    factor = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(mlp="joint"))[
+        "joint_ud"
+    ]
     x = case.moments.values["mlp_in", "sample"]
     assert torch.equal(x, case.x)  # fewer tokens than the sample may hold: all of them
     return case, factor, x
@@ -81,7 +83,7 @@ def test_hidden_and_preactivation_are_the_printed_closed_forms():
 def test_before_the_first_round_joint_ud_is_the_local_solution(kind):
     case, factor, x = ud(kind)
     up, down = mlp.alternate(factor.up, factor.down, x, 6, rounds=0)
-    local = latentllm.factor(case.layer, case.moments, mlp="local")
+    local = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(mlp="local"))
     small = local["down"].truncate(local["up"].truncate(case.layer, 6), 6)
     assert torch.allclose(up.up @ up.down, small.mlp.up.weight, atol=1e-8)
     assert torch.allclose(down.up @ down.down, small.mlp.down.weight, atol=1e-8)
@@ -96,7 +98,9 @@ def test_joint_ud_beats_the_local_solution_in_the_output_of_the_mlp():
         errors = {}
         for how in ("joint", "local"):
             small = case.layer
-            for name, factor in latentllm.factor(case.layer, case.moments, mlp=how).items():
+            for name, factor in latentllm.factor(
+                case.layer, case.moments, latentllm.LatentLLMOptions(mlp=how)
+            ).items():
                 small = factor.truncate(small, 10) if name in ("joint_ud", "up", "down") else small
             gap = case.z @ case.layer.mlp.down.weight.T + case.layer.mlp.down.bias
             gap = gap - apply(small.mlp.down, torch.relu(apply(small.mlp.up, case.x)))
@@ -109,13 +113,18 @@ def test_joint_ud_beats_the_local_solution_in_the_output_of_the_mlp():
 def test_an_mlp_that_is_gated_or_not_relu_is_factored_matrix_by_matrix(kind):
     case = toy(*kind)
     layer = replace(case.layer, mlp=replace(case.layer.mlp, activation="gelu"))
-    assert set(latentllm.factor(layer, case.moments, mlp="joint")) >= {"up", "down"}
+    assert set(latentllm.factor(layer, case.moments, latentllm.LatentLLMOptions(mlp="joint"))) >= {
+        "up",
+        "down",
+    }
 
 
 def test_few_tokens_leave_the_fit_unique_and_finite():
     case = toy(*PLAIN[0], tokens=10)
     small = (
-        latentllm.factor(case.layer, case.moments, mlp="joint")["joint_ud"]
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(mlp="joint"))[
+            "joint_ud"
+        ]
         .truncate(case.layer, 12)
         .mlp
     )

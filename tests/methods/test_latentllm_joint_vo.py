@@ -21,7 +21,9 @@ def test_joint_vo_is_the_printed_alternation(kind, rank):
         wo @ heads(a.v.weight, a.n_kv)[i // a.group] @ root
         for i, wo in enumerate(output_heads(a.o.weight, a.n_q))
     ]
-    factor = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"]
+    factor = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint"))[
+        "joint_vo"
+    ]
     left_rank, right_rank = joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
 
     def top(m, r):
@@ -49,9 +51,9 @@ def test_joint_vo_keeps_the_mean_of_the_output(kind):
     every head sees the mean token.
     """
     case = toy(*kind)
-    small = latentllm.factor(case.layer, case.moments, vo="joint")["joint_vo"].truncate(
-        case.layer, 5
-    )
+    small = latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint"))[
+        "joint_vo"
+    ].truncate(case.layer, 5)
     mean = case.moments.mean("attn_in").unsqueeze(0)
 
     def out(layer):

@@ -29,7 +29,9 @@ def literal_preconditioner(name: str, second: torch.Tensor, absolute: torch.Tens
 def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
     case = toy(*GQA)
     factors = latentllm.factor(
-        case.layer, case.moments, attention="local", preconditioner=preconditioner, exponent=0.5
+        case.layer,
+        case.moments,
+        latentllm.LatentLLMOptions(attention="local", preconditioner=preconditioner, exponent=0.5),
     )
     weight, second = case.layer.matrices()[name].weight, case.moments.second(TAPS[name])
     p = literal_preconditioner(preconditioner, second, case.moments.values[TAPS[name], "abs"])
@@ -65,7 +67,9 @@ def test_root_covariance_has_the_error_of_cholesky_whitening_and_beats_the_other
         errors = {}
         for preconditioner in PRECONDITIONERS:
             factors = latentllm.factor(
-                case.layer, case.moments, attention="local", preconditioner=preconditioner
+                case.layer,
+                case.moments,
+                latentllm.LatentLLMOptions(attention="local", preconditioner=preconditioner),
             )
             errors[preconditioner] = error(
                 factors[name].truncate(case.layer, rank).matrices()[name].weight
@@ -82,7 +86,9 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
         layers = {}
         for junction in JUNCTIONS:
             factors = latentllm.factor(
-                case.layer, case.moments, attention=attention, junction=junction
+                case.layer,
+                case.moments,
+                latentllm.LatentLLMOptions(attention=attention, junction=junction),
             )
             small = case.layer
             for factor in factors.values():
@@ -111,14 +117,18 @@ def test_no_junction_changes_anything_but_the_parameter_count(attention, kind):
 def test_block_identities_are_where_they_should_be():
     case = toy(*GQA)
     right = (
-        latentllm.factor(case.layer, case.moments, attention="local")["up"]
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(attention="local"))[
+            "up"
+        ]
         .truncate(case.layer, 5)
         .mlp.up
     )
     left = (
-        latentllm.factor(case.layer, case.moments, attention="local", junction="left_identity")[
-            "up"
-        ]
+        latentllm.factor(
+            case.layer,
+            case.moments,
+            latentllm.LatentLLMOptions(attention="local", junction="left_identity"),
+        )["up"]
         .truncate(case.layer, 5)
         .mlp.up
     )
@@ -132,7 +142,9 @@ def test_block_identities_are_where_they_should_be():
     )
     assert right.down.rest.abs().max() < 50  # partial pivoting keeps the other columns tame
     split = (
-        latentllm.factor(case.layer, case.moments, attention="split_head")["q"]
+        latentllm.factor(
+            case.layer, case.moments, latentllm.LatentLLMOptions(attention="split_head")
+        )["q"]
         .truncate(case.layer, 5)
         .attention.q
     )

@@ -18,7 +18,7 @@ def test_bias_update_is_the_least_squares_optimum(attention):
     case = toy(4, 2, "none", True, False)
     small = case.layer
     for factor in latentllm.factor(
-        case.layer, case.moments, attention=attention, mlp="local"
+        case.layer, case.moments, latentllm.LatentLLMOptions(attention=attention, mlp="local")
     ).values():
         small = factor.truncate(small, 4)
     inputs = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
@@ -37,12 +37,16 @@ def test_bias_update_is_the_least_squares_optimum(attention):
 def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unless_one_is_added():
     case = toy(*GQA)
     kept = (
-        latentllm.factor(case.layer, case.moments, attention="local")["up"]
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(attention="local"))[
+            "up"
+        ]
         .truncate(case.layer, 4)
         .mlp.up
     )
     added = (
-        latentllm.factor(case.layer, case.moments, attention="local", bias="add")["up"]
+        latentllm.factor(
+            case.layer, case.moments, latentllm.LatentLLMOptions(attention="local", bias="add")
+        )["up"]
         .truncate(case.layer, 4)
         .mlp.up
     )
@@ -63,9 +67,9 @@ def test_a_projection_without_bias_keeps_none_and_has_the_uncentred_optimum_unle
 def test_joint_qkv_is_the_svd_of_the_stack_with_one_shared_a():
     """eq. 50."""
     case = toy(*GQA)
-    small = latentllm.factor(case.layer, case.moments, attention="joint_qkv")["joint_qkv"].truncate(
-        case.layer, 6
-    )
+    small = latentllm.factor(
+        case.layer, case.moments, latentllm.LatentLLMOptions(attention="joint_qkv")
+    )["joint_qkv"].truncate(case.layer, 6)
     stack = torch.cat([case.layer.matrices()[name].weight for name in "qkv"])
     out = torch.cat([apply(small.matrices()[name], case.x) for name in "qkv"], 1)
     best = float((torch.linalg.svdvals(case.x @ stack.T)[6:] ** 2).sum())
@@ -78,9 +82,9 @@ def test_joint_qkv_is_the_svd_of_the_stack_with_one_shared_a():
 def test_split_heads_are_each_their_own_svd():
     """eq. 53-54."""
     case = toy(*GQA)
-    small = latentllm.factor(case.layer, case.moments, attention="split_head")["q"].truncate(
-        case.layer, 3
-    )
+    small = latentllm.factor(
+        case.layer, case.moments, latentllm.LatentLLMOptions(attention="split_head")
+    )["q"].truncate(case.layer, 3)
     for weight, found in zip(
         heads(case.layer.attention.q.weight, 4), heads(small.attention.q.weight, 4), strict=True
     ):

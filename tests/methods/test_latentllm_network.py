@@ -49,7 +49,9 @@ def test_factors_of_full_rank_reproduce_the_dense_logits(family, options, reques
     network = clone(model.network)
     for index in range(network.config.num_hidden_layers):
         layer = read_layer(network, index)
-        for factor in latentllm.factor(layer, calibration.moments(index), **options).values():
+        for factor in latentllm.factor(
+            layer, calibration.moments(index), latentllm.LatentLLMOptions(**options)
+        ).values():
             cost = replace(
                 factor.cost, full=factor.cost.full + 1
             )  # or the slot would be left as it is

@@ -51,7 +51,9 @@ def test_a_sparse_term_that_is_there_is_found():
 def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():
     case = toy(*PLAIN[0])
     small = (
-        latentllm.factor(case.layer, case.moments, sparse=0.1)["up"].truncate(case.layer, 5).mlp.up
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(sparse=0.1))["up"]
+        .truncate(case.layer, 5)
+        .mlp.up
     )
     entries = round(0.1 * 40 * D)
     assert small.sparse.values.numel() == small.sparse.index.numel() == entries
@@ -64,7 +66,8 @@ def test_the_sparse_term_is_stored_as_values_and_places_and_both_are_counted():
 def test_codes_leave_everything_but_the_numbers_alone():
     case = toy(*GQA)
     plain, coded = (
-        latentllm.factor(case.layer, case.moments, bits=bits, chunk=16) for bits in (0, 8)
+        latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(bits=bits, chunk=16))
+        for bits in (0, 8)
     )
     for name, factor in plain.items():
         assert torch.equal(factor.values, coded[name].values)

@@ -28,7 +28,7 @@ def test_every_group_is_whitened_and_cut_on_its_own(
 ) -> None:
     """`svd(W_g L)` with `S = L L^T`, unwhitened by `L^{-1}`, group by group."""
     case = toy(n_q, n_kv, "none", True, True)
-    factor = care.factor(case.layer, case.moments, group=group, **PALU)[name]
+    factor = care.factor(case.layer, case.moments, care.CareOptions(group=group, **PALU))[name]
     groups, weight = n_kv // group, getattr(case.layer.attention, name).weight
     lower = torch.linalg.cholesky(case.moments.second("attn_in"))
     small = getattr(factor.truncate(case.layer, groups * each).attention, name)
@@ -59,11 +59,13 @@ def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
     (Palu's order: J, G, M).
     """
     case = toy(4, 4, "none", False, True)
-    whole = care.factor(case.layer, case.moments, **PALU)["v"]
-    assert torch.equal(care.factor(case.layer, case.moments, group=4, **PALU)["v"].up, whole.up)
+    whole = care.factor(case.layer, case.moments, care.CareOptions(**PALU))["v"]
+    assert torch.equal(
+        care.factor(case.layer, case.moments, care.CareOptions(group=4, **PALU))["v"].up, whole.up
+    )
     tails = []
     for group in (1, 2, 4):
-        factor = care.factor(case.layer, case.moments, group=group, **PALU)["v"]
+        factor = care.factor(case.layer, case.moments, care.CareOptions(group=group, **PALU))["v"]
         small = factor.truncate(case.layer, 8).attention.v
         gap = case.layer.attention.v.weight - small.weight
         tails.append(float((gap @ case.moments.second("attn_in") @ gap.T).trace()))
@@ -73,9 +75,9 @@ def test_one_group_is_the_whole_matrix_and_larger_groups_lose_less() -> None:
 def test_groups_must_be_whole() -> None:
     case = toy(3, 3, "none", False, False)
     with pytest.raises(InputError, match="sizes that do: 1,"):
-        care.factor(case.layer, case.moments, group=2)
+        care.factor(case.layer, case.moments, care.CareOptions(group=2))
     with pytest.raises(InputError, match="joint"):
-        care.factor(case.layer, case.moments, group=1, joint=True)
+        care.factor(case.layer, case.moments, care.CareOptions(group=1, joint=True))
 
 
 @pytest.mark.parametrize(("name", "group"), [("tiny_llama", 1), ("tiny_opt", 2), ("tiny_opt", 1)])

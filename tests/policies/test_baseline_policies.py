@@ -14,7 +14,7 @@ import lrcore
 from lrcore.budget import make_budget
 from lrcore.calibration.gradients import fisher_information
 from lrcore.evidence import Evidence
-from lrcore.methods import matrices_of
+from lrcore.methods import find_method
 from lrcore.models.layers import read_layer
 from lrcore.policies import find_policy
 from lrcore.spectra import Cost, Spectrum
@@ -276,7 +276,9 @@ def test_information_is_the_mean_squared_gradient_over_the_matrices_of_a_slot(
             squares[key] = squares[key] + slope.double() ** 2 / len(tokens)
     information = factors.evidence.get("gradients")
     for layer, slot in factors.spectra:
-        parts = [NAMES[name][one] for one in matrices_of(slot) if one in NAMES[name]]
+        parts = [
+            NAMES[name][one] for one in find_method(method).matrices_of(slot) if one in NAMES[name]
+        ]
         own = [
             square.flatten()
             for key, square in squares.items()
@@ -306,7 +308,7 @@ def test_gradients_are_collected_once_and_only_for_the_policy_that_reads_them(
     monkeypatch.setattr(
         "lrcore.calibration.gradients.collect", lambda *_: pytest.fail("the cache was not used")
     )
-    matrices = {slot: matrices_of(slot[1]) for slot in plain.spectra}
+    matrices = {slot: find_method(plain.method).matrices_of(slot[1]) for slot in plain.spectra}
     again = fisher_information(model, plain.calibration, matrices)
     assert again == first.evidence.get("gradients")
     with pytest.raises(lrcore.InputError, match="without offload"):

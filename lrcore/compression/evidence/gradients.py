@@ -1,7 +1,7 @@
 """Evidence "gradients": the mean squared gradient of every slot's weights."""
 
 from ...calibration.gradients import fisher_information
-from ...methods import matrices_of
+from ...methods import find_method
 from ...models.load import LoadedModel
 from ...progress import Progress
 from ...recipe import Recipe
@@ -14,7 +14,8 @@ def measure(
     model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
 ) -> dict[Slot, float]:
     """See `calibration.gradients.fisher_information`, which says what it raises."""
-    matrices = {slot: matrices_of(slot[1]) for slot in factors.spectra}
+    method = find_method(factors.method)
+    matrices = {slot: method.matrices_of(slot[1]) for slot in factors.spectra}
     return fisher_information(model, factors.calibration, matrices, progress)
 
 

@@ -7,6 +7,7 @@ probes. Layers before the slot are not run again.
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -152,7 +153,7 @@ def _cache_file(factors: Factorisation, tokens: Tensor) -> Path:
     key = cache_key(
         factors.calibration.key,
         factors.method,
-        sorted(factors.options.items()),
+        sorted(asdict(factors.options).items()),
         KEEP,
         list(tokens.shape),
         slots,

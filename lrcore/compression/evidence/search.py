@@ -9,6 +9,7 @@ otherwise the step is halved.
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -111,7 +112,7 @@ def _cache_file(factors: Factorisation, recipe: Recipe) -> Path:
     key = cache_key(
         factors.calibration.key,
         factors.method,
-        sorted(factors.options.items()),
+        sorted(asdict(factors.options).items()),
         allocation_key(recipe),
         STEP,
         ROUNDS,

@@ -8,8 +8,8 @@ A: `local.py`.
 attention: `attention_solver.py`,
   `joint_attention.py`; it alone reads moments that the common calibration leaves out. Joint UD of a
   ReLU MLP: `mlp.py`.
-* A sparse term beside B A, for matrices on their own: `sparse.py`. Factors as codes of a few bits:
-`quantised.py`.
+* A sparse term beside B A, for matrices on their own: `sparse.py`. Factors as 4- or 8-bit quantised
+weights: `quantised.py`.
 
 Means: where a projection has a bias, its metric is the covariance and `b^ = b + (W - B A) mu`
 (appendix B.2). Where it has none, the option `bias` says what is done: "update" leaves it without
@@ -18,12 +18,15 @@ keys are normalised, they are factored on their own; so are the matrices of an M
 has another activation than ReLU, for which the paper has no closed form.
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from ...layer import Layer
-from ...options import Option
+from ...options import option
 from ...statistics import TAPS, Moments
-from ..factors import Factor, Factors
+from ..factors import Factor, LayerFactors
+from ..method import Method
 from .joint import joint_qk, joint_vo
 from .joint_attention import attention_aware_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
@@ -40,161 +43,207 @@ EXTRA_NEEDS = {
 }
 
 ATTENTION = ("joint_qk", "local", "split_head", "joint_qkv")
-OPTIONS = (
-    Option(
-        "preconditioner",
+
+
+@dataclass(frozen=True)
+class LatentLLMOptions:
+    preconditioner: str = option(
         "root_covariance",
         "metric of the input (table 1)",
         choices=PRECONDITIONERS,
-    ),
-    Option("exponent", 1.0, "power of E|x| in diag_l1", low=0.0, high=4.0),
-    Option(
-        "damping", 0.0, "share of the mean diagonal added to the second moment", low=0.0, high=10.0
-    ),
-    Option(
-        "junction",
+    )
+    exponent: float = option(
+        1.0,
+        "power of E|x| in diag_l1",
+        low=0.0,
+        high=4.0,
+    )
+    damping: float = option(
+        0.0,
+        "share of the mean diagonal added to the second moment",
+        low=0.0,
+        high=10.0,
+    )
+    junction: str = option(
         "right_identity",
         "where the scale goes, or which factor leaves an identity block out",
         choices=JUNCTIONS,
-    ),
-    Option(
-        "bias",
+    )
+    bias: str = option(
         "update",
         "means go into the biases there are, into added ones too, or into none",
         choices=("update", "add", "keep"),
-    ),
-    Option("attention", "joint_qk", "what is factored together", choices=ATTENTION),
-    Option(
-        "vo",
+    )
+    attention: str = option(
+        "joint_qk",
+        "what is factored together",
+        choices=ATTENTION,
+    )
+    vo: str = option(
         "split",
-        "v and o alone, or together for all heads: joint by the layer's input, attention by what "
-        "the heads attend to (not with joint_qkv)",
+        "v and o alone, or together for all heads: joint by the layer's input, attention by "
+        "what the heads attend to (not with joint_qkv)",
         choices=("split", "joint", "attention"),
-    ),
-    Option(
-        "mlp",
+    )
+    mlp: str = option(
         "local",
         "up and down each on its own, or together where the MLP is a plain ReLU one",
         choices=("local", "joint"),
-    ),
-    Option(
-        "window",
+    )
+    window: int = option(
         5,
         "rotary offsets that joint_qk sums over; 0 leaves the rotation out",
         low=0,
         high=64,
-    ),
-    Option(
-        "sparse",
+    )
+    sparse: float = option(
         0.0,
         "share of a matrix's entries kept in a sparse term, where it is factored on its own",
         low=0.0,
         high=0.4,
-    ),
-    Option(
-        "bits",
+    )
+    bits: int = option(
         0,
         "bits of the codes that factors are stored as; 0 stores plain numbers",
         low=0,
         high=8,
-    ),
-    Option("chunk", 64, "numbers that share the two scales of their codes", low=8, high=65536),
-)
+    )
+    chunk: int = option(
+        64,
+        "numbers that share the two scales of their codes",
+        low=8,
+        high=65536,
+    )
 
 
-def factor(
-    layer: Layer,
-    moments: Moments,
-    preconditioner: str = "root_covariance",
-    exponent: float = 1.0,
-    damping: float = 0.0,
-    junction: str = "right_identity",
-    bias: str = "update",
-    attention: str = "joint_qk",
-    vo: str = "split",
-    mlp: str = "local",
-    window: int = 5,
-    sparse: float = 0.0,
-    bits: int = 0,
-    chunk: int = 64,
-) -> Factors:
-    """Solve every slot of one layer for all ranks; the alternating ones finish at their rank."""
-    a, matrices = layer.attention, layer.matrices()
+DEFAULT = LatentLLMOptions()
 
-    def metric(names: tuple[str, ...]) -> tuple[Tensor | None, Tensor | None]:
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One layer, its moments and the options: what the parts of `factor` share."""
+
+    layer: Layer
+    moments: Moments
+    options: LatentLLMOptions
+
+    def metric(self, tap: str, centred: bool) -> tuple[Tensor | None, Tensor | None]:
+        """P^2 of a tap [in, in], and its mean [in] where it is centred."""
+        o, moments = self.options, self.moments
+        second = moments.centred(tap) if centred else moments.second(tap)
+        squared = squared_metric(
+            o.preconditioner, second, moments.values[tap, "abs"], o.exponent, o.damping
+        )
+        return squared, moments.mean(tap) if centred else None
+
+    def metric_of(self, *names: str) -> tuple[Tensor | None, Tensor | None]:
         """P^2 of the input that the named projections share, and its mean where it goes into
         their biases.
         """
-        tap = TAPS[names[0]]
+        matrices, bias = self.layer.matrices(), self.options.bias
         centred = bias == "add" or (
             bias == "update" and all(matrices[name].bias is not None for name in names)
         )
-        second = moments.centred(tap) if centred else moments.second(tap)
-        found = squared_metric(
-            preconditioner, second, moments.values[tap, "abs"], exponent, damping
-        )
-        return found, moments.mean(tap) if centred else None
+        return self.metric(TAPS[names[0]], centred)
 
-    def alone(name: str) -> Factor:
-        squared, mean = metric((name,))
-        own = stacked(layer, (name,), squared, mean, junction)
-        return plus_sparse(layer, own, squared, sparse) if sparse else own
+    def stacked(self, *names: str) -> Factor:
+        """The named projections over one shared A."""
+        return stacked(self.layer, names, *self.metric_of(*names), self.options.junction)
 
-    factors: Factors = {}
+    def by_head(self, name: str, count: int) -> Factor:
+        """A projection with an A for every head."""
+        squared, mean = self.metric_of(name)
+        return split_heads(self.layer, name, count, squared, mean, self.options.junction)
+
+    def alone(self, name: str) -> Factor:
+        """A projection on its own, with its sparse term where there is one."""
+        squared, mean = self.metric_of(name)
+        own = stacked(self.layer, (name,), squared, mean, self.options.junction)
+        sparse = self.options.sparse
+        return plus_sparse(self.layer, own, squared, sparse) if sparse else own
+
+
+def factor(layer: Layer, moments: Moments, options: LatentLLMOptions = DEFAULT) -> LayerFactors:
+    """Solve every slot of one layer for all ranks; the alternating ones finish at their rank."""
+    problem = Problem(layer, moments, options)
+    factors = queries_and_keys(problem) | values_and_output(problem) | inner_matrices(problem)
+    if not options.bits:
+        return factors
+    return {name: quantised(one, options.bits, options.chunk) for name, one in factors.items()}
+
+
+def queries_and_keys(p: Problem) -> LayerFactors:
+    """Slots q and k, or joint_qk, or joint_qkv."""
+    a, attention = p.layer.attention, p.options.attention
     if attention == "joint_qkv":
-        factors["joint_qkv"] = stacked(layer, ("q", "k", "v"), *metric(("q", "k", "v")), junction)
-    elif (
-        attention == "joint_qk" and a.qk_norm is None
-    ):  # a norm between projection and score leaves no G_i to factor
-        factors["joint_qk"] = joint_qk(a, *metric(("q", "k")), junction, window)
-    elif attention == "split_head":
-        factors |= {
-            name: split_heads(layer, name, n, *metric((name,)), junction)
-            for name, n in (("q", a.n_q), ("k", a.n_kv))
-        }
-    else:
-        factors |= {name: alone(name) for name in "qk"}
-    if vo != "split" and attention != "joint_qkv":
+        return {"joint_qkv": p.stacked("q", "k", "v")}
+    # a norm between projection and score leaves no G_i to factor
+    if attention == "joint_qk" and a.qk_norm is None:
+        squared, mean = p.metric_of("q", "k")
+        return {"joint_qk": joint_qk(a, squared, mean, p.options.junction, p.options.window)}
+    if attention == "split_head":
+        return {"q": p.by_head("q", a.n_q), "k": p.by_head("k", a.n_kv)}
+    return {name: p.alone(name) for name in "qk"}
+
+
+def values_and_output(p: Problem) -> LayerFactors:
+    """Slots v and o, or joint_vo; o alone where v is in joint_qkv."""
+    a, o = p.layer.attention, p.options
+    if o.attention == "joint_qkv":
+        return {"o": p.alone("o")}
+    if o.vo != "split":
         # the mean of the layer's input meets v; whether it can be made up for is up to the bias of
         # o
-        centred = bias == "add" or (bias == "update" and a.o.bias is not None)
-        second = moments.centred("attn_in") if centred else moments.second("attn_in")
-        found = squared_metric(
-            preconditioner, second, moments.values["attn_in", "abs"], exponent, damping
-        )
-        mean = moments.mean("attn_in") if centred else None
-        together = (a, found, mean, junction)
-        factors["joint_vo"] = (
-            joint_vo(*together) if vo == "joint" else attention_aware_vo(*together, moments)
-        )
-    elif attention == "joint_qkv":
-        factors["o"] = alone("o")
-    else:
-        factors["v"] = (
-            split_heads(layer, "v", a.n_kv, *metric(("v",)), junction)
-            if attention == "split_head"
-            else alone("v")
-        )
-        factors["o"] = alone("o")
-    if (
-        mlp == "joint"
-        and not sparse
-        and layer.mlp is not None
-        and layer.mlp.gate is None
-        and layer.mlp.activation == "relu"
-    ):
-        own = {name: stacked(layer, (name,), *metric((name,)), junction) for name in ("up", "down")}
-        seconds = {
-            name: (moments.second if own[name].mean is None else moments.centred)(TAPS[name])
-            for name in own
-        }
-        factors["joint_ud"] = joint_ud(
-            layer, own, seconds, moments.values["mlp_in", "sample"], junction
-        )
-    else:
-        factors |= {name: alone(name) for name in ("gate", "up", "down") if name in matrices}
-    return (
-        {name: quantised(factor, bits, chunk) for name, factor in factors.items()}
-        if bits
-        else factors
-    )
+        centred = o.bias == "add" or (o.bias == "update" and a.o.bias is not None)
+        squared, mean = p.metric("attn_in", centred)
+        if o.vo == "joint":
+            return {"joint_vo": joint_vo(a, squared, mean, o.junction)}
+        return {"joint_vo": attention_aware_vo(a, squared, mean, o.junction, p.moments)}
+    v = p.by_head("v", a.n_kv) if o.attention == "split_head" else p.alone("v")
+    return {"v": v, "o": p.alone("o")}
+
+
+def inner_matrices(p: Problem) -> LayerFactors:
+    """Slots of the MLP: its matrices, or joint_ud of a plain ReLU one."""
+    m, o = p.layer.mlp, p.options
+    plain_relu = m is not None and m.gate is None and m.activation == "relu"
+    if o.mlp != "joint" or o.sparse or not plain_relu:
+        matrices = p.layer.matrices()
+        return {name: p.alone(name) for name in ("gate", "up", "down") if name in matrices}
+    own = {name: p.stacked(name) for name in ("up", "down")}
+    seconds = {
+        name: (p.moments.second if own[name].mean is None else p.moments.centred)(TAPS[name])
+        for name in own
+    }
+    sample = p.moments.values["mlp_in", "sample"]
+    return {"joint_ud": joint_ud(p.layer, own, seconds, sample, o.junction)}
+
+
+METHOD = Method(
+    name="latentllm",
+    paper="LatentLLM: Attention-Aware Joint Tensor Compression (Koike-Akino et al., 2025)",
+    notes="Every projection becomes B A. Q and K have one A each for all heads (HOSVD, "
+    "summed over rotary offsets where there are any), and are on their own where they "
+    "are normalised; v and o are on their own. The MLP's are on their own; mlp=joint "
+    "solves up and down of a ReLU MLP together, in some seconds per layer. A block "
+    "identity saves r^2 numbers, and d_h^2 per key head without rotary; the KV cache "
+    "stays as it is. Means go into the biases there are; without one the moments are "
+    "not centred, or option bias=add gives one. With attention=joint_qkv both block "
+    "identities lie in the A that q, k and v share, and vo is not read. vo=attention "
+    "measures what heads attend to, up to 4096 numbers per token. With split_head the "
+    "ranks are per head, and o is factored whole. sparse adds a sparse term to "
+    "matrices on their own (and takes the MLP apart); bits stores factors as codes, "
+    "which a ratio does not count.",
+    factor=factor,
+    components=("joint_qk", "v", "o", "joint_ud", "gate", "up", "down"),
+    needs=NEEDS,
+    shrinks_kv=False,
+    holds={
+        "joint_qk": ("q", "k"),
+        "joint_vo": ("v", "o"),
+        "joint_ud": ("up", "down"),
+        "joint_qkv": ("q", "k", "v"),
+    },
+    options=LatentLLMOptions,
+    extra_needs=EXTRA_NEEDS,
+)

@@ -1,0 +1,102 @@
+"""What a row of the table of methods is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..layer import Layer
+from ..options import NoOptions, options_of, read_options
+from ..statistics import Moments, Need
+from .factors import LayerFactors
+
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+COMPONENT_MATRICES = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
+COMPONENTS = tuple(COMPONENT_MATRICES)
+KEYS_AND_VALUES = frozenset({"k", "v"})
+CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    factor(layer, moments, options): the factors of one layer for all ranks.
+    components: the slots it solves per layer with its default options. Any subset of a layer will
+    do: the rest stays dense.
+    needs: the (tap, statistic) pairs that `factor` reads.
+    shrinks_kv: whether some slot caches less at a lower rank.
+    holds: the matrices of every slot, of other options too, that is not named after its one matrix.
+    options: the frozen dataclass of its options, whose field metadata say what they are.
+    gradients: the (option, value) pairs under which `factor` also reads statistics of gradients,
+    see lrcore/calibration/gradients.py. extra_needs: what else a choice (option, value) reads;
+    collected only where somebody chose it.
+    refit: whether layers make up for what those before them lost unless the recipe says otherwise
+    (see lrcore/compression/refit.py).
+    lacks: those of CASES that `factor` refuses with InputError; a test holds every row to what it
+    says.
+    """
+
+    name: str
+    paper: str
+    notes: str
+    factor: Callable[[Layer, Moments, Any], LayerFactors]
+    components: tuple[str, ...]
+    needs: frozenset[Need]
+    shrinks_kv: bool
+    holds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: type = NoOptions
+    gradients: tuple[tuple[str, str], ...] = ()
+    extra_needs: Mapping[tuple[str, Any], frozenset[Need]] = field(default_factory=dict)
+    refit: bool = False
+    lacks: frozenset[str] = frozenset()
+
+    @property
+    def covers(self) -> frozenset[str]:
+        """The matrices that its components hold; a layer may lack some, such as the gate."""
+        return frozenset(one for name in self.components for one in self.matrices_of(name))
+
+    def matrices_of(self, slot: str) -> tuple[str, ...]:
+        """The matrices whose weights a slot of this method holds; a layer may lack some."""
+        return self.holds.get(slot, (slot,))
+
+    def budget(self, kind: str) -> str:
+        """What a ratio counts: `kind`; for "auto" what this method shrinks: "params", or "kv"
+        where it only factors keys and values.
+        """
+        if kind != "auto":
+            return kind
+        return "kv" if self.covers <= KEYS_AND_VALUES else "params"
+
+    def choose(self, given: Mapping[str, Any]) -> Any:
+        """The options as a value of their dataclass. Raises InputError for an unknown name or a
+        value out of range.
+        """
+        return read_options(f"method {self.name}", self.options, given)
+
+    def reads(self, options: Any) -> frozenset[Need]:
+        """What `factor` reads with these options: its needs, and what single choices ask for
+        besides.
+        """
+        chosen = (
+            needs
+            for (name, value), needs in self.extra_needs.items()
+            if getattr(options, name) == value
+        )
+        return self.needs.union(*chosen)
+
+    def reads_gradients(self, options: Any) -> bool:
+        """Whether `factor` reads statistics of gradients with these options."""
+        return any(getattr(options, name) == value for name, value in self.gradients)
+
+    def describe(self) -> dict[str, Any]:
+        """The row as plain values, for `methods --json` and the page."""
+        supports = {case: case not in self.lacks for case in CASES} | {"kv_budget": self.shrinks_kv}
+        return {
+            "name": self.name,
+            "paper": self.paper,
+            "components": list(self.components),
+            "supports": supports,
+            "notes": self.notes,
+            "options": [option.describe() for option in options_of(self.options)],
+            "refit": self.refit,
+        }
