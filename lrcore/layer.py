@@ -236,6 +236,13 @@ def _one_latent(a: Projection, b: Projection) -> bool:
     return len({tuple(t.data_ptr() for t in own) for own in parts}) == 1
 
 
+def same_matrix(a: Matrix, b: Matrix) -> bool:
+    """Whether two matrices hold the same tensors, so that they are stored once."""
+    parts = ([m] if isinstance(m, Tensor) else tensors_of(m).values() for m in (a, b))
+    first, second = ([(t.data_ptr(), t.shape) for t in own] for own in parts)
+    return first == second
+
+
 def _kept(*projections: Projection) -> int:
     """How many numbers the projections keep together, what they share counted once."""
     kept = {}

@@ -1,10 +1,11 @@
 """A rank plan: the whole ranks of every slot, and what the model will weigh with them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .account import ModelAccount, Planned, SizeAndCost
+from .account import LayerWork, ModelAccount, Planned, SizeAndCost, flops_per_token
 from .evidence import Probes
 from .history import SlotRank
 from .spectra import Slot, Spectrum
@@ -12,6 +13,8 @@ from .tables import frame
 
 if TYPE_CHECKING:
     import pandas as pd
+
+NARROWED = ("qk", "ov")  # components whose rank is the size of a head
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Shape:
     parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections.
     itemsize: bytes per number.
     n_q, head_size: of the dense attention. head_parameters: weights of the output embedding,
-    multiplied once per token.
+    multiplied once per token. work: what every dense layer multiplies.
     """
 
     parameters: int
@@ -31,6 +34,7 @@ class Shape:
     n_q: int
     head_size: int
     head_parameters: int
+    work: tuple[LayerWork, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,32 +108,23 @@ class RankPlan:
             dense[layer] += price(cost.full)
         return [part / whole if whole else 1.0 for part, whole in zip(kept, dense, strict=True)]
 
-    def flops_per_token(self, dense: bool = False) -> int:
-        """Of one token with seq_len tokens before it, a multiply-add counted as two: projections,
-        head, scores, weighted values.
-
-        Where the cache holds latents, every token raises all of them again; that counts too.
+    def work(self) -> list[LayerWork]:
+        """What every layer multiplies with these ranks: the dense layer's, and the difference that
+        each slot makes.
         """
-        shape, total = self.shape, 2 * self.shape.head_parameters
-        total += 2 * (
-            shape.decoder_linear - sum(s.cost.dense for s in self.spectra.values())
-        )  # what no slot covers stays dense
-        for slot, s in self.spectra.items():
-            rank = s.cost.full if dense else self.ranks[slot]
-            total += 2 * s.cost.parameters(rank) + (
-                2 * self.seq_len * s.cost.per_cached * rank if rank < s.cost.full else 0
-            )
-        for layer in range(shape.layers):
-            sizes = [
-                shape.head_size if dense else self._head_size((layer, name))
-                for name in ("qk", "ov")
-            ]
-            total += 2 * self.seq_len * shape.n_q * sum(sizes)
-        return total
+        work = list(self.shape.work)
+        for (layer, component), rank in self.ranks.items():
+            cost, own = self.spectra[layer, component].cost, work[layer]
+            if rank < cost.full:
+                cached = cost.per_cached * rank
+                if component in NARROWED:
+                    cached -= self.shape.n_q * (self.shape.head_size - rank)
+                saved = cost.products(cost.full) - cost.products(rank)
+                work[layer] = LayerWork(own.weights - saved, own.cached + cached)
+        return work
 
-    def _head_size(self, slot: Slot) -> int:
-        whole = slot not in self.ranks or self.ranks[slot] >= self.spectra[slot].cost.full
-        return self.shape.head_size if whole else self.ranks[slot]
+    def _flops(self, work: Sequence[LayerWork]) -> int:
+        return flops_per_token(work, self.shape.head_parameters, self.seq_len)
 
     def _bytes(self) -> float:
         """What the model's numbers take, those of the slots as they will be stored."""
@@ -157,14 +152,14 @@ class RankPlan:
             shape.decoder_linear,
             shape.parameters * shape.itemsize,
             sum(cost.kv_dense for cost, _ in costs) * shape.itemsize,
-            self.flops_per_token(dense=True),
+            self._flops(shape.work),
         )
         own = ModelAccount(
             shape.parameters - removed,
             shape.decoder_linear - removed,
             self._bytes(),
             sum(cost.kv(rank) for cost, rank in costs) * shape.itemsize,
-            self.flops_per_token(),
+            self._flops(self.work()),
         )
         return SizeAndCost(own, dense, self.budget, planned)
 

@@ -23,6 +23,8 @@ class Cost:
     entry per multiple of step below full.
     bits, chunk: what a rank adds is kept as quantised weights of so many bits, with two scales for
     every chunk; 0: as plain numbers.
+    idle_per_rank, idle_fixed, idle_dense: numbers among those per rank, fixed and at full rank that
+    no input is multiplied with: biases, and the places of sparse entries.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     per_cached: multiply-adds per rank that every step spends on each token in the cache, where a
     latent is cached and raised again.
@@ -43,6 +45,9 @@ class Cost:
     per_cached: int = 0
     bits: int = 0
     chunk: int = 1
+    idle_per_rank: int = 0
+    idle_fixed: int = 0
+    idle_dense: int = 0
 
     @cached_property
     def cap(self) -> int:
@@ -63,6 +68,16 @@ class Cost:
         return self.fixed + (
             self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank
         )
+
+    def with_biases(self, count: int) -> "Cost":
+        """A copy whose fixed numbers below full rank are so many biases."""
+        return replace(self, fixed=count, idle_fixed=count)
+
+    def products(self, rank: int) -> int:
+        """Multiply-adds with the slot's weights, once per token."""
+        if rank >= self.full:
+            return self.dense - self.idle_dense
+        return self.parameters(rank) - self.idle_fixed - self.idle_per_rank * rank
 
     def bytes(self, rank: int, itemsize: int) -> float:
         """What the slot's numbers take, the model's being `itemsize` bytes each; orders and the

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from ..account import ModelAccount, SizeAndCost
-from ..evaluation.cost import predicted_flops
+from ..account import SizeAndCost
+from ..models.counting import count_account
 from ..models.load import LoadedModel
 from ..provenance import BaseModel
 
@@ -40,16 +40,4 @@ def compared(model: LoadedModel, made: LoadedModel, context: int = 256) -> SizeA
 
     context: tokens before the one whose FLOPs are counted.
     """
-    return SizeAndCost(counted(made, context), counted(model, context))
-
-
-def counted(model: LoadedModel, context: int) -> ModelAccount:
-    """The account of a model as it stands."""
-    size = model.size
-    return ModelAccount(
-        size.parameters,
-        size.decoder_linear,
-        size.stored,
-        size.kv_bytes,
-        predicted_flops(model, context),
-    )
+    return SizeAndCost(count_account(made.network, context), count_account(model.network, context))

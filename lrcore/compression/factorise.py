@@ -14,6 +14,7 @@ from ..evidence import Evidence
 from ..files import OFFLOADED, cache_folder
 from ..methods import LayerFactors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
+from ..models.counting import network_work
 from ..models.layers import read_layer, write_layer
 from ..models.load import LoadedModel
 from ..models.structure import measure
@@ -116,4 +117,5 @@ def shape_of(model: LoadedModel) -> Shape:
         attention.n_q,
         attention.head_size,
         head,
+        network_work(model.network),
     )

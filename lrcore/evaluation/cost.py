@@ -21,11 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import InputError
-from ..models.architectures import decoder_layers
-from ..models.layers import read_layer
+from ..models.counting import count_flops
 from ..models.load import LoadedModel
 from ..models.weights import fingerprint, weight_files
-from ..modules.sliced import residual_parameters
 from ..progress import Progress, silent
 
 
@@ -115,25 +113,10 @@ class _counting(FlopCounterMode):
 
 
 def predicted_flops(model: LoadedModel, context: int) -> int:
-    """FLOPs of one token with `context` tokens to look at, from the shapes:
-    `2 (sum of weights + head) + 2 context n_q (d_qk + d_v)` per layer, d_qk and d_v widened by a
-    rotary channel, the residual matrices of a sliced layer among the weights. Norms, activations,
-    biases and rotations, all linear in the width, are left out.
+    """FLOPs of one decoded token with `context` tokens in the cache, from the shapes of its layers;
+    see `account.flops_per_token`.
     """
-    total = 2 * model.network.get_output_embeddings().weight.numel()
-    for index in range(len(decoder_layers(model.network))):
-        layer = read_layer(model.network, index)
-        total += 2 * sum(
-            p.parameters - (0 if p.bias is None else p.bias.numel())
-            for p in layer.matrices().values()
-        )
-        total += 2 * residual_parameters(decoder_layers(model.network)[index])
-        total += (
-            2 * context * layer.attention.n_q * (layer.attention.qk_size + layer.attention.v_size)
-        )
-        if (channel := layer.attention.channel) is not None:
-            total += 2 * channel.parameters + 4 * context * layer.attention.n_q * channel.size
-    return total
+    return count_flops(model.network, context)
 
 
 def cache_bytes(cache: Any) -> int:

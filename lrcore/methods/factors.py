@@ -70,9 +70,8 @@ def _has_bias(projection: Linear | LowRank) -> int:
 
 def qk_cost(a: Attention, step: int = 1) -> Cost:
     """A rank of QK is a column of every query and key head."""
-    per_rank = a.n_q * (a.q.weight.shape[1] + _has_bias(a.q)) + a.n_kv * (
-        a.k.weight.shape[1] + _has_bias(a.k)
-    )
+    biases = a.n_q * _has_bias(a.q) + a.n_kv * _has_bias(a.k)
+    per_rank = a.n_q * a.q.weight.shape[1] + a.n_kv * a.k.weight.shape[1] + biases
     return Cost(
         a.head_size,
         per_rank,
@@ -80,6 +79,8 @@ def qk_cost(a: Attention, step: int = 1) -> Cost:
         step=step,
         kv_per_rank=a.n_kv,
         kv_dense=a.n_kv * a.head_size,
+        idle_per_rank=biases,
+        idle_dense=biases * a.head_size,
     )
 
 
@@ -96,6 +97,9 @@ def ov_cost(a: Attention) -> Cost:
         fixed,
         kv_per_rank=a.n_kv,
         kv_dense=a.n_kv * a.head_size,
+        idle_per_rank=a.n_kv * _has_bias(a.v),
+        idle_fixed=fixed,
+        idle_dense=a.n_kv * _has_bias(a.v) * a.head_size + fixed,
     )
 
 
@@ -109,7 +113,17 @@ def summed_ov_cost(a: Attention) -> Cost:
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
     per_rank, fixed = a.n_q * (d + _has_bias(a.v)) + d_out, d_out * _has_bias(a.o)
     dense = a.v.parameters + a.o.parameters
-    return Cost(d_out, per_rank, dense, fixed, kv_per_rank=a.n_q, kv_dense=a.n_kv * a.head_size)
+    return Cost(
+        d_out,
+        per_rank,
+        dense,
+        fixed,
+        kv_per_rank=a.n_q,
+        kv_dense=a.n_kv * a.head_size,
+        idle_per_rank=a.n_q * _has_bias(a.v),
+        idle_fixed=fixed,
+        idle_dense=a.n_kv * a.head_size * _has_bias(a.v) + fixed,
+    )
 
 
 def mlp_cost(m: MLP) -> Cost:
@@ -120,7 +134,16 @@ def mlp_cost(m: MLP) -> Cost:
         d_out + sum(p.weight.shape[1] + _has_bias(p) for p in rows),
         d_out * _has_bias(m.down),
     )
-    return Cost(d_f, per_rank, per_rank * d_f + fixed, fixed)
+    biases = sum(map(_has_bias, rows))
+    return Cost(
+        d_f,
+        per_rank,
+        per_rank * d_f + fixed,
+        fixed,
+        idle_per_rank=biases,
+        idle_fixed=fixed,
+        idle_dense=biases * d_f + fixed,
+    )
 
 
 def matrix_cost(layer: Layer, name: str) -> Cost:
@@ -132,7 +155,14 @@ def matrix_cost(layer: Layer, name: str) -> Cost:
     fixed = d_out * _has_bias(projection)
     kv = layer.attention.n_kv * layer.attention.head_size if name in ("k", "v") else 0
     return Cost(
-        min(d_out, d_in), d_out + d_in, d_out * d_in + fixed, fixed, kv_fixed=kv, kv_dense=kv
+        min(d_out, d_in),
+        d_out + d_in,
+        d_out * d_in + fixed,
+        fixed,
+        kv_fixed=kv,
+        kv_dense=kv,
+        idle_fixed=fixed,
+        idle_dense=fixed,
     )
 
 

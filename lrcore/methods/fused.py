@@ -129,7 +129,7 @@ def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
     squares, v = eigh_descending(root @ by_group(out.mT @ out, a).sum(1) @ root)
     cost = ov_cost(a)
     if a.o.bias is None:  # the mean needs a bias to go to
-        cost = replace(cost, fixed=a.o.weight.shape[0])
+        cost = cost.with_biases(a.o.weight.shape[0])
     return RefitValueMaps(
         pooled(squares.sqrt()),
         cost,
@@ -153,7 +153,7 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     product = down[:, order] @ lower
     cost = mlp_cost(layer.mlp)
     if layer.mlp.down.bias is None:
-        cost = replace(cost, fixed=down.shape[0])
+        cost = cost.with_biases(down.shape[0])
     return NystromOrder(
         product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden")
     )

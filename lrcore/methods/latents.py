@@ -53,6 +53,8 @@ def joint_latent_cost(layer: Layer) -> Cost:
         kv_per_rank=1,
         kv_dense=d_out,
         per_cached=d_out,
+        idle_fixed=fixed,
+        idle_dense=fixed,
     )
 
 

@@ -31,8 +31,8 @@ from ...evaluation.evaluate import batches, evaluate
 from ...evaluation.protocols import EvaluationSettings
 from ...history import Healed
 from ...may_follow import check_may_follow
-from ...models.architectures import decoder_layers
-from ...models.layers import clone, read_layer
+from ...models.counting import count_flops
+from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...progress import Progress, silent
 from ...settings import check_settings, setting
@@ -277,17 +277,6 @@ def _account(model: LoadedModel, made: LoadedModel, context: int) -> SizeAndCost
         parameters=account.model.parameters + added,
         decoder_parameters=account.model.decoder_parameters + added,
         bytes=account.model.bytes + added * made.network.dtype.itemsize,
-        flops_per_token=account.model.flops_per_token + _channel_flops(made, context),
+        flops_per_token=count_flops(made.network, context),
     )
     return replace(account, model=own)
-
-
-def _channel_flops(made: LoadedModel, context: int) -> int:
-    total = 0
-    for index in range(len(decoder_layers(made.network))):
-        a = read_layer(made.network, index).attention
-        if a.channel is not None:
-            total += 2 * a.channel.parameters + 2 * context * (
-                a.channel.k.numel() + 2 * a.n_q * a.channel.size
-            )
-    return total

@@ -178,7 +178,7 @@ def _joint_cost(
     """
     left, right = (a.q, a.k) if kind == "qk" else (a.o, a.v)
     dense, size = left.parameters + right.parameters, a.qk_size if kind == "qk" else a.v_size
-    fixed = sum(p.weight.shape[0] for p in (left, right) if p.bias is not None)
+    fixed = biases = sum(p.weight.shape[0] for p in (left, right) if p.bias is not None)
     if centred and kind == "qk":
         fixed = left.weight.shape[0] + right.weight.shape[0]
     elif centred:
@@ -202,6 +202,8 @@ def _joint_cost(
         kv_fixed=kv,
         kv_dense=kv,
         curve=tuple(parameters(rank) for rank in range(1, full)),
+        idle_fixed=fixed,
+        idle_dense=biases,
     )
 
 

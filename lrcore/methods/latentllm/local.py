@@ -40,6 +40,8 @@ def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: 
         kv_fixed=kv,
         kv_dense=kv,
         curve=curve,
+        idle_fixed=fixed,
+        idle_dense=sum(cost.idle_dense for cost in own),
     )
 
 
@@ -171,5 +173,5 @@ def split_heads(
         curve=curve,
     )
     if mean is not None and projection.bias is None:
-        cost = replace(cost, fixed=projection.weight.shape[0])
+        cost = cost.with_biases(projection.weight.shape[0])
     return SplitHeads(pooled(values), cost, values, name, up, down, junction, mean)

@@ -175,6 +175,8 @@ def joint_ud(
         fixed=sum(c.fixed for c in costs),
         per_rank=2 * size,
         curve=curve,
+        idle_fixed=sum(c.idle_fixed for c in costs),
+        idle_dense=sum(c.idle_dense for c in costs),
     )
     dense = {}
     for name in ("up", "down"):

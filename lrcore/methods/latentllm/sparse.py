@@ -106,5 +106,9 @@ def plus_sparse(
     """A matrix solved on its own, with a sparse term of a share of its entries beside it."""
     name = own.names[0]
     entries = max(1, round(share * layer.matrices()[name].weight.numel()))
-    cost = replace(own.cost, fixed=own.cost.fixed + 2 * entries)
+    cost = replace(
+        own.cost,
+        fixed=own.cost.fixed + 2 * entries,
+        idle_fixed=own.cost.idle_fixed + entries,
+    )
     return LowRankPlusSparse(own.values, cost, None, name, entries, metric, own.mean, own.junction)

@@ -1,0 +1,76 @@
+"""The account of a loaded model, counted from its layers as they stand."""
+
+from torch import nn
+
+from ..account import LayerWork, ModelAccount, flops_per_token
+from ..forms import Matrix, Sparse, count
+from ..layer import Attention, Layer, Linear, LowRank, Stored, same_matrix
+from ..modules.sliced import residual_parameters
+from .architectures import decoder_layers
+from .layers import read_layer
+from .structure import measure
+
+
+def count_account(network: nn.Module, context: int) -> ModelAccount:
+    """Parameters, bytes, cache and FLOPs per token of a network, compressed or not.
+
+    context: tokens in the cache before the one whose FLOPs are counted.
+    """
+    size = measure(network)
+    return ModelAccount(
+        size.parameters,
+        size.decoder_linear,
+        size.stored,
+        size.kv_bytes,
+        count_flops(network, context),
+    )
+
+
+def count_flops(network: nn.Module, context: int) -> int:
+    """FLOPs of one token with `context` tokens in the cache; see `account.flops_per_token`."""
+    head = network.get_output_embeddings().weight.numel()
+    return flops_per_token(network_work(network), head, context)
+
+
+def network_work(network: nn.Module) -> tuple[LayerWork, ...]:
+    """What every decoder layer multiplies."""
+    return tuple(
+        layer_work(read_layer(network, index), residual_parameters(layer))
+        for index, layer in enumerate(decoder_layers(network))
+    )
+
+
+def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
+    """What one layer multiplies; residual: numbers in the matrices of its residual path."""
+    a, channel = layer.attention, layer.attention.channel
+    weights = sum(map(_multiplied, _matrices(layer))) + residual
+    cached = a.n_q * (a.qk_size + a.v_size) + _raised(a)
+    if channel is not None:
+        weights += channel.parameters
+        cached += 2 * a.n_q * channel.size + channel.k.numel()
+    return LayerWork(weights, cached)
+
+
+def _matrices(layer: Layer) -> list[Matrix]:
+    """Every matrix once, without biases."""
+    found: list[Matrix] = []
+    for p in layer.matrices().values():
+        if isinstance(p, LowRank):
+            shared = any(same_matrix(p.down, other) for other in found)
+            found += [p.up] if shared else [p.down, p.up]
+            found += [] if p.sparse is None else [p.sparse]
+        elif isinstance(p, Linear):
+            found.append(p.weight)
+        elif isinstance(p, Stored):
+            found.append(p.form)
+    return found
+
+
+def _multiplied(matrix: Matrix) -> int:
+    return matrix.values.numel() if isinstance(matrix, Sparse) else count(matrix)
+
+
+def _raised(a: Attention) -> int:
+    """Multiply-adds that raise one cached token's latents to states."""
+    latents = [p for p in (a.k, a.v) if a.latent and isinstance(p, LowRank)]
+    return sum(count(p.up) for p in latents)

@@ -1,0 +1,62 @@
+"""One formula: what a plan says before anything is written is what is counted on the model."""
+
+import pytest
+
+import lrcore
+from lrcore.account import LayerWork, flops_per_token
+from lrcore.models.counting import count_account, count_flops
+
+CASES = [
+    ("tiny_llama", "a3", {}, {}),
+    ("tiny_opt", "a3", {}, {}),
+    ("tiny_llama_bias", "a3", {"ov": "overall"}, {}),
+    ("tiny_opt", "modegpt", {}, {}),
+    ("tiny_llama_bias", "fused", {}, {}),
+    ("tiny_opt", "fused", {}, {}),
+    ("tiny_llama", "svd", {}, {}),
+    ("tiny_opt", "svd_llm", {}, {}),
+    ("tiny_llama", "care", {}, {"budget": "kv"}),
+    ("tiny_llama_bias", "care", {"joint": True}, {"budget": "kv"}),
+    ("tiny_llama", "care", {"group": 1}, {"budget": "kv"}),
+    ("tiny_llama", "latentllm", {}, {}),
+    ("tiny_llama_bias", "latentllm", {"sparse": 0.05}, {}),
+    ("tiny_opt", "latentllm", {"mlp": "joint"}, {}),
+    ("tiny_opt", "latentllm", {"attention": "joint_qkv"}, {}),
+    ("tiny_opt", "latentllm", {"attention": "split_head", "bias": "add"}, {}),
+    ("tiny_llama", "latentllm", {"bits": 8}, {}),
+]
+
+
+@pytest.mark.parametrize(("family", "method", "options", "more"), CASES)
+def test_a_plan_says_what_is_counted_on_the_model(
+    family, method, options, more, request, story_file
+):
+    folder = str(request.getfixturevalue(family))
+    dense = lrcore.load(folder)
+    recipe = lrcore.Recipe(
+        folder, data=str(story_file), samples=4, seq_len=24, ratio=0.4, method=method,
+        options=options, **more,
+    )  # fmt: skip
+    small = lrcore.compress(dense, recipe)
+    for planned, model in ((small.account.model, small), (small.account.dense, dense)):
+        counted = count_account(model.network, recipe.seq_len)
+        assert planned.parameters == counted.parameters
+        assert planned.decoder_parameters == counted.decoder_parameters
+        assert planned.kv_bytes_per_token == counted.kv_bytes_per_token
+        assert planned.flops_per_token == counted.flops_per_token
+    assert small.account.model.flops_per_token < small.account.dense.flops_per_token or more
+
+
+def test_the_counter_of_torch_sees_the_raising_of_latents(tiny_llama, story_file):
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), samples=4, seq_len=24, ratio=0.4, method="care"
+    )
+    small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+    context = 48
+    cost = lrcore.measure_cost(small, context)
+    assert cost.flops_decode == pytest.approx(count_flops(small.network, context), rel=0.02)
+
+
+def test_the_formula_by_hand():
+    layers = [LayerWork(10, 2), LayerWork(20, 3)]
+    assert flops_per_token(layers, head=100, context=7) == 2 * (100 + 30 + 7 * 5)
