@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 
-from workbench import LAUNCH, build_app
+from workbench.app import LAUNCH, build_app
 
 demo = build_app()
 

@@ -8,7 +8,7 @@ function place() {
 }
 watch('value', () => {
   if (!props.value) return;
-  const panel = document.querySelector('#readout');
+  const panel = document.querySelector('#size-and-cost');
   Object.assign(known, JSON.parse(props.value));
   place();
   if (panel && panel !== seen) { seen = panel; new MutationObserver(place).observe(panel, {childList: true, subtree: true}); }

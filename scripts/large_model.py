@@ -22,9 +22,10 @@ from lrcore.compression.factorise import Factorisation
 from lrcore.evidence import Evidence
 from lrcore.plan import Shape
 from lrcore.spectra import Cost, Spectrum
-from workbench import LAUNCH, build_app
+from workbench.app import LAUNCH, build_app
+from workbench.jobs import KINDS
 from workbench.keys import calibration_key, factor_key
-from workbench.session import Session
+from workbench.store import Store
 
 LAYERS, WIDE, QUERY, KV, HEAD, NEURONS = 80, 8192, 64, 8, 128, 28672
 HEADS = {"qk": (QUERY, HEAD), "ov": (QUERY, HEAD)}
@@ -87,9 +88,9 @@ def factors() -> Factorisation:
     return Factorisation("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)
 
 
-def session() -> Session:
+def store() -> Store:
     """One that holds the large model in the place of the model the page opens with."""
-    one, recipe = Session(), lrcore.Recipe()
+    one, recipe = Store(lrcore.runs_root(), KINDS), lrcore.Recipe()
     one.objects.put("analysis", calibration_key(recipe), analysis())
     one.objects.put("factors", factor_key(recipe), factors())
     return one
@@ -100,7 +101,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--port", type=int, default=7860)
-    build_app(session()).launch(server_port=options.parse_args().port, **LAUNCH)
+    build_app(store()).launch(server_port=options.parse_args().port, **LAUNCH)
 
 
 if __name__ == "__main__":

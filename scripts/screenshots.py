@@ -85,12 +85,13 @@ def shoot(page: Page, folder: Path, view: str) -> None:
             page.get_by_role("option").nth(1).click()
             page.wait_for_timeout(1200)
             page.wait_for_function(
-                "() => !document.querySelector(\"#readout [data-known='False']\")", timeout=60_000
+                "() => !document.querySelector(\"#size-and-cost [data-known='False']\")",
+                timeout=60_000,
             )
             page.wait_for_timeout(1500)  # the ranking follows within a second
         if title == "Compare":
             page.click("#generate")
-            page.get_by_role("button", name="Surprise, token by token").click()
+            page.get_by_role("button", name="Loss, token by token").click()
             page.click("#colour")
             page.wait_for_timeout(4000)
             page.evaluate("document.activeElement.blur()")

@@ -1,4 +1,4 @@
-"""The page, composed: its parts, the tabs, and what runs when it opens."""
+"""The page put together: a `Store` (models, runs, jobs; no Gradio) and a `Page` (components)."""
 
 from importlib.util import find_spec
 
@@ -6,10 +6,12 @@ import gradio as gr
 
 import lrcore
 
-from . import api, guide, selection, sidebar, text, tick
+from . import api, polling, selection_events, sidebar, text
 from .assets import PLOTLY_JS, STYLE, script
-from .parts import QUIET
-from .session import Session
+from .components import QUIET, bind
+from .jobs import KINDS, start_analysis
+from .page import Page
+from .store import Store
 from .tabs import TABS
 from .theme import THEME
 
@@ -22,25 +24,27 @@ LAUNCH = {
 }
 
 
-def build_app(session: Session | None = None) -> gr.Blocks:
-    """session: one whose shelf holds something already; a fresh one by default."""
+def build_app(store: Store | None = None) -> gr.Blocks:
+    """store: one that holds something already; a fresh one by default."""
     gr.set_static_paths([PLOTLY_JS.parent])
-    session = session or Session()
+    store = store or Store(lrcore.runs_root(), KINDS)
     with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
-        session.make_components()
-        session.mark = selection.mark()
-        session.guide = guide.build()
-        session.titles = [tab.TITLE for tab in TABS]
-        session.opened = demo.load
+        page = Page(demo.load, tuple(tab.TITLE for tab in TABS))
         with gr.Sidebar(width=330, elem_id="sidebar"):
-            sidebar.build(session)
-        with gr.Tabs(elem_id="tabs") as session.tabs:
+            sidebar.build(page, store)
+        page.tabs.render()
+        with page.tabs:
             for tab in TABS:
-                with gr.Tab(tab.TITLE, id=tab.TITLE) as session.tab:
-                    tab.build(session)
-        selection.wire(session)
-        tick.wire(session)
-        api.build(session)
-        demo.load(lambda: session.start_analysis(lrcore.Recipe()) and None, None, None, **QUIET)
+                with gr.Tab(tab.TITLE, id=tab.TITLE) as shown:
+                    tab.build(page, store, shown)
+        selection_events.wire(page)
+        polling.wire(page, store)
+        api.build(store)
+        demo.load(bind(analyse_default, store), None, None, **QUIET)
         demo.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
     return demo
+
+
+def analyse_default(store: Store) -> None:
+    """What a newcomer sees first: the analysis of the form's defaults."""
+    start_analysis(store, lrcore.Recipe())

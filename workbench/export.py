@@ -44,7 +44,7 @@ def report_html(run: lrcore.Run) -> str:
     return assets.page(
         "report.html",
         name=escape(run.name),
-        summary=markup.readout(run.account.to_dict()),
+        summary=markup.summary(run.account.to_dict()),
         perplexity=row("protocol", "this model", "dense", tag="th") + measured,
         recipe=recipe_rows,
         seconds=seconds,

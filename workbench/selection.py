@@ -3,19 +3,26 @@ all of them, kept in the address bar.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
 import pandas as pd
 
-from .parts import LIVE, QUIET, clicked, unseen
-from .session import FIRST_SLOT as FIRST
-from .session import Session
+import lrcore
+
+from .components import event_data, unseen
+
+# layer and component that a fresh page has selected
+FIRST = (
+    0,
+    next(row["components"][0] for row in lrcore.methods() if row["name"] == lrcore.Recipe().method),
+)
 
 
 def mark() -> gr.HTML:
-    """Unseen; its value, what `said` gives, tells the browser which slot to mark."""
-    return unseen("selection", "address.js", "selection.js", value=said([*FIRST], False))
+    """Unseen; its value, what `mark_value` gives, tells the browser which slot to mark."""
+    return unseen("selection", "address.js", "selection.js", value=mark_value([*FIRST], False))
 
 
 def run_in_address() -> gr.HTML:
@@ -23,61 +30,38 @@ def run_in_address() -> gr.HTML:
     return unseen("run-address", "address.js", "run-address.js")
 
 
-def wire(session: Session) -> None:
-    """What a page opened as ?tab=...&layer=...&component=... starts with."""
-
-    def linked(request: gr.Request) -> tuple[Any, Any, Any]:
-        asked = request.query_params
-        layer, component, tab = (
-            asked.get("layer", ""),
-            asked.get("component", FIRST[1]),
-            asked.get("tab"),
-        )
-        slot = [int(layer) if layer.isdigit() else FIRST[0], component]
-        return (
-            slot,
-            said(slot, layer.isdigit()),
-            gr.Tabs(selected=tab) if tab in session.titles else gr.skip(),
-        )
-
-    # in a second step: a run named in the address opens its tab in the first one, and a tab named
-    # there as well wins
-    session.opened(lambda: None, None, None, **QUIET).then(
-        linked, None, [session.selected, session.mark, session.tabs], **QUIET
-    )
+def open_linked(titles: Sequence[str], request: gr.Request) -> tuple[Any, Any, Any]:
+    """What a page opened as ?tab=...&layer=...&component=... starts with: the selected slot, its
+    mark and the open tab.
+    """
+    query = request.query_params
+    layer, tab = query.get("layer", ""), query.get("tab")
+    slot = [int(layer) if layer.isdigit() else FIRST[0], query.get("component", FIRST[1])]
+    opened = gr.Tabs(selected=tab) if tab in titles else gr.skip()
+    return slot, mark_value(slot, layer.isdigit()), opened
 
 
-def follow(session: Session, *events: Any) -> None:
-    """Let a click on a point of a plot select its slot.
+def select_clicked(event: gr.EventData, now: list) -> tuple[list, str]:
+    """The slot of the point clicked in a plot, and its mark.
 
     A point without a component selects its layer.
     """
-
-    gr.on(list(events), clicked_slot, session.selected, [session.selected, session.mark], **QUIET)
-
-
-def clicked_slot(event: gr.EventData, now: list) -> tuple[list, str]:
-    """The slot of the point clicked, and its mark."""
-    point = clicked(event)
+    point = event_data(event)
     layer, component = (*(point.get("custom") or [])[:2], None, None)[:2]
-    return chosen([point["x"] if layer is None else layer, component or now[1]])
+    return select([point["x"] if layer is None else layer, component or now[1]])
 
 
-def follow_rows(session: Session, frame: gr.Dataframe, component: str) -> None:
-    """Let a click on a table row select the slot in its columns `layer` and `component`."""
-
-    def choose(event: gr.SelectData, rows: pd.DataFrame) -> tuple[Any, Any]:
-        row = dict(zip(rows.columns, event.row_value, strict=True))
-        return chosen([row["layer"], row[component]])
-
-    frame.select(choose, frame, [session.selected, session.mark], **LIVE)
+def select_row(component: str, event: gr.SelectData, rows: pd.DataFrame) -> tuple[list, str]:
+    """The slot in the columns `layer` and `component` of the table row clicked, and its mark."""
+    row = dict(zip(rows.columns, event.row_value, strict=True))
+    return select([row["layer"], row[component]])
 
 
-def chosen(slot: list) -> tuple[list, str]:
+def select(slot: Sequence[Any]) -> tuple[list, str]:
     slot = [int(slot[0]), str(slot[1])]
-    return slot, said(slot, True)
+    return slot, mark_value(slot, True)
 
 
-def said(slot: list, chosen: bool) -> str:
-    """chosen: by a person, so that it goes into the address."""
-    return json.dumps([*slot, chosen])
+def mark_value(slot: list, by_person: bool) -> str:
+    """by_person: chosen by a person, so that it goes into the address."""
+    return json.dumps([*slot, by_person])

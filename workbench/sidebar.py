@@ -1,5 +1,6 @@
 """The sidebar: which model, which text, Analyse; recipes in and out; examples."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -7,12 +8,27 @@ import gradio as gr
 import lrcore
 
 from . import text
-from .parts import QUIET, download, spoken
-from .session import Session
+from .components import QUIET, bind, download
+from .form import read_recipe
+from .jobs import start_analysis
+from .page import Page, put_recipe
+from .store import Store
 
 
-def build(session: Session) -> None:
-    form = session.form
+@dataclass(frozen=True)
+class Sidebar:
+    analyse: gr.Button
+    save: gr.Button
+    load: gr.UploadButton
+    examples: list[tuple[gr.Button, lrcore.Recipe]]
+
+
+def build(page: Page, store: Store) -> None:
+    wire(page, store, layout(page))
+
+
+def layout(page: Page) -> Sidebar:
+    form = page.form
     gr.Markdown(f"## {text.NAME}\n{text.INTRO}", elem_id="brand")
     form["model"].render()
     with gr.Accordion(text.SOURCE, open=False):
@@ -26,7 +42,7 @@ def build(session: Session) -> None:
         with gr.Row():
             form["sampling"].render()
             form["seed"].render()
-    session.hint.render()
+    page.hint.render()
     analyse = gr.Button(text.ANALYSE, variant="primary", elem_id="analyse")
     with gr.Accordion(text.RECIPE, open=False):
         with gr.Row():
@@ -42,26 +58,33 @@ def build(session: Session) -> None:
             (gr.Button(title, size="sm", variant="secondary"), recipe)
             for title, recipe in example_recipes()
         ]
+    return Sidebar(analyse, save, load, examples)
 
-    @spoken
-    def start(*values: Any) -> None:
-        session.start_analysis(form.recipe(values))
 
-    @spoken
-    def give(*values: Any) -> str:
-        return download("recipe.json", form.recipe(values).to_json())
+def wire(page: Page, store: Store, parts: Sidebar) -> None:
+    form, outputs, start = page.form.all, page.recipe_outputs, bind(analyse, store)
+    parts.analyse.click(start, form, None, **QUIET)
+    parts.save.click(bind(save_recipe), form, page.downloads, **QUIET)
+    parts.load.upload(bind(load_recipe), parts.load, outputs, **QUIET).then(
+        start, form, None, **QUIET
+    )
+    for button, recipe in parts.examples:
+        button.click(bind(put_recipe, recipe), None, outputs, **QUIET).then(
+            start, form, None, **QUIET
+        )
 
-    @spoken
-    def take(path: str) -> list[Any]:
-        return session.fill(lrcore.Recipe.read(path))
 
-    analyse.click(start, form.all, None, **QUIET)
-    save.click(give, form.all, session.downloads, **QUIET)
-    load.upload(take, load, session.filled, **QUIET).then(start, form.all, None, **QUIET)
-    for pressed, recipe in examples:
-        pressed.click(
-            lambda recipe=recipe: session.fill(recipe), None, session.filled, **QUIET
-        ).then(start, form.all, None, **QUIET)
+def analyse(store: Store, *values: Any) -> None:
+    """Queue what the form's recipe needs and lacks."""
+    start_analysis(store, read_recipe(values))
+
+
+def save_recipe(*values: Any) -> str:
+    return download("recipe.json", read_recipe(values).to_json())
+
+
+def load_recipe(path: str) -> list[Any]:
+    return put_recipe(lrcore.Recipe.read(path))
 
 
 def example_recipes() -> list[tuple[str, lrcore.Recipe]]:

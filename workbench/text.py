@@ -1,6 +1,7 @@
-"""All words a person reads."""
+"""All sentences and labels of the page."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import lrcore
@@ -11,9 +12,12 @@ INTRO = "See where a model can be compressed, tune a budget on the curves, and c
 FIELDS = {
     "model": ("Model", "demo model, folder, or hub id"),
     "revision": ("Revision", ""),
-    "dtype": ("Number type", ""),
+    "dtype": ("Data type", ""),
     "device": ("Device", ""),
-    "offload": ("Layers on disk", "one at a time in memory: slower, for models larger than memory"),
+    "offload": (
+        "Offload layers to disk",
+        "one at a time in memory: slower, for models larger than memory",
+    ),
     "data": ("Text", "built-in name, file, or hub data set name:config:split"),
     "samples": ("Windows", ""),
     "seq_len": ("Tokens per window", ""),
@@ -33,21 +37,25 @@ FIELDS = {
     "policy": ("Policy", ""),
     "ratio": ("Remove", "share of what the budget counts"),
     "budget": ("Budget", ""),
-    "temperature": ("Temperature", "small: uneven ranks; large: even ranks"),
+    "temperature": ("Temperature", "small: uneven ranks; large: uniform ranks"),
     "component_ratios": (
         "Component ratios",
         "share removed from single components, such as qk=0.3; the others meet the overall share",
     ),
     "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
-    "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit graphics cards"),
+    "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit GPUs"),
     "rule": ("Temperature by rule of thumb", ""),
 }
 
 ANALYSE = "Analyse"
-SOURCE, CALIBRATION, RECIPE = "Revision, type, device", "Calibration text", "Recipe and examples"
+SOURCE, CALIBRATION, RECIPE = (
+    "Revision, data type, device",
+    "Calibration text",
+    "Recipe and examples",
+)
 SAVE_RECIPE, LOAD_RECIPE = "Save recipe", "Load recipe"
 EXAMPLES = "Examples"
-RECIPE_LOADED = "The form now says what the recipe says."
+RECIPE_LOADED = "The recipe is in the form now."
 
 MEASURES = {
     "effective_rank": ("Effective rank", "share of the full rank", ".0f"),
@@ -57,38 +65,36 @@ MEASURES = {
 }
 KINDS = {"Activation-aware": "aware", "Raw weight": "raw"}
 SPECTRA_HELP = {
-    "effective_rank": "exp of the entropy of the singular values: how many directions share the work (Roy and "
-    "Vetterli 2007). "
-    "Dark cells need few and bear a low rank; bright ones lose with every rank.",
-    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum of "
-    "squares). "
-    "Dark cells can be cut there almost for nothing; bright ones cannot.",
-    "stable_rank": "sum of squares over the largest square: low, and dark, where a single direction "
-    "dominates. It ignores the tail that a "
-    "small rank would lose.",
-    "condition": "largest over smallest singular value: bright cells have directions that hardly matter; "
-    "dark ones use all of theirs.",
+    "effective_rank": "exp of the entropy of the singular values: how many directions share the "
+    "work (Roy and Vetterli 2007). Dark cells need few and tolerate a low rank; bright ones lose "
+    "with every rank.",
+    "energy_rank": "the fewest singular values that hold the chosen share of the energy (the sum "
+    "of squares). Dark cells can be cut there almost for nothing; bright ones cannot.",
+    "stable_rank": "sum of squares over the largest square: low, and dark, where a single "
+    "direction dominates. It ignores the tail that a small rank would lose.",
+    "condition": "largest over smallest singular value: bright cells have directions that hardly "
+    "matter; dark ones use all of theirs.",
 }
 CLICK_A_CELL = "Click a cell to see its singular values."
 NOT_ANALYSED = "Nothing is analysed for these settings yet. Press Analyse in the sidebar."
-WORKING = "Being analysed: the result appears here by itself."
-STALE = "Not analysed with these settings yet: the curves show the ones before."
+WORKING = "The analysis is running: the result appears here."
+STALE = "Not analysed with these settings yet: the curves show the previous ones."
 NO_FACTORS = (
     "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; "
     "they are kept for every later slider move."
 )
-ALL_HEADS, MORE = "All heads", "how it is done here"
+ALL_HEADS, MORE = "All heads", "implementation notes"
 
-EVEN_BARS = "Even ranks: every bar ends where its grey ghost does."
+UNIFORM_BARS = "Uniform ranks: every bar ends where the grey bar behind it does."
 BARS = (
     "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%}); grey is "
-    "what even ranks would keep."
+    "what uniform ranks would keep."
 )
 OPTIONS = "Options of {}"
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"
 SURVEY_CONCLUDE = (
-    "Where the lines part, the policies disagree about which layers matter; where they meet, the "
+    "Where the lines differ, the policies disagree about which layers matter; where they meet, the "
     "choice hardly matters."
 )
 SURVEY_MISSING = "Not factorised yet: {}."
@@ -98,32 +104,33 @@ MEMORY_FREE = "Compressing takes about {} of memory beyond the dense model; {} a
 MEMORY_SHORT = (
     "**It will not fit.** Use fewer or shorter windows (Calibration text), refit off, independent "
     "calibration, "
-    "a smaller number type, or close other programs."
+    "a smaller data type, or close other programs."
 )
 EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a small model goes)
-    "a3": ("A³: components, even shares, −20 %", {"ratio": 0.2}),
+    "a3": ("A³: components, uniform shares, −20 %", {"ratio": 0.2}),
     "modegpt": ("MoDeGPT: softmax of Block Influence, −30 %", {"ratio": 0.3, "policy": "softmax"}),
     "latentllm": ("LatentLLM: joint latents, −20 %", {"ratio": 0.2}),
     "care": ("CARE: latent KV cache, water-filling, −30 %", {"ratio": 0.3, "policy": "waterfill"}),
     "svd_llm": ("SVD-LLM: whitened matrices, −20 %", {"ratio": 0.2}),
     "fused": ("Fused: centred, refit, probed ranks, −30 %", {"ratio": 0.3, "policy": "probed"}),
 }
-ENERGY_OF = "of the calibration text, by each slot's own loss; mean over slots"
-PREDICTED_ON = "on calibration text, from probes of single slots; optimistic at high ratios"
-AGAINST_EVEN = "the same method and budget, every layer the same share"
-HURTS = "these ranks hurt on this model: {:.1%} above even ones"
-HELPS = "these ranks help on this model: {:.1%} below even ones"
-NO_MATTER = "these ranks make no difference that this sample shows ({:.1%})"
+ENERGY_OF = "of the calibration text, each component's own error; mean over components"
+PREDICTED_ON = "on calibration text, from probes of single components; optimistic at high ratios"
+AGAINST_UNIFORM = "the same method and budget, every layer the same share"
+HURTS = "these ranks hurt on this model: {:.1%} above uniform ones"
+HELPS = "these ranks help on this model: {:.1%} below uniform ones"
+NO_MATTER = "no difference from uniform ranks beyond this sample's noise ({:.1%})"
+WITH_UNIFORM = "with uniform ranks"
 RANKED = (
     "Of what was measured at this budget, on the same small held-out sample, {} with {} is lowest."
 )
-RANKED_HURTS = " {} with {}, on show, is {:.1%} above it."
+RANKED_HURTS = " {} with {}, shown above, is {:.1%} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
 TOO_LARGE = "this model is too large to measure at every move: press Start under Compress"
 SLOT = "Rank of layer {} · {}"
 SLOT_INFO = "of {}; the policy alone gives {}. Drag the mark on its bar, or use its arrow keys"
-UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Leave it to the policy", "Clear all"
+UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Reset to policy", "Clear all"
 BY_HAND_NONE = "No rank is set by hand: the policy alone has chosen. Click a bar to select it."
 BY_HAND = (
     "What changed against the policy: {hand} set by hand, {others} others moved by the policy to "
@@ -135,15 +142,19 @@ OVERRIDE_HELP = (
     "what is left among the others."
 )
 BUDGETS = {
-    "auto": "what the method shrinks",
+    "auto": "what the method compresses",
     "params": "decoder parameters",
     "total": "all parameters",
     "kv": "KV cache",
 }
-SUGGESTED = "small: uneven ranks; large: even ranks. Rule of thumb here: {:.3g}"
+SUGGESTED = "small: uneven ranks; large: uniform ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 
 EVALUATION = "Measure perplexity"
+SWEEP = "Sweep: methods × policies × ratios × calibration texts as one job"
+TEMPERATURE = "Temperature (0: greedy)"
+TOKEN_LOSSES = "Loss, token by token"
+HEAL_BETA = "Weight of the distillation loss"
 SWEEP_TABLES = {"CSV": "table.csv", "JSON": "table.json", "Report": "report.html"}
 CROSS = "a cross-calibration study: two texts or more, all pairs"
 SWEEP_EMPTY = "none: as in the form; several: each of them"
@@ -161,17 +172,18 @@ NO_SPEED = (
     "their speed."
 )
 FEW_POINTS = "Left is smaller, down is better. Runs appear here as they are measured on this text."
-FRONT = "No measured run is both smaller and better than {}."
-BEATEN = " {} is beaten in both by {}."
-BEATEN_MORE = " {} more are beaten."
+FRONT = "Not dominated in size and perplexity: {}."
+DOMINATED = " {} is dominated by {}."
+DOMINATED_MORE = " {} more are dominated."
+NO_RUN_CHOSEN = "No run is chosen. Choose one above."
 CHOOSE_RUNS = "Choose up to six runs; the dense model is always the first column."
 PROMPT = "One morning, Tom went to the"
 TOKENS_HELP = (
-    "Red: the compressed model is more surprised by this token than the dense one; blue: less. "
-    "Hover for the numbers (nats)."
+    "Red: the compressed model has a higher loss at this token than the dense one; blue: a lower "
+    "one. Hover for the numbers (nats)."
 )
 RECIPES_EQUAL = "These runs are equal in every field."
-NO_CUT = "The present method does not allocate {name} on its own, so no rank is drawn."
+NO_CUT = "The chosen method does not allocate {name} on its own, so no rank is drawn."
 OTHER_BASE = (
     "The dense model's files have changed since this run was made: its delta mixes two models."
 )
@@ -182,33 +194,28 @@ PASSAGE = (
 EXPORT_HELP = (
     "Writes a Hugging Face folder beside the checkpoint. "
     "`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads it "
-    "where the workbench is not installed; a stock export is an architecture that transformers "
-    "has, and needs no code."
+    "where the workbench is not installed; a stock export has an architecture of transformers and "
+    "needs no custom code."
 )
 QUANTISE_HELP = (
-    "Keeps the matrices as codes of a few bits (HQQ, without data), as a run of its own that is "
-    "measured as this one was and stands beside "
-    "it in Compare. A matrix is laid out whenever it is used: what falls is memory and disk, not "
-    "time."
+    "Quantises the weights to 8 or 4 bits (HQQ, without data), as a run of its own that is "
+    "measured as this one was and stands beside it in Compare. A matrix is dequantised whenever it "
+    "is used: memory and disk shrink, time does not."
 )
-WHOLE = "Drop whole layers, or slice the hidden size"
-WHOLE_HELP = (
-    "Two ways to make the model smaller as a whole; the ranks of the Allocation tab have no part "
-    "in them. The result is a run as any "
-    "other, measured as set above."
+LAYERS_AND_WIDTH = "Drop whole layers, or slice the hidden size"
+LAYERS_AND_WIDTH_HELP = (
+    "Two ways to make the whole model smaller, without the ranks of the Allocation tab. The result "
+    "is a run like any other, measured as set above."
 )
 DROP = (
     "**Drop whole layers.** What is left is a dense model of the same family, with a smaller KV "
     "cache."
 )
 SLICE = (
-    "**Slice the hidden size** (SliceGPT). The residual stream is rotated and cut where it holds "
-    "least; layers and KV cache stay."
+    "**Slice the hidden size** (SliceGPT). The residual stream is rotated to its principal "
+    "components and the smallest are cut; layers and KV cache stay."
 )
-SLICE_RATIO = (
-    "share of the decoder parameters; the matrices that lead from one basis to the next count "
-    "against it"
-)
+SLICE_RATIO = "share of the decoder parameters; the matrices between two bases count against it"
 ROTATIONS = {
     "block": "one before every attention and MLP, with matrices between",
     "one": "one for all, without matrices",
@@ -219,50 +226,49 @@ TO_BE_SLICED = (
 )
 SLICED_GROWS = ": more than before, for a head tied to the embeddings no longer can be"
 SLICED = (
-    "The hidden size went from {of} to {width}: asked to remove {requested:.1%} of the decoder "
+    "The hidden size went from {of} to {width}: requested to remove {requested:.1%} of the decoder "
     "parameters, removed {removed:.1%}{}."
 )
 SLICED_RESIDUAL = ", {} of those left being matrices between the bases"
-ORDERS = {"influence": "Block Influence (ShortGPT)", "loss": "the loss, one by one (SLEB)"}
+ORDERS = {"influence": "Block Influence (ShortGPT)", "loss": "loss, one by one (SLEB)"}
 DROPPED = (
-    "{gone} would go: Block Influence {least}, against {most:.3g} at most. It is 1 minus the mean "
-    "cosine between what enters a layer and "
-    "what leaves it, so it is small where the layer changes little."
+    "{gone} would be dropped: Block Influence {least}, against {most:.3g} at most. It is 1 minus "
+    "the mean cosine between what enters a layer and what leaves it, so it is small where the "
+    "layer changes little."
 )
 DROPPED_LATER = (
-    "Which {count} of {of} go is found as it runs: each time the layer without which the loss on "
-    "calibration windows is least."
+    "Which {count} of {of} are dropped is decided while the job runs: each time the layer without "
+    "which the loss on calibration windows is lowest."
 )
 DROPPED_SIZE = (
     " The model goes from {} to {} parameters, {} to {}, its KV cache from {} to {} bytes per "
     "token{}."
 )
 DROPPED_ALIKE = ", where all layers are of one size"
-NO_RANKS = "No ranks made this run: its model was changed as a whole."
-SHORT_STOCK = "What is left is a model of its own family: a stock export does without code."
+NO_RANKS = "This run has no ranks: layers were dropped or the hidden size was sliced."
+SHORT_STOCK = "The model still has its stock architecture: a stock export needs no custom code."
 HEAL_HELP = (
-    "Trains what compression changed (of `care` the latents) on the run's calibration text, by "
-    "cross-entropy and the distance to the dense "
-    "model's answers, and keeps the result as a run of its own, measured as this one was. "
-    "Stopped, it goes on where it was."
+    "Fine-tunes what compression changed (of `care` the latents) on the run's calibration text, by "
+    "cross-entropy and distillation from the dense model, and keeps the result as a run of its "
+    "own, measured as this one was. A job that was stopped resumes where it was."
 )
 PUSH_HELP = (
     "Exports the run as chosen above and uploads that folder with the token of `hf auth login` or "
     "`HF_TOKEN`. "
     "Nothing is uploaded before you press Push."
 )
-STOCK_YES = "These ranks fit a stock architecture: the export can do without code."
-STOCK_NOT = "No stock architecture is like this: {}."
+STOCK_YES = "These ranks fit a stock architecture: the export needs no custom code."
+STOCK_NOT = "No stock architecture has this shape: {}."
 STOCK_NO = "No stock architecture has these ranks: {}."
-STOCK_RANKS = " It would be one with {}, and all else whole."
+STOCK_RANKS = " It would fit with {} and everything else uncompressed."
 STOCK_UNKNOWN = (
-    "Whether these ranks fit a stock architecture was not asked when this run was made. A stock "
-    "export will say."
+    "Whether these ranks fit a stock architecture was not checked when this run was made. A stock "
+    "export will tell."
 )
 DELETE_SURE = "Delete this run and its checkpoint for good?"
 
 
-def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
+def paragraph(recipe, summary: dict, evaluation: lrcore.EvaluationSettings | None) -> str:
     """What Start will do."""
     counted = summary.get("budget", recipe.budget)
     what = (
@@ -289,7 +295,7 @@ def paragraph(recipe, summary: dict, evaluation: dict | None) -> str:
     if recipe.calibration == "sequential":
         lines.append(SEQUENTIAL_NOTE)
     if evaluation:
-        lines.append(f"Then dense and compressed are measured: {protocol(evaluation)}.")
+        lines.append(f"Then dense and compressed are measured: {protocol(asdict(evaluation))}.")
     lines.append("The run is kept under Runs & export; the dense model is not touched.")
     return " ".join(lines)
 
@@ -393,7 +399,7 @@ def budget(name: str) -> str:
 
 
 def protocol(settings: dict) -> str:
-    """The words that stand by every perplexity."""
+    """The protocol as it stands by every perplexity."""
     parts = [str(settings.get("source") or settings.get("data", "?"))]
     windows = settings.get("windows") or settings.get("samples") or "all"
     tokens = f" = {settings['tokens']:,} tokens" if settings.get("tokens") else " tokens"

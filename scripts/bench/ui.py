@@ -35,16 +35,16 @@ SLIDE = """([slider, plot, value]) => new Promise((done, failed) => {
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
   input.dispatchEvent(new Event('input', {bubbles: true}));
 })"""
-# Presses Start and answers with the milliseconds until the strip shows a running job with its
+# Presses Start and answers with the milliseconds until the status bar shows a running job with its
 # steps.
 START = """() => new Promise((done, failed) => {
   setTimeout(() => failed('no progress is shown'), 60000);
-  const began = performance.now(), strip = document.querySelector('#strip');
-  const steps = '#strip .running .steps[data-total]:not([data-total="0"])';
+  const began = performance.now(), bar = document.querySelector('#status-bar');
+  const steps = '#status-bar .running .steps[data-total]:not([data-total="0"])';
   const look = () => { if (document.querySelector(steps)) {
     watch.disconnect(); done(performance.now() - began); } };
   const watch = new MutationObserver(look);
-  watch.observe(strip, {subtree: true, childList: true, attributes: true});
+  watch.observe(bar, {subtree: true, childList: true, attributes: true});
   document.querySelector('#start').click();
 })"""
 
@@ -153,7 +153,7 @@ def starts(page) -> list[float]:
     took = []
     for _ in range(STARTS):
         took.append(page.evaluate(START))
-        page.wait_for_selector("#strip .strip:not(.running)", timeout=300_000)
+        page.wait_for_selector("#status-bar .status-bar:not(.running)", timeout=300_000)
         page.wait_for_timeout(1500)
     return took
 

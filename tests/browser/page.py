@@ -71,7 +71,7 @@ class Workbench:
     def allocation(self) -> None:
         self.tab("Allocation")
         self.page.wait_for_selector("#bars .js-plotly-plot")
-        self.page.wait_for_selector("#readout .cells")
+        self.page.wait_for_selector("#size-and-cost .cells")
 
     def plot(self, name: str) -> dict[str, Any]:
         return self.evaluate(READ_PLOT, name)
@@ -121,15 +121,15 @@ class Workbench:
         self.open("Recipe and examples")
         return json.loads(self.download("save-recipe"))
 
-    def strip(self) -> dict[str, Any]:
-        """Job id, state class, stage, done, total and words of the status strip."""
+    def status(self) -> dict[str, Any]:
+        """Job id, state class, stage, done, total and text of the status bar."""
         return self.evaluate(
             """() => {
-            const s = document.querySelector('#strip .strip');
-            const n = document.querySelector('#strip .steps');
+            const s = document.querySelector('#status-bar .status-bar');
+            const n = document.querySelector('#status-bar .steps');
             return {
-              job: s.dataset.jobId, state: s.className.replace('strip', '').trim(),
-              words: s.innerText, stage: n && n.dataset.stage,
+              job: s.dataset.jobId, state: s.className.replace('status-bar', '').trim(),
+              text: s.innerText, stage: n && n.dataset.stage,
               done: n ? +n.dataset.done : 0, total: n ? +n.dataset.total : 0};
             }"""
         )
@@ -141,11 +141,11 @@ class Workbench:
             got = what()
             if got:
                 return got
-            assert time.monotonic() < end, f"{why}; the strip says: {self.strip()['words']!r}"
+            assert time.monotonic() < end, f"{why}; the status bar says: {self.status()['text']!r}"
             self.page.wait_for_timeout(50)
 
     def until_idle(self, seconds: float = 120) -> None:
-        self.until(lambda: self.strip()["state"] != "running", seconds, "a job does not end")
+        self.until(lambda: self.status()["state"] != "running", seconds, "a job does not end")
 
     def start(self, name: str = "", samples: int = 8, seq_len: int = 64) -> None:
         """Press Start under Compress with a measurement of this size."""

@@ -67,7 +67,7 @@ def test_a_sweep_is_compared(workbench):
         "no front is drawn",
     )
 
-    workbench.open("Surprise")
+    workbench.open("Loss, token by token")
     workbench.click("#colour")
     workbench.until(
         lambda: page.locator("#coloured .tokens span[style*=rgba]").count() > 20,

@@ -157,17 +157,17 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
     workbench.allocation()
     workbench.set_range("field-ratio", 0.3)
     workbench.choose("field-policy", "softmax_dual")
-    cell = workbench.locator("#readout .against")
+    cell = workbench.locator("#size-and-cost .against")
     workbench.until(
         lambda: cell.count() and "hurts" in cell.get_attribute("class"),
         60,
         "a policy that hurts is not called so",
     )
     shown, even = (
-        float(workbench.locator(f"#readout .{name} b").inner_text())
+        float(workbench.locator(f"#size-and-cost .{name} b").inner_text())
         for name in ("actual", "against")
     )
-    assert f"{shown / even - 1:.1%} above even ones" in cell.inner_text()
+    assert f"{shown / even - 1:.1%} above uniform ones" in cell.inner_text()
     workbench.click("#survey")
     methods = {row["name"] for row in lrcore.methods()} - {"care"}  # its ratio is one of the cache
 
@@ -187,12 +187,14 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
     assert {f[:2]: f[2] for f in found}["a3", "softmax_dual"] == shown
     assert {f[:2]: f[2] for f in found}["a3", "uniform"] == even
     workbench.until(
-        lambda: "a3 with softmax_dual, on show, is" in workbench.locator("#ranking").inner_text(),
+        lambda: (
+            "a3 with softmax_dual, shown above, is" in workbench.locator("#ranking").inner_text()
+        ),
         10,
         "the worst is not named",
     )
     workbench.choose("field-policy", "uniform")
-    workbench.until(lambda: cell.count() == 0, 10, "even ranks are held against themselves")
+    workbench.until(lambda: cell.count() == 0, 10, "uniform ranks are held against themselves")
 
 
 def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
@@ -207,9 +209,9 @@ def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
     ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
     assert ratio > 0.4
     workbench.until(
-        lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(),
+        lambda: f"requested {ratio:.1%}" in workbench.locator("#size-and-cost").inner_text(),
         10,
-        "the readout lags behind",
+        "the summary lags behind",
     )
     workbench.page.wait_for_timeout(500)
     answer = Client(server.url, verbose=False).predict({"ratio": ratio}, api_name="/allocate")
@@ -239,16 +241,18 @@ def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     workbench.allocation()
     workbench.slide("field-ratio", "bars", ratio)
     workbench.until(
-        lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(),
+        lambda: f"requested {ratio:.1%}" in workbench.locator("#size-and-cost").inner_text(),
         10,
-        "the readout lags behind",
+        "the summary lags behind",
     )
     workbench.open("Ranks by layer")
     rows = list(csv.DictReader(io.StringIO(workbench.download("ranks-csv"))))
     kept, dense = (
         sum(int(row[name]) for row in rows) for name in ("parameters", "dense_parameters")
     )
-    assert kept == int(workbench.locator("#readout .cells").first.get_attribute("data-parameters"))
+    assert kept == int(
+        workbench.locator("#size-and-cost .cells").first.get_attribute("data-parameters")
+    )
     assert kept <= (1 - ratio) * dense
 
 
@@ -299,11 +303,11 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     workbench.page.mouse.up()
     ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
     workbench.until(
-        lambda: f"asked for {ratio:.1%}" in workbench.locator("#readout").inner_text(),
+        lambda: f"requested {ratio:.1%}" in workbench.locator("#size-and-cost").inner_text(),
         10,
-        "the readout lags behind",
+        "the summary lags behind",
     )
-    cell = workbench.locator("#readout .actual")
+    cell = workbench.locator("#size-and-cost .actual")
     workbench.until(
         lambda: cell.get_attribute("data-known") == "True", 60, "the figure is not measured"
     )

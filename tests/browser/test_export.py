@@ -97,7 +97,7 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.type_into("heal-steps", "2")
     workbench.click("#heal")
     workbench.until(
-        lambda: "latent" in workbench.strip()["words"],
+        lambda: "latent" in workbench.status()["text"],
         60,
         "a channel without latents is not refused",
     )
@@ -127,8 +127,8 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     caption = workbench.locator("#drop-caption")
     workbench.until(lambda: "Layers " in caption.inner_text(), 20, "the second layer is not named")
     traces = {trace["name"]: trace["y"] for trace in workbench.plot("influence")["traces"]}
-    assert len(traces["would go"]) == 2
-    assert max(traces["would go"]) <= min(traces["stay"])
+    assert len(traces["would be dropped"]) == 2
+    assert max(traces["would be dropped"]) <= min(traces["stay"])
     press_until(workbench, "Tab", "#drop-name input, #drop-name textarea")
     keys.type("two fewer")
     press_until(workbench, "Tab", "#drop")

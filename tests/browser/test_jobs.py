@@ -22,7 +22,7 @@ def quiet_after(workbench):
     """The next test finds an idle server."""
     yield
     for _ in range(5):
-        button = workbench.locator("#strip button.cancel")
+        button = workbench.locator("#status-bar button.cancel")
         if not button.count():
             break
         with suppress(PlaywrightTimeout):  # the job may end by itself before the click
@@ -33,7 +33,7 @@ def quiet_after(workbench):
 
 def running(workbench, seconds=10):
     return workbench.until(
-        lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s,
+        lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s,
         seconds,
         "no job with steps is shown",
     )
@@ -46,7 +46,7 @@ def test_start_shows_stage_count_and_time_left(workbench):
     seen = running(workbench, 2)
     assert re.search(r"\d+/\d+", seen["words"])
     workbench.until(
-        lambda: re.search(r"about .+ left", workbench.strip()["words"]), 30, "no time left is shown"
+        lambda: re.search(r"about .+ left", workbench.status()["text"]), 30, "no time left is shown"
     )
     workbench.until_idle()
 
@@ -54,15 +54,15 @@ def test_start_shows_stage_count_and_time_left(workbench):
 def test_a_reload_finds_the_same_job_further_on(workbench):
     workbench.start(samples=3000)
     before = workbench.until(
-        lambda: (s := workbench.strip())["stage"] and s["stage"].startswith("evaluate") and s,
+        lambda: (s := workbench.status())["stage"] and s["stage"].startswith("evaluate") and s,
         60,
         "no evaluation",
     )
     workbench.page.reload()
-    workbench.page.wait_for_selector("#strip .strip.running")
+    workbench.page.wait_for_selector("#status-bar .status-bar.running")
     after = workbench.until(
         lambda: (
-            (s := workbench.strip())["stage"]
+            (s := workbench.status())["stage"]
             and (s["stage"] != before["stage"] or s["done"] > before["done"])
             and s
         ),
@@ -76,14 +76,14 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
     workbench.start(samples=3000)
     job = running(workbench, 60)["job"]
     other = open_page()
-    other.until(lambda: other.strip()["job"] == job, 10, "the other browser does not see the job")
+    other.until(lambda: other.status()["job"] == job, 10, "the other browser does not see the job")
     other.start("second", samples=8)
     other.page.wait_for_selector(".job[data-state=queued]")
     assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
-    other.locator("#strip button.cancel").click()
+    other.locator("#status-bar button.cancel").click()
     other.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
     workbench.until(
-        lambda: workbench.strip()["job"] != job,
+        lambda: workbench.status()["job"] != job,
         20,
         "the first browser still shows the cancelled job",
     )
@@ -92,7 +92,7 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
     workbench.start(samples=3000)
     job = running(workbench, 60)["job"]
-    workbench.locator("#strip button.cancel").click()
+    workbench.locator("#status-bar button.cancel").click()
     workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
     lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
     asked = next(i for i, line in enumerate(lines) if "cancel asked" in line)
@@ -110,7 +110,7 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
     workbench.type_into("field-seed", "7")
     workbench.click("#analyse")
     words = workbench.until(
-        lambda: (s := workbench.strip())["state"] == "failed" and s["words"],
+        lambda: (s := workbench.status())["state"] == "failed" and s["text"],
         60,
         "no failure is shown",
     )

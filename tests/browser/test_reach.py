@@ -47,7 +47,7 @@ def test_the_whole_job_with_the_keyboard(workbench):
     keys = workbench.page.keyboard
     press_until(workbench, "Tab", ".guide .next")
     keys.press("Enter")
-    workbench.page.wait_for_selector("#readout .cells")
+    workbench.page.wait_for_selector("#size-and-cost .cells")
     workbench.page.wait_for_selector("#bars .handle:not([hidden])")
     press_until(workbench, "Tab", "#field-ratio input[type=range]")
     before = workbench.plot("bars")["drawn"]

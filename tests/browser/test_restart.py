@@ -16,7 +16,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench.page.wait_for_selector(".job.done")
     workbench.start("interrupted", samples=3000)
     job = workbench.until(
-        lambda: (s := workbench.strip())["state"] == "running" and s["total"] > 1 and s["job"],
+        lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s["job"],
         60,
         "no job runs",
     )

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 import lrcore
-from workbench import plots, sweeps, text
+from workbench import sweeps, text
+from workbench.evaluation_controls import read_settings
+from workbench.figures.comparison import Point, scatter
 from workbench.job_record import JobRecord
 from workbench.jobs import SweepJob
 from workbench.jobs.sweep import tables
-from workbench.measure import Measure
 from workbench.store import Store
-from workbench.tabs import compare
+from workbench.tabs.compare import cards, chart, differences, protocols
 
 
 def run_of(name, recipe, **summary):
@@ -23,11 +24,11 @@ def run_of(name, recipe, **summary):
 def test_differences_of_recipes_and_of_what_came_out():
     one = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
     two = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
-    assert compare.all_differences([one, two]) == [
+    assert differences.all_differences([one, two]) == [
         ["ratio", "0.2", "0.4"],
         ["parameters", "10,000", "8,000"],
     ]
-    assert compare.all_differences([one, one]) == []
+    assert differences.all_differences([one, one]) == []
 
 
 def test_the_protocol_stands_by_the_figure():
@@ -47,9 +48,9 @@ def test_the_protocol_stands_by_the_figure():
 def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_file):
     model = lrcore.load(str(tiny_llama))
     for protocol in lrcore.PROTOCOLS:
-        settings = Measure.settings(True, str(story_file), 1, 32, protocol)
+        settings = read_settings(True, str(story_file), 1, 32, protocol)
         assert lrcore.evaluate(model, **settings).protocol["name"] == protocol
-    assert "protocol" not in Measure.settings(True, "stories", 1, 32)
+    assert "protocol" not in read_settings(True, "stories", 1, 32)
 
 
 def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
@@ -120,39 +121,29 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
         tables(JobRecord(job), store.runs)
 
 
-def test_the_front_joins_what_no_other_run_beats():
+def test_the_front_joins_what_no_other_run_dominates():
     points = [
-        {"name": str(i), "method": "a", "x": x, "y": y, "note": "", "id": ""}
+        Point(str(i), "a", x, y, "", "")
         for i, (x, y) in enumerate([(1, 5), (2, 3), (3, 4), (4, 1)])
     ]
-    line = json.loads(plots.scatter(points, "size"))["data"][0]
+    line = json.loads(scatter(points, "size"))["data"][0]
     assert (line["x"], line["y"]) == ([1, 2, 4], [5, 3, 1])
 
 
-def test_runs_that_another_beats_are_named_with_the_one_that_does():
+def test_dominated_runs_are_named_with_the_one_that_dominates():
     def point(name, x, y):
-        return {
-            "name": name,
-            "method": "a",
-            "x": x,
-            "y": y,
-            "note": "",
-            "id": "" if name == "dense" else name,
-        }
+        return Point(name, "a", x, y, "", "" if name == "dense" else name)
 
     dense = point("dense", 5, 1)
-    assert compare.conclusion([dense, point("a", 2, 3)]) == text.FEW_POINTS
-    said = compare.conclusion(
+    assert chart.conclusion([dense, point("a", 2, 3)]) == text.FEW_POINTS
+    said = chart.conclusion(
         [dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)]
     )
     assert said == (
-        "No measured run is both smaller and better than a or d. b is beaten in both by a. c "
-        "is beaten in both by a."
+        "Not dominated in size and perplexity: a or d. b is dominated by a. c is dominated by a."
     )
-    many = compare.conclusion(
-        [dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))]
-    )
-    assert many.endswith("3 is beaten in both by a. 3 more are beaten.")
+    many = chart.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
+    assert many.endswith("3 is dominated by a. 3 more are dominated.")
 
 
 def test_time_is_an_axis_as_a_share_of_the_dense_models():
@@ -166,7 +157,7 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
     )
     for run in (one, two):
         run.evaluations.append(measured)
-    wanted = compare.key_of(one, measured)
+    wanted = protocols.protocol_of(one, measured)
     speeds = {
         "b": {
             "dense": {"decode": 100.0, "prefill": 50.0},
@@ -174,15 +165,15 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
         }
     }
     found = [
-        compare.points([one, two], wanted, axis, speeds)
+        chart.points([one, two], wanted, axis, speeds)
         for axis in ("decode", "prefill", "parameters")
     ]
-    assert [[(point["name"], point["x"]) for point in points] for points in found] == [
+    assert [[(point.name, point.x) for point in points] for points in found] == [
         [("dense", 1.0), ("b", 0.8)],
         [("dense", 1.0), ("b", 1.25)],
         [("dense", 10), ("a", 8), ("b", 8)],
     ]
-    assert compare.points([one], wanted, "decode", {}) == []
+    assert chart.points([one], wanted, "decode", {}) == []
     sizes = {
         "megabytes": 1.0,
         "dense_megabytes": 2.0,
@@ -191,6 +182,6 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
         "flops_per_token": 5.0,
         "dense_flops_per_token": 9.0,
     }
-    card = compare.run_card(run_of("b", lrcore.Recipe(), **sizes), None, speeds["b"])
+    card = cards.run_card(run_of("b", lrcore.Recipe(), **sizes), None, speeds["b"])
     assert "125 tokens/s" in card
     assert "+25.0% vs dense (100 tokens/s)" in card

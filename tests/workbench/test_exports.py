@@ -12,7 +12,7 @@ from workbench import sweeps, text
 from workbench.job_record import ENDED
 from workbench.jobs import CompressJob, ExportJob, HealJob, PushJob, QuantiseJob
 from workbench.store import Store
-from workbench.tabs import compare
+from workbench.tabs.compare import cards, chart, differences, protocols
 
 LOAD = """
 import sys, torch
@@ -55,7 +55,7 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     fit = run.history[-1].stock
     assert not fit.qualifies
     assert text.stock(fit).endswith(
-        f"with {fit.ranks[0, 'mlp']} neurons in every MLP, and all else whole."
+        f"with {fit.ranks[0, 'mlp']} neurons in every MLP, and everything else uncompressed."
     )
     refused = done(store, ExportJob(run.id, True))
     assert refused.state == "failed"
@@ -101,13 +101,17 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     assert made.account.model.megabytes <= files[1] / 1e6 < 1.2 * made.account.model.megabytes
     assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
     assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
-    cards = compare.all_cards([run, made], None, {})
-    assert all(f"{one.evaluations[0]['perplexity']:.4f}" in cards for one in (run, made))
-    fields = [row[0] for row in compare.all_differences([run, made])]
+    shown = cards.all_cards([run, made], None, {})
+    assert all(f"{one.evaluations[0]['perplexity']:.4f}" in shown for one in (run, made))
+    fields = [row[0] for row in differences.all_differences([run, made])]
     assert {"megabytes", "bits"} <= set(fields)
     assert not {"parameters", "method", "ratio"} & set(fields)
     assert (
-        len(compare.points([run, made], compare.key_of(run, run.evaluations[0]), "megabytes", {}))
+        len(
+            chart.points(
+                [run, made], protocols.protocol_of(run, run.evaluations[0]), "megabytes", {}
+            )
+        )
         == 3
     )
     assert sweeps.made([made], recipe) is None  # a sweep still makes the run itself
@@ -180,5 +184,5 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
     assert text.healed(made.history).startswith("Healed in 60 steps on ")
     assert text.healed(run.history) == ""
     assert {"healing: steps", "healing: lr"} <= {
-        row[0] for row in compare.all_differences([run, made])
+        row[0] for row in differences.all_differences([run, made])
     }

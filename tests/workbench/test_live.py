@@ -11,7 +11,7 @@ import lrcore
 from workbench import markup, text
 from workbench.live import LENGTH, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
 from workbench.objects import ObjectCache
-from workbench.tabs import allocation
+from workbench.tabs.allocation import handlers
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +72,19 @@ def test_who_waits_is_told_and_requests_nothing_afterwards(factors):
 
 def test_ranks_on_show_are_held_against_even_ones():
     def said(perplexity, even):
-        return markup.against_even(
+        return markup.against_uniform(
             "p",
             *(None if value is None else Figure(value, 1.5, {}) for value in (perplexity, even)),
         )
 
     assert text.MEASURING in said(2.0, None)
     assert "data-known='False'" in said(None, 2.0)
-    assert "15.0% above even ones" in said(2.3, 2.0)
+    assert "15.0% above uniform ones" in said(2.3, 2.0)
     assert "hurts" in said(2.3, 2.0)
     assert "helps" in said(1.7, 2.0)
-    assert "15.0% below even ones" in said(1.7, 2.0)
+    assert "15.0% below uniform ones" in said(1.7, 2.0)
     assert "no difference" in said(2.004, 2.0)
-    assert "a loss is not finite" in markup.against_even(
+    assert "a loss is not finite" in markup.against_uniform(
         "p", Figure(None, 1.5, {}), Figure(2.0, 1.5, {})
     )
 
@@ -93,16 +93,16 @@ def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
     found = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 14) for i in range(16))
     said = markup.ranking(found)
     assert "a3 with p0 is lowest" in said
-    assert "a3 with p14, on show, is 9.3% above it" in said
+    assert "a3 with p14, shown above, is 9.3% above it" in said
     assert said.count("<tr class") == markup.MOST_CHANGES + 1
     assert markup.ranking(found[:1]) == ""
 
 
 def test_the_bars_say_where_most_and_least_is_kept(factors):
     even = lrcore.allocate(factors, small(ratio=0.3))
-    assert allocation.conclusion(even, even) == text.EVEN_BARS
+    assert handlers.conclusion(even, even) == text.UNIFORM_BARS
     plan = lrcore.allocate(factors, small(ratio=0.3, overrides={"2.qk": 2, "4.mlp": 688}))
-    assert "layer 4 · mlp (100% of its rank), least of layer 2 · qk (6%)" in allocation.conclusion(
+    assert "layer 4 · mlp (100% of its rank), least of layer 2 · qk (6%)" in handlers.conclusion(
         plan, even
     )
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from workbench import LAUNCH, build_app
+from workbench.app import LAUNCH, build_app
 
 mcp = pytest.importorskip("mcp", reason="the MCP server needs gradio[mcp]")
 from mcp.client.streamable_http import streamablehttp_client  # noqa: E402 (after the skip)

@@ -1,6 +1,7 @@
 """The small parts: form, object cache, runs on disk, figures, words."""
 
 import json
+import pkgutil
 import threading
 import time
 
@@ -8,13 +9,17 @@ import gradio as gr
 import pytest
 
 import lrcore
-from workbench import markup, plots, text
-from workbench.form import Form, differences
+import workbench.tabs
+from workbench import job_markup, markup, text
+from workbench.figures import allocation as allocation_figures
+from workbench.figures.base import MOST_POINTS, thinned
+from workbench.figures.spectra import Curves, curves
+from workbench.form import NAMES, Form, differences, form_values, read_recipe
 from workbench.job_record import JobRecord
 from workbench.jobs import CompressJob
 from workbench.objects import ROOM, ObjectCache
 from workbench.tabs import TABS
-from workbench.tabs.compress import parse_ratios
+from workbench.tabs.compress.sweep import read_shares
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +28,8 @@ def form():
         return Form()
 
 
-def said(form, recipe):
-    return [part if part != gr.skip() else 0.1 for part in form.values(recipe)]
+def values_of(recipe):
+    return [part if part != gr.skip() else 0.1 for part in form_values(recipe)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def said(form, recipe):
     ],
 )
 def test_the_form_says_every_recipe(form, recipe):
-    assert form.recipe(said(form, recipe)) == recipe
+    assert read_recipe(values_of(recipe)) == recipe
 
 
 def test_the_form_has_every_field_of_a_recipe(form):
@@ -52,13 +57,13 @@ def test_the_form_has_every_field_of_a_recipe(form):
 
 
 def test_an_empty_box_is_named(form):
-    values = said(form, lrcore.Recipe())
-    values[list(form.parts).index("samples")] = None
+    values = values_of(lrcore.Recipe())
+    values[NAMES.index("samples")] = None
     with pytest.raises(lrcore.InputError, match="samples"):
-        form.recipe(values)
+        read_recipe(values)
     values[0] = " "
     with pytest.raises(lrcore.InputError, match="model"):
-        form.recipe(values)
+        read_recipe(values)
 
 
 def test_differences_are_only_differences():
@@ -117,23 +122,23 @@ def test_runs_go_elsewhere_when_the_folder_cannot_be_written(tmp_path, monkeypat
 
 @pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
 def test_thinning_keeps_ends_and_order(count):
-    points = plots.thinned(count)
+    points = thinned(count)
     assert points[0] == 0
     assert points[-1] == count - 1
     assert points == sorted(set(points))
-    assert len(points) <= plots.MOST_POINTS + 1
+    assert len(points) <= MOST_POINTS + 1
 
 
 def test_figures_are_plain_json_without_backgrounds():
     figure = json.loads(
-        plots.curves(
-            [("aware", [3.0, 2.0, 1.0])], "singular value", True, 2, "rank 2", "k", share=False
-        )
+        curves(Curves("singular value", [("aware", [3.0, 2.0, 1.0])], 2, "rank 2", log=True))
     )
     assert figure["layout"]["paper_bgcolor"] == figure["layout"]["plot_bgcolor"] == "rgba(0,0,0,0)"
     assert figure["layout"]["yaxis"]["type"] == "log"
     assert figure["layout"]["shapes"][0]["x0"] == 2
-    bars = json.loads(plots.bars({"qk": [(3, 4), (4, 4)]}, {"qk": [3, 3]}, "k"))
+    bars = json.loads(
+        allocation_figures.bars(allocation_figures.Bars({"qk": [(3, 4), (4, 4)]}, {"qk": [3, 3]}))
+    )
     assert bars["data"][1]["y"] == [0.75, 1.0]
 
 
@@ -141,7 +146,7 @@ def test_what_people_type_is_escaped():
     job = JobRecord(
         CompressJob(lrcore.Recipe(model="<b>x</b>")), state="failed", error="<script>", log=["<i>"]
     )
-    html = markup.job_row(job, 0)
+    html = job_markup.job_row(job, 0)
     assert "<script>" not in html
     assert "<i>" not in html
     assert "&lt;b&gt;x" in html
@@ -156,27 +161,25 @@ def test_durations(seconds, words):
 
 
 def test_sweep_shares():
-    assert parse_ratios("0.1, 0.25", lrcore.Recipe()) == [0.1, 0.25]
+    assert read_shares("0.1, 0.25", lrcore.Recipe()) == [0.1, 0.25]
     for wrong in ("a", "", "0.1 0.2", "20"):
         with pytest.raises(lrcore.InputError):
-            parse_ratios(wrong, lrcore.Recipe())
+            read_shares(wrong, lrcore.Recipe())
 
 
 def test_no_two_policies_look_alike():
     names = [row["name"] for row in lrcore.policies()]
-    traces = json.loads(plots.policy_curves({"a3": {name: [0.5, 0.6] for name in names}}))["data"]
+    traces = json.loads(
+        allocation_figures.policy_curves({"a3": {name: [0.5, 0.6] for name in names}})
+    )["data"]
     assert len(
         {(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}
     ) == len(names)
 
 
 def test_every_tab_has_a_row():
-    from pathlib import Path
-
-    import workbench.tabs
-
-    files = {path.stem for path in Path(workbench.tabs.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files == {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
+    names = {module.name for module in pkgutil.iter_modules(workbench.tabs.__path__)}
+    assert names == {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
 
 
 def test_a_temperature_out_of_the_new_range_is_no_error():

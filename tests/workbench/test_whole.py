@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lrcore
-from workbench import export, plots, sweeps, text, whole
+from workbench import export, sweeps, text
+from workbench.figures.allocation import influence as influence_figure
 from workbench.job_record import ENDED, JobRecord
 from workbench.jobs import (
     CompressJob,
@@ -21,8 +22,10 @@ from workbench.jobs import (
     SliceJob,
 )
 from workbench.store import Store
-from workbench.tabs import compare
-from workbench.tabs.runs import COLUMNS, ranks_of, run_rows
+from workbench.tabs.compare import cards, chart, differences, protocols
+from workbench.tabs.compress import dropping
+from workbench.tabs.runs.details import ranks_of
+from workbench.tabs.runs.table import COLUMNS, run_rows
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     found = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
     assert run.evaluations[0]["perplexity"] == pytest.approx(found.perplexity, rel=1e-6)
     assert run.evaluations[0]["same_base"]
-    row = dict(zip(COLUMNS, run_rows(store)[0], strict=True))
+    row = dict(zip(COLUMNS, run_rows(store.runs.all())[0], strict=True))
     assert (row["method"], row["policy"]) == ("shorten", by)
     assert "went in this order" in text.shortened(run.history)
     assert any("went in this order" in line for line in job.log)
@@ -86,11 +89,13 @@ def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, 
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     (gone,) = done(store, short(recipe, name="short one")).result
     runs = [store.runs.get(small), store.runs.get(gone)]
-    cards = compare.all_cards(runs, None, {})
-    assert all(f"{run.evaluations[0]['perplexity']:.4f}" in cards for run in runs)
-    points = compare.points(runs, compare.key_of(runs[0], runs[0].evaluations[0]), "megabytes", {})
-    assert [point["method"] for point in points] == ["dense", "care", "shorten"]
-    table = {row[0]: row[1:] for row in compare.all_differences(runs)}
+    shown = cards.all_cards(runs, None, {})
+    assert all(f"{run.evaluations[0]['perplexity']:.4f}" in shown for run in runs)
+    points = chart.points(
+        runs, protocols.protocol_of(runs[0], runs[0].evaluations[0]), "megabytes", {}
+    )
+    assert [point.method for point in points] == ["dense", "care", "shorten"]
+    table = {row[0]: row[1:] for row in differences.all_differences(runs)}
     assert table["method"] == ["care", "shorten"]
     assert table["policy"] == ["waterfill", "influence"]
     assert table["ratio"] == ["0.4", "–"]
@@ -141,7 +146,7 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
-    assert f"{run.evaluations[0]['perplexity']:.4f}" in compare.all_cards([run], None, {})
+    assert f"{run.evaluations[0]['perplexity']:.4f}" in cards.all_cards([run], None, {})
     words = text.to_be_sliced(said, model.size)
     assert f"from 32 to {said['width']}" in words
     assert (text.SLICED_GROWS in words) == (said["parameters"] > model.size.parameters)
@@ -150,7 +155,7 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     assert any("The hidden size went" in line for line in job.log)
     assert sweeps.made([run], asked) is None
     (gone,) = done(store, short(recipe)).result
-    table = {row[0]: row[1:] for row in compare.all_differences([run, store.runs.get(gone)])}
+    table = {row[0]: row[1:] for row in differences.all_differences([run, store.runs.get(gone)])}
     assert table["method"] == ["slice", "shorten"]
     assert table["sliced: width"] == [str(said["width"]), "–"]
     assert done(store, ExportJob(run.id, False)).state == "done"
@@ -191,25 +196,25 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
     model = store.dense(recipe)
     influence = store.calibration(recipe).block_influence
     for layers in (1, 2):
-        gone = whole.least(influence, layers)
+        gone = dropping.least(influence, layers)
         summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).account.to_dict()
         assert summary == lrcore.shorten(model, recipe, layers).account.to_dict()
         words = text.dropped(influence, gone, "influence", summary)
         assert text.count(summary["parameters"]) in words
         assert words.startswith("Layer")
-        traces = json.loads(plots.influence(influence, gone))["data"]
+        traces = json.loads(influence_figure(influence, gone))["data"]
         assert {trace["name"]: trace["x"] for trace in traces} == {
             "stay": [i for i in range(3) if i not in gone],
-            "would go": sorted(gone),
+            "would be dropped": sorted(gone),
         }
         assert {
             x: y for trace in traces for x, y in zip(trace["x"], trace["y"], strict=True)
         } == dict(enumerate(influence))
-    assert whole.least(influence, 9) == whole.least(
+    assert dropping.least(influence, 9) == dropping.least(
         influence, 2
     )  # a slider that has not followed a smaller model yet
-    assert "found as it runs" in text.dropped(influence, gone, "loss", summary)
-    (all_stay,) = json.loads(plots.influence(influence, []))["data"]
+    assert "decided while the job runs" in text.dropped(influence, gone, "loss", summary)
+    (all_stay,) = json.loads(influence_figure(influence, []))["data"]
     assert not all_stay["showlegend"]
 
 

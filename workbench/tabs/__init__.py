@@ -1,6 +1,6 @@
 """The tabs, in the order they are shown.
 
-A tab is a module with TITLE and build(session), and one row here.
+A tab is a module or package with TITLE and build(page, store, tab), and one row here.
 """
 
 from . import allocation, compare, compress, runs, spectra

@@ -8,7 +8,6 @@ from html import escape
 import gradio as gr
 
 from .assets import script
-from .session import Session
 
 STEPS = (
     ("Spectra", "Analyse"),
@@ -24,27 +23,24 @@ NEXT = (
 
 
 def build() -> gr.HTML:
-    """Its value, what `said` gives, says which steps are done."""
-    steps = "".join(
+    """Its value, what `done` gives, says which steps are done."""
+    items = "".join(
         f"<li><button type='button'><span class='tick'>{i + 1}</span> {label}</button></li>"
         for i, (_, label) in enumerate(STEPS)
     )
     template = (
         f"<nav class='guide' aria-label='Steps' data-steps='{escape(json.dumps(STEPS))}' "
-        f"data-next='{escape(json.dumps(NEXT))}'><ol>{steps}</ol><button type='button' class='next' "
-        "hidden></button></nav>"
+        f"data-next='{escape(json.dumps(NEXT))}'><ol>{items}</ol>"
+        "<button type='button' class='next' hidden></button></nav>"
     )
     return gr.HTML(
-        said(False, False, False),
+        done(False, False, False),
         html_template=template,
-        js_on_load=script("guide.js"),
+        js_on_load=script("steps.js"),
         elem_id="guide",
     )
 
 
-def said(analysed: bool, factored: bool, ran: bool) -> str:
-    return json.dumps([analysed, factored, ran, False])
-
-
-def done(session: Session, analysed: bool, factored: bool) -> str:
-    return said(analysed, factored, bool(session.runs.ids()))
+def done(analysed: bool, factored: bool, has_runs: bool) -> str:
+    """The value that ticks the first steps; the last one is never done."""
+    return json.dumps([analysed, factored, has_runs, False])

@@ -2,9 +2,10 @@
 
 import lrcore
 
-from . import markup, plots, text
-from .store import Store
-from .survey import measured, survey
+from ... import markup, text
+from ...figures.allocation import policy_curves
+from ...store import Store
+from ...survey import measured, survey
 
 
 def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
@@ -13,7 +14,7 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
     notes = [text.SURVEY_CONCLUDE] if values.shares else []
     notes += [text.SURVEY_MISSING.format(", ".join(values.missing))] if values.missing else []
     notes += [text.SURVEY_REFUSED.format(", ".join(values.refused))] if values.refused else []
-    figure = plots.policy_curves(values.shares) if values.shares else ""
+    figure = policy_curves(values.shares) if values.shares else ""
     return figure, markup.note(" ".join(notes))
 
 

@@ -1,7 +1,5 @@
 """How perplexity is measured: the settings that stand by every figure."""
 
-from typing import Any
-
 import gradio as gr
 
 import lrcore
@@ -9,7 +7,7 @@ import lrcore
 from . import text
 
 
-class Measure:
+class EvaluationControls:
     """The evaluation's controls, made once; Compress places them, Compare uses the same ones."""
 
     def __init__(self) -> None:
@@ -50,6 +48,7 @@ class Measure:
 
     @property
     def all(self) -> list[gr.components.Component]:
+        """In the order of the arguments of `read_settings`."""
         return [self.on, self.data, self.samples, self.seq_len, self.protocol]
 
     def render(self) -> None:
@@ -58,30 +57,20 @@ class Measure:
             for part in self.all[1:]:
                 part.render()
 
-    @staticmethod
-    def settings(
-        on: bool, data: str, samples: float | None, seq_len: float | None, protocol: str = "windows"
-    ) -> dict[str, Any] | None:
-        """Arguments of lrcore.evaluate; None where nothing is to be measured.
 
-        Raises InputError for an empty box.
-        """
-        if not on:
-            return None
-        if protocol != "windows":
-            own = int(seq_len) if seq_len and lrcore.PROTOCOLS[protocol].kind == "strided" else None
-            return {
-                "data": data,
-                "samples": int(samples) if samples else None,
-                "seq_len": own,
-                "protocol": protocol,
-            }
-        if seq_len is None or seq_len < 2:
-            raise lrcore.InputError(f"Tokens per window must be at least 2, got {seq_len!r}.")
-        return {
-            "data": data,
-            "samples": int(samples) if samples else None,
-            "seq_len": int(seq_len),
-            "sampling": "first",
-            "seed": 0,
-        }
+def read_settings(
+    on: bool, data: str, samples: float | None, seq_len: float | None, protocol: str = "windows"
+) -> lrcore.EvaluationSettings | None:
+    """The settings of the evaluation; None where nothing is to be measured.
+
+    Raises InputError for an empty box.
+    """
+    if not on:
+        return None
+    windows = int(samples) if samples else None
+    if protocol != "windows":
+        own = int(seq_len) if seq_len and lrcore.PROTOCOLS[protocol].kind == "strided" else None
+        return lrcore.EvaluationSettings(data, windows, own, protocol=protocol)
+    if seq_len is None or seq_len < 2:
+        raise lrcore.InputError(f"Tokens per window must be at least 2, got {seq_len!r}.")
+    return lrcore.EvaluationSettings(data, windows, int(seq_len))

@@ -1,0 +1,174 @@
+"""The handlers of the Spectra and Allocation tabs, called as a click or a slider would."""
+
+import asyncio
+import json
+import time
+
+import pandas as pd
+import pytest
+from page_values import BROWSER, click, values_of
+
+import lrcore
+from workbench import hand, markup, text
+from workbench.keys import calibration_key
+from workbench.store import Store
+from workbench.tabs import spectra
+from workbench.tabs.allocation import handlers, options, rank_editor, ranks
+
+RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
+KEY = list(calibration_key(RECIPE))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("runs"))
+    store.analysis(RECIPE)
+    store.factors(RECIPE)
+    return store
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return Store(tmp_path)
+
+
+def test_the_heatmap_needs_an_analysis(store, empty):
+    figure, help_line = spectra.draw_heatmap(store, "effective_rank", 0.9, "aware", KEY)
+    assert "qk" in json.loads(figure)["data"][0]["y"]
+    assert "entropy" in help_line
+    figure, note = spectra.draw_heatmap(empty, "effective_rank", 0.9, "aware", KEY)
+    assert figure == ""
+    assert text.NOT_ANALYSED in note
+
+
+def test_a_click_on_a_cell_selects_and_draws_it(store):
+    event = click(x=1, y="ov", custom=[1, "ov"])
+    slot, mark, drawn, values, energy, heading = spectra.click_cell(
+        store, event, [0, "qk"], "log", KEY, *values_of(RECIPE)
+    )
+    assert slot == drawn == [1, "ov"]
+    assert json.loads(mark) == [1, "ov", True]
+    rank = store.plan(RECIPE).ranks[1, "ov"]
+    for figure in (values, energy):
+        assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
+    assert f"rank {rank} keeps at best" in heading
+    again = spectra.draw_other_cell(store, drawn, slot, -1, "log", KEY, *values_of(RECIPE))
+    assert len(set(map(str, again))) == 1  # drawn already
+
+
+def test_a_budget_that_cannot_be_met_draws_no_rank(store):
+    slot = [0, "qk"]
+    assert spectra.planned_rank(store, RECIPE, slot) == store.plan(RECIPE).ranks[0, "qk"]
+    assert spectra.planned_rank(store, RECIPE.with_(overrides={"0.qk": 10**6}), slot) is None
+    assert spectra.planned_rank(store, None, slot) is None
+
+
+def test_heads_and_table_are_of_the_analysis(store, empty):
+    assert len(spectra.list_heads(store, [0, "qk"], KEY).choices) > 1
+    assert len(spectra.list_heads(store, [0, "mlp"], KEY).choices) == 1
+    assert {"layer", "name", "effective_rank"} <= {*spectra.fill_table(store, 0.9, KEY).columns}
+    file = json.loads(spectra.download_table(store, 0.9, KEY))
+    assert file["name"] == "spectra.csv"
+    with pytest.raises(lrcore.InputError, match="Analyse"):
+        spectra.download_table(empty, 0.9, KEY)
+
+
+def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
+    bars, caption, summary, _, about, key, _, rule = handlers.draw_plan(
+        store, BROWSER, *values_of(RECIPE)
+    )
+    assert text.UNIFORM_BARS in caption
+    assert "requested 30.0%" in summary
+    assert "a3" in about
+    assert key == store.live_key(RECIPE)
+    assert json.loads(bars)["layout"]["meta"]["mark"] == "bar"
+    assert rule["__type__"] == "update"
+    assert "value" not in rule  # the rule of thumb stays as it is
+    softmax = RECIPE.with_(policy="softmax", temperature=0.2)
+    *_, rule = handlers.draw_plan_by_temperature(store, BROWSER, *values_of(softmax))
+    assert rule is False
+
+
+def test_a_budget_that_cannot_be_met_is_said_in_place(store):
+    values = values_of(RECIPE.with_(overrides={"0.qk": 10**6}))
+    _, _, summary, *_ = handlers.draw_plan(store, BROWSER, *values)
+    assert "note error" in summary
+
+
+def test_without_factors_the_page_says_how_to_get_them(empty):
+    bars, _, summary, *_ = handlers.draw_plan(empty, BROWSER, *values_of(RECIPE))
+    assert bars == ""
+    assert markup.escape(text.NO_FACTORS) in summary
+
+
+def test_live_figures_arrive_for_the_plan_on_show(store):
+    recipe = RECIPE.with_(policy="softmax")
+    key = handlers.draw_plan(store, BROWSER, *values_of(recipe))[5]
+    end = time.monotonic() + 120
+
+    async def last() -> dict[str, str]:
+        cells = {}
+        async for sent in handlers.stream_figures(store, BROWSER):
+            cells = json.loads(sent)
+            assert time.monotonic() < end
+        return cells
+
+    cells = asyncio.run(last())
+    assert len(cells) == 2
+    assert "data-known='True'" in cells[key]
+
+
+def test_the_survey_names_what_is_missing(store):
+    figure, note = handlers.draw_survey(store, *values_of(RECIPE))
+    assert "uniform" in {trace["name"] for trace in json.loads(figure)["data"]}
+    assert "Not factorised yet" in note
+
+
+def test_a_rank_typed_into_the_table_is_set_by_hand(store):
+    rows, shown = ranks.fill_table(store, *values_of(RECIPE))
+    assert shown == {hand.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()}
+    rows.loc[0, "rank"] = shown["0.qk"] + 2
+    typed, history = ranks.edit_table(rows, shown, hand.EMPTY, {})
+    assert typed == {"0.qk": shown["0.qk"] + 2}
+    assert history["past"] == [{}]
+    wrong = pd.DataFrame([{"layer": 0, "component": "qk", "rank": "many"}])
+    with pytest.raises(lrcore.InputError, match="whole"):
+        ranks.ranks_typed(wrong)
+
+
+def test_a_bar_is_dragged_released_and_cleared():
+    event = click(layer=1, component="ov", rank=6, gesture="g")
+    now, history = rank_editor.drag(event, hand.EMPTY, {"0.qk": 4})
+    assert now == {"0.qk": 4, "1.ov": 6}
+    assert rank_editor.release([1, "ov"], history, now)[0] == {"0.qk": 4}
+    assert rank_editor.clear(history, now)[0] == {}
+    event = click(layer=1, component="ov", rank=None, gesture=None)
+    assert rank_editor.drag(event, history, now)[0] == {"0.qk": 4}
+
+
+def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
+    values = values_of(RECIPE)
+    then, _ = rank_editor.type_rank(store, 8, 10, [0, "qk"], hand.EMPTY, *values)
+    assert then == {"0.qk": 8}
+    with pytest.raises(lrcore.InputError):
+        rank_editor.type_rank(store, 10**6, 10, [0, "qk"], hand.EMPTY, *values)
+
+
+def test_the_editor_shows_rank_and_changes(store):
+    recipe = RECIPE.with_(overrides={"0.qk": 4})
+    box, undo, _, release, clear, changes, in_box = rank_editor.show(
+        store, [0, "qk"], hand.EMPTY, *values_of(recipe)
+    )
+    assert box.value == in_box == 4
+    assert [part.interactive for part in (undo, release, clear)] == [False, True, True]
+    assert "1 set by hand" in changes
+
+
+def test_options_that_are_left_at_their_default_are_not_kept():
+    row = next(row for row in lrcore.methods() if row["options"])
+    option = row["options"][0]
+    name, default = option["name"], option["default"]
+    assert options.keep(row["name"], option, default, row["name"], {name: 1, "x": 2}) == {"x": 2}
+    skipped = options.keep(row["name"], option, default, "another", {})
+    assert skipped["__type__"] == "update"
+    assert options.other_method("care", ["a3", "uniform", 0.0])[-1] == ["care", "uniform", 0.0]

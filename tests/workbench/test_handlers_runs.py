@@ -1,0 +1,208 @@
+"""The handlers of sidebar, Compress, Compare and Runs, called as a click would."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import gradio as gr
+import pytest
+from page_values import BROWSER, click, values_of
+
+import lrcore
+from workbench import polling, selection, sidebar, text
+from workbench.components import bind
+from workbench.job_record import ENDED
+from workbench.jobs import KINDS
+from workbench.store import Store
+from workbench.tabs.compare import answers, prompt_set, runs, token_losses
+from workbench.tabs.compress import dropping, one_run, slicing, sweep
+from workbench.tabs.runs import derive, details, exports, table
+
+EVALUATION = [True, "stories", 2, 16, "windows"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+
+
+@pytest.fixture(scope="module")
+def evaluation(recipe):
+    return [True, recipe.data, 2, 16, "windows"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, recipe, evaluation):
+    """One run, made by Start."""
+    store = Store(tmp_path_factory.mktemp("runs"), KINDS)
+    assert one_run.start(store, " first ", *values_of(recipe), *evaluation) == ""
+    wait(store)
+    return store
+
+
+def wait(store):
+    """The newest job, ended well."""
+    record, end = store.jobs.all()[-1], time.monotonic() + 120
+    while record.state not in ENDED:
+        assert time.monotonic() < end, record
+        time.sleep(0.02)
+    assert record.state == "done", record.error
+    return record
+
+
+def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
+    run = store.runs.all()[0]
+    assert run.name == "first"
+    description, command = one_run.describe(store, *values_of(recipe), *evaluation)
+    assert "**a3** will remove **40.0%**" in description
+    assert command == recipe.command()
+    wrong, command = one_run.describe(store, *values_of(recipe), True, "stories", 2, 1, "windows")
+    assert "at least 2" in wrong
+    assert command == ""
+
+
+def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
+    rest = ["0.1, 0.2", "", False, *values_of(recipe), *evaluation]
+    with pytest.raises(lrcore.InputError, match="no methods"):
+        sweep.start(store, [], [], *rest)
+
+
+def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
+    store.analysis(recipe)
+    figure, caption = dropping.draw(store, 1, "influence", *values_of(recipe))
+    assert "would be dropped" in caption
+    assert len(json.loads(figure)["data"]) == 2
+    assert "hidden size goes from" in slicing.describe(store, 0.3, "block", *values_of(recipe))
+    assert dropping.fit_range(store, 9, *values_of(recipe)).value == 2
+
+
+def test_runs_are_listed_compared_and_drawn(store):
+    (run,) = store.runs.all()
+    chosen, protocol = runs.list_runs(store, [], None)
+    assert chosen.value == [run.id]
+    cards, _, note = runs.draw_runs(store, [run.id], protocol.value)
+    assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
+    assert text.ONE_RECIPE in note
+    figure, caption = runs.draw_chart(store, protocol.value, "size (MB)")
+    assert [trace["name"] for trace in json.loads(figure)["data"]] == ["dense", "a3"]
+    assert text.FEW_POINTS in caption
+    _, caption = runs.draw_chart(store, protocol.value, "decode time per token (dense: 1)")
+    assert text.NO_SPEED in caption
+    with pytest.raises(lrcore.InputError, match="No run"):
+        runs.measure_runs(store, [], *EVALUATION)
+
+
+def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
+    (run,) = store.runs.all()
+    values = [[run.id], *values_of(recipe)]
+    *_, last = answers.generate(store, "Once", 4, 0, 1, 0, *values)
+    own = [column for column in last if "value" in column]
+    assert len(own) == 2
+    assert all(column["value"].startswith("Once") for column in own)
+    frame, csv = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
+    assert list(frame["model"]) == ["dense", "first"] * 2
+    assert len(csv.splitlines()) >= 5
+    with pytest.raises(lrcore.InputError, match="no prompts"):
+        prompt_set.answer_all(store, " ", 4, 0, 1, *values)
+
+
+def test_tokens_are_coloured_by_their_loss(store, recipe):
+    (run,) = store.runs.all()
+    html = token_losses.paint(store, "Once upon a time", [run.id], *values_of(recipe))
+    assert "nats per token" in html
+    assert token_losses.mean_rise([("a", 9.0, 9.0), ("b", 1.0, 2.0), ("c", 1.0, 1.0)]) == 0.5
+
+
+def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
+    (run,) = store.runs.all()
+    frame, empty = table.list_runs(store)
+    assert empty == ""
+    assert frame.visible
+    column, heading, name, *_ = details.show(store, run.id, "")
+    assert column.visible
+    assert "first" in heading
+    assert name == "first"
+    assert not details.show(store, "gone", "")[0].visible
+    details.set_tags(store, run.id, "a, b")
+    details.set_tags(store, run.id, "b")
+    assert list(store.runs.get(run.id).tags) == ["b"]
+    linked = SimpleNamespace(query_params={"run": run.id})
+    assert table.open_linked(store, "Runs", linked)[0] == run.id
+    assert table.open_linked(store, "Runs", BROWSER)[0]["__type__"] == "update"
+    report = json.loads(details.download_report(store, run.id))
+    assert report["text"].startswith("<!doctype html>")
+    assert "0,qk" in json.loads(details.download_ranks(store, run.id))["text"]
+
+
+def test_wrong_settings_are_refused_before_the_queue(store):
+    (run,) = store.runs.all()
+    count = len(store.jobs.all())
+    with pytest.raises(lrcore.InputError):
+        derive.heal(store, run.id, 0, 1e-3, 1.0, 0)
+    with pytest.raises(lrcore.InputError, match="owner/name"):
+        exports.push(store, run.id, False, "name", True)
+    assert len(store.jobs.all()) == count
+
+
+def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
+    one_run.start(store, "second", *values_of(recipe), *evaluation)
+    second = wait(store).result[0]
+    assert details.delete(store, "")["__type__"] == "update"  # the reader declined
+    assert details.delete(store, second) == ""
+    assert len(store.runs.all()) == 1
+
+
+def test_only_what_changed_is_sent(store, recipe):
+    *first, sent = polling.poll(store, (), *values_of(recipe))
+    assert "Compress" in first[0] or "done" in first[0]
+    *again, kept = polling.poll(store, sent, *values_of(recipe))
+    assert all(one["__type__"] == "update" for one in (*again, kept))
+
+
+def test_ended_jobs_are_removed_by_their_button(store):
+    record = store.jobs.all()[0]
+    polling.act(store, click(action="forget", job=record.id))
+    assert store.jobs.get(record.id) is None
+
+
+def test_a_saved_recipe_is_loaded_again(tmp_path, recipe, monkeypatch):
+    monkeypatch.setattr(gr, "Info", lambda _: None)
+    file = json.loads(sidebar.save_recipe(*values_of(recipe)))
+    path = tmp_path / file["name"]
+    path.write_text(file["text"], encoding="utf-8")
+    *values, history, choice = sidebar.load_recipe(str(path))
+    assert values[0] == recipe.model
+    assert history["past"] == []
+    assert choice[:2] == [recipe.method, recipe.policy]
+
+
+def test_an_address_opens_a_slot_and_a_tab():
+    query = {"tab": "Compare", "layer": "2", "component": "ov"}
+    slot, mark, tabs = selection.open_linked(
+        ("Spectra", "Compare"), SimpleNamespace(query_params=query)
+    )
+    assert slot == [2, "ov"]
+    assert json.loads(mark) == [2, "ov", True]
+    assert tabs.selected == "Compare"
+
+
+def test_a_bound_handler_keeps_its_special_arguments_and_speaks_in_sentences():
+    def handler(store: str, event: gr.EventData, request: gr.Request, *values: int) -> str:
+        raise lrcore.InputError("One sentence.")
+
+    listener = bind(handler, "store")
+    inputs, _, event_index, _ = gr.helpers.special_args(
+        listener, [1], "request", gr.EventData(None, {})
+    )
+    assert inputs[1:] == ["request", 1]
+    assert event_index == 0
+    with pytest.raises(gr.Error, match="One sentence"):
+        listener(*inputs)
+
+    def stream(store: str, prompt: str):
+        yield prompt
+        raise ValueError("odd")
+
+    sent = []
+    with pytest.raises(gr.Error, match="log has the details"):
+        sent.extend(bind(stream, "store")("a"))

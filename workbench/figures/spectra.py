@@ -1,0 +1,233 @@
+"""The Spectra tab's figures: a heatmap of rank measures, and singular values over the rank."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import markup, text
+from .base import AWARE, CUT, GHOST, RAW, figure, layer_axis, thinned
+
+
+@dataclass(frozen=True)
+class Heat:
+    """What a heatmap shows, by component and layer.
+
+    values: in the text of the cells, None: infinite; shades: in the colours, as the label `shade`
+    says; full: the full rank of a component; influence: Block Influence per layer; number: the
+    format of the values.
+    """
+
+    measure: str
+    shade: str
+    number: str
+    values: dict[str, list[float | None]]
+    shades: dict[str, list[float | None]]
+    full: dict[str, int]
+    influence: Sequence[float]
+
+
+def heat_figure(table: Any, measure: str, kind: str) -> str:
+    """The heatmap of one measure.
+
+    table: as `Analysis.table` gives it. Rank measures are coloured as shares of the full rank, so
+    that wide and narrow matrices compare.
+    """
+    rows = table[table["kind"] == kind]
+    label, shade, number = text.MEASURES[measure]
+    values, shades, full = {}, {}, {}
+    for name, group in rows.groupby("name", sort=False):
+        group = group.sort_values("layer")
+        own, full[name] = group[measure].tolist(), int(group["full"].iloc[0])
+        values[name] = [one if math.isfinite(one) else None for one in own]
+        shades[name] = [shade_of(one, measure, full[name]) for one in own]
+    influence = rows.drop_duplicates("layer").sort_values("layer")["block_influence"].tolist()
+    return heatmap(Heat(label, shade, number, values, shades, full, influence))
+
+
+def shade_of(value: float, measure: str, full: int) -> float | None:
+    """What colours a cell: the share of the full rank, or the logarithm of a condition number."""
+    if measure != "condition":
+        return value / full
+    return math.log10(value) if math.isfinite(value) and value > 0 else None
+
+
+def heatmap(heat: Heat) -> str:
+    """Layers across, components down; Block Influence as bars below."""
+    layers = list(range(len(heat.influence)))
+    bars = {
+        "type": "bar",
+        "x": layers,
+        "y": list(heat.influence),
+        "yaxis": "y2",
+        "marker": {"color": GHOST},
+        "customdata": [[layer, None] for layer in layers],
+        "hovertemplate": "layer %{x}<br>Block Influence %{y:.5f}<extra></extra>",
+        "showlegend": False,
+    }
+    return figure(
+        [cells(heat, layers), bars],
+        150 + 30 * len(heat.values),
+        f"heat{len(layers)}",
+        xaxis=layer_axis(len(layers), showgrid=False, zeroline=False, anchor="y2"),
+        yaxis={"autorange": "reversed", "domain": [0.28, 1], "showgrid": False, "type": "category"},
+        yaxis2={
+            "domain": [0, 0.22],
+            "title": {"text": "Block<br>Influence", "font": {"size": 10}},
+            "nticks": 3,
+            "rangemode": "tozero",
+        },
+        bargap=0.3,
+        margin={"t": 30, "r": 10, "b": 44, "l": 72},
+        meta={"mark": "cell"},
+    )
+
+
+def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
+    """The heatmap's own trace."""
+    written = [
+        [format(value, heat.number) if value is not None else "∞" for value in own]
+        for own in heat.values.values()
+    ]
+    # a cell's text needs about 40 pixels; with many layers the colour alone is readable
+    inside = {"text": written, "texttemplate": "%{text}", "textfont": {"size": 11}}
+    return {
+        "type": "heatmap",
+        "x": layers,
+        "y": list(heat.values),
+        "z": [list(heat.shades[name]) for name in heat.values],
+        "customdata": [
+            [[layer, name, own[layer], heat.full[name]] for layer in layers]
+            for name, own in heat.values.items()
+        ],
+        "hovertemplate": f"layer %{{x}} · %{{y}}<br>{heat.measure} %{{customdata[2]:.6~g}}"
+        "<br>full rank %{customdata[3]}<extra></extra>",
+        "colorscale": "Viridis",
+        "colorbar": {
+            "title": {"text": heat.shade, "side": "right", "font": {"size": 12}},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "len": 0.74,
+            "y": 1,
+            "yanchor": "top",
+        },
+        "xgap": 2,
+        "ygap": 2,
+        **(inside if len(layers) <= 16 else {}),
+    }
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines over the rank, (label, values), with a line at the rank `cut`.
+
+    note: beside that line; share: the values are shares in [0, 1]; keep: names what is drawn, so
+    that the zoom survives a redraw of the same.
+    """
+
+    title: str
+    series: Sequence[tuple[str, Sequence[float]]]
+    cut: int | None = None
+    note: str = ""
+    log: bool = False
+    share: bool = False
+    keep: str = ""
+
+
+def curves(drawn: Curves) -> str:
+    data = []
+    number = "%{y:.3%}" if drawn.share else "%{y:.6~g}"
+    for (label, values), colour in zip(drawn.series, (AWARE, RAW), strict=False):
+        points = thinned(len(values))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label,
+                "x": [i + 1 for i in points],
+                "y": [float(values[i]) for i in points],
+                "line": {"color": colour, "width": 2},
+                "hovertemplate": f"rank %{{x}}<br>{number}<extra>{label}</extra>",
+            }
+        )
+    yaxis = {
+        "title": {"text": drawn.title, "standoff": 12},
+        "type": "log" if drawn.log else "linear",
+        "exponentformat": "power",
+        "rangemode": "tozero",
+    }
+    if drawn.log:
+        yaxis["dtick"] = "D2"
+    if drawn.share:
+        yaxis |= {"range": [0, 1.02], "tickformat": ".0%", "type": "linear"}
+    return figure(
+        data,
+        330,
+        f"{drawn.keep}{drawn.log}",
+        xaxis={"title": {"text": "rank"}, "zeroline": False},
+        yaxis=yaxis,
+        **cut_line(drawn),
+    )
+
+
+def cut_line(drawn: Curves) -> dict[str, Any]:
+    """The shape and the annotation of the line at the rank on show; nothing where there is none."""
+    if drawn.cut is None:
+        return {}
+    line = {"color": CUT, "width": 2, "dash": "dash"}
+    cut = {"type": "line", "x0": drawn.cut, "x1": drawn.cut, "y0": 0, "y1": 1, "yref": "paper"}
+    left = drawn.cut > 0.6 * max(len(values) for _, values in drawn.series)
+    note = {
+        "x": drawn.cut,
+        "y": 0.04,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "text": drawn.note,
+        "showarrow": False,
+        "font": {"color": CUT},
+        "xanchor": "right" if left else "left",
+        "xshift": -5 if left else 5,
+    }
+    return {"shapes": [{**cut, "line": line, "name": "cut"}], "annotations": [note]}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the heatmap: head -1: all heads; rank: what the allocation on show keeps."""
+
+    layer: int
+    name: str
+    head: int = -1
+    rank: int | None = None
+
+
+def cell_figures(analysis: Any, cell: Cell, log: bool) -> tuple[str, str, str]:
+    """Singular values, cumulative energy and the heading of one layer and component."""
+    layer, name, rank = cell.layer, cell.name, cell.rank
+    head = cell.head if 0 <= cell.head < analysis.heads(layer, name) else None
+    series = [
+        (label, analysis.values(layer, name, kind, head)) for label, kind in text.KINDS.items()
+    ]
+    shares = [(label, energy_share(values)) for label, values in series]
+    # a method that selects columns or rotary pairs keeps less than the best subspace does; its own
+    # figure is under Allocation
+    note = "" if rank is None else f"rank {rank} keeps at best {kept_at(shares[0][1], rank):.2%}"
+    keep, of_head = f"{layer}{name}{head}", "" if head is None else f" · head {head}"
+    title = f"<h3 data-layer='{layer}' data-name='{name}'>Layer {layer} · {name}{of_head}</h3>"
+    return (
+        curves(Curves("singular value", series, rank, f"rank {rank}", log, keep=keep)),
+        curves(Curves("energy kept", shares, rank, note, share=True, keep=keep + "e")),
+        title + markup.note(note or text.NO_CUT.format(name=name)),
+    )
+
+
+def energy_share(values: np.ndarray) -> np.ndarray:
+    """Cumulative share of the sum of squares. values [n], in falling order -> [n], in [0, 1]."""
+    squares = np.asarray(values, dtype=np.float64) ** 2
+    return np.cumsum(squares) / squares.sum() if squares.sum() > 0 else np.ones_like(squares)
+
+
+def kept_at(shares: np.ndarray, rank: int) -> float:
+    return float(shares[min(rank, len(shares)) - 1])

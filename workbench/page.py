@@ -1,0 +1,66 @@
+"""The components that several tabs share. Nothing is computed here."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from . import hand, selection, steps, text
+from .components import downloader, panel, pending_cells
+from .evaluation_controls import EvaluationControls
+from .form import START, Form, form_values
+
+
+@dataclass(frozen=True)
+class Page:
+    """Made once by build_app(), inside the Blocks; each component is placed by who shows it.
+
+    opened: the event of a page being loaded; titles: of the tabs.
+    """
+
+    opened: Callable[..., Any]
+    titles: tuple[str, ...]
+    form: Form = field(default_factory=Form)
+    evaluation: EvaluationControls = field(default_factory=EvaluationControls)
+    downloads: gr.HTML = field(default_factory=downloader)
+    pending_cells: gr.HTML = field(default_factory=pending_cells)
+    status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
+    job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
+    hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
+    selection_mark: gr.HTML = field(default_factory=selection.mark)
+    steps: gr.HTML = field(default_factory=steps.build)
+    tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))
+    # What a browser holds; their `change` redraws the tabs.
+    analysis_key: gr.State = field(default_factory=gr.State)  # of the analysis on show
+    factors_key: gr.State = field(default_factory=gr.State)  # of the factors behind the sliders
+    # the methods whose factors are computed
+    methods_ready: gr.State = field(default_factory=partial(gr.State, []))
+    # how many live figures are known
+    figure_count: gr.State = field(default_factory=partial(gr.State, 0))
+    # of the ranks on show and of what their live figure depends on
+    plan_key: gr.State = field(default_factory=partial(gr.State, ""))
+    # layer and component, marked in every plot
+    selected: gr.State = field(default_factory=partial(gr.State, [*selection.FIRST]))
+    # of the ranks set by hand
+    rank_history: gr.State = field(default_factory=partial(gr.State, hand.EMPTY))
+    # of the runs on disk
+    runs_stamp: gr.State = field(default_factory=partial(gr.State, ""))
+    # method and policy whose options the form holds, and when a recipe was put into it
+    choice: gr.State = field(default_factory=partial(gr.State, [START.method, START.policy, 0.0]))
+
+    @property
+    def recipe_outputs(self) -> list[gr.components.Component]:
+        """What `put_recipe` gives the values of."""
+        return [*self.form.all, self.rank_history, self.choice]
+
+
+def put_recipe(recipe: lrcore.Recipe) -> list[Any]:
+    """What to put into the page so that the form holds this recipe and the tabs follow."""
+    gr.Info(text.RECIPE_LOADED)
+    choice = [recipe.method, recipe.policy, time.time()]
+    return [*form_values(recipe), hand.EMPTY, choice]

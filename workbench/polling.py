@@ -1,0 +1,86 @@
+"""Once a second, and when the page opens: the status bar, the jobs, and keys that change when
+something is ready.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gradio as gr
+
+from . import job_markup, markup, steps, text
+from .components import LIVE, QUIET, bind, download, event_data
+from .form import try_recipe
+from .jobs.sweep import tables
+from .keys import calibration_key, factor_key
+from .page import Page
+from .store import Store
+
+
+def wire(page: Page, store: Store) -> None:
+    # what this browser was last sent: only what changed is sent again, so a selection in the log
+    # stays
+    sent = gr.State(())
+    watched = [
+        page.status_bar,
+        page.job_list,
+        page.hint,
+        page.analysis_key,
+        page.factors_key,
+        page.methods_ready,
+        page.figure_count,
+        page.runs_stamp,
+        page.steps,
+    ]
+    look, inputs, outputs = bind(poll, store), [sent, *page.form.all], [*watched, sent]
+    gr.Timer(1).tick(look, inputs, outputs, **QUIET, concurrency_limit=None)
+    for board in (page.status_bar, page.job_list):
+        board.select(bind(act, store), None, page.downloads, **QUIET).then(
+            look, inputs, outputs, **LIVE
+        )
+
+
+def poll(store: Store, sent: Sequence[Any], *values: Any) -> list[Any]:
+    """What has changed since `sent`, in the order of `state`; then what the browser has now."""
+    now = state(store, values)
+    old = [*sent] if sent else [None] * len(now)
+    changed = [
+        new if new != before and new is not None else gr.skip()
+        for new, before in zip(now, old, strict=True)
+    ]
+    kept = [new if new is not None else before for new, before in zip(now, old, strict=True)]
+    return [*changed, kept if kept != old else gr.skip()]
+
+
+def state(store: Store, values: Sequence[Any]) -> list[Any]:
+    """In the order of the components watched; None: leave as it is."""
+    recipe = try_recipe(values)
+    analysed = recipe is not None and store.peek_analysis(recipe) is not None
+    factored = recipe is not None and store.peek_factors(recipe) is not None
+    up_to_date = analysed or recipe is None or store.jobs.waiting()
+    return [
+        job_markup.status_bar(store.jobs),
+        job_markup.job_list(store.jobs),
+        markup.note("" if up_to_date else text.STALE),
+        list(calibration_key(recipe)) if analysed else None,
+        list(factor_key(recipe)) if factored else None,
+        store.methods_factorised(recipe) if recipe else None,
+        store.live.count(),
+        store.runs.stamp(),
+        steps.done(analysed, factored, bool(store.runs.ids())),
+    ]
+
+
+def act(store: Store, event: gr.EventData) -> Any:
+    """What a button of the status bar or of a job does; a table of a sweep is a download."""
+    pressed = event_data(event)
+    action, job_id = pressed["action"], pressed["job"]
+    if action == "table":
+        files = tables(store.jobs.get(job_id), store.runs)
+        return download(pressed["file"], files[pressed["file"]])
+    actions = {
+        "cancel": store.jobs.cancel,
+        "again": store.jobs.again,
+        "forget": store.jobs.forget,
+    }
+    actions[action](job_id)
+    return gr.skip()

@@ -1,0 +1,31 @@
+"""What makes the selection work: the address a page was opened with, clicks in plots and tables."""
+
+from typing import Any
+
+import gradio as gr
+
+from .components import LIVE, QUIET, bind
+from .page import Page
+from .selection import open_linked, select_clicked, select_row
+
+
+def wire(page: Page) -> None:
+    """Start with what the address names."""
+    # in a second step: a run named in the address opens its tab in the first one, and a tab named
+    # there as well wins
+    outputs = [page.selected, page.selection_mark, page.tabs]
+    page.opened(lambda: None, None, None, **QUIET).then(
+        bind(open_linked, page.titles), None, outputs, **QUIET
+    )
+
+
+def select_on_click(page: Page, *clicks: Any) -> None:
+    """Let a click on a point of a plot select its slot; clicks: `select` events of plots."""
+    outputs = [page.selected, page.selection_mark]
+    gr.on(list(clicks), bind(select_clicked), page.selected, outputs, **QUIET)
+
+
+def select_on_row(page: Page, table: gr.Dataframe, component: str) -> None:
+    """Let a click on a row of a table select the slot in its columns `layer` and `component`."""
+    outputs = [page.selected, page.selection_mark]
+    table.select(bind(select_row, component), table, outputs, **LIVE)

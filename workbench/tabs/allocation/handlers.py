@@ -1,0 +1,177 @@
+"""What the Allocation tab draws: bars, size and cost summary, live figures, survey."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import markup, text
+from ...figures import allocation as figures
+from ...form import read_recipe, try_recipe
+from ...jobs import start_analysis, start_survey
+from ...keys import UNIFORM
+from ...store import Store
+from . import survey
+
+
+def draw_plan(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
+    """Everything that a move of a slider redraws; the rule of thumb stays on or off."""
+    return (*plan_shown(store, browser, read_recipe(values), values[-1]), gr.skip())
+
+
+def draw_plan_by_temperature(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
+    """Touching the temperature means not to follow the rule of thumb any longer."""
+    recipe = read_recipe([*values[:-1], False])
+    return (*plan_shown(store, browser, recipe, False), False)
+
+
+async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str]:
+    """The live figures of what this browser shows, as they become known: of the last position of
+    a slider, not of those before.
+    """
+    sent, live = None, store.live
+    while (key := live.newest(browser.session_hash)) is not None:
+        uniform = live.newest(for_uniform(browser))
+        figure, other = live.peek(key), live.peek(uniform)
+        cells = {} if figure is None else {key: markup.actual(key, figure)}
+        if figure is not None and other is not None:
+            cells |= {markup.uniform_key(key): markup.against_uniform(key, figure, other)}
+        if cells and cells != sent:
+            yield json.dumps(cells)
+            sent = cells
+        if figure is not None and (uniform is None or other is not None):
+            return
+        await asyncio.sleep(0.05)
+
+
+def draw_survey(store: Store, *values: Any) -> tuple[str, str]:
+    """Every policy's share of each layer, and what is not shown."""
+    return survey.surveyed(store, try_recipe(values))
+
+
+def draw_ranking(store: Store, *values: Any) -> str:
+    """What was measured at this budget, lowest first."""
+    return survey.ranking(store, try_recipe(values))
+
+
+def queue_survey(store: Store, *values: Any) -> None:
+    start_survey(store, read_recipe(values))
+
+
+def queue_factors(store: Store, *values: Any) -> None:
+    """Another method needs its own factors, and some policies need probes: queue them, for
+    settings that were analysed before.
+    """
+    recipe = read_recipe(values)
+    if store.peek_analysis(recipe) is not None:
+        start_analysis(store, recipe)
+
+
+def plan_shown(
+    store: Store, browser: gr.Request, recipe: lrcore.Recipe, rule: bool
+) -> tuple[Any, ...]:
+    """Bars and their caption, summary, whether a temperature counts, what method and policy do, a
+    key of the ranks, the temperature slider.
+    """
+    about, keep = about_choice(recipe), gr.skip()
+    has_temperature = any(
+        row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy
+    )
+    temperature = gr.Column(visible=has_temperature)
+    try:
+        plan, uniform = store.plan(recipe), store.uniform_plan(recipe)
+    # a slider that has gone too far says so in its place instead of raising a toast at every step
+    except lrcore.InputError as error:
+        return keep, keep, markup.note(str(error), "error"), temperature, about, keep, keep
+    if plan is None or uniform is None:
+        note = markup.note(text.WORKING if store.jobs.waiting() else text.NO_FACTORS, "hint")
+        return "", "", note, temperature, about, "", keep
+    cells = actual(store, recipe, browser) + against_uniform(store, recipe, browser)
+    return (
+        bars(plan, uniform, recipe.overrides),
+        markup.note(conclusion(plan, uniform)),
+        markup.summary(plan.summary(), cells),
+        temperature,
+        about,
+        store.live_key(recipe),
+        temperature_slider(plan, rule),
+    )
+
+
+def actual(store: Store, recipe: lrcore.Recipe, browser: gr.Request) -> str:
+    """The cell of the measured perplexity; asks for the figure where it is not known yet."""
+    request = store.live_request(recipe, browser.session_hash)
+    if request is None:
+        return markup.cell("actual perplexity", text.NOT_MEASURED, text.TOO_LARGE)
+    store.live.ask(request)
+    return markup.actual(request.key, store.live.peek(request.key))
+
+
+def for_uniform(browser: gr.Request) -> tuple[str, str]:
+    """The name under which a browser asks for the figure that the one on show is held against."""
+    return browser.session_hash, UNIFORM
+
+
+def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) -> str:
+    """The cell that says whether the ranks on show hurt or help against uniform ones; none where
+    they are uniform.
+    """
+    key = store.live_key(recipe)
+    request = store.live_request_uniform(recipe, for_uniform(browser))
+    if request is None or request.key == key:
+        store.live.forget(for_uniform(browser))
+        return ""
+    store.live.ask(request)
+    return markup.against_uniform(key, store.live.peek(key), store.live.peek(request.key))
+
+
+def bars(plan: Any, uniform: Any, by_hand: Collection[str]) -> str:
+    """The figure of a plan's ranks before the uniform ones."""
+    ranks: dict[str, list[tuple[int, int]]] = {}
+    ghosts: dict[str, list[int]] = {}
+    for row in plan.table().sort_values("layer", kind="stable").itertuples():
+        ranks.setdefault(row.component, []).append((row.rank, row.full))
+        ghosts.setdefault(row.component, []).append(uniform.ranks[row.layer, row.component])
+    steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
+    return figures.bars(figures.Bars(ranks, ghosts, by_hand, steps))
+
+
+def conclusion(plan: Any, uniform: Any) -> str:
+    """Where most and least is kept."""
+    if plan.ranks == uniform.ranks:
+        return text.UNIFORM_BARS
+    kept = {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
+    most, least = max(kept, key=kept.get), min(kept, key=kept.get)
+    return text.BARS.format(*most, kept[most], *least, kept[least])
+
+
+def temperature_slider(plan: Any, rule: bool) -> Any:
+    """The slider with the rule of thumb written under its name; it follows the rule while that
+    is on.
+    """
+    if plan.suggested_temperature is None:
+        return gr.skip()
+    suggested = plan.suggested_temperature
+    # The rule depends on how much the model's layers differ, from thousandths to tens: the slider's
+    # range goes with it.
+    digits = 1 - math.floor(math.log10(suggested))
+    step = round(0.1**digits, digits)
+    most = round(max(10 * suggested, plan.temperature) + 0.1**digits, digits)
+    changes: dict[str, Any] = {"minimum": step, "maximum": most, "step": step}
+    if rule:
+        changes["value"] = max(step, round(plan.temperature, digits))
+    return gr.Slider(info=text.SUGGESTED.format(suggested), **changes)
+
+
+def about_choice(recipe: lrcore.Recipe) -> str:
+    """What the chosen method and policy do."""
+    method = next(row for row in lrcore.methods() if row["name"] == recipe.method)
+    policy = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+    return markup.about(method["name"], method["paper"], method["notes"]) + markup.about(
+        policy["name"], policy["summary"]
+    )

@@ -1,0 +1,96 @@
+"""What the Allocation tab shows, from above."""
+
+from dataclasses import dataclass
+
+import gradio as gr
+
+from ... import text
+from ...components import panel, plot
+from ...page import Page
+from . import rank_editor
+from .rank_editor import RankEditor
+from .ranks import COLUMNS, EDITABLE
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every policy, layer by layer."""
+
+    curves: gr.HTML
+    caption: gr.HTML
+    every_method: gr.Button
+    ranking: gr.HTML
+
+
+@dataclass(frozen=True)
+class RanksTable:
+    table: gr.Dataframe
+    csv: gr.Button
+    shown: gr.State  # the ranks the table shows: what differs after an edit was set by hand
+
+
+@dataclass(frozen=True)
+class AllocationTab:
+    options: gr.Accordion
+    about: gr.HTML
+    temperature: gr.Column
+    summary: gr.HTML
+    bars: gr.HTML
+    caption: gr.HTML
+    editor: RankEditor
+    survey: Survey
+    ranks: RanksTable
+
+
+def layout(page: Page) -> AllocationTab:
+    form = page.form
+    with gr.Row():
+        for name in ("method", "policy", "budget"):
+            form[name].render()
+    options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
+    about = panel("method-about")
+    with gr.Row():
+        form["ratio"].render()
+        with gr.Column(visible=False) as temperature:
+            form["temperature"].render()
+            form["rule"].render()
+    return AllocationTab(
+        options,
+        about,
+        temperature,
+        summary=panel("size-and-cost"),
+        bars=plot("bars", 430),
+        caption=panel("bars-caption"),
+        editor=rank_editor.layout(page),
+        survey=survey(),
+        ranks=ranks_table(page),
+    )
+
+
+def survey() -> Survey:
+    with gr.Accordion(text.SURVEY, open=True):
+        curves = plot("policy-curves", 220)
+        with gr.Row():
+            caption = panel("policy-caption")
+            every = gr.Button(
+                text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200
+            )
+        return Survey(curves, caption, every, panel("ranking"))
+
+
+def ranks_table(page: Page) -> RanksTable:
+    with gr.Accordion("Ranks by layer, and ranks set by hand", open=False):
+        with gr.Row():
+            for name in ("calibration", "refit", "rounding", "multiple", "component_ratios"):
+                page.form[name].render()
+        gr.Markdown(text.OVERRIDE_HELP)
+        table = gr.Dataframe(
+            headers=list(COLUMNS),
+            interactive=True,
+            elem_id="ranks-table",
+            max_height=420,
+            show_search="filter",
+            static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
+        )
+        csv = gr.Button("Download ranks CSV", size="sm", elem_id="ranks-csv")
+    return RanksTable(table, csv, gr.State({}))

@@ -1,0 +1,125 @@
+"""The settings of the chosen method and policy, one component each, drawn anew when the choice
+changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import hand, text
+from ...components import LIVE, bind, listen
+from ...page import Page
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who has settings: the form's field that names it, the field that keeps what differs from the
+    defaults, and the table of rows to choose from.
+    """
+
+    field: str
+    kept_in: str
+    rows: Callable[[], list[dict[str, Any]]]
+
+
+OWNERS = (
+    Owner("method", "options", lrcore.methods),
+    Owner("policy", "policy_options", lrcore.policies),
+)
+
+
+def build(page: Page, accordion: gr.Accordion) -> None:
+    """Each component writes what differs from the default into the form's `options` or
+    `policy_options`. The accordion is where they stand.
+    """
+    form, choice = page.form, page.choice
+    changed = [form["options"].change, form["policy_options"].change]
+    fields = [form[name] for name in ("method", "policy", "options", "policy_options")]
+    listen([page.opened, choice.change, *changed], bind(heading), fields, accordion, **LIVE)
+    for owner in OWNERS:
+        place(page, owner)
+    of_method = [form["options"], form["overrides"], form["component_ratios"]]
+    form["method"].input(
+        bind(other_method),
+        [form["method"], choice],
+        [*of_method, page.rank_history, choice],
+        **LIVE,
+    )
+    form["policy"].input(
+        bind(other_policy), [form["policy"], choice], [form["policy_options"], choice], **LIVE
+    )
+
+
+def other_method(name: str, choice: list) -> Any:
+    """What belonged to the method before goes.
+
+    A dropdown sends `input` whenever it is left, so the choice may be the same.
+    """
+    return gr.skip() if name == choice[0] else ({}, {}, "", hand.EMPTY, [name, *choice[1:]])
+
+
+def other_policy(name: str, choice: list) -> Any:
+    """The options of the policy before go."""
+    return gr.skip() if name == choice[1] else ({}, [choice[0], name, choice[2]])
+
+
+def heading(
+    method: str, policy: str, options: dict[str, Any], policy_options: dict[str, Any]
+) -> Any:
+    """The accordion names what differs from the defaults, so that it may stay closed; it is away
+    where there is nothing to set.
+    """
+    owners = {row["name"] for row in (*lrcore.methods(), *lrcore.policies()) if row["options"]}
+    named = [name for name in (method, policy) if name in owners]
+    changed = ", ".join(f"{name} {value}" for name, value in (options | policy_options).items())
+    label = text.OPTIONS.format(" and ".join(named)) + (f": {changed}" if changed else "")
+    return gr.Accordion(label=label, visible=bool(named))
+
+
+def place(page: Page, owner: Owner) -> None:
+    """The settings of the row that the form names, drawn anew with each choice."""
+    named, kept = page.form[owner.field], page.form[owner.kept_in]
+
+    @gr.render([named, kept], triggers=[page.opened, page.choice.change])
+    def draw(name: str, chosen: dict[str, Any]) -> None:
+        rows = next((row["options"] for row in owner.rows() if row["name"] == name), [])
+        if not rows:
+            return
+        with gr.Row(elem_id=f"{owner.field}-options"):
+            for row in rows:
+                part = component(row, chosen.get(row["name"], row["default"]))
+                part.input(bind(keep, name, row), [part, named, kept], kept, **LIVE)
+
+
+def component(row: dict[str, Any], value: Any) -> gr.components.Component:
+    """The component of one option: its row gives label, explanation, choices and range."""
+    common = {
+        "value": value,
+        "label": row["name"].replace("_", " "),
+        "info": row["about"],
+        "elem_id": f"option-{row['name']}",
+        "interactive": True,
+    }
+    if isinstance(row["default"], bool):
+        return gr.Checkbox(**common)
+    if "choices" in row:
+        return gr.Dropdown(choices=list(row["choices"]), min_width=150, **common)
+    return gr.Number(
+        minimum=row.get("low"),
+        maximum=row.get("high"),
+        precision=0 if isinstance(row["default"], int) else None,
+        **common,
+    )
+
+
+def keep(owner: str, row: dict[str, Any], value: Any, owner_now: str, chosen: dict) -> Any:
+    """The options with this one set; without it where it has its default."""
+    # a box of the choice before is on the page until the new ones are drawn
+    if owner_now != owner:
+        return gr.skip()
+    others = {name: old for name, old in chosen.items() if name != row["name"]}
+    return others if value is None or value == row["default"] else others | {row["name"]: value}

@@ -1,0 +1,98 @@
+"""Which change of the page draws what of the Allocation tab anew."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...components import LIVE, QUIET, bind, listen
+from ...page import Page
+from ...selection_events import select_on_click, select_on_row
+from ...store import Store
+from . import handlers, ranks
+from .layout import AllocationTab
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Events after which the ranks may be others.
+
+    settled: once a slider is let go; moving: while the ratio moves, too.
+    """
+
+    settled: list[Any]
+    moving: list[Any]
+
+
+def changes_of(page: Page) -> Changes:
+    form = page.form
+    choices = [
+        form[name].input for name in ("budget", "rule", "rounding", "multiple", "calibration")
+    ]
+    released = [form["ratio"].release, form["temperature"].release]
+    typed = [form["component_ratios"].submit, form["component_ratios"].blur]
+    kept = [form[name].change for name in ("options", "policy_options", "overrides")]
+    others = [page.choice.change, page.factors_key.change, *typed, *kept]
+    return Changes(
+        settled=[*choices, *released, *others], moving=[*choices, form["ratio"].input, *others]
+    )
+
+
+def wire(page: Page, store: Store, parts: AllocationTab) -> None:
+    wire_plan(page, store, parts)
+    wire_survey(page, store, parts)
+    wire_table(page, store, parts)
+    select_on_click(page, parts.bars.select, parts.survey.curves.select)
+
+
+def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
+    """Bars, summary and captions follow every move; the live figures come after them."""
+    form, moving = page.form, changes_of(page).moving
+    drawn = [
+        parts.bars,
+        parts.caption,
+        parts.summary,
+        parts.temperature,
+        parts.about,
+        page.plan_key,
+        form["temperature"],
+        form["rule"],
+    ]
+    listen(moving, bind(handlers.draw_plan, store), form.all, drawn, **LIVE)
+    form["temperature"].input(
+        bind(handlers.draw_plan_by_temperature, store), form.all, drawn, **LIVE
+    )
+    page.plan_key.change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
+    listen(
+        [page.choice.change, form["options"].change],
+        bind(handlers.queue_factors, store),
+        form.all,
+        None,
+        **LIVE,
+    )
+
+
+def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
+    form, survey, settled = page.form.all, parts.survey, changes_of(page).settled
+    listen(
+        [*settled, page.methods_ready.change],
+        bind(handlers.draw_survey, store),
+        form,
+        [survey.curves, survey.caption],
+        **LIVE,
+    )
+    ranking = bind(handlers.draw_ranking, store)
+    listen([*settled, page.figure_count.change], ranking, form, survey.ranking, **LIVE)
+    survey.every_method.click(bind(handlers.queue_survey, store), form, None, **QUIET)
+
+
+def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
+    form, own = page.form, parts.ranks
+    filled = [own.table, own.shown]
+    listen(changes_of(page).settled, bind(ranks.fill_table, store), form.all, filled, **LIVE)
+    own.table.input(
+        bind(ranks.edit_table),
+        [own.table, own.shown, page.rank_history, form["overrides"]],
+        [form["overrides"], page.rank_history],
+        **QUIET,
+    )
+    select_on_row(page, own.table, "component")
+    own.csv.click(bind(ranks.download_ranks, store), form.all, page.downloads, **QUIET)

@@ -1,0 +1,123 @@
+"""What the models answer to one prompt: one column per model, written at the same time."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import text
+from ...components import LIVE, QUIET, bind, listen
+from ...page import Page
+from ...store import Store
+from .models import MOST_RUNS, dense_recipe, models
+
+FRAME = 0.05  # seconds between two states of answers that grow
+COLUMNS = MOST_RUNS + 1  # the dense model has the first
+
+
+@dataclass(frozen=True)
+class Answers:
+    """settings: of the sampling, in the order `generate` takes them."""
+
+    prompt: gr.Textbox
+    settings: list[gr.components.Component]
+    generate: gr.Button
+    stop: gr.Button
+    columns: list[gr.Textbox]
+
+
+def layout() -> Answers:
+    gr.Markdown("### Answers")
+    prompt = gr.Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
+    with gr.Row(elem_classes="bottom"):
+        settings = [
+            gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens"),
+            gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
+            gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p"),
+            gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110),
+        ]
+        go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
+        stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
+    with gr.Row():
+        columns = [
+            gr.Textbox(
+                label="dense",
+                lines=9,
+                interactive=False,
+                elem_id=f"answer-{i}",
+                visible=i == 0,
+                min_width=220,
+                buttons=["copy"],
+            )
+            for i in range(COLUMNS)
+        ]
+    return Answers(prompt, settings, go, stop, columns)
+
+
+def wire(page: Page, store: Store, parts: Answers, runs: gr.Dropdown) -> None:
+    chosen = [runs, *page.form.all]
+    listen([runs.change, page.opened], bind(lay_out, store), chosen, parts.columns, **LIVE)
+    streaming = parts.generate.click(
+        bind(generate, store),
+        [parts.prompt, *parts.settings, *chosen],
+        parts.columns,
+        **QUIET,
+        concurrency_limit=4,
+    )
+    parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
+
+
+def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """What stands above the columns."""
+    dense = f"dense · {dense_recipe(store, ids, values).model}"
+    return [dense, *(run.name for run in store.chosen_runs(ids))]
+
+
+def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
+    """One empty column per model."""
+    names = titles(store, ids, values)
+    return [
+        gr.Textbox(label=names[i] if i < len(names) else "", visible=i < len(names), value="")
+        for i in range(COLUMNS)
+    ]
+
+
+def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
+    """The columns as the answers grow.
+
+    values: new tokens, temperature, top-p and seed, then the chosen runs and the form.
+    """
+    most, temperature, top_p, seed, ids, *form = values
+    names = titles(store, ids, form)
+    yield columns([gr.update(value=prompt, label=name) for name in names])
+    settings = {
+        "max_new_tokens": int(most),
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": int(seed or 0),
+    }
+    shown, answers = time.monotonic(), []
+    for answers in lrcore.in_turns(models(store, ids, form), prompt, **settings):
+        # a page that is sent more than it can draw falls behind, and Stop with it
+        if time.monotonic() - shown >= FRAME:
+            yield frame(prompt, names, answers)
+            shown = time.monotonic()
+    yield frame(prompt, names, answers)
+
+
+def frame(prompt: str, names: Sequence[str], answers: Sequence[Any]) -> list[Any]:
+    """The columns with what each model has added so far, and how fast."""
+    own = []
+    for name, one in zip(names, answers, strict=False):
+        speed = f" · {text.speed(one.tokens_per_second)}" if one.text else ""
+        own.append(gr.update(value=prompt + one.text, label=name + speed))
+    return columns(own)
+
+
+def columns(own: list[Any]) -> list[Any]:
+    """One update per column; those of no model stay as they are."""
+    return own + [gr.skip()] * (COLUMNS - len(own))

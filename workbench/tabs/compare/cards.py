@@ -1,0 +1,82 @@
+"""The cards: the dense model first, then each run against it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lrcore
+
+from ... import markup, text
+from .chart import SPEEDS
+from .protocols import evaluation_of
+
+
+def all_cards(runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]) -> str:
+    """speeds: {"dense", "small"} of the runs that have any, by id."""
+    if not runs:
+        return markup.note(text.NO_RUNS, "hint")
+    cards = [dense_card(runs[0], evaluation_of(runs[0], protocol))]
+    cards += [run_card(run, evaluation_of(run, protocol), speeds.get(run.id)) for run in runs]
+    return f"<div class='cards'>{''.join(cards)}</div>"
+
+
+def dense_card(run: lrcore.Run, evaluation: dict[str, Any] | None) -> str:
+    """The dense model of a run."""
+    summary = run.account.to_dict()
+    measured = evaluation and evaluation["dense_perplexity"]
+    kv, flops = summary["dense_kv_bytes_per_token"], summary["dense_flops_per_token"]
+    cells = [
+        markup.cell(
+            "perplexity",
+            f"{evaluation['dense_perplexity']:.4f}" if measured else text.NOT_MEASURED,
+        ),
+        markup.cell("size", text.megabytes(summary["dense_megabytes"])),
+        markup.cell("KV cache per token", f"{text.count(kv)} B"),
+        markup.cell("compute per token", f"{text.short(flops)}FLOPs"),
+    ]
+    foot = text.protocol(evaluation["protocol"]) if evaluation else ""
+    return markup.card(f"dense · {run.recipe.model}", cells, foot)
+
+
+def run_card(
+    run: lrcore.Run, evaluation: dict[str, Any] | None, speed: dict[str, Any] | None = None
+) -> str:
+    """A run: size and cost, and what was measured of it."""
+    cells = [perplexity_cell(evaluation), *cost_cells(run.account.to_dict())]
+    if evaluation and evaluation.get("kl") is not None:
+        top1 = f"likeliest token the same at {evaluation['top1']:.1%}"
+        cells.append(markup.cell("KL to dense", f"{evaluation['kl']:.4f}", top1))
+    for name in SPEEDS if speed else ():
+        now, before = (speed[side][name] for side in ("small", "dense"))
+        change = f"{markup.less(now, before)} ({text.speed(before)})"
+        cells.append(markup.cell(f"{name} speed", text.speed(now), change))
+    foot = text.protocol(evaluation["protocol"]) if evaluation else ""
+    if evaluation and not evaluation.get("same_base", True):
+        foot += f". {text.OTHER_BASE}"
+    return markup.card(run.name, cells, foot)
+
+
+def perplexity_cell(evaluation: dict[str, Any] | None) -> str:
+    if not evaluation or not evaluation["perplexity"]:
+        return markup.cell("perplexity", text.NOT_MEASURED)
+    value, before = evaluation["perplexity"], evaluation["dense_perplexity"]
+    return markup.cell("perplexity", f"{value:.4f}", markup.less(value, before) if before else "")
+
+
+def cost_cells(summary: dict[str, Any]) -> list[str]:
+    """Size, KV cache and compute of a run against its dense model."""
+    size, kv, flops = (
+        summary[name] for name in ("megabytes", "kv_bytes_per_token", "flops_per_token")
+    )
+    return [
+        markup.cell("size", text.megabytes(size), markup.less(size, summary["dense_megabytes"])),
+        markup.cell(
+            "KV cache per token",
+            f"{text.count(kv)} B",
+            markup.less(kv, summary["dense_kv_bytes_per_token"]),
+        ),
+        markup.cell(
+            "compute per token",
+            f"{text.short(flops)}FLOPs",
+            markup.less(flops, summary["dense_flops_per_token"]),
+        ),
+    ]

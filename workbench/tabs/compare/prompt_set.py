@@ -1,0 +1,100 @@
+"""A set of prompts: the answers of all models as a table."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+import lrcore
+
+from ... import text
+from ...components import QUIET, bind, download
+from ...page import Page
+from ...store import Store
+from .models import models
+
+COLUMNS = ["prompt", "model", "answer", "tokens/s", "as dense"]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """settings: of the sampling; csv: the table as it is downloaded."""
+
+    prompts: gr.Textbox
+    settings: list[gr.Slider]
+    answer: gr.Button
+    download: gr.Button
+    table: gr.Dataframe
+    csv: gr.State
+
+
+def layout() -> PromptSet:
+    with gr.Accordion("A set of prompts: the answers as a table", open=False):
+        prompts = gr.Textbox(
+            text.PROMPT, label="Prompts", info="one per line", lines=4, elem_id="prompt-set"
+        )
+        with gr.Row(elem_classes="bottom"):
+            settings = [
+                gr.Slider(8, 256, 48, step=8, label="New tokens", elem_id="set-tokens"),
+                gr.Slider(0, 2, 0, step=0.05, label="Temperature", elem_id="set-temperature"),
+                gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="set-top-p"),
+            ]
+            answer = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
+            save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
+        table = gr.Dataframe(headers=COLUMNS, interactive=False, elem_id="set-table", wrap=True)
+        return PromptSet(prompts, settings, answer, save, table, gr.State(""))
+
+
+def wire(page: Page, store: Store, parts: PromptSet, runs: gr.Dropdown) -> None:
+    parts.answer.click(
+        bind(answer_all, store),
+        [parts.prompts, *parts.settings, runs, *page.form.all],
+        [parts.table, parts.csv],
+        api_visibility="private",
+    )
+    parts.download.click(bind(download, "answers.csv"), parts.csv, page.downloads, **QUIET)
+
+
+def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, str]:
+    """The table of answers, and the same as CSV; each run keeps its own as samples.
+
+    typed: one prompt per line; values: new tokens, temperature and top-p, then the chosen runs and
+    the form.
+    """
+    most, temperature, top_p, ids, *form = values
+    prompts = [prompt for prompt in typed.split("\n") if prompt.strip()]
+    if not prompts:
+        raise lrcore.InputError("There are no prompts: write one per line.")
+    runs, compared = store.chosen_runs(ids), models(store, ids, form)
+    rows = lrcore.answers(compared, prompts, int(most), temperature, top_p)
+    for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
+        row["model"] = name
+    settings = {
+        "max_new_tokens": int(most),
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": 0,
+    }
+    for i, run in enumerate(runs, start=1):
+        own = [
+            {"prompt": row["prompt"], "text": row["answer"], "settings": settings}
+            for row in rows[i :: len(compared)]
+        ]
+        store.runs.add_samples(run.id, own)
+    return table(rows), lrcore.answers_csv(rows)
+
+
+def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """The rows of lrcore.answers under the names of the page."""
+    shown = [
+        [
+            row["prompt"],
+            row["model"],
+            row["answer"],
+            row["tokens_per_second"],
+            "same" if row["same_as_first"] else "",
+        ]
+        for row in rows
+    ]
+    return pd.DataFrame(shown, columns=COLUMNS)

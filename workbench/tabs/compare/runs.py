@@ -1,0 +1,146 @@
+"""The choice of runs, their cards, perplexity over size, and where their recipes differ."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+import lrcore
+
+from ... import markup, text
+from ...components import LIVE, QUIET, bind, listen, panel, plot
+from ...evaluation_controls import read_settings
+from ...figures.comparison import scatter
+from ...jobs import MeasureJob, SpeedJob
+from ...page import Page
+from ...store import Store
+from .cards import all_cards
+from .chart import AXES, SPEEDS, conclusion, points
+from .differences import all_differences
+from .models import MOST_RUNS, some_runs
+from .protocols import protocol_of
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    runs: gr.Dropdown
+    cards: gr.HTML
+    protocol: gr.Dropdown
+    axis: gr.Dropdown
+    measure: gr.Button
+    speed: gr.Button
+    chart: gr.HTML
+    caption: gr.HTML
+
+
+@dataclass(frozen=True)
+class Differences:
+    table: gr.Dataframe
+    note: gr.HTML
+
+
+def layout() -> RunChoice:
+    runs = gr.Dropdown(
+        [],
+        multiselect=True,
+        max_choices=MOST_RUNS,
+        label="Runs",
+        info=text.CHOOSE_RUNS,
+        elem_id="compare-runs",
+    )
+    cards = panel("cards")
+    with gr.Row(elem_classes="bottom"):
+        protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
+        axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
+        measure = gr.Button(
+            "Measure these runs", size="sm", elem_id="measure-runs", scale=0, min_width=180
+        )
+        speed = gr.Button(
+            "Measure their speed", size="sm", elem_id="measure-speed", scale=0, min_width=180
+        )
+    chart, caption = plot("scatter", 360), panel("scatter-caption")
+    return RunChoice(runs, cards, protocol, axis, measure, speed, chart, caption)
+
+
+def differences_layout() -> Differences:
+    with gr.Accordion("Only the differences: recipes, sizes, perplexities", open=True):
+        table = gr.Dataframe(interactive=False, elem_id="recipe-differences")
+        return Differences(table, panel("recipes-equal"))
+
+
+def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -> None:
+    stamp = page.runs_stamp.change
+    choice = [parts.runs, parts.protocol]
+    listen([page.opened, stamp], bind(list_runs, store), choice, choice, **LIVE)
+    listen(
+        [parts.runs.change, parts.protocol.change, stamp],
+        bind(draw_runs, store),
+        choice,
+        [parts.cards, differences.table, differences.note],
+        **LIVE,
+    )
+    listen(
+        [parts.protocol.change, parts.axis.change, stamp],
+        bind(draw_chart, store),
+        [parts.protocol, parts.axis],
+        [parts.chart, parts.caption],
+        **LIVE,
+    )
+    parts.measure.click(
+        bind(measure_runs, store), [parts.runs, *page.evaluation.all], None, **QUIET
+    )
+    parts.speed.click(bind(measure_speed, store), parts.runs, None, **QUIET)
+
+
+def list_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, Any]:
+    """The runs to choose from and the protocols they were measured under; what is chosen stays."""
+    runs = store.runs.all()[::-1]
+    known = {run.id for run in runs}
+    kept = [run_id for run_id in ids or [] if run_id in known] or [run.id for run in runs[:1]]
+    names = list(dict.fromkeys(protocol_of(run, one) for run in runs for one in run.evaluations))
+    shown = protocol if protocol in names else next(iter(names), None)
+    return gr.Dropdown([(run.name, run.id) for run in runs], value=kept), gr.Dropdown(
+        names, value=shown
+    )
+
+
+def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
+    """The cards, the table of differences, and a note in its place where there is none."""
+    runs = store.chosen_runs(ids)
+    rows = all_differences(runs) if len(runs) > 1 else []
+    columns = ["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]
+    frame = pd.DataFrame(rows, columns=columns) if rows else None
+    note = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
+    return (
+        all_cards(runs, protocol, speeds(store, runs)),
+        gr.Dataframe(frame, visible=bool(rows)),
+        markup.note(note),
+    )
+
+
+def draw_chart(store: Store, protocol: str | None, axis: str) -> tuple[str, str]:
+    """Perplexity over the axis, and which runs no other dominates."""
+    runs, of_speed = store.runs.all(), AXES[axis] in SPEEDS
+    found = points(runs, protocol, AXES[axis], speeds(store, runs) if of_speed else {})
+    note = conclusion(found) if runs else ""
+    if runs and not found and of_speed:
+        note = text.NO_SPEED
+    return scatter(found, axis), markup.note(note)
+
+
+def measure_runs(store: Store, ids: list[str], *values: Any) -> None:
+    """Queue a measurement of the chosen runs; values: of the evaluation's controls."""
+    runs, settings = some_runs(store, ids), read_settings(True, *values[1:])
+    store.jobs.submit(MeasureJob(tuple(run.id for run in runs), settings))
+
+
+def measure_speed(store: Store, ids: list[str]) -> None:
+    store.jobs.submit(SpeedJob(tuple(run.id for run in some_runs(store, ids))))
+
+
+def speeds(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Any]:
+    """The latest speeds, {"dense", "small"}, of the runs that have any, by id."""
+    found = {run.id: store.runs.results(run.id, "speed") for run in runs}
+    return {run_id: own[-1] for run_id, own in found.items() if own}

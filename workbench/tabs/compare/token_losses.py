@@ -1,0 +1,56 @@
+"""How much more the compressed models lose than the dense one, token by token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import markup, text
+from ...components import bind, panel
+from ...page import Page
+from ...store import Store
+from .models import dense_recipe, some_runs
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    passage: gr.Textbox
+    colour: gr.Button
+    coloured: gr.HTML
+
+
+def layout() -> TokenLosses:
+    with gr.Accordion(text.TOKEN_LOSSES, open=False):
+        gr.Markdown(text.TOKENS_HELP)
+        passage = gr.Textbox(text.PASSAGE, label="Text", lines=3, elem_id="passage")
+        colour = gr.Button("Colour the tokens", elem_id="colour")
+        return TokenLosses(passage, colour, panel("coloured"))
+
+
+def wire(page: Page, store: Store, parts: TokenLosses, runs: gr.Dropdown) -> None:
+    inputs = [parts.passage, runs, *page.form.all]
+    parts.colour.click(bind(paint, store), inputs, parts.coloured, api_visibility="private")
+
+
+def paint(store: Store, passage: str, ids: list[str], *values: Any) -> str:
+    """The passage once per chosen run, each token coloured by what the run loses there."""
+    runs = some_runs(store, ids)
+    dense = lrcore.token_losses(store.dense(dense_recipe(store, ids, values)), passage)
+    blocks = []
+    for run in runs:
+        small = lrcore.token_losses(store.small(run), passage)
+        tokens = [
+            (token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)
+        ]
+        title = f"{markup.escape(run.name)}: {mean_rise(tokens):+.3f} nats per token"
+        blocks.append(f"<h4>{title}</h4>{markup.coloured(tokens)}")
+    return "".join(blocks)
+
+
+def mean_rise(tokens: Sequence[tuple[str, float, float]]) -> float:
+    """Mean increase in loss (nats/token) of (token, dense loss, compressed loss)."""
+    # nothing predicts the first token
+    return sum(now - before for _, before, now in tokens[1:]) / max(len(tokens) - 1, 1)

@@ -1,0 +1,94 @@
+"""Whole layers dropped: which, what is left, and the job that does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import markup, text
+from ...components import LIVE, QUIET, bind, listen, panel, plot
+from ...figures import allocation as figures
+from ...form import MovingRange, try_recipe
+from ...jobs import ShortenJob
+from ...page import Page
+from ...store import Store
+from .reading import inputs, name_and_start, read, run_name, sentence_or_reason
+
+
+@dataclass(frozen=True)
+class Dropping:
+    layers: gr.Slider
+    by: gr.Radio
+    influence: gr.HTML
+    caption: gr.HTML
+    name: gr.Textbox
+    start: gr.Button
+
+
+def layout() -> Dropping:
+    gr.Markdown(text.DROP)
+    layers = MovingRange(1, 2, 1, step=1, label="Layers to drop", elem_id="drop-layers")
+    orders = [(label, name) for name, label in text.ORDERS.items()]
+    by = gr.Radio(orders, value="influence", label="Chosen by", elem_id="drop-by")
+    influence, caption = plot("influence", 180), panel("drop-caption")
+    return Dropping(layers, by, influence, caption, *name_and_start("drop", "Drop them"))
+
+
+def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
+    form = page.form.all
+    shown = [page.opened, tab.select, page.analysis_key.change]
+    listen(shown, bind(fit_range, store), [parts.layers, *form], parts.layers, **LIVE)
+    listen(
+        [*shown, parts.layers.change, parts.by.change],
+        bind(draw, store),
+        [parts.layers, parts.by, *form],
+        [parts.influence, parts.caption],
+        **LIVE,
+    )
+    values = [parts.name, parts.layers, parts.by, *inputs(page)]
+    parts.start.click(bind(start, store), values, parts.name, **QUIET)
+
+
+def fit_range(store: Store, layers: float, *values: Any) -> Any:
+    """The slider's range is that of the model on show."""
+    recipe = try_recipe(values)
+    analysis = store.peek_analysis(recipe) if recipe else None
+    if analysis is None or analysis.layers < 2:
+        return gr.skip()
+    most = analysis.layers - 1
+    return gr.Slider(maximum=most, **({"value": most} if layers > most else {}))
+
+
+def draw(store: Store, layers: float, by: str, *values: Any) -> tuple[str, str]:
+    """Block Influence of every layer, and what dropping some would leave."""
+    recipe = try_recipe(values)
+    analysis = store.peek_analysis(recipe) if recipe else None
+    model = store.peek_dense(recipe) if recipe else None
+    if analysis is None or model is None:
+        waiting = store.jobs.waiting()
+        return "", markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
+    influence = analysis.block_influence
+    dropped = least(influence, int(layers))
+
+    def sentence() -> str:
+        summary = lrcore.drop_layers(model, dropped, by).account.to_dict()
+        return text.dropped(influence, dropped, by, summary)
+
+    figure = figures.influence(influence, dropped if by == "influence" else [])
+    return figure, sentence_or_reason(sentence)
+
+
+def start(store: Store, name: str, layers: float, by: str, *values: Any) -> str:
+    """Queue the run; the box of its name is empty afterwards."""
+    recipe, settings = read(values)
+    store.jobs.submit(ShortenJob(recipe, int(layers), by, run_name(name), settings))
+    return ""
+
+
+def least(influence: Sequence[float], layers: int) -> list[int]:
+    """The layers of least Block Influence, least first; at least one stays."""
+    order = sorted(range(len(influence)), key=influence.__getitem__)
+    return order[: min(layers, len(influence) - 1)]

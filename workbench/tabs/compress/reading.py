@@ -1,0 +1,48 @@
+"""What every job of this tab is made from: the form's recipe and the evaluation's settings."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import markup
+from ...evaluation_controls import read_settings
+from ...form import NAMES, read_recipe
+from ...page import Page
+
+MOST_LETTERS = 80  # of a run's name
+
+
+def inputs(page: Page) -> list[gr.components.Component]:
+    """The components whose values `read` takes."""
+    return [*page.form.all, *page.evaluation.all]
+
+
+def read(values: Sequence[Any]) -> tuple[lrcore.Recipe, lrcore.EvaluationSettings | None]:
+    """The recipe, and how its run is to be measured. Raises InputError for a value out of range."""
+    count = len(NAMES)
+    return read_recipe(values[:count]), read_settings(*values[count:])
+
+
+def run_name(typed: str) -> str:
+    return typed.strip()[:MOST_LETTERS]
+
+
+def sentence_or_reason(sentence: Callable[[], str]) -> str:
+    """The sentence; or why it cannot be done with this model, in its place."""
+    try:
+        return markup.note(sentence())
+    except lrcore.InputError as error:
+        return markup.note(str(error), "error")
+
+
+def name_and_start(elem_id: str, label: str) -> tuple[gr.Textbox, gr.Button]:
+    """The name of the run and the button that starts it."""
+    with gr.Row(elem_classes="bottom"):
+        name = gr.Textbox(
+            label="Name of the run", placeholder="made from the choice", elem_id=f"{elem_id}-name"
+        )
+        start = gr.Button(label, size="sm", elem_id=elem_id, scale=0, min_width=120)
+    return name, start

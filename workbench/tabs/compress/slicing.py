@@ -1,0 +1,78 @@
+"""The hidden size sliced (SliceGPT): what is left, and the job that does it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import markup, text
+from ...components import LIVE, QUIET, bind, listen, panel
+from ...form import try_recipe
+from ...jobs import SliceJob
+from ...page import Page
+from ...store import Store
+from .reading import inputs, name_and_start, read, run_name, sentence_or_reason
+
+
+@dataclass(frozen=True)
+class Slicing:
+    ratio: gr.Slider
+    rotations: gr.Radio
+    caption: gr.HTML
+    name: gr.Textbox
+    start: gr.Button
+
+
+def layout() -> Slicing:
+    gr.Markdown(text.SLICE)
+    ratio = gr.Slider(
+        0.02, 0.7, 0.2, step=0.01, label="Remove", info=text.SLICE_RATIO, elem_id="slice-ratio"
+    )
+    choices = [(label, name) for name, label in text.ROTATIONS.items()]
+    rotations = gr.Radio(choices, value="block", label="Bases", elem_id="slice-rotations")
+    caption = panel("slice-caption")
+    return Slicing(ratio, rotations, caption, *name_and_start("slice", "Slice it"))
+
+
+def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
+    listen(
+        [
+            page.opened,
+            tab.select,
+            page.analysis_key.change,
+            page.form["multiple"].change,
+            parts.ratio.change,
+            parts.rotations.change,
+        ],
+        bind(describe, store),
+        [parts.ratio, parts.rotations, *page.form.all],
+        parts.caption,
+        **LIVE,
+    )
+    values = [parts.name, parts.ratio, parts.rotations, *inputs(page)]
+    parts.start.click(bind(start, store), values, parts.name, **QUIET)
+
+
+def describe(store: Store, ratio: float, rotations: str, *values: Any) -> str:
+    """What slicing would leave."""
+    recipe = try_recipe(values)
+    model = store.peek_dense(recipe) if recipe else None
+    if model is None:
+        waiting = store.jobs.waiting()
+        return markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
+
+    def sentence() -> str:
+        size = lrcore.sliced_size(model, ratio, rotations, recipe.multiple)
+        return text.to_be_sliced(size, model.size)
+
+    return sentence_or_reason(sentence)
+
+
+def start(store: Store, name: str, ratio: float, rotations: str, *values: Any) -> str:
+    """Queue the run; the box of its name is empty afterwards."""
+    recipe, settings = read(values)
+    job = SliceJob(recipe.with_(ratio=ratio), rotations, run_name(name), settings)
+    store.jobs.submit(job)
+    return ""

@@ -1,0 +1,75 @@
+"""Runs made from the run on show: quantised, healed."""
+
+from dataclasses import dataclass
+
+import gradio as gr
+
+import lrcore
+
+from ... import text
+from ...components import QUIET, bind, small_button
+from ...jobs import HealJob, QuantiseJob
+from ...store import Store
+
+
+@dataclass(frozen=True)
+class Derive:
+    """healing: the controls in the order of the arguments of `heal`."""
+
+    bits: gr.Radio
+    quantise: gr.Button
+    healing: list[gr.Number]
+    heal: gr.Button
+
+
+def layout() -> Derive:
+    with gr.Accordion("Quantise", open=False):
+        gr.Markdown(text.QUANTISE_HELP)
+        with gr.Row(elem_classes="bottom"):
+            bits = gr.Radio([8, 4], value=8, label="Bits", elem_id="quantise-bits")
+            quantise_button = small_button("Quantise", "quantise")
+    with gr.Accordion("Heal", open=False):
+        gr.Markdown(text.HEAL_HELP)
+        with gr.Row(elem_classes="bottom"):
+            healing = healing_controls()
+            heal_button = small_button("Heal", "heal")
+    return Derive(bits, quantise_button, healing, heal_button)
+
+
+def healing_controls() -> list[gr.Number]:
+    usual = lrcore.Healing()
+    each = f"of {usual.batch} windows of {usual.seq_len} tokens"
+    rate, rate_info = usual.lr, "latents tolerate ten times as much"
+    return [
+        gr.Number(
+            usual.steps, label="Steps", info=each, precision=0, minimum=1, elem_id="heal-steps"
+        ),
+        gr.Number(rate, label="Learning rate", info=rate_info, minimum=0, elem_id="heal-rate"),
+        gr.Number(usual.beta, label=text.HEAL_BETA, minimum=0, elem_id="heal-beta"),
+        gr.Number(
+            0,
+            label="Rotary channel",
+            info="care alone; 0: none",
+            precision=0,
+            minimum=0,
+            elem_id="heal-channel",
+        ),
+    ]
+
+
+def wire(store: Store, parts: Derive, opened: gr.State) -> None:
+    parts.quantise.click(bind(quantise, store), [opened, parts.bits], None, **QUIET)
+    parts.heal.click(bind(heal, store), [opened, *parts.healing], None, **QUIET)
+
+
+def quantise(store: Store, run_id: str, bits: int) -> None:
+    """Queue a quantised copy of a run."""
+    store.jobs.submit(QuantiseJob(run_id, bits, store.runs.get(run_id).name))
+
+
+def heal(store: Store, run_id: str, steps: float, rate: float, beta: float, channel: float) -> None:
+    """Queue a healed copy of a run. Raises InputError at once for wrong settings."""
+    healing = lrcore.Healing(
+        steps=int(steps or 0), lr=rate or 0.0, beta=beta or 0.0, rotary_channel=int(channel or 0)
+    )
+    store.jobs.submit(HealJob(run_id, healing, store.runs.get(run_id).name))

@@ -1,0 +1,175 @@
+"""The run on show: what it is, its files, its name and tags."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import export, markup, text
+from ...assets import script
+from ...components import LIVE, QUIET, bind, download, listen, panel, small_button
+from ...page import Page, put_recipe
+from ...store import Store
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    heading: gr.HTML
+    use: gr.Button
+    recipe: gr.Button
+    ranks: gr.Button
+    report: gr.Button
+    name: gr.Textbox
+    rename: gr.Button
+    tags: gr.Textbox
+    set_tags: gr.Button
+    delete: gr.Button
+    folder: gr.Textbox
+
+
+def layout() -> RunDetails:
+    heading = panel("run-heading")
+    with gr.Row(equal_height=True):
+        use = gr.Button("Open in the form", variant="primary", size="sm", elem_id="run-open")
+        recipe = gr.Button("Recipe", size="sm", elem_id="run-recipe")
+        ranks = gr.Button("Ranks CSV", size="sm", elem_id="run-ranks")
+        report = gr.Button("Report HTML", size="sm", elem_id="run-report")
+    with gr.Row(elem_classes="bottom"):
+        name = gr.Textbox(label="Name", elem_id="run-rename-name")
+        rename = small_button("Rename", "run-rename")
+        tags = gr.Textbox(label="Tags", info="separated by commas", elem_id="run-tags")
+        set_tags_ = small_button("Set tags", "run-retag")
+        delete = small_button("Delete", "run-delete", variant="stop")
+    folder = gr.Textbox(
+        label="Checkpoint folder", interactive=False, buttons=["copy"], elem_id="run-folder"
+    )
+    return RunDetails(
+        heading, use, recipe, ranks, report, name, rename, tags, set_tags_, delete, folder
+    )
+
+
+def model_card() -> gr.Markdown:
+    with gr.Accordion("Model card", open=False):
+        return gr.Markdown(elem_id="model-card")
+
+
+def wire(page: Page, store: Store, parts: RunDetails, opened: gr.State, address: gr.HTML) -> None:
+    parts.use.click(bind(open_in_form, store), opened, page.recipe_outputs, **QUIET)
+    for button, give in (
+        (parts.recipe, download_recipe),
+        (parts.ranks, download_ranks),
+        (parts.report, download_report),
+    ):
+        button.click(bind(give, store), opened, page.downloads, **QUIET)
+    parts.rename.click(bind(rename, store), [opened, parts.name], None, **QUIET)
+    parts.set_tags.click(bind(set_tags, store), [opened, parts.tags], None, **QUIET)
+    parts.delete.click(
+        bind(delete, store),
+        opened,
+        address,
+        js=script("confirm-delete.js", QUESTION=text.DELETE_SURE),
+        **QUIET,
+    )
+
+
+def wire_shown(page: Page, store: Store, opened: gr.State, shown: list[Any]) -> None:
+    """Fill everything about the run on show; shown: in the order of `show`."""
+    inputs = [opened, page.runs_stamp]
+    listen([opened.change, page.runs_stamp.change], bind(show, store), inputs, shown, **LIVE)
+
+
+def outputs(parts: RunDetails) -> list[Any]:
+    """The components that `described` gives the values of."""
+    return [parts.heading, parts.name, parts.tags, parts.folder]
+
+
+def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
+    """The column, what is said of the run, whether a stock export is possible, the exported
+    folders, the model card. stamp: of the runs on disk, which asks for the same run again.
+    """
+    if run_id not in store.runs.ids():
+        blank = (gr.Checkbox(False), gr.Button(visible=False))
+        return gr.Column(visible=False), *[""] * 5, *blank, "", ""
+    run = store.runs.get(run_id)
+    folders = [one["folder"] for one in store.runs.results(run_id, "export")]
+    return (
+        gr.Column(visible=True),
+        *described(run),
+        *stock_export(run),
+        "\n".join(folders),
+        export.model_card(run).split("\n---\n", 1)[-1],  # the front matter is for the hub
+    )
+
+
+def described(run: lrcore.Run) -> tuple[str, str, str, str]:
+    """Heading, name, tags and folder of a run."""
+    heading = (
+        f"<h3>{markup.escape(run.name)}</h3>"
+        + markup.summary(run.account.to_dict())
+        + markup.note(text.shortened(run.history))
+        + markup.note(text.sliced(run.history))
+        + markup.note(text.healed(run.history))
+    )
+    return heading, run.name, ", ".join(run.tags), str(run.checkpoint.absolute())
+
+
+def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:
+    """Whether the run fits a stock architecture, the box that asks for one, the button that puts
+    ranks which fit into the form.
+    """
+    fit = lrcore.stock_of(run.history)
+    possible = fit is None or fit.qualifies
+    unchecked = gr.Checkbox(value=False, interactive=False)
+    has_ranks = bool(fit and fit.ranks and not fit.qualifies)
+    return (
+        text.stock(fit, not run.ranks_csv),
+        gr.Checkbox(interactive=True) if possible else unchecked,
+        gr.Button(visible=has_ranks),
+    )
+
+
+def open_in_form(store: Store, run_id: str) -> list[Any]:
+    return put_recipe(store.runs.get(run_id).recipe)
+
+
+def download_recipe(store: Store, run_id: str) -> str:
+    return download("recipe.json", store.runs.get(run_id).recipe.to_json())
+
+
+def download_ranks(store: Store, run_id: str) -> str:
+    return download("ranks.csv", ranks_of(store.runs.get(run_id)))
+
+
+def download_report(store: Store, run_id: str) -> str:
+    return download("report.html", export.report_html(store.runs.get(run_id)))
+
+
+def rename(store: Store, run_id: str, name: str) -> None:
+    store.runs.rename(run_id, name)
+
+
+def set_tags(store: Store, run_id: str, typed: str) -> None:
+    """typed: all tags that the run is to have, separated by commas."""
+    wanted = {tag.strip() for tag in typed.split(",") if tag.strip()}
+    now = set(store.runs.get(run_id).tags)
+    for tag in sorted(wanted - now):
+        store.runs.tag(run_id, tag)
+    for tag in now - wanted:
+        store.runs.untag(run_id, tag)
+
+
+def delete(store: Store, run_id: str) -> Any:
+    """Delete a run; the address forgets it. run_id "": the reader declined."""
+    if not run_id:
+        return gr.skip()
+    store.delete(run_id)
+    return ""
+
+
+def ranks_of(run: lrcore.Run) -> str:
+    """Raises InputError for a run that no ranks made."""
+    if not run.ranks_csv:
+        raise lrcore.InputError(text.NO_RANKS)
+    return run.ranks_csv
