@@ -39,7 +39,8 @@ def side_by_side(
         raise InputError(
             f"{len(models)} models were given; two to {MOST} can be laid side by side."
         )
-    dense, rows = models[0], []
+    dense = models[0]
+    rows: list[dict[str, Any]] = []
     for model in models[1:]:
         found = compare(dense, model, asked, progress=progress)
         if not rows:

@@ -18,6 +18,7 @@ from ..layer import (
     Layer,
     Linear,
     LowRank,
+    Projection,
     heads,
     map_rows,
     merge_output_heads,
@@ -29,9 +30,14 @@ from ..spectra import Cost, Spectrum
 class Factor(Protocol):
     """The solved slot: its loss curve, its price, and the layer at any rank."""
 
-    values: Tensor
-    cost: Cost
-    heads: Tensor | None
+    @property
+    def values(self) -> Tensor: ...
+
+    @property
+    def cost(self) -> Cost: ...
+
+    @property
+    def heads(self) -> Tensor | None: ...
 
     def truncate(self, layer: Layer, rank: int) -> Layer: ...
 
@@ -64,7 +70,7 @@ def pooled(values: Tensor) -> Tensor:
 # ---- what a rank costs ----
 
 
-def _has_bias(projection: Linear | LowRank) -> int:
+def _has_bias(projection: Projection) -> int:
     return int(projection.bias is not None)
 
 

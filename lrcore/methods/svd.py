@@ -35,7 +35,7 @@ def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> Lay
     gradient; `W^ = U_r S_r V_r^T D^{-1}`, which is `U_r U_r^T W` and needs no inverse, minimises
     `|(W - W^) D|_F`. A matrix that no gradient reaches counts its inputs equally.
     """
-    solved = {}
+    solved: LayerFactors = {}
     for name, projection in layer.matrices().items():
         fisher = None if options.weights == "equal" else moments.values[name, "fisher"]
         metric = fisher.diag() if fisher is not None and bool(fisher.any()) else None

@@ -79,7 +79,7 @@ class Architecture:
         return {name: path for name, path in named.items() if path is not None}
 
 
-def _fused(path: str) -> dict[str, str]:
+def _fused(path: str) -> dict[str, Any]:
     return {"q": path, "k": path, "v": path}
 
 
