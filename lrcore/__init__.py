@@ -56,8 +56,11 @@ from .recipe import BUDGETS, Recipe
 from .runs.differences import differences
 from .runs.runs import Run, Runs
 from .runs.runs import root as runs_root
-from .runs.sweep import Sweep, cross_calibration, finished, run_sweep
+from .runs.sweep import Sweep, cross_calibration
+from .runs.sweep_engine import run_sweep
 from .runs.sweep_page import tables as sweep_tables
+from .runs.sweep_rows import SweepRow
+from .runs.sweep_store import Cell, CellFiles, SweepStore
 from .runs.tracking import Tracker
 
 DATASETS = tuple(BUILTIN)
@@ -92,6 +95,8 @@ __all__ = [
     "BaseModel",
     "Calibration",
     "Cancelled",
+    "Cell",
+    "CellFiles",
     "Comparison",
     "Compressed",
     "Contributions",
@@ -120,6 +125,8 @@ __all__ = [
     "Step",
     "StockFit",
     "Sweep",
+    "SweepRow",
+    "SweepStore",
     "TaskResult",
     "Tracker",
     "Usage",
@@ -139,7 +146,6 @@ __all__ = [
     "evidence_key",
     "export",
     "factorise",
-    "finished",
     "generate",
     "heal",
     "in_turns",

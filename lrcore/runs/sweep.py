@@ -1,12 +1,8 @@
-"""Sweeps: methods x policies x ratios x calibration sets as one job that a kill does not set back.
+"""What a sweep tries: methods x policies x ratios x calibration sets, as one job.
 
-One calibration per set, one factorisation per set and method. Every finished cell is a file of its
-own, written under another name and then renamed; its name says all that it depends on, so that a
-restart, or a wider sweep in the same folder, repeats none.
+One calibration per set, one factorisation per set and method; see `sweep_engine` for running it.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,23 +10,12 @@ from typing import Any
 
 import yaml
 
-from ..calibration.calibrate import calibrate
-from ..compression.allocate import allocate
-from ..compression.compress import compress
-from ..compression.evidence.table import measure_evidence
-from ..compression.factorise import Factorisation, factorise
 from ..errors import InputError, unknown
-from ..evaluation.cost import measure_cost, measure_speed
-from ..evaluation.evaluate import evaluate
 from ..evaluation.protocols import EvaluationSettings, find_protocol
-from ..files import write_text
 from ..methods import find_method
-from ..models.load import LoadedModel
 from ..policies import find_policy
-from ..progress import Progress, silent
 from ..recipe import Recipe
 
-FORMAT = 1  # of the cells; raise it whenever what is measured changes its meaning
 LISTS = {"methods": "method", "policies": "policy", "ratios": "ratio", "calibration_sets": "data"}
 _EVALUATION = tuple(f.name for f in fields(EvaluationSettings))
 
@@ -42,7 +27,8 @@ class Sweep:
     base: all that the cells have in common; its `options` go with its own method only.
 
     evaluations: what every cell, and the dense model, is measured on. speed: also tokens per
-    second, in turns with the dense model.
+    second, in turns with the dense model. Raises InputError for an unknown name or a value out of
+    range.
     """
 
     base: Recipe = field(default_factory=Recipe)
@@ -61,10 +47,8 @@ class Sweep:
             find_method(method)
         for policy in self.policies:
             find_policy(policy)
-        for asked in self.evaluations:
-            find_protocol(asked.protocol)
-        if not self.evaluations:
-            raise InputError("The sweep measures nothing: give at least one evaluation.")
+        for evaluation in self.evaluations:
+            find_protocol(evaluation.protocol)
         self.cells()
 
     def cells(self) -> list[Recipe]:
@@ -123,16 +107,18 @@ class Sweep:
                 )
         lists = {name: _listed(values[name]) for name in LISTS if name in values}
         base = Recipe.from_dict({name: value for name, value in values.items() if name in own})
-        more = (
-            {"evaluations": tuple(_evaluations(values["evaluation"]))}
-            if "evaluation" in values
-            else {}
-        )
-        return cls(base, **lists, **more, speed=bool(values.get("speed", False)))
+        if "evaluation" in values:
+            lists["evaluations"] = tuple(_evaluations(values["evaluation"]))
+            if not lists["evaluations"]:
+                raise InputError("The sweep measures nothing: give at least one evaluation.")
+        return cls(base, **lists, speed=bool(values.get("speed", False)))
 
     @classmethod
     def read(cls, path: str | Path) -> "Sweep":
-        """A sweep from a .json or .yaml file."""
+        """A sweep from a .json or .yaml file.
+
+        Raises InputError where there is none, or it holds no sweep.
+        """
         path = Path(path)
         if not path.is_file():
             raise InputError(
@@ -150,7 +136,10 @@ class Sweep:
 def cross_calibration(
     base: Recipe, sets: Sequence[str], samples: int | None = 32, methods: Sequence[str] = ()
 ) -> Sweep:
-    """The preset that all four papers report: calibrate on each set, measure on each set."""
+    """The study that all four papers report: calibrate on each set, measure on each set.
+
+    Raises InputError for fewer than two sets.
+    """
     if len(set(sets)) < 2:
         raise InputError(
             "A cross-calibration study needs at least two data sets; got "
@@ -181,128 +170,3 @@ def _evaluations(values: Any) -> Iterator[EvaluationSettings]:
                 raise unknown("evaluation setting", str(name), _EVALUATION)
         for data in _listed(one.get("data", "stories")):
             yield EvaluationSettings(**{**one, "data": data})
-
-
-def run_sweep(
-    model: LoadedModel, asked: Sweep, folder: str | Path, progress: Progress | None = None
-) -> list[dict[str, Any]]:
-    """Every cell that the folder lacks, one after another; returns the rows of all, the dense model
-    first (see `rows`).
-
-    progress is also called with ("sweep", cells done, cells) after each cell. A cell that cannot be
-    made, such as a KV budget for a method that leaves the cache as it is, becomes a row with its
-    error.
-    """
-    progress, cells = progress or silent, Path(folder) / "cells"
-    cells.mkdir(parents=True, exist_ok=True)
-    recipes = [None, *asked.cells()]  # None: the dense model
-    paths = [cells / f"{_key(model, asked, recipe)}.json" for recipe in recipes]
-    source = _Factors(model, asked, progress)
-    for done, (recipe, path) in enumerate(zip(recipes, paths, strict=True)):
-        progress("sweep", done, len(recipes))
-        if not path.is_file():
-            write_text(path, json.dumps(_measure(model, asked, recipe, source, progress), indent=1))
-    progress("sweep", len(recipes), len(recipes))
-    return [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
-
-
-def finished(model: LoadedModel, asked: Sweep, folder: str | Path) -> list[dict[str, Any]]:
-    """The rows of the cells that the folder has already."""
-    paths = [
-        Path(folder) / "cells" / f"{_key(model, asked, recipe)}.json"
-        for recipe in (None, *asked.cells())
-    ]
-    return [
-        row
-        for path in paths
-        if path.is_file()
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
-    ]
-
-
-def _key(model: LoadedModel, asked: Sweep, recipe: Recipe | None) -> str:
-    made = (
-        {}
-        if recipe is None
-        else {
-            **recipe.to_dict(),
-            "device": str(model.device),
-            "options": sorted(recipe.options.items()),
-        }
-    )
-    parts = [
-        FORMAT,
-        model.fingerprint,
-        model.dtype,
-        made,
-        [asdict(one) for one in asked.evaluations],
-        asked.speed,
-    ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-
-
-class _Factors:
-    """The factorisation that the next cells share; one at a time is held."""
-
-    def __init__(self, model: LoadedModel, asked: Sweep, progress: Progress) -> None:
-        self._model, self._asked, self._progress = model, asked, progress
-        self._held: tuple[Any, Factorisation] | None = None
-
-    def of(self, recipe: Recipe) -> Factorisation:
-        key = (recipe.data, recipe.method)
-        if self._held is None or self._held[0] != key:
-            calibration = calibrate(self._model, recipe, self._progress)
-            self._held = (
-                key,
-                factorise(self._model, calibration, recipe.method, self._progress, recipe.options),
-            )
-        self._held = (key, measure_evidence(self._model, self._held[1], recipe, self._progress))
-        return self._held[1]
-
-
-def _measure(
-    model: LoadedModel, asked: Sweep, recipe: Recipe | None, source: _Factors, progress: Progress
-) -> dict[str, Any]:
-    """One cell: {"rows": one per evaluation}."""
-    said = {"calibrated_on": None, "method": "dense", "policy": None, "ratio": 0.0}
-    small = model
-    if recipe is not None:
-        said = {
-            "calibrated_on": recipe.data,
-            "method": recipe.method,
-            "policy": recipe.policy,
-            "ratio": recipe.ratio,
-        }
-        try:
-            factors = source.of(recipe)
-            small = compress(model, recipe, factors, allocate(factors, recipe), progress)
-        except InputError as error:
-            return {
-                "rows": [
-                    {**said, "measured_on": one.data, "error": str(error)}
-                    for one in asked.evaluations
-                ]
-            }
-    cost = measure_cost(small, min(256, (model.context or 257) - 1))
-    shared = {
-        "achieved": 0.0 if small.account is None else small.account.achieved,
-        "parameters": cost.parameters,
-        "kv_bytes_per_token": cost.kv_bytes_per_token,
-        "flops_per_token": cost.flops_decode,
-        "context": cost.context,
-    }
-    if asked.speed:
-        dense, own = measure_speed([model, small], rounds=3, progress=progress)
-        shared |= {
-            "prefill_speedup": own.prefill / dense.prefill,
-            "decode_speedup": own.decode / dense.decode,
-        }
-    rows = []
-    for one in asked.evaluations:
-        found = evaluate(small, one, progress=progress).to_dict()
-        figures = {
-            name: found[name]
-            for name in ("perplexity", "nll", "bits_per_byte", "nonfinite", "protocol")
-        }
-        rows.append({**said, "measured_on": one.data, **shared, **figures, "error": None})
-    return {"rows": rows, "recipe": None if recipe is None else recipe.to_dict()}

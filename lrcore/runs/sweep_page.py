@@ -9,6 +9,7 @@ from typing import Any
 
 from ..evaluation import report
 from ..files import write_text
+from .sweep_rows import SweepRow
 
 AXES = {
     "parameters": "parameters",
@@ -16,7 +17,7 @@ AXES = {
     "flops_per_token": "FLOPs per decoded token",
     "time": "decode time, share of the dense model's",
 }
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[SweepRow]
 
 
 def write_tables(rows: Rows, sweep: Mapping[str, Any], folder: str | Path) -> dict[str, str]:
@@ -34,13 +35,13 @@ def write_tables(rows: Rows, sweep: Mapping[str, Any], folder: str | Path) -> di
 
 def tables(rows: Rows, sweep: Mapping[str, Any]) -> dict[str, str]:
     """{file name: text} of table.csv, table.json and report.html."""
-    as_json = json.dumps({"sweep": dict(sweep), "rows": [dict(row) for row in rows]}, indent=1)
+    as_json = json.dumps({"sweep": dict(sweep), "rows": [row.to_dict() for row in rows]}, indent=1)
     return {"table.csv": to_csv(rows), "table.json": as_json, "report.html": html(rows, sweep)}
 
 
-def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def plain(row: SweepRow) -> dict[str, Any]:
     """A row without its protocol, for a table."""
-    return {name: value for name, value in row.items() if name != "protocol"}
+    return {name: value for name, value in row.to_dict().items() if name != "protocol"}
 
 
 def to_csv(rows: Rows) -> str:
@@ -57,28 +58,20 @@ def points(rows: Rows, axis: str) -> list[report.Point]:
     """Perplexity over an axis of AXES: of every row that has both. "time" is one over the decode
     speed-up.
     """
-    found = []
+    drawn = []
     for row in rows:
-        x = (
-            row.get(axis)
-            if axis != "time"
-            else 1 / row["decode_speedup"]
-            if row.get("decode_speedup")
-            else None
-        )
-        if x is not None and row.get("perplexity") is not None:
-            name = (
-                "dense"
-                if row["method"] == "dense"
-                else f"{row['method']} {row['policy']} {row['ratio']:.0%}, {row['calibrated_on']}"
-            )
-            series = (
-                row["method"]
-                if row["policy"] in (None, "uniform")
-                else f"{row['method']} {row['policy']}"
-            )
-            found.append(report.Point(name, series, float(x), row["perplexity"]))
-    return found
+        x = _along(row, axis)
+        if x is not None and row.perplexity is not None:
+            even = row.policy in (None, "uniform")
+            series = row.method if even else f"{row.method} {row.policy}"
+            drawn.append(report.Point(row.title, series, float(x), row.perplexity))
+    return drawn
+
+
+def _along(row: SweepRow, axis: str) -> float | None:
+    if axis == "time":
+        return 1 / row.decode_speedup if row.decode_speedup else None
+    return getattr(row, axis)
 
 
 def cross_table(rows: Rows) -> list[dict[str, Any]]:
@@ -87,11 +80,10 @@ def cross_table(rows: Rows) -> list[dict[str, Any]]:
     """
     lines: dict[tuple, dict[str, Any]] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("method", "policy", "ratio", "calibrated_on"))
-        line = lines.setdefault(
-            key, dict(zip(("method", "policy", "ratio", "calibrated on"), key, strict=True))
-        )
-        line[f"on {row['measured_on']}"] = row.get("perplexity")
+        key = (row.method, row.policy, row.ratio, row.calibrated_on)
+        names = ("method", "policy", "ratio", "calibrated on")
+        line = lines.setdefault(key, dict(zip(names, key, strict=True)))
+        line[f"on {row.measured_on}"] = row.perplexity
     return list(lines.values())
 
 
@@ -99,40 +91,22 @@ def html(rows: Rows, sweep: Mapping[str, Any]) -> str:
     """Fronts of perplexity against every cost, the whole table, the protocol of every
     evaluation, the sweep itself.
     """
-    parts, sets = [], list(dict.fromkeys(row["measured_on"] for row in rows))
+    parts, sets = [], list(dict.fromkeys(row.measured_on for row in rows))
     if len(sets) > 1:
-        parts.append(
-            report.section(
-                "Calibrated on (down), measured on (across): perplexity",
-                report.table(cross_table(rows)),
-            )
-        )
+        title = "Calibrated on (down), measured on (across): perplexity"
+        parts.append(report.section(title, report.table(cross_table(rows))))
     for measured_on in sets:
-        own = [row for row in rows if row["measured_on"] == measured_on]
+        own = [row for row in rows if row.measured_on == measured_on]
         for axis, name in AXES.items():
-            marks = points(own, axis)
-            if marks:
-                parts.append(
-                    report.section(
-                        f"{measured_on}: perplexity against {name}",
-                        report.scatter(marks, name, "perplexity", log_y=True),
-                    )
-                )
+            drawn = points(own, axis)
+            if drawn:
+                figure = report.scatter(drawn, name, "perplexity", log_y=True)
+                parts.append(report.section(f"{measured_on}: perplexity against {name}", figure))
     parts.append(report.section("All cells", report.table([plain(row) for row in rows])))
     for measured_on in sets:
-        protocol = next(
-            (
-                row["protocol"]
-                for row in rows
-                if row["measured_on"] == measured_on and row.get("protocol")
-            ),
-            {},
-        )
+        own = [row for row in rows if row.measured_on == measured_on]
+        protocol = next((row.protocol for row in own if row.protocol), {})
         parts.append(report.section(f"Protocol: {measured_on}", report.facts(protocol)))
-    parts.append(
-        report.section(
-            "Sweep",
-            report.facts({name: value for name, value in sweep.items() if name != "evaluation"}),
-        )
-    )
+    settings = {name: value for name, value in sweep.items() if name != "evaluation"}
+    parts.append(report.section("Sweep", report.facts(settings)))
     return report.page(f"Sweep of {sweep['model']}", *parts)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import InputError
 from .runs import Run
+from .sweep_rows import SweepRow
 
 
 class Tracker:
@@ -70,26 +71,19 @@ class Tracker:
         account = {} if run.account is None else run.account.to_dict()
         self.log(run.name, run.fields, account | measured)
 
-    def log_sweep(self, rows: Iterable[Mapping[str, Any]], sweep: Mapping[str, Any]) -> None:
+    def log_sweep(self, rows: Iterable[SweepRow], sweep: Mapping[str, Any]) -> None:
         """One run per row of a sweep that was measured. sweep: `Sweep.to_dict()`."""
-        said = ("calibrated_on", "method", "policy", "ratio", "measured_on")
+        settings = ("calibrated_on", "method", "policy", "ratio", "measured_on")
         for row in rows:
-            if row["error"] is None:
-                made = (
-                    "dense"
-                    if row["method"] == "dense"
-                    else "{method} {policy} {ratio:.0%}, {calibrated_on}".format(**row)
-                )
+            if row.error is None:
+                values = row.to_dict()
                 config = {
                     "model": sweep["model"],
-                    **{name: row[name] for name in said},
-                    "protocol": row["protocol"],
+                    **{name: values[name] for name in settings},
+                    "protocol": row.protocol,
                 }
-                self.log(
-                    f"{made} on {row['measured_on']}",
-                    config,
-                    {name: value for name, value in row.items() if name not in config},
-                )
+                figures = {name: value for name, value in values.items() if name not in config}
+                self.log(f"{row.title} on {row.measured_on}", config, figures)
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:

@@ -18,8 +18,24 @@ import pytest
 import lrcore
 from lrcore.cli import main
 from lrcore.runs.sweep_page import cross_table, points, to_csv
+from lrcore.runs.sweep_rows import COLUMNS, SweepRow, named
+from lrcore.runs.sweep_store import cells
 
-module = importlib.import_module("lrcore.runs.sweep")
+MODULES = {
+    name: importlib.import_module(f"lrcore.runs.{module}")
+    for name, module in {
+        "calibrate": "sweep_store",
+        "factorise": "sweep_store",
+        "compress": "sweep_engine",
+        "evaluate": "sweep_store",
+    }.items()
+}
+
+
+def finished(model, sweep, folder):
+    """The rows that the folder has already."""
+    store = lrcore.CellFiles(folder)
+    return [row for cell in cells(model, sweep) for row in store.finished(cell) or ()]
 
 
 @pytest.fixture
@@ -38,7 +54,7 @@ def asked(tiny_llama, story_file):
 def counted(monkeypatch):
     """How often the expensive things are done."""
     counts = {}
-    for name in ("calibrate", "factorise", "compress", "evaluate"):
+    for name, module in MODULES.items():
         plain = getattr(module, name)
 
         def wrapped(*args, name=name, plain=plain, **kwargs):
@@ -53,16 +69,14 @@ def test_one_factorisation_per_method_and_nothing_twice(asked, counted, tmp_path
     model = lrcore.load(asked.base.model)
     rows = lrcore.run_sweep(model, asked, tmp_path)
     assert counted == {"calibrate": 2, "factorise": 2, "compress": 4, "evaluate": 5}
-    assert [(row["method"], row["ratio"]) for row in rows] == [
+    assert [(row.method, row.ratio) for row in rows] == [
         ("dense", 0.0),
         ("a3", 0.2),
         ("a3", 0.4),
         ("svd", 0.2),
         ("svd", 0.4),
     ]
-    assert (
-        lrcore.run_sweep(model, asked, tmp_path) == rows == lrcore.finished(model, asked, tmp_path)
-    )
+    assert lrcore.run_sweep(model, asked, tmp_path) == rows == finished(model, asked, tmp_path)
     assert counted["compress"] == 4
     wider = lrcore.Sweep(
         asked.base, [*asked.methods, "svd_llm"], ratios=asked.ratios, evaluations=asked.evaluations
@@ -76,23 +90,26 @@ def test_a_cell_is_what_its_recipe_gives_alone(asked, tmp_path):
     row = lrcore.run_sweep(model, asked, tmp_path)[2]
     small = lrcore.compress(model, asked.base.with_(method="a3", ratio=0.4))
     assert (
-        row["perplexity"]
-        == lrcore.evaluate(small, asked.base.data, samples=2, seq_len=16).perplexity
+        row.perplexity == lrcore.evaluate(small, asked.base.data, samples=2, seq_len=16).perplexity
     )
-    assert row["parameters"] == small.size.parameters
-    assert row["kv_bytes_per_token"] == small.size.kv_bytes
+    assert row.parameters == small.size.parameters
+    assert row.kv_bytes_per_token == small.size.kv_bytes
+    assert row.measured_kv_bytes_per_token == row.kv_bytes_per_token
+    cost = lrcore.measure_cost(small, row.measured_context)
+    assert row.measured_flops_per_token == cost.flops_decode
+    assert row.flops_per_token == small.account.model.flops_per_token
 
 
 def test_another_seed_or_evaluation_is_another_cell(asked, tmp_path):
     model = lrcore.load(asked.base.model)
     lrcore.run_sweep(model, asked, tmp_path)
     assert (
-        lrcore.finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)[0]["method"]
+        finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)[0].method
         == "dense"
     )
-    assert len(lrcore.finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)) == 1
+    assert len(finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)) == 1
     assert (
-        lrcore.finished(
+        finished(
             model,
             replace(asked, evaluations=(lrcore.EvaluationSettings(asked.base.data, 3, 16),)),
             tmp_path,
@@ -105,8 +122,8 @@ def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(asked, tmp_path):
     rows = lrcore.run_sweep(
         lrcore.load(asked.base.model), replace(asked, base=asked.base.with_(budget="kv")), tmp_path
     )
-    assert [bool(row["error"]) for row in rows] == [False, False, False, True, True]
-    assert "KV cache" in rows[3]["error"]
+    assert [bool(row.error) for row in rows] == [False, False, False, True, True]
+    assert "KV cache" in rows[3].error
     to_csv(rows)
 
 
@@ -138,6 +155,52 @@ def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tm
 def test_wrong_sweeps_are_refused_before_any_work(values, words):
     with pytest.raises(lrcore.InputError, match=words):
         lrcore.Sweep.from_dict(values)
+
+
+class Runs(lrcore.SweepStore):
+    """Keeps models, measures none itself."""
+
+    def __init__(self):
+        self.models, self.kept = {}, {}
+
+    def finished(self, cell):
+        return [] if cell.recipe is None else self.kept.get(cell.key)
+
+    def model(self, cell):
+        return self.models.get(cell.key)
+
+    def keep_model(self, cell, model):
+        self.models[cell.key] = model
+
+    def keep(self, cell, rows):
+        self.kept[cell.key] = rows
+
+
+def test_another_store_is_run_by_the_same_engine(asked, counted, tmp_path):
+    model, store = lrcore.load(asked.base.model), Runs()
+    rows = lrcore.run_sweep(model, asked, store)
+    assert len(rows) == 4
+    store.kept.popitem()
+    assert lrcore.run_sweep(model, asked, store) == rows
+    assert (counted["compress"], counted["evaluate"]) == (4, 5)  # the kept model was measured again
+    files = lrcore.run_sweep(model, asked, tmp_path)[1:]
+    for own, other in zip(rows, files, strict=True):
+        for name in (*named("setting"), *named("planned"), "perplexity", "nll"):
+            assert getattr(own, name) == getattr(other, name), name
+        assert own.measured_flops_per_token is None
+    unmeasured = Runs()
+    assert lrcore.run_sweep(model, replace(asked, evaluations=()), unmeasured) == []
+    assert len(unmeasured.models) == 4
+    with pytest.raises(lrcore.InputError, match="measures nothing"):
+        lrcore.run_sweep(model, replace(asked, evaluations=()), tmp_path)
+
+
+def test_every_column_says_what_it_is():
+    assert {column.kind for column in COLUMNS.values()} == {"setting", "planned", "measured"}
+    assert all(column.about for column in COLUMNS.values())
+    row = SweepRow.of(None, {"parameters": 3}, {"perplexity": 2.0}, measured_on="stories")
+    assert SweepRow.from_dict(json.loads(json.dumps(row.to_dict()))) == row
+    assert not {"kl", "measured_context"} & row.to_dict().keys()
 
 
 def test_a_sweep_is_read_as_it_is_written(asked):
@@ -220,5 +283,5 @@ def test_the_command_writes_csv_json_and_one_page(asked, tmp_path, capsys):
     assert "http" not in page
     assert "<script" not in page
     assert rows[0]["protocol"]["fingerprint"] in page
-    assert len(points(rows, "time")) == 3
+    assert len(points([SweepRow.from_dict(row) for row in rows], "time")) == 3
     assert main(["sweep", str(file), "--ratios", "a"]) == 2

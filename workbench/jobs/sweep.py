@@ -108,4 +108,5 @@ def tables(record: JobRecord, runs: lrcore.Runs) -> dict[str, str]:
         raise lrcore.InputError(
             "There is no table: none of this sweep's runs is there and measured."
         )
-    return lrcore.sweep_tables(own, job.sweep().to_dict())
+    table = [lrcore.SweepRow.from_dict(row) for row in own]
+    return lrcore.sweep_tables(table, job.sweep().to_dict())

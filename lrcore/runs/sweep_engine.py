@@ -1,0 +1,85 @@
+"""Running a sweep: one engine for the command line and the page, which differ in their store."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..compression.allocate import allocate
+from ..compression.compress import compress
+from ..errors import InputError
+from ..models.counting import count_account
+from ..models.load import LoadedModel
+from ..progress import Progress, silent
+from .sweep import Sweep
+from .sweep_rows import SweepRow
+from .sweep_store import Cell, CellFiles, SweepStore, cells
+
+
+def run_sweep(
+    model: LoadedModel,
+    sweep: Sweep,
+    store: str | Path | SweepStore,
+    progress: Progress | None = None,
+) -> list[SweepRow]:
+    """Every cell that the store lacks, one after another; returns the rows of all, those of the
+    dense model first.
+
+    store: a folder stands for `CellFiles` in it. progress is also called with ("sweep", cells done,
+    cells). A cell that cannot be made, such as a KV budget for a method that leaves the cache as it
+    is, becomes a row with its error. Raises InputError where a folder is given and nothing is to be
+    measured.
+    """
+    if not isinstance(store, SweepStore):
+        if not sweep.evaluations:
+            raise InputError("The sweep measures nothing: give at least one evaluation.")
+        store = CellFiles(store)
+    progress, rows, every = progress or silent, [], cells(model, sweep)
+    for done, cell in enumerate(every):
+        progress("sweep", done, len(every))
+        kept = store.finished(cell)
+        if kept is None:
+            kept = _run(model, sweep, cell, store, progress)
+            store.keep(cell, kept)
+        rows += kept
+    progress("sweep", len(every), len(every))
+    return rows
+
+
+def _run(
+    dense: LoadedModel, sweep: Sweep, cell: Cell, store: SweepStore, progress: Progress
+) -> list[SweepRow]:
+    try:
+        model = _made(dense, cell, store, progress)
+    except InputError as error:
+        return [
+            SweepRow.of(cell.recipe, {}, {}, measured_on=data, error=str(error))
+            for data in [one.data for one in sweep.evaluations] or [None]
+        ]
+    account = _account(model, sweep.base.seq_len)
+    costs = store.costs(model, dense, sweep.speed, progress)
+    rows = []
+    for one in sweep.evaluations:
+        figures = {**costs, **store.measure(cell, model, one, progress)}
+        more = {"measured_on": one.data, "context": sweep.base.seq_len}
+        rows.append(SweepRow.of(cell.recipe, account, figures, **more))
+    return rows
+
+
+def _made(dense: LoadedModel, cell: Cell, store: SweepStore, progress: Progress) -> LoadedModel:
+    """The model of a cell: the dense one, one that was kept, or a compressed one."""
+    recipe = cell.recipe
+    if recipe is None:
+        return dense
+    model = store.model(cell)
+    if model is None:
+        factors = store.factors(dense, recipe, progress)
+        model = compress(dense, recipe, factors, allocate(factors, recipe), progress)
+        store.keep_model(cell, model)
+    return model
+
+
+def _account(model: LoadedModel, context: int) -> Mapping[str, Any]:
+    """Size and cost by formula, under the names of the columns."""
+    if model.account is not None:
+        return model.account.model.to_dict() | {"achieved": model.account.achieved}
+    return count_account(model.network, context).to_dict() | {"achieved": 0.0}

@@ -1,0 +1,125 @@
+"""The columns of a sweep's table: one name means one thing on the command line and on the page.
+
+Costs without a prefix are counted by formula; those measured on the running model are called
+`measured_*`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from ..recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds. kind: "setting", "planned" (counted by formula) or "measured".
+
+    optional: left out of a row's plain values where it was not measured.
+    """
+
+    about: str
+    kind: str
+    unit: str = ""
+    optional: bool = False
+
+
+def _setting(about: str, **more: Any) -> Any:
+    return field(metadata={"column": Column(about, "setting")}, **more)
+
+
+def _planned(about: str, unit: str = "") -> Any:
+    return field(default=None, metadata={"column": Column(about, "planned", unit)})
+
+
+def _measured(about: str, unit: str = "", optional: bool = False) -> Any:
+    return field(default=None, metadata={"column": Column(about, "measured", unit, optional)})
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One compressed model, or the dense one, measured on one text. None: not measured.
+
+    The columns are described by their metadata, see `COLUMNS`.
+    """
+
+    calibrated_on: str | None = _setting("calibration data; None for the dense model")
+    method: str = _setting("compression method, or dense")
+    policy: str | None = _setting("allocation policy; None for the dense model")
+    ratio: float = _setting("share to remove")
+    measured_on: str | None = _setting("data set of the evaluation; None: a model not measured")
+    achieved: float | None = _planned("share removed, in what the budget counts", "share")
+    parameters: int | None = _planned("all parameters, tied ones once", "parameters")
+    kv_bytes_per_token: int | None = _planned("KV cache", "bytes/token")
+    flops_per_token: int | None = _planned("one decoded token after `context` others", "FLOPs")
+    context: int | None = _planned("tokens in the cache for flops_per_token", "tokens")
+    measured_kv_bytes_per_token: float | None = _measured("KV cache", "bytes/token", True)
+    measured_flops_per_token: float | None = _measured(
+        "one decoded token after `measured_context` others", "FLOPs", True
+    )
+    measured_context: int | None = _measured("tokens in the cache when measured", "tokens", True)
+    prefill_speedup: float | None = _measured("prefill speed over the dense model's", "", True)
+    decode_speedup: float | None = _measured("decode speed over the dense model's", "", True)
+    perplexity: float | None = _measured("exp of nll")
+    nll: float | None = _measured("mean loss of the predicted tokens", "nats/token")
+    bits_per_byte: float | None = _measured("loss per byte of the text", "bits/byte")
+    nonfinite: int | None = _measured("windows with a loss that is NaN or infinite", "windows")
+    kl: float | None = _measured("KL divergence from the dense model", "nats/token", True)
+    top1: float | None = _measured("tokens with the dense model's top prediction", "share", True)
+    protocol: Mapping[str, Any] | None = _measured("all that the evaluation depends on")
+    error: str | None = _setting("why the model could not be made; None where it was", default=None)
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe | None,
+        account: Mapping[str, Any],
+        figures: Mapping[str, Any],
+        **more: Any,
+    ) -> "SweepRow":
+        """A row of the model made by a recipe, None for the dense one.
+
+        account: size and cost by formula, under the names of the planned columns; figures: an
+        evaluation. Of both, only what is a column is read. more: columns that are in neither, such
+        as `measured_on` and `context`.
+        """
+        if recipe is None:
+            made = {"calibrated_on": None, "method": "dense", "policy": None, "ratio": 0.0}
+        else:
+            made = {
+                "calibrated_on": recipe.data,
+                "method": recipe.method,
+                "policy": recipe.policy,
+                "ratio": recipe.ratio,
+            }
+        planned = {name: account.get(name) for name in named("planned")}
+        measured = {name: figures.get(name) for name in named("measured")}
+        return cls(**made, **{**planned, **measured, **more})
+
+    @property
+    def title(self) -> str:
+        """The model in a few words: "a3 uniform 20%, stories", or "dense"."""
+        if self.method == "dense":
+            return "dense"
+        return f"{self.method} {self.policy} {self.ratio:.0%}, {self.calibrated_on}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without the optional columns that were not measured."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None or not COLUMNS[name].optional
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SweepRow":
+        """What `to_dict` gave."""
+        return cls(**values)
+
+
+COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(SweepRow)}
+
+
+def named(kind: str) -> tuple[str, ...]:
+    """The columns of a kind, in their order."""
+    return tuple(name for name, column in COLUMNS.items() if column.kind == kind)

@@ -1,0 +1,151 @@
+"""Where a sweep keeps what it has made: `SweepStore`, and its cells as files, `CellFiles`."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..calibration.calibrate import calibrate
+from ..compression.evidence.table import measure_evidence
+from ..compression.factorise import Factorisation, factorise
+from ..evaluation.cost import measure_cost, measure_speed
+from ..evaluation.evaluate import evaluate
+from ..evaluation.protocols import EvaluationSettings
+from ..files import write_text
+from ..models.load import LoadedModel
+from ..progress import Progress
+from ..recipe import Recipe
+from .sweep import Sweep
+from .sweep_rows import SweepRow
+
+FORMAT = 2  # of the cells; raise it whenever what is measured changes its meaning
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model of a sweep. number: 0 for the dense one, whose recipe is None; then in the order of
+    `Sweep.cells`. key: names all that its rows depend on.
+    """
+
+    number: int
+    recipe: Recipe | None
+    key: str
+
+    @property
+    def title(self) -> str:
+        """In a few words, for a log."""
+        if self.recipe is None:
+            return "dense model"
+        one = self.recipe
+        return f"{one.method}, {one.policy}, remove {one.ratio:.0%}, calibrated on {one.data}"
+
+
+def cells(model: LoadedModel, sweep: Sweep) -> list[Cell]:
+    """The dense model, then every recipe."""
+    recipes = [None, *sweep.cells()]
+    return [Cell(i, recipe, _key(model, sweep, recipe)) for i, recipe in enumerate(recipes)]
+
+
+def _key(model: LoadedModel, sweep: Sweep, recipe: Recipe | None) -> str:
+    made: dict[str, Any] = {"seq_len": sweep.base.seq_len}  # the context of the dense FLOPs
+    if recipe is not None:
+        options = sorted(recipe.options.items())
+        made = {**recipe.to_dict(), "device": str(model.device), "options": options}
+    evaluations = [asdict(one) for one in sweep.evaluations]
+    parts = [FORMAT, model.fingerprint, model.dtype, made, evaluations, sweep.speed]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+class SweepStore:
+    """What `run_sweep` asks for every cell, in the order of these methods.
+
+    `finished` and `keep` must be written; the others have a default.
+    """
+
+    _factors: tuple[tuple[str, str], Factorisation] | None = None
+
+    def finished(self, cell: Cell) -> list[SweepRow] | None:
+        """The rows of a cell that is made and measured; None where there is something to do."""
+        raise NotImplementedError
+
+    def model(self, cell: Cell) -> LoadedModel | None:
+        """The compressed model of a cell that was kept before it was measured, else None."""
+        del cell
+        return None
+
+    def factors(self, model: LoadedModel, recipe: Recipe, progress: Progress) -> Factorisation:
+        """The factorisation that the next cells share, with the evidence of the recipe's policy;
+        one at a time is held.
+        """
+        key = (recipe.data, recipe.method)
+        if self._factors is None or self._factors[0] != key:
+            calibration = calibrate(model, recipe, progress)
+            made = factorise(model, calibration, recipe.method, progress, recipe.options)
+            self._factors = (key, made)
+        self._factors = (key, measure_evidence(model, self._factors[1], recipe, progress))
+        return self._factors[1]
+
+    def keep_model(self, cell: Cell, model: LoadedModel) -> None:
+        """Called with the compressed model, before it is measured."""
+
+    def costs(
+        self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress
+    ) -> Mapping[str, Any]:
+        """The measured costs, by column. speed: also beside the dense model, in turns."""
+        del model, dense, speed, progress
+        return {}
+
+    def measure(
+        self, cell: Cell, model: LoadedModel, settings: EvaluationSettings, progress: Progress
+    ) -> Mapping[str, Any]:
+        """The figures of one evaluation, by column; others are passed over."""
+        del cell
+        return evaluate(model, settings, progress=progress).to_dict()
+
+    def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
+        """Called with all rows of a cell; where it could not be made, they hold the error."""
+        raise NotImplementedError
+
+
+class CellFiles(SweepStore):
+    """Every finished cell is a file of its own, written under another name and then renamed; its
+    name stands for all that it depends on, so that a restart, or a wider sweep in the same folder,
+    repeats none.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder) / "cells"
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, cell: Cell) -> Path:
+        return self._folder / f"{cell.key}.json"
+
+    def finished(self, cell: Cell) -> list[SweepRow] | None:
+        path = self._path(cell)
+        if not path.is_file():
+            return None
+        return [
+            SweepRow.from_dict(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+        ]
+
+    def costs(
+        self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress
+    ) -> Mapping[str, Any]:
+        cost = measure_cost(model, min(256, (dense.context or 257) - 1))
+        measured = {
+            "measured_kv_bytes_per_token": cost.kv_bytes_per_token,
+            "measured_flops_per_token": cost.flops_decode,
+            "measured_context": cost.context,
+        }
+        if speed:
+            first, own = measure_speed([dense, model], rounds=3, progress=progress)
+            measured["prefill_speedup"] = own.prefill / first.prefill
+            measured["decode_speedup"] = own.decode / first.decode
+        return measured
+
+    def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
+        recipe = None if cell.recipe is None else cell.recipe.to_dict()
+        values = {"rows": [row.to_dict() for row in rows], "recipe": recipe}
+        write_text(self._path(cell), json.dumps(values, indent=1))
