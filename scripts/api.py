@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -67,6 +67,11 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 
+def members(value: Any) -> list[str]:
+    """The names in a table of names, or in a union of classes."""
+    return [getattr(own, "__name__", own) for own in (get_args(value) or value)]
+
+
 def package() -> str:
     """The names of `lrcore.__all__`: functions, classes, and tables of names."""
     public = {name: getattr(lrcore, name) for name in lrcore.__all__}
@@ -98,7 +103,7 @@ def package() -> str:
         + table(
             ("constant", "names"),
             (
-                (f"`lrcore.{name}`", ", ".join(f"`{own}`" for own in value))
+                (f"`lrcore.{name}`", ", ".join(f"`{own}`" for own in members(value)))
                 for name, value in rest.items()
             ),
         )

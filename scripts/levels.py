@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 HEAD = "| level | module | what it holds |\n|---|---|---|\n"
 ROW = re.compile(r"^\| (\d+) \| `([^`]+)` \| (.*) \|$", re.MULTILINE)
-SPLIT = ("lrcore",)  # packages with a row for each of their modules
+SPLIT = ("lrcore", "workbench")  # packages with a row for each of their modules
 Graph = dict[str, set[str]]  # a name, and the names that it imports
 
 
@@ -90,10 +90,11 @@ def rows() -> dict[str, int]:
 
 
 def summary(row: str) -> str:
-    """The first line of a module's docstring, for a row without a description."""
+    """The first sentence of a module's docstring, for a row without a description."""
     path = ROOT / row
     source = (path / "__init__.py" if path.is_dir() else path).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "?").splitlines()[0].rstrip(".")
+    paragraph = (ast.get_docstring(ast.parse(source)) or "?").partition("\n\n")[0]
+    return " ".join(paragraph.split()).partition(". ")[0].rstrip(".")
 
 
 def table(level: Mapping[str, int], known: Mapping[str, str]) -> str:

@@ -58,8 +58,6 @@ def test_no_module_imports_itself_by_way_of_others(package):
         if name.startswith(package)
     }
     circular = sorted(needs.keys() - levels(needs).keys())
-    if package == "workbench" and circular:
-        pytest.xfail("the page still has import circles")
     assert not circular, "these import each other, or something that does"
 
 

@@ -1,0 +1,59 @@
+"""No dead code: what lrcore and workbench define is used by them, by scripts, or is public."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import lrcore
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted(
+    path for folder in ("lrcore", "workbench") for path in (ROOT / folder).rglob("*.py")
+)
+OTHERS = [ROOT / "app.py", *(ROOT / "scripts").rglob("*.py"), *(ROOT / "assets").glob("*.js")]
+CALLED_BY_OTHERS = {"forward", "extra_repr", "describe"}
+"""Methods that torch, transformers or a public object's caller call by name."""
+DOCS = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+
+
+def uses(path: Path) -> set[str]:
+    """The identifiers that a file reads, and strings that are one; an import alone is no use."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return set(re.findall(r"\w+", text))
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= {node.value} if node.value.isidentifier() else set()
+    return names
+
+
+USED = set().union(*map(uses, [*SOURCES, *OTHERS]))
+
+
+def defined(path: Path) -> set[str]:
+    """Functions, classes, methods and module constants of a file, commands left out."""
+    names: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            commands = [ast.unparse(own) for own in node.decorator_list]
+            if not any(".command(" in own or ".callback(" in own for own in commands):
+                names.add(node.name)
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_defined_is_used(path: Path) -> None:
+    public = set(lrcore.__all__) | CALLED_BY_OTHERS
+    public |= set(re.findall(r"`(\w+)\(\)`", DOCS))  # methods of public classes, listed in api.md
+    assert not {name for name in defined(path) - public if name not in USED}
