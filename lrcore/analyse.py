@@ -1,6 +1,4 @@
-"""Analysis: the spectra of every layer, by component and by matrix, of the weights alone and of
-what the data makes of them.
-"""
+"""Analysis: spectra of every layer by component and by matrix, raw and activation-aware."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,9 +33,9 @@ Kind = Literal["raw", "aware"]
 class Analysis:
     """Singular values by (layer, name, kind), each [heads or 1, k], descending along k.
 
-    name is a component ("qk", "ov", "mlp") or a matrix ("q", "k", "v", "o", "gate", "up", "down").
-    kind is "raw" (the weights alone) or "aware" (weighted by the calibration activations: what is
-    lost at a rank is an error of the component's output).
+    name: a component ("qk", "ov", "mlp") or a matrix ("q", "k", "v", "o", "gate", "up", "down").
+    kind: "raw" (the weights alone) or "aware" (weighted by the calibration activations, so that the
+    loss at a rank is an error of the component's output).
     """
 
     spectra: dict[tuple[int, str, str], Tensor]
@@ -53,15 +51,20 @@ class Analysis:
         return tuple(name for name in MATRICES if (0, name, "raw") in self.spectra)
 
     def heads(self, layer: int, name: str) -> int:
-        """Number of heads solved one by one; 0 where the slot is one matrix."""
+        """Number of heads solved one by one; 0 where the slot is one matrix.
+
+        Raises InputError where the layer or the name is unknown.
+        """
         count = self._entry(layer, name, "aware").shape[0]
         return count if count > 1 else 0
 
     def values(
         self, layer: int, name: str, kind: Kind = "aware", head: int | None = None
     ) -> np.ndarray:
-        """Singular values, descending, float64 [k]; of one head, or of all heads pooled (root of
-        summed squares at each rank).
+        """Singular values, descending, float64 [k], of one head or of all heads pooled.
+
+        Pooled: the root of the summed squares at each rank. Raises InputError where the layer,
+        name, kind or head is unknown.
         """
         entry = self._entry(layer, name, kind)
         if head is None:
@@ -84,20 +87,18 @@ class Analysis:
         return self.spectra[layer, name, kind]
 
     def table(self, threshold: float = 0.9) -> "pd.DataFrame":
-        """One row per layer, name and kind with its rank measures; energy_rank is the rank that
-        holds `threshold` (0, 1] of the energy.
+        """Rank measures, one row per layer, name and kind.
+
+        energy_rank: the rank that holds `threshold` (0, 1] of the energy.
         """
         table = self._measures.copy()
-        table.insert(
-            5,
-            "energy_rank",
-            [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()],
-        )
+        ranks = [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()]
+        table.insert(5, "energy_rank", ranks)
         return table
 
     @cached_property
     def _measures(self) -> "pd.DataFrame":
-        """The table without the energy rank: what no threshold moves is measured once."""
+        """The table without the energy rank, which alone depends on the threshold."""
         rows = []
         for (layer, name, kind), entry in self.spectra.items():
             values = pooled(entry)
@@ -119,29 +120,31 @@ class Analysis:
 def analyse(
     model: LoadedModel, calibration: Calibration, progress: Progress | None = None
 ) -> Analysis:
-    """The spectra of every layer. Raw and activation-aware, by component and by matrix."""
+    """The spectra of every layer, raw and activation-aware, by component and by matrix."""
     progress = progress or silent
     total = len(decoder_layers(model.network))
     spectra: dict[tuple[int, str, str], Tensor] = {}
     for index in range(total):
         progress("analyse", index, total)
         layer, moments = read_layer(model.network, index), calibration.moments(index)
-        for kind, found in (("raw", raw_values(layer)), ("aware", aware_values(layer, moments))):
-            spectra |= {(index, name, kind): values.cpu() for name, values in found.items()}
+        for kind, own in (("raw", raw_values(layer)), ("aware", aware_values(layer, moments))):
+            spectra |= {(index, name, kind): values.cpu() for name, values in own.items()}
     progress("analyse", total, total)
     return Analysis(spectra, calibration.block_influence, calibration.protocol, total)
 
 
 def raw_values(layer: Layer) -> dict[str, Tensor]:
-    """Singular values of `W_q,i^T W_k` and `W_o,i W_v` per head, neuron norms `|row| |column|`
-    of the MLP, and of each matrix alone.
+    """Singular values of the weights alone, [heads or 1, k], by component and matrix.
+
+    Of `W_q,i^T W_k` and `W_o,i W_v` per head, of each matrix, and the norms `|row| |column|` of the
+    MLP's neurons.
     """
     a = layer.attention
     q, k, v = (
         heads(p.weight.double(), count) for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv))
     )
     out = output_heads(a.o.weight.double(), a.n_q)
-    found = {
+    values = {
         "qk": _product_values(symmetric(q @ q.mT), symmetric(k @ k.mT), a.group),
         "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
     }
@@ -149,45 +152,44 @@ def raw_values(layer: Layer) -> dict[str, Tensor]:
         rows = (layer.mlp.up.weight.double() ** 2).sum(1)
         if layer.mlp.gate is not None:
             rows = rows + (layer.mlp.gate.weight.double() ** 2).sum(1)
-        found["mlp"] = _neurons(rows, layer.mlp)
-    return found | {
+        values["mlp"] = _neurons(rows, layer.mlp)
+    return values | {
         name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0)
         for name, p in layer.matrices().items()
     }
 
 
 def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
-    """The same weighted by the activations: of the scores (before rotary), the attention output,
-    the MLP output, each matrix's output.
+    """Activation-aware singular values, [heads or 1, k], by component and matrix.
+
+    They weight the scores before rotary embedding, the attention's output, the MLP's output, and
+    the output of each matrix.
     """
     a = layer.attention
     out = output_heads(a.o.weight.double(), a.n_q)
-    found = {
+    values = {
         "qk": _product_values(head_gram(a, "q", moments), head_gram(a, "k", moments), a.group),
         "ov": _root_values(symmetric(out.mT @ out), output_gram(a, moments)),
     }
     if layer.mlp is not None:
-        found["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
-    return found | {
+        values["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
+    return values | {
         name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0)
         for name, p in layer.matrices().items()
     }
 
 
 def _neurons(squares: Tensor, mlp: MLP) -> Tensor:
-    """Norm of each neuron's share of the output, `sqrt(squares_j) |column_j|`, descending.
+    """Norm of each neuron's share of the output, `sqrt(squares_j) |column_j|`, descending [1, d_f].
 
-    [1, d_f]
+    squares [d_f].
     """
-    return (
-        (squares * column_squares(mlp.down.weight)).sqrt().sort(descending=True).values.unsqueeze(0)
-    )
+    norms = (squares * column_squares(mlp.down.weight)).sqrt()
+    return norms.sort(descending=True).values.unsqueeze(0)
 
 
 def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
-    """Singular values of `L_i^{1/2} R_g^{1/2}` for Grams of query heads [n_q, s, s] and kv heads
-    [n_kv, s, s]. Returns [n_q, s].
-    """
+    """Singular values of `L_i^{1/2} R_g^{1/2}`, [n_q, s]; left [n_q, s, s], right [n_kv, s, s]."""
     return _root_values(left, right.repeat_interleave(group, 0))
 
 

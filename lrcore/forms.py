@@ -1,12 +1,9 @@
-"""The forms in which a factor is stored where a plain tensor would waste memory.
+"""Compact forms of a matrix: with an identity block, block-diagonal, sparse, 4-/8-bit quantised.
 
-Each knows its dense matrix and how to apply itself.
-
-A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. What is known without being stored
-(identity blocks, zeros) is never stored: `parameters` counts the numbers kept. Orders of columns
-and rows are int32 and not counted, as kept rotary pairs are not.
-Codes count as the numbers they stand for, whatever their width; an index of a sparse entry counts
-like the entry.
+A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. Identity blocks and zeros are not
+stored, and `parameters` counts the stored numbers. Permutations are int32 and not counted, as kept
+rotary pairs are not. A quantised weight counts as one number whatever its bits; the index of a
+sparse entry counts as one more.
 """
 
 import math
@@ -20,12 +17,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class IdentityColumns:
-    """Per head `[I, R]` up to the order of the columns (LatentLLM eq. 9), heads stacked along the
-    rows and reading the same input.
+    """Per head `[I, R]` with permuted columns (LatentLLM eq. 9), heads stacked along the rows.
 
-    rest R [heads, s, n - s]; order [heads, n]: the columns of the identity, then those of R.
-    `s (n - s)` numbers per head instead of `s n`. Where s > n a head is `[I; 0]` with n columns,
-    rest is [heads, s, 0] and nothing is stored.
+    All heads read the same input. rest R [heads, s, n - s]; order [heads, n]: the columns of the
+    identity, then those of R. `s (n - s)` numbers per head instead of `s n`. Where s > n a head is
+    `[I; 0]` with n columns, rest is [heads, s, 0] and nothing is stored.
     """
 
     rest: Tensor
@@ -55,11 +51,10 @@ class IdentityColumns:
 
 @dataclass(frozen=True, eq=False)
 class IdentityRows:
-    """Per head `[I; R]` up to the order of the rows, heads block-diagonal: head h reads its own
-    slice of the input.
+    """Per head `[I; R]` with permuted rows, heads block-diagonal: head h reads its own input slice.
 
-    rest R [heads, s - r, r]; place [heads, s]: for every row, where it stands in `[I; R]`.
-    `r (s - r)` numbers per head instead of `s r`.
+    rest R [heads, s - r, r]; place [heads, s]: the index of every row in `[I; R]`. `r (s - r)`
+    numbers per head instead of `s r`.
     """
 
     rest: Tensor
@@ -85,10 +80,7 @@ class IdentityRows:
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonal:
-    """blocks [heads, s, r] along the diagonal: head h reads its own slice of the input.
-
-    No zeros are stored.
-    """
+    """blocks [heads, s, r] along the diagonal: head h reads its own slice of the input."""
 
     blocks: Tensor
     WEIGHTS: ClassVar = ("blocks",)
@@ -110,9 +102,7 @@ class BlockDiagonal:
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """Some entries of a matrix of the given shape: values [k], index [k] int32 into the rows
-    laid end to end. The rest is zero.
-    """
+    """A sparse matrix of the given shape: values [k], index [k] int32 into the flattened matrix."""
 
     values: Tensor
     index: Tensor
@@ -125,21 +115,21 @@ class Sparse:
         return 2 * self.values.numel()
 
     def apply(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]; the matrix exists for the length of the product."""
-        flat = self.values.new_zeros(self.shape[0] * self.shape[1]).index_copy(
-            0, self.index.long(), self.values
-        )
+        """[..., in] -> [..., out]; the dense matrix exists during the product only."""
+        zeros = self.values.new_zeros(self.shape[0] * self.shape[1])
+        flat = zeros.index_copy(0, self.index.long(), self.values)
         return torch.nn.functional.linear(x, flat.view(*self.shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A matrix, plain or of another form, whose numbers are codes of `bits` bits (LatentLLM eq.
-    241-242): `low + step * code` per chunk.
+    """Quantised weights, `low + step * code` per group (LatentLLM eq. 241-242), of a plain matrix
+    or of another form.
 
-    codes uint8, two to a byte where bits <= 4; low, step [chunks], chunks of `chunk` numbers in the
-    order in which they lie in `whole`. inner: the kind of the form, "dense" for a plain matrix;
-    whole: the shape of its numbers; order: its order, empty where it has none.
+    codes uint8 [n], two to a byte where bits <= 4: the quantised weights. low, step [groups]: zero
+    point and scale of every `chunk` numbers of the flattened `whole`. inner: the kind of the form,
+    "dense" for a plain matrix; whole: the shape of its numbers; order: its permutation, empty where
+    it has none.
     """
 
     codes: Tensor
@@ -155,22 +145,17 @@ class Quantised:
 
     @property
     def matrix(self) -> "Matrix":
-        """The matrix that the codes stand for."""
+        """The dequantised matrix [out, in], or form."""
         count = math.prod(self.whole)
-        codes = (
-            self.codes
-            if self.bits > 4
-            else torch.stack((self.codes & 15, self.codes >> 4), 1).flatten()[:count]
-        )
+        codes = self.codes
+        if self.bits <= 4:
+            codes = torch.stack((codes & 15, codes >> 4), 1).flatten()[:count]
         low, step = (t.repeat_interleave(self.chunk)[:count] for t in (self.low, self.step))
         numbers = (low + step * codes.to(self.low.dtype)).view(*self.whole)
         if self.inner == "dense":
             return numbers
-        return (
-            FORMS[self.inner](numbers, self.order)
-            if self.order.numel()
-            else FORMS[self.inner](numbers)
-        )
+        orders = (self.order,) if self.order.numel() else ()
+        return FORMS[self.inner](numbers, *orders)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -180,18 +165,18 @@ class Quantised:
             return self.order.numel(), self.whole[0] * self.whole[2]
         if self.inner == "block_diagonal":
             return self.whole[0] * self.whole[1], self.whole[0] * self.whole[2]
-        return self.whole
+        return self.whole[0], self.whole[1]
 
     @property
     def parameters(self) -> int:
         return math.prod(self.whole)
 
     def apply(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]; the numbers exist for the length of the product."""
+        """[..., in] -> [..., out]; the dequantised matrix exists during the product only."""
         matrix = self.matrix
-        return (
-            torch.nn.functional.linear(x, matrix) if isinstance(matrix, Tensor) else matrix.apply(x)
-        )
+        if isinstance(matrix, Tensor):
+            return torch.nn.functional.linear(x, matrix)
+        return matrix.apply(x)
 
 
 Form = IdentityColumns | IdentityRows | BlockDiagonal | Sparse | Quantised
@@ -206,9 +191,7 @@ FORMS: dict[str, type[Form]] = {
 
 
 def extremes(chunks: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """low and step [n] of grids between the least and the largest of each chunk [n, size]
-    (LatentLLM eq. 242).
-    """
+    """low [n] and step [n] of min-max quantisation of groups [n, size] (LatentLLM eq. 242)."""
     low = chunks.amin(1)
     return low, (chunks.amax(1) - low) / (2**bits - 1)
 
@@ -219,42 +202,28 @@ def quantise(
     chunk: int,
     grid: Callable[[Tensor, int], tuple[Tensor, Tensor]] = extremes,
 ) -> Matrix:
-    """The numbers of a matrix as codes of 1 to 8 bits, each the nearest place of its chunk's even
-    grid.
+    """A matrix [out, in] with its numbers rounded to the even grid of their group, 1 to 8 bits.
 
-    A form whose numbers are all left out, or that is made of codes or of sparse entries already,
-    stays as it is.
+    chunk: numbers per group. grid: groups [n, chunk] and bits to low [n] and step [n]. A form
+    without stored numbers, a sparse one and one that is quantised already stay as they are.
     """
     if isinstance(matrix, Quantised | Sparse):
         return matrix
-    dense_kind = isinstance(matrix, Tensor)
-    parts = {"": matrix} if dense_kind else tensors_of(matrix)
+    kind = "dense" if isinstance(matrix, Tensor) else kind_of(matrix)
+    parts = {"": matrix} if isinstance(matrix, Tensor) else tensors_of(matrix)
     numbers, *orders = parts.values()
     if not numbers.numel():
         return matrix
     flat = numbers.flatten()
     padded = torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
     low, step = grid(padded, bits)
-    codes = (
-        ((padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None])
-        .round()
-        .clamp(0, 2**bits - 1)
-    )
-    codes = codes.to(torch.uint8).flatten()[: len(flat)]
+    scaled = (padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None]
+    codes = scaled.round().clamp(0, 2**bits - 1).to(torch.uint8).flatten()[: len(flat)]
     if bits <= 4:
         pairs = torch.nn.functional.pad(codes, (0, len(codes) % 2)).view(-1, 2)
         codes = pairs[:, 0] | pairs[:, 1] << 4
     order = orders[0] if orders else torch.empty(0, dtype=torch.int32, device=numbers.device)
-    return Quantised(
-        codes,
-        low,
-        step,
-        order,
-        "dense" if dense_kind else kind_of(matrix),
-        tuple(numbers.shape),
-        bits,
-        chunk,
-    )
+    return Quantised(codes, low, step, order, kind, tuple(numbers.shape), bits, chunk)
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:
@@ -270,12 +239,12 @@ def kind_of(form: Form) -> str:
 
 
 def tensors_of(form: Form) -> dict[str, Tensor]:
-    """The tensors of a form by field name."""
+    """The tensors [...] of a form by field name."""
     return {name: value for name, value in _values(form).items() if isinstance(value, Tensor)}
 
 
 def settings_of(form: Form) -> dict[str, Any]:
-    """What a form holds besides tensors, by field name: words and whole numbers."""
+    """What a form holds besides tensors, by field name: strings, integers and shapes."""
     return {name: value for name, value in _values(form).items() if not isinstance(value, Tensor)}
 
 
@@ -284,7 +253,7 @@ def _values(form: Form) -> dict[str, Any]:
 
 
 def dense(matrix: Matrix) -> Tensor:
-    """The matrix itself, [out, in]."""
+    """The dense matrix [out, in]."""
     if isinstance(matrix, Tensor):
         return matrix
     first = next(t for t in tensors_of(matrix).values() if t.is_floating_point())
@@ -292,15 +261,15 @@ def dense(matrix: Matrix) -> Tensor:
 
 
 def count(matrix: Matrix) -> int:
-    """The numbers that the matrix keeps."""
+    """How many numbers are stored of a matrix [out, in]."""
     return matrix.numel() if isinstance(matrix, Tensor) else matrix.parameters
 
 
 def cast(matrix: Matrix, dtype: torch.dtype) -> Matrix:
-    """The same matrix with its numbers in another dtype; orders stay whole numbers."""
+    """A matrix [out, in] with its numbers in another dtype; integers stay as they are."""
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
-    moved = {
+    tensors = {
         name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors_of(matrix).items()
     }
-    return type(matrix)(**moved, **settings_of(matrix))
+    return type(matrix)(**tensors, **settings_of(matrix))

@@ -1,6 +1,8 @@
 """Text from a model, piece by piece. Closing the iterator stops the work at the next token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +11,41 @@ from transformers import PreTrainedTokenizerBase
 from .errors import InputError
 from .models.load import LoadedModel
 
-_REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are no whole character yet
+_REPLACEMENT = "\ufffd"  # what a tokenizer shows for the bytes of an unfinished character
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Sampling settings, named and checked as in transformers' GenerationConfig.
+
+    max_new_tokens >= 1. temperature >= 0; 0 is greedy. top_p in (0, 1]: the nucleus sampled from.
+    seed: of a generator of its own, so the same seed gives the same text whatever else runs.
+    Raises InputError where a value is out of range.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise InputError(f"temperature must be 0 (greedy) or larger, got {self.temperature!r}.")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must lie in (0, 1], got {self.top_p!r}.")
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens!r}.")
+
+    @classmethod
+    def of(
+        cls, settings: "GenerationSettings | None", fields: Mapping[str, Any]
+    ) -> "GenerationSettings":
+        """The settings with some fields replaced, the defaults where None is given."""
+        return replace(settings or cls(), **fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, as keyword arguments of `stream` and `generate`."""
+        return asdict(self)
 
 
 def stream(
@@ -20,25 +56,18 @@ def stream(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yield the continuation of `prompt` as it is made.
+    """Yield the continuation of `prompt` piece by piece; the settings of `GenerationSettings`.
 
-    temperature 0 is greedy; above 0 it samples from the top_p nucleus, (0, 1], with a generator of
-    its own: the same seed gives the same text whatever else runs. Ends after max_new_tokens, at an
-    end-of-sequence token, or when the model's context is full.
-    Raises InputError at once for an empty prompt, one that fills the context, or values out of
-    range.
+    Ends after max_new_tokens, at an end-of-sequence token, or when the model's context is full.
+    Raises InputError, before the first piece, where the prompt is empty or fills the context, or a
+    setting is out of range.
     """
-    if not temperature >= 0:
-        raise InputError(f"temperature must be 0 (greedy) or larger, got {temperature!r}.")
-    if not 0 < top_p <= 1:
-        raise InputError(f"top_p must lie in (0, 1], got {top_p!r}.")
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens!r}.")
+    settings = GenerationSettings(max_new_tokens, temperature, top_p, seed)
     ids = _prompt_ids(model, prompt)
-    room = (
-        max_new_tokens if model.context is None else min(max_new_tokens, model.context - len(ids))
-    )
-    return _pieces(model, ids, room, temperature, top_p, seed)
+    if model.context is not None:
+        most = min(max_new_tokens, model.context - len(ids))
+        settings = replace(settings, max_new_tokens=most)
+    return _pieces(model, ids, settings)
 
 
 def generate(
@@ -49,15 +78,18 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> str:
-    """The continuation that `stream` yields, as one string, without the prompt."""
+    """The continuation that `stream` yields, as one string without the prompt.
+
+    Raises InputError as `stream` does.
+    """
     return "".join(stream(model, prompt, max_new_tokens, temperature, top_p, seed))
 
 
 class Decoder:
-    """Tokens in, text out, so that the pieces joined are the text of all tokens decoded together.
+    """Incremental decoding: the pieces joined are the text of all tokens decoded together.
 
-    A character split over several tokens comes out whole, with the last of them; a token's leading
-    space is kept because each token is decoded together with the ones before it.
+    A character split over several tokens is returned whole, with the last of them. A token's
+    leading space is kept, because each token is decoded together with the ones before it.
     """
 
     def __init__(
@@ -72,27 +104,24 @@ class Decoder:
         return self._advance(final=False)
 
     def rest(self) -> str:
-        """What is left at the end: the marks of bytes that never became a character."""
+        """The text left at the end: replacement characters for bytes that form no character."""
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        before, now = (
-            self._text(self._ids[self._start : self._read]),
-            self._text(self._ids[self._start :]),
-        )
+        before = self._text(self._ids[self._start : self._read])
+        now = self._text(self._ids[self._start :])
         if now.endswith(_REPLACEMENT) and not final:
             return ""
         self._start, self._read = self._read, len(self._ids)
         return now[len(before) :]
 
     def _text(self, ids: list[int]) -> str:
-        return (
-            self._tokenizer.decode(
-                ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
-            )
-            if ids
-            else ""
+        if not ids:
+            return ""
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
         )
+        return text
 
 
 def _prompt_ids(model: LoadedModel, prompt: str) -> list[int]:
@@ -109,15 +138,13 @@ def _prompt_ids(model: LoadedModel, prompt: str) -> list[int]:
     return ids
 
 
-def _pieces(
-    model: LoadedModel, ids: list[int], room: int, temperature: float, top_p: float, seed: int
-) -> Iterator[str]:
-    generator = torch.Generator().manual_seed(seed)
+def _pieces(model: LoadedModel, ids: list[int], settings: GenerationSettings) -> Iterator[str]:
+    generator = torch.Generator().manual_seed(settings.seed)
     decoder, ends = Decoder(model.tokenizer, ids), _ends(model)
     fresh, cache = torch.tensor([ids], device=model.device), None
-    for _ in range(room):
+    for _ in range(settings.max_new_tokens):
         logits, cache = _step(model, fresh, cache)
-        token = _choose(logits, temperature, top_p, generator)
+        token = _choose(logits, settings, generator)
         if token in ends:
             break
         piece = decoder.add(token)
@@ -139,20 +166,19 @@ def _step(model: LoadedModel, fresh: Tensor, cache: object | None) -> tuple[Tens
     return out.logits[0, -1].float().cpu(), out.past_key_values
 
 
-def _choose(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+def _choose(logits: Tensor, settings: GenerationSettings, generator: torch.Generator) -> int:
+    """The next token by logits [vocab]."""
     if not bool(torch.isfinite(logits.max())):
         raise InputError(
             "The model's output is not finite, so there is no next token. Try dtype float32, or a "
             "lower ratio."
         )
-    if temperature == 0:
+    if settings.temperature == 0:
         return int(logits.argmax())
-    shares, order = torch.softmax(logits.double() / temperature, 0).sort(
-        descending=True, stable=True
-    )
-    kept = (
-        shares.cumsum(0) - shares < top_p
-    )  # the smallest set that reaches top_p; always the first
+    probabilities = torch.softmax(logits.double() / settings.temperature, 0)
+    shares, order = probabilities.sort(descending=True, stable=True)
+    # the smallest set that reaches top_p; never empty
+    kept = shares.cumsum(0) - shares < settings.top_p
     return int(order[torch.multinomial(shares * kept, 1, generator=generator)])
 
 

@@ -1,8 +1,8 @@
-"""One decoder layer as frozen values: what every method reads and returns.
+"""One decoder layer as frozen values: the input and output of every method.
 
 Convention: row activations and `torch.nn.Linear` weights, `y = W x + b` with `W: [out, in]`. Heads
 are stacked along the rows of the query, key and value weights and along the columns of the output
-weight. Tensors only; nothing here knows a model.
+weight. Tensors only; no model is needed.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -28,13 +28,10 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A factored projection `y = up (down x) + bias`.
+    """A factored projection `y = up (down x) + sparse x + bias`.
 
-    down [r, in]; up [out, r], plain tensors or stored forms; bias [out] or None.
-
-    sparse [out, in], where there is one, adds `sparse x`.
-    Several projections of a layer may hold the same `down`: it is then stored once, and counted
-    once.
+    down [r, in]; up [out, r], plain tensors or stored forms; bias [out] or None; sparse [out, in]
+    or None. Several projections of a layer may share one `down`: it is stored and counted once.
     """
 
     down: Matrix
@@ -44,7 +41,7 @@ class LowRank:
 
     @property
     def weight(self) -> Tensor:
-        """The dense product, and the sparse term, [out, in]."""
+        """The dense matrix [out, in]: the product, and the sparse term."""
         product = dense(self.up) @ dense(self.down)
         return product if self.sparse is None else product + dense(self.sparse)
 
@@ -59,8 +56,9 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A projection `y = M x + bias` whose matrix [out, in] is kept in a stored form, such as
-    codes; bias [out] or None.
+    """A projection `y = M x + bias` whose matrix [out, in] has a stored form, such as quantised.
+
+    bias [out] or None.
     """
 
     form: Form
@@ -107,24 +105,20 @@ class Attention:
 
     q [n_q * qk_size, d], k [n_kv * qk_size, d], v [n_kv * v_size, d], o [d, n_q * v_size]. Query
     head i reads kv head i // group.
-    scale multiplies the scores and never changes with the rank. position says what is applied
-    between projection and score:
-    "rotary" rotates the pairs (j, j + head_size / 2); "none" covers absolute and learned positions,
-    which act on the input.
-    rotary_pairs [n_kv, qk_size / 2] names the original pair that each kept pair came from; None
-    while all are kept.
-    A head that turns only in part has its other columns in pairs of angle zero, so that the layout
-    is that of a whole rotary head.
+    scale: multiplies the scores; independent of the rank.
+    position: "rotary" rotates the pairs (j, j + head_size / 2) between projection and score; "none"
+    covers absolute and learned positions, which act on the input. A partial rotary embedding has
+    the other columns in pairs of angle zero, in the layout of a whole rotary head.
+    rotary_pairs [n_kv, qk_size / 2]: the original index of each kept pair; None while all are kept.
     qk_norm: queries and keys are normalised over a head or over the whole width before rotary;
     qk_size then stays head_size.
-    softcap c: scores become c tanh(score / c). window: keys a query sees at most, where the
-    attention itself sees to that.
-    frequencies [head_size / 2]: radians per place by which the original pairs are turned; None
-    without rotary.
-    latent: where k or v is `LowRank`, the cache holds its latent `down x` instead of the state; one
-    latent where they share it.
-    summed: every query head has values of its own and one output projection serves the sum of the
-    head outputs; v is then [n_q * v_size, d] and o [d, v_size].
+    softcap c: scores become c tanh(score / c). window: the most keys a query sees, where the
+    attention itself applies the sliding window.
+    frequencies [head_size / 2]: radians per position of the original pairs; None without rotary.
+    latent: the cache holds `down x` instead of the state where k or v is `LowRank`; once where they
+    share it.
+    summed: every query head has its own values, and one output projection is applied to the sum of
+    the head outputs; v is then [n_q * v_size, d] and o [d, v_size].
     channel: only where k is a cached latent and positions are rotary.
     """
 
@@ -155,12 +149,12 @@ class Attention:
 
     @property
     def n_v(self) -> int:
-        """Heads of values: one per query head where they are summed."""
+        """Value heads: one per query head where they are summed, else one per kv head."""
         return self.n_q if self.summed else self.n_kv
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the cache holds per token."""
+        """Cached numbers per token."""
         if self.latent and _one_latent(self.k, self.v):
             assert isinstance(self.k, LowRank)
             return self.k.rank
@@ -183,7 +177,7 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One decoder layer: its index, attention and MLP; no MLP where experts take its place."""
+    """One decoder layer: its index, attention and MLP; mlp is None in a layer of experts."""
 
     index: int
     attention: Attention
@@ -191,16 +185,12 @@ class Layer:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components that can be narrowed: no QK where queries and keys are normalised, no
-        MLP where there is none.
-        """
+        """The components that can be narrowed: no "qk" under a query-key norm, no absent "mlp"."""
         possible = {"qk": self.attention.qk_norm is None, "ov": True, "mlp": self.mlp is not None}
         return tuple(name for name, there in possible.items() if there)
 
     def matrices(self) -> dict[str, Projection]:
-        """The projections by name, in the order of the forward pass; "gate" only where there is
-        one.
-        """
+        """The projections by name, in forward order; without those that the layer lacks."""
         a, m = self.attention, self.mlp
         named: dict[str, Projection | None] = {"q": a.q, "k": a.k, "v": a.v, "o": a.o}
         if m is not None:
@@ -208,7 +198,7 @@ class Layer:
         return {name: projection for name, projection in named.items() if projection is not None}
 
     def with_matrices(self, **changed: Projection) -> "Layer":
-        """A copy with some projections exchanged; sizes stay as they are."""
+        """A copy with some projections replaced; sizes stay as they are."""
         outer: dict[str, Any] = {name: p for name, p in changed.items() if name in "qkvo"}
         inner: dict[str, Any] = {name: p for name, p in changed.items() if name not in outer}
         attention, mlp = replace(self.attention, **outer), self.mlp
@@ -219,9 +209,7 @@ class Layer:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of all projections, what they share counted once, and of the rotary
-        channel.
-        """
+        """Weights and biases of the projections, shared ones once, and of the rotary channel."""
         channel = self.attention.channel
         return _kept(*self.matrices().values()) + (0 if channel is None else channel.parameters)
 
@@ -244,8 +232,8 @@ def same_matrix(a: Matrix, b: Matrix) -> bool:
 
 
 def _kept(*projections: Projection) -> int:
-    """How many numbers the projections keep together, what they share counted once."""
-    kept = {}
+    """How many numbers the projections store together, shared ones counted once."""
+    kept: dict[Any, int] = {}
     for p in projections:
         for part in (getattr(p, field.name) for field in fields(p)):
             if part is not None:
@@ -255,12 +243,12 @@ def _kept(*projections: Projection) -> int:
 
 
 def heads(weight: Tensor, count: int) -> Tensor:
-    """Rows of a query, key or value weight by head: [count * size, ...] -> [count, size, ...]."""
+    """Rows of a query, key or value weight by head, [count * size, ...] -> [count, size, ...]."""
     return weight.reshape(count, -1, *weight.shape[1:])
 
 
 def output_heads(weight: Tensor, count: int) -> Tensor:
-    """Columns of an output weight by head: [d, count * size] -> [count, d, size]."""
+    """Columns of an output weight by head, [d, count * size] -> [count, d, size]."""
     return weight.reshape(weight.shape[0], count, -1).transpose(0, 1)
 
 
@@ -272,14 +260,13 @@ def merge_output_heads(weight: Tensor) -> Tensor:
 def map_rows(linear: Linear, maps: Tensor, dtype: torch.dtype | None = None) -> Linear:
     """Apply a small map to each head's state: weight `T_h W_h`, bias `T_h b_h`.
 
-    maps [heads, r, size] -> rows heads * r.
+    maps T [heads, r, size]; the result's weight is [heads * r, d]. dtype: of the result, the
+    linear's own by default.
     """
     dtype = dtype or linear.weight.dtype
     count = maps.shape[0]
     weight = maps @ heads(linear.weight.to(maps.dtype), count)  # [heads, r, d]
-    bias = (
-        None
-        if linear.bias is None
-        else (maps @ heads(linear.bias.to(maps.dtype), count).unsqueeze(-1)).flatten()
-    )
-    return Linear(weight.flatten(0, 1).to(dtype), None if bias is None else bias.to(dtype))
+    bias = None
+    if linear.bias is not None:
+        bias = (maps @ heads(linear.bias.to(maps.dtype), count).unsqueeze(-1)).flatten().to(dtype)
+    return Linear(weight.flatten(0, 1).to(dtype), bias)

@@ -1,6 +1,4 @@
-"""The model families, one row each: where a decoder layer keeps its projections, and what is
-applied between them.
-"""
+"""The model families, one row each: where a decoder layer keeps its projections, norms, options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,26 +9,25 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family as data.
+    """A model family as data.
 
     Paths are dotted and relative: layers to the model, norms to the attention, the rest to one
-    decoder layer.
-
-    Projections that share a path share a matrix. qkv says how its rows lie: "apart" (three
-    matrices), "stacked" (all of q, then k, then v) or "by_head" (q, k and v of the first head, then
-    of the second). A gate that shares the path of `up` lies before it.
-    scale, activation, softcap and window name a field: of the attention module, and of the config.
-    norms are applied to queries and keys before rotary, over a head or over the whole width. kernel
-    is the attention of transformers that the family runs with.
-    experts: an MLP of experts takes the place of some or all MLPs. norm_after: what a component
-    gives is normed before it is added.
-    width: the field of the config that holds the MLP's width, None where it follows from another.
-    requires: fields of the config and the only value of each that is supported. note: what a user
-    should know.
-    The residual stream: block_norms of attention and MLP, last_norm before the head, norm_offset
-    added to the weight of a norm; positions, an embedding that is added to that of the tokens;
-    feed, what the MLP is made of where it is no module of its own. sequential: fields of the config
-    with which a layer is attention and then MLP, each x + f(norm(x)); None where it never is.
+    decoder layer. Projections that share a path share a matrix.
+    qkv: layout of the rows, "apart" (three matrices), "stacked" (all of q, then k, then v) or
+    "by_head" (q, k and v of the first head, then of the second). A gate that shares the path of
+    `up` comes before it.
+    scale: field of the attention module; activation, softcap, window: fields of the config.
+    norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
+    kernel: the attn_implementation of transformers that the family runs with.
+    experts: some or all MLPs are mixtures of experts. norm_after: a component's output is
+    normalised before it is added to the stream.
+    width: field of the config with the MLP's width, None where it follows from another field.
+    requires: fields of the config and their only supported values. note: shown to users.
+    block_norms: the norms before attention and MLP. last_norm: the norm before the head.
+    norm_offset: added to the weight of a norm. positions: an embedding added to that of the tokens.
+    feed: the parts of an MLP that is no module of its own.
+    sequential: fields of the config with which a layer is attention and then MLP, each
+    x + f(norm(x)); None where it never is.
     """
 
     layers: str = "model.layers"
@@ -66,7 +63,7 @@ class Architecture:
     note: str = ""
 
     def paths(self) -> dict[str, str]:
-        """The projections by name, in the order of the forward pass."""
+        """The paths of the projections by name, in forward order."""
         named = {
             "q": self.q,
             "k": self.k,
@@ -83,10 +80,7 @@ def _fused(path: str) -> dict[str, Any]:
     return {"q": path, "k": path, "v": path}
 
 
-_NORMED = (
-    "Queries and keys are normalised per head, so a part of a head cannot stand for the whole: QK "
-    "is left as it is."
-)
+_NORMED = "Queries and keys are normalised per head, which no rank keeps: QK is left as it is."
 _EXPERTS = "Experts and router are left as they are and count in no budget but `total`."
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -109,7 +103,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_after=True,
         sequential=None,
         requires={"use_bidirectional_attention": None},
-        note="As gemma; scores are capped before the mask, in compressed attention too.",
+        note="As gemma; the softcap of the scores is applied in compressed attention too.",
     ),
     "gemma3_text": Architecture(
         norms=("q_norm", "k_norm"),
@@ -117,7 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_after=True,
         sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
-        note=f"As gemma, with two tables of angles. {_NORMED}",
+        note=f"As gemma, with two rotary embeddings. {_NORMED}",
     ),
     "phi": Architecture(
         o="self_attn.dense",
@@ -128,16 +122,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="model.final_layernorm",
         sequential=None,
         requires={"qk_layernorm": False},
-        note="Phi-1 to 2. Attention and MLP read one norm. Columns of a head beyond the rotary "
-        "part count as pairs with angle zero.",
+        note="Phi-1 to 2. Attention and MLP share one norm. Columns of a head beyond the partial "
+        "rotary embedding count as pairs of angle zero.",
     ),
     "phi3": Architecture(
         **_fused("self_attn.qkv_proj"),
         qkv="stacked",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
-        note="Fused qkv and gate_up are read apart, and left apart where one of their parts has "
-        "changed.",
+        note="Fused qkv and gate_up are split where one of their parts changes.",
     ),
     "gpt2": Architecture(
         layers="transformer.h",
@@ -155,8 +148,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="transformer.ln_f",
         positions="transformer.wpe",
         requires={"add_cross_attention": False},
-        note="Conv1D weights are read transposed; fused qkv is left apart where one of its parts "
-        "has changed.",
+        note="Conv1D weights are read transposed; fused qkv is split where one of its parts "
+        "changes.",
     ),
     "opt": Architecture(
         layers="model.decoder.layers",
@@ -184,9 +177,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv="by_head",
         last_norm="gpt_neox.final_layer_norm",
         sequential={"use_parallel_residual": False},
-        note="Pythia. qkv lies head by head and is left apart where one of its parts has changed. "
-        "Columns of a head beyond the rotary part "
-        "count as pairs with angle zero. Parallel residual or not is the layer's own.",
+        note="Pythia. qkv is fused head by head and split where one of its parts changes. Columns "
+        "of a head beyond the partial rotary embedding count as pairs of angle zero. Parallel "
+        "residual or not follows the config.",
     ),
     "gpt_neo": Architecture(
         layers="transformer.h",
@@ -262,7 +255,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Norms stand after the components.",
     ),
     "smollm3": Architecture(
-        note="Layers without rotary are solved as such, the others by whole pairs."
+        note="Layers without rotary embedding keep any rank, the others whole rotary pairs."
     ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
     "mixtral": Architecture(experts=True, width=None, note=_EXPERTS),
@@ -272,8 +265,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-# Models of images and text that hold a language model of a family above: its path in them. The rest
-# of them is left as it is.
+# Multimodal models and the path of their language model, of a family above; the rest is unchanged.
 MULTIMODAL = dict.fromkeys(
     ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "mistral3"),
     "model.language_model",
@@ -281,23 +273,17 @@ MULTIMODAL = dict.fromkeys(
 
 
 def text_config(network: nn.Module) -> Any:
-    """The config of the language model: the network's own, or that of the language model inside
-    a multimodal one.
-    """
+    """The config of the language model: the network's own, or one inside a multimodal config."""
     return network.config.get_text_config()
 
 
 def architecture_of(network: nn.Module) -> Architecture:
-    """The row of a loaded network; of the language model inside a multimodal one, with its path
-    there.
-    """
-    row, inside = (
-        ARCHITECTURES[text_config(network).model_type],
-        MULTIMODAL.get(network.config.model_type),
-    )
-    return (
-        row if inside is None else replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
-    )
+    """The family's row for a loaded network; of the language model inside a multimodal one."""
+    row = ARCHITECTURES[text_config(network).model_type]
+    inside = MULTIMODAL.get(network.config.model_type)
+    if inside is None:
+        return row
+    return replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
 
 
 def decoder_layers(network: nn.Module) -> nn.ModuleList:

@@ -1,4 +1,4 @@
-"""From a model's name to a folder of files on this machine: demo model, local folder, or hub id."""
+"""From a model's name to a folder on this machine: demo model, local folder, or hub id."""
 
 import contextlib
 import re
@@ -12,8 +12,7 @@ DEMO_MODELS = ("demo-llama", "demo-opt")
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# Text files and safetensors at the top of the repository: nothing that could run code, no second
-# copy in another format.
+# Text files and safetensors at the top of the repository: no code, no copy in another format.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
 _UNWANTED = ["*/*", "consolidated*", "adapter*"]
 _KNOWN = (
@@ -26,11 +25,9 @@ _OTHERWISE = (
 
 
 def locate(name: str, revision: str | None = None) -> Path:
-    """The folder with a model's files; downloads a hub repository (safetensors, config, tokenizer)
-    to the hub cache if need be.
+    """The folder with a model's files; a hub repository is downloaded to the hub cache.
 
-    Raises InputError, in one line, for a name that is none of: demo model, existing folder, hub
-    repository that can be read.
+    Raises InputError where the name is no demo model, existing folder or readable hub repository.
     """
     if name in DEMO_MODELS:
         return _demo(name)
@@ -109,15 +106,13 @@ def _download(name: str, revision: str | None) -> Path:
         raise InputError(
             f"Unknown model '{name}': neither a folder nor a possible hub id. {_OTHERWISE}"
         ) from error
-    # the client lets errors of its network library through, under names that change between
-    # versions
-    except Exception as error:
+    except Exception as error:  # the network library's errors, whose names change with versions
         raise InputError(_failure(at, error)) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no warnings of retries: what fails in the end is raised."""
+    """No progress bars and no warnings of retries: the final failure is raised anyway."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -137,12 +132,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _failure(at: str, error: Exception) -> str:
-    """One line for whatever else went wrong between us and the hub."""
+    """One line for every other failure of a download."""
     from huggingface_hub import constants, errors
 
-    answers = [
-        getattr(e, "response", None) for e in (error, error.__cause__)
-    ]  # the client may wrap the answer it got
+    # the client may wrap the error that holds the response
+    answers = [getattr(e, "response", None) for e in (error, error.__cause__)]
     status = next((answer.status_code for answer in answers if answer is not None), None)
     if status in (401, 403):
         return (
@@ -162,8 +156,8 @@ def _failure(at: str, error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"{at} is no folder here, and the hub at {constants.ENDPOINT} cannot be reached. "
-            "Check the network, or set HF_ENDPOINT to a "
-            f"mirror. {_OTHERWISE} Demo models: {', '.join(DEMO_MODELS)}."
+            f"Check the network, or set HF_ENDPOINT to a mirror. {_OTHERWISE} Demo models: "
+            f"{', '.join(DEMO_MODELS)}."
         )
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     return (

@@ -1,1 +1,1 @@
-"""What compression puts into a network: `torch.nn` modules, made of values or of their description."""
+"""The `torch.nn` modules of compressed networks, made from values or from their description."""

@@ -1,6 +1,4 @@
-"""Making the modules that compression puts into a network: of values, or empty from their
-description.
-"""
+"""Making the modules of a compressed network: from values, or empty from their description."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,32 +15,28 @@ from .sliced import SlicedLayer, StreamNorm, resized
 def attention_module(
     network: nn.Module, place: str, sizes: Mapping[str, Any], index: int, native: nn.Module
 ) -> CompressedAttention:
-    """An attention without projections for layer `index`, at `place` in the network.
+    """An attention without projections for layer `index`, at path `place` in the network.
 
-    Norms of queries and keys of the module it
-    replaces go on serving.
+    It uses the query and key norms of the native module that it replaces.
     """
-    latent = sizes.get("latent", False)
-    module = (
-        LatentAttention(sizes, index, _rotary_of(network, place), network.dtype)
-        if latent
-        else CompressedAttention(sizes, index)
-    )
+    if sizes.get("latent", False):
+        module = LatentAttention(sizes, index, _rotary_of(network, place), network.dtype)
+    else:
+        module = CompressedAttention(sizes, index)
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module
 
 
 def _rotary_of(network: nn.Module, place: str) -> nn.Module | None:
-    """The module beside the layers that gives cos and sin for positions; None in a family
-    without rotary positions.
-    """
+    """The rotary embedding module beside the layers; None in a family without one."""
     return getattr(network.get_submodule(place.rsplit(".", 2)[0]), "rotary_emb", None)
 
 
 def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
-    """What `install` needs to make a module of this kind and shape, JSON-able; None for a
-    projection and for what is a family's own.
+    """Kind and shape from which `install` makes a module, JSON-able.
+
+    None for a projection and for a native module.
     """
     if isinstance(module, CompressedAttention):
         return {"kind": "attention", "layer": module.layer_idx, **module.sizes()}
@@ -56,21 +50,18 @@ def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
 
 
 def install(network: nn.Module, places: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put empty modules of the described shapes in place, one place after another; the caller loads
-    the weights.
+    """Install empty modules of the described shapes; the caller loads the weights.
 
-    places: by path of a decoder layer ("" for what is outside of them, where that has changed), its
-    "parts" if it was sliced, its "modules" and then its "projections", each by path within the
-    layer.
+    places: by path of a decoder layer ("" for changed modules outside the layers), its "parts" if
+    it was sliced, its "modules", and its "projections", by their paths within the layer.
     """
     for place, entry in places.items():
         if "parts" in entry:
             network.set_submodule(place, SlicedLayer(network.get_submodule(place), entry["parts"]))
         holder = network.get_submodule(place)
         for path, described in entry["modules"].items():
-            holder.set_submodule(
-                path, _empty_module(network, place, described, holder.get_submodule(path))
-            )
+            native = holder.get_submodule(path)
+            holder.set_submodule(path, _empty_module(network, place, described, native))
         for path, projection in rebuild(entry["projections"], network.dtype).items():
             parent, _, leaf = path.rpartition(".")
             setattr(holder.get_submodule(parent), leaf, projection)
@@ -84,7 +75,6 @@ def _empty_module(
     if described["kind"] == "norm":
         return StreamNorm(described["width"], described["eps"])
     if described["kind"] == "embedding":
-        return resized(
-            native, torch.empty(native.num_embeddings, described["size"], dtype=network.dtype)
-        )
+        shape = native.num_embeddings, described["size"]
+        return resized(native, torch.empty(*shape, dtype=network.dtype))
     return attention_module(network, place, described, described["layer"], native)

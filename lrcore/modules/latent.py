@@ -1,6 +1,4 @@
-"""Multi-head latent attention at run time: the cache holds `W^a x` of keys and values, and
-nothing else (CARE, section 3.4).
-"""
+"""Multi-head latent attention: the cache holds `W^a x` of keys and values (CARE, section 3.4)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,20 +12,18 @@ from .projections import LowRankLinear, linear_module
 
 
 class LatentAttention(CompressedAttention):
-    """Attention that caches r_K + r_V numbers per token: the latents of `k_proj` and `v_proj` where
-    these are low-rank, else their states.
+    """Attention that caches r_K + r_V numbers per token: the latents of `k_proj` and `v_proj`.
 
-    Every step raises the cached latents to states (`W^b`, with the bias), turns the keys, and
-    attends: the zero-shot run time of CARE. Scores read differences of positions only, so a cached
-    key is turned by its place in the cache and a query by its own; that a row of a batch is padded
-    on the left shifts both alike. Holds for positions that count up by one, as in every plain
-    batch.
-    rotary: the network's own position module, asked anew for the whole cache, so scaled frequencies
+    A projection that is not low-rank is cached as its output. Every step expands the cached latents
+    (`W^b`, with the bias) and rotates the keys. Scores depend on differences of positions only, so
+    a cached key is rotated by its index in the cache and a query by its own; padding on the left
+    shifts both alike. Positions must increase by one, as in every plain batch.
+    rotary: the network's rotary embedding, called for the whole cache, so that scaled frequencies
     stay those of the network.
-    A decoupled rotary channel (`q_channel`, `k_channel`; CARE, section 3.5) stands behind queries
-    and keys as further columns of every head. Its keys are computed from the cached latents, so the
-    cache holds nothing more. Its d_r / 2 pairs turn like as many of the network's own, evenly
-    spread: where d_r divides the width that turns, those of a rotary head of d_r numbers.
+    A decoupled rotary channel (`q_channel`, `k_channel`; CARE, section 3.5) adds columns to queries
+    and keys of every head. Its keys are computed from the cached latents, so the cache does not
+    grow. Its d_r / 2 pairs take evenly spaced frequencies of the network: those of a rotary head of
+    size d_r, where d_r divides the rotary width.
     """
 
     latent = True
@@ -55,90 +51,79 @@ class LatentAttention(CompressedAttention):
     def fill(self, value: Attention) -> "LatentAttention":
         super().fill(value)
         if value.channel is not None:
-            self.q_channel, self.k_channel = (
-                linear_module(value.channel.q),
-                linear_module(value.channel.k),
-            )
+            self.q_channel = linear_module(value.channel.q)
+            self.k_channel = linear_module(value.channel.k)
         return self
 
     def project(
         self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        t, start = x.shape[1], 0
-        one = isinstance(self.k_proj, LowRankLinear) and self.k_proj.down is getattr(
-            self.v_proj, "down", None
-        )
-        k = _lower(self.k_proj, x)  # [b, t, r]
-        v = (
-            k[..., :0] if one else _lower(self.v_proj, x)
-        )  # a latent that both share is cached once, in the place of the keys
-        if cache is not None:
-            start = int(
-                cache.get_seq_length(self.layer_idx)
-            )  # before it grows; caches of fixed length count in place
-            k, v = (
-                held.squeeze(1)
-                for held in cache.update(k.unsqueeze(1), v.unsqueeze(1), self.layer_idx)
-            )
-        v = k if one else v
-        start = min(start, k.shape[1] - t)  # a sliding cache has let go of the first
+        """As in `CompressedAttention`, from cached latents; x [b, t, d]."""
+        latent, v, start = self._cached(x, cache)
         angles = recent = None
         if self.position == "rotary":
-            angles = self._all_angles(x, k.shape[1])
-            recent = tuple(table[:, start : start + t] for table in angles)
-        latent = k
-        q, k = (
-            self.states("q", self.q_proj(x), recent),
-            self.states("k", _raise(self.k_proj, latent), angles),
-        )
+            angles = self._all_angles(x, latent.shape[1])
+            cos, sin = angles
+            end = start + x.shape[1]
+            recent = cos[:, start:end], sin[:, start:end]
+        q = self.states("q", self.q_proj(x), recent)
+        k = self.states("k", _expand(self.k_proj, latent), angles)
         if self.q_channel is not None:
-            more_q = rotated(
-                self.q_channel(x).unflatten(-1, (self.n_q, -1)).transpose(1, 2),
-                *self._channel_angles(recent),
-            )
-            more_k = rotated(
-                self.k_channel(latent).unsqueeze(1), *self._channel_angles(angles)
-            )  # [b, 1, T, d_r], for all heads
-            q, k = (
-                torch.cat((q, more_q), -1),
-                torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1),
-            )
-        return q, k, _raise(self.v_proj, v).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
+            more_q = self.q_channel(x).unflatten(-1, (self.n_q, -1)).transpose(1, 2)
+            more_q = rotated(more_q, *self._channel_angles(recent))
+            more_k = self.k_channel(latent).unsqueeze(1)  # [b, 1, T, d_r], for all heads
+            more_k = rotated(more_k, *self._channel_angles(angles))
+            q = torch.cat((q, more_q), -1)
+            k = torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1)
+        v = _expand(self.v_proj, v).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
+        return q, k, v
+
+    def _cached(self, x: Tensor, cache: Any) -> tuple[Tensor, Tensor, int]:
+        """Latents of keys and values of all T tokens, [b, T, r] each, and where x begins in them.
+
+        A latent that keys and values share is cached once, in the place of the keys.
+        """
+        start = 0
+        shared = isinstance(self.k_proj, LowRankLinear) and self.k_proj.down is getattr(
+            self.v_proj, "down", None
+        )
+        k = _latent(self.k_proj, x)  # [b, t, r]
+        v = k[..., :0] if shared else _latent(self.v_proj, x)
+        if cache is not None:
+            # read the length before the update; caches of fixed length count in place
+            start = int(cache.get_seq_length(self.layer_idx))
+            updated = cache.update(k.unsqueeze(1), v.unsqueeze(1), self.layer_idx)
+            k, v = (states.squeeze(1) for states in updated)
+        start = min(start, k.shape[1] - x.shape[1])  # a sliding cache has dropped the first tokens
+        return k, k if shared else v, start
 
     def _channel_angles(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """cos and sin for the channel, [1, 1, t, d_r]: the columns of pairs spread evenly over
-        those of the tables [1, t, width].
-        """
-        half, pairs = tables[0].shape[-1] // 2, self.k_channel.out_features // 2
+        """cos and sin of the channel's evenly spaced pairs, [1, t, width] -> [1, 1, t, d_r]."""
+        cos, sin = tables
+        half, pairs = cos.shape[-1] // 2, self.k_channel.out_features // 2
         columns = [place + index * half // pairs for place in (0, half) for index in range(pairs)]
-        return tuple(table[..., columns].unsqueeze(1) for table in tables)
+        return cos[..., columns].unsqueeze(1), sin[..., columns].unsqueeze(1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """With a channel the values are as wide as the keys for the length of the product: fused
-        kernels want all three alike.
-        """
+        """With a channel, values are padded to the width of the keys: fused kernels need that."""
         if self.q_channel is None:
             return super()._attend(q, k, v, mask)
         padded = nn.functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
         return super()._attend(q, k, padded, mask)[..., : self.v_size]
 
     def _all_angles(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions 0, 1, ... [1, length, rotary part]; a module with tables for
-        several kinds of layers is told which.
-        """
-        kind = (
-            (self.rotary.config.layer_types[self.layer_idx],)
-            if hasattr(self.rotary, "layer_types")
-            else ()
-        )
+        """cos and sin of positions 0, 1, ..., [1, length, rotary part] each."""
+        kind = ()
+        if hasattr(self.rotary, "layer_types"):  # Gemma 3: a table per type of layer
+            kind = (self.rotary.config.layer_types[self.layer_idx],)
         return self.rotary(like, torch.arange(length, device=like.device).unsqueeze(0), *kind)
 
 
-def _lower(projection: nn.Module, x: Tensor) -> Tensor:
-    """What is cached of a projection. [b, t, d] -> [b, t, r]"""
+def _latent(projection: nn.Module, x: Tensor) -> Tensor:
+    """What is cached of a projection: [b, t, d] -> [b, t, r]."""
     return projection.down(x) if isinstance(projection, LowRankLinear) else projection(x)
 
 
-def _raise(projection: nn.Module, cached: Tensor) -> Tensor:
-    """The states of what was cached. [b, T, r] -> [b, T, n_kv * size]"""
+def _expand(projection: nn.Module, cached: Tensor) -> Tensor:
+    """The projection's output from what is cached: [b, T, r] -> [b, T, n_kv * size]."""
     return projection.up(cached) if isinstance(projection, LowRankLinear) else cached

@@ -1,5 +1,6 @@
-"""The modules of projections: dense, factored, and factored with parts in a stored form; made,
-read back, described and rebuilt.
+"""The modules of projections, dense or low-rank, with parts in a stored form where needed.
+
+They are made from values, read back as values, described, and rebuilt from their description.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,7 @@ from ..layer import Linear, LowRank, Projection, Stored
 
 
 class StoredLinear(nn.Module):
-    """`y = M x + bias` with M in a stored form: its numbers are parameters, its orders buffers;
-    what a form leaves out stays out.
-    """
+    """`y = M x + bias` with M in a stored form: numbers are parameters, permutations buffers."""
 
     def __init__(self, form: Form, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -30,19 +29,14 @@ class StoredLinear(nn.Module):
 
     @property
     def form(self) -> Form:
+        """The form, sharing the module's tensors."""
         kind = FORMS[self.kind]
-        tensors = {
-            field.name: getattr(self, field.name)
-            for field in fields(kind)
-            if field.name not in self.settings
-        }
-        return kind(**tensors, **self.settings)
+        names = [field.name for field in fields(kind) if field.name not in self.settings]
+        return kind(**{name: getattr(self, name) for name in names}, **self.settings)
 
     @property
     def uncounted(self) -> int:
-        """Numbers that the form keeps but not as parameters: codes, and the indices of sparse
-        entries.
-        """
+        """Numbers of the form that are no parameters: quantised weights and sparse indices."""
         form = self.form
         return count(form) - sum(getattr(form, name).numel() for name in form.WEIGHTS)
 
@@ -55,15 +49,15 @@ class StoredLinear(nn.Module):
         return self.form.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
         y = self.form.apply(x)
         return y if self.bias is None else y + self.bias
 
 
 class LowRankLinear(nn.Module):
-    """`y = up(down(x))` with the bias in `up`; r (in + out) parameters instead of in * out, or
-    fewer where a part has a stored form.
+    """`y = up(down(x)) + sparse(x)`, the bias in `up`; sparse may be None.
 
-    sparse, where there is one, adds its own product with x.
+    r (in + out) parameters instead of in * out, or fewer where a part has a stored form.
     """
 
     def __init__(self, down: nn.Module, up: nn.Module, sparse: nn.Module | None = None) -> None:
@@ -79,7 +73,8 @@ class LowRankLinear(nn.Module):
         return self.up.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.up(self.down(x))
+        """[..., in] -> [..., out]."""
+        y: Tensor = self.up(self.down(x))
         return y if self.sparse is None else y + self.sparse(x)
 
 
@@ -95,7 +90,7 @@ def _matrix_module(matrix: Matrix, bias: Tensor | None = None) -> nn.Module:
 
 
 def linear_module(matrix: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A linear module holding the tensors of a plain matrix, frozen, without copying them."""
+    """A linear module of a matrix [out, in] and a bias [out], frozen, without copying them."""
     out_features, in_features = matrix.shape
     with torch.device("meta"):
         module = nn.Linear(in_features, out_features, bias=bias is not None)
@@ -106,16 +101,13 @@ def linear_module(matrix: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]:
-    """Modules holding the tensors of projection values, by name; a `down` that several values
-    share becomes one module.
-    """
-    downs: dict[tuple, nn.Module] = {}
-    modules = {}
+    """Modules of projection values, by name; a `down` that several of them share is one module."""
+    downs: dict[tuple[Any, ...], nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, value in values.items():
         if not isinstance(value, LowRank):
-            modules[name] = _matrix_module(
-                value.form if isinstance(value, Stored) else value.weight, value.bias
-            )
+            matrix = value.form if isinstance(value, Stored) else value.weight
+            modules[name] = _matrix_module(matrix, value.bias)
             continue
         parts = [value.down] if isinstance(value.down, Tensor) else tensors_of(value.down).values()
         same = tuple((part.data_ptr(), part.shape) for part in parts)
@@ -130,19 +122,16 @@ def read_projection(module: nn.Module) -> Projection:
     """The value of a projection module; tensors are shared, not copied."""
     if isinstance(module, LowRankLinear):
         sparse = None if module.sparse is None else _read_matrix(module.sparse)
-        return LowRank(
-            _read_matrix(module.down), _read_matrix(module.up), _read_bias(module.up), sparse
-        )
+        down, up = _read_matrix(module.down), _read_matrix(module.up)
+        return LowRank(down, up, _read_bias(module.up), sparse)
     matrix, bias = _read_matrix(module), _read_bias(module)
     return Linear(matrix, bias) if isinstance(matrix, Tensor) else Stored(matrix, bias)
 
 
 def _read_matrix(module: nn.Module) -> Matrix:
     if isinstance(module, StoredLinear):
-        return FORMS[module.kind](
-            **{name: tensor.detach() for name, tensor in tensors_of(module.form).items()},
-            **module.settings,
-        )
+        tensors = {name: tensor.detach() for name, tensor in tensors_of(module.form).items()}
+        return FORMS[module.kind](**tensors, **module.settings)
     return module.weight.detach()
 
 
@@ -151,8 +140,9 @@ def _read_bias(module: nn.Module) -> Tensor | None:
 
 
 def describe(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
-    """What `rebuild` needs to make empty modules of the same shapes: JSON-able, by name."""
-    described, owners = {}, {}
+    """Shapes and forms by name, from which `rebuild` makes empty modules; JSON-able."""
+    described: dict[str, dict[str, Any]] = {}
+    owners: dict[int, str] = {}
     for name, module in modules.items():
         low_rank = isinstance(module, LowRankLinear)
         rank = module.down.out_features if low_rank else None
@@ -173,10 +163,8 @@ def _describe_form(part: str, module: nn.Module | None) -> dict[str, Any]:
     if not isinstance(module, StoredLinear):
         return {}
     shapes = {name: list(tensor.shape) for name, tensor in tensors_of(module.form).items()}
-    return {
-        part: {"kind": module.kind, "shapes": shapes}
-        | ({"settings": module.settings} if module.settings else {})
-    }
+    entry = {"kind": module.kind, "shapes": shapes}
+    return {part: entry | ({"settings": module.settings} if module.settings else {})}
 
 
 def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, nn.Module]:
@@ -187,19 +175,14 @@ def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict
         if rank is None:
             modules[name] = _empty(entry.get("whole"), (size_out, size_in), bias, dtype)
             continue
-        down = (
-            modules[entry["down_of"]].down
-            if "down_of" in entry
-            else _empty(entry.get("down"), (rank, size_in), False, dtype)
-        )
-        sparse = (
-            _empty(entry["sparse"], (size_out, size_in), False, dtype)
-            if "sparse" in entry
-            else None
-        )
-        modules[name] = LowRankLinear(
-            down, _empty(entry.get("up"), (size_out, rank), bias, dtype), sparse
-        )
+        if "down_of" in entry:
+            down = modules[entry["down_of"]].down
+        else:
+            down = _empty(entry.get("down"), (rank, size_in), False, dtype)
+        up, sparse = _empty(entry.get("up"), (size_out, rank), bias, dtype), None
+        if "sparse" in entry:
+            sparse = _empty(entry["sparse"], (size_out, size_in), False, dtype)
+        modules[name] = LowRankLinear(down, up, sparse)
     return modules
 
 
@@ -217,6 +200,5 @@ def _empty(
         name: tuple(value) if isinstance(value, list) else value
         for name, value in form.get("settings", {}).items()
     }
-    return StoredLinear(
-        kind(**empty, **settings), torch.empty(shape[0], dtype=dtype) if bias else None
-    )
+    own_bias = torch.empty(shape[0], dtype=dtype) if bias else None
+    return StoredLinear(kind(**empty, **settings), own_bias)
