@@ -1,4 +1,4 @@
-"""Low-rank compression of transformer language models: the public words, and nothing else.
+"""Low-rank compression of transformer language models: the public API.
 
 model = lrcore.load("demo-llama")
 small = lrcore.compress(model, lrcore.Recipe(method="a3", ratio=0.2))
@@ -33,7 +33,7 @@ from .evaluation.evaluate import Evaluation, evaluate, token_losses
 from .evaluation.local_errors import LocalErrors, local_errors
 from .evaluation.protocols import PROTOCOLS, EvaluationSettings
 from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
-from .generate import generate, stream
+from .generate import GenerationSettings, generate, stream
 from .history import (
     Compressed,
     Healed,
@@ -103,6 +103,7 @@ __all__ = [
     "Evaluation",
     "EvaluationSettings",
     "Factorisation",
+    "GenerationSettings",
     "Healed",
     "Healing",
     "InputError",

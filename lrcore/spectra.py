@@ -1,4 +1,4 @@
-"""Spectra: what each further rank of a slot is worth, and what it costs."""
+"""Spectra: the loss that each rank of a slot leaves, and what the rank costs."""
 
 import math
 from bisect import bisect_left
@@ -16,21 +16,20 @@ Slot = tuple[int, str]  # (layer index, component or matrix name)
 class Cost:
     """What a slot costs at a given rank.
 
-    full: the rank of the untouched slot. step: ranks are multiples of it (2 where rotary pairs stay
+    full: the rank of the dense slot. step: ranks are multiples of it (2 where rotary pairs stay
     together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
-    curve: where they do not grow evenly, fixed + curve[rank / step - 1] instead; ascending, one
+    curve: where they do not grow linearly, fixed + curve[rank / step - 1] instead; ascending, one
     entry per multiple of step below full.
-    bits, chunk: what a rank adds is kept as quantised weights of so many bits, with two scales for
-    every chunk; 0: as plain numbers.
-    idle_per_rank, idle_fixed, idle_dense: numbers among those per rank, fixed and at full rank that
-    no input is multiplied with: biases, and the places of sparse entries.
+    bits, chunk: the weights that a rank adds are quantised to so many bits, with two scales per
+    group of `chunk`; 0 bits: not quantised.
+    idle_per_rank, idle_fixed, idle_dense: numbers per rank, fixed and at full rank that multiply no
+    input: biases, and the indices of sparse entries.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     per_cached: multiply-adds per rank that every step spends on each token in the cache, where a
-    latent is cached and raised again.
-    cap: largest rank below full that still saves parameters (a factored matrix beyond it would be
-    larger than the dense one); kv_cap:
-    that still saves cache. 0 where there is none.
+    latent is cached and expanded again.
+    cap, kv_cap: the largest rank below full that still saves parameters, or cache; 0 where there is
+    none (a factored matrix of a higher rank is larger than the dense one).
     """
 
     full: int
@@ -58,16 +57,15 @@ class Cost:
         return self._below(self.kv)
 
     def _below(self, price: Callable[[int], int]) -> int:
-        return self.step * bisect_left(
-            range(self.step, self.full, self.step), price(self.full), key=price
-        )
+        ranks = range(self.step, self.full, self.step)
+        return self.step * bisect_left(ranks, price(self.full), key=price)
 
     def parameters(self, rank: int) -> int:
+        """Parameters of the slot at a rank."""
         if rank >= self.full:
             return self.dense
-        return self.fixed + (
-            self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank
-        )
+        own = self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank
+        return self.fixed + own
 
     def with_biases(self, count: int) -> "Cost":
         """A copy whose fixed numbers below full rank are so many biases."""
@@ -80,30 +78,30 @@ class Cost:
         return self.parameters(rank) - self.idle_fixed - self.idle_per_rank * rank
 
     def bytes(self, rank: int, itemsize: int) -> float:
-        """What the slot's numbers take, the model's being `itemsize` bytes each; orders and the
-        last code of a matrix aside.
+        """Bytes of the slot at a rank in a model of `itemsize` bytes per number.
+
+        Permutations, and the padding of quantised weights to whole bytes, are not counted.
         """
         if rank >= self.full or not self.bits:
             return self.parameters(rank) * itemsize
-        coded = self.parameters(rank) - self.fixed
+        quantised = self.parameters(rank) - self.fixed
         return (
             self.fixed * itemsize
-            + coded * self.bits_stored / 8
-            + 2 * itemsize * math.ceil(coded / self.chunk)
+            + quantised * self.bits_stored / 8
+            + 2 * itemsize * math.ceil(quantised / self.chunk)
         )
 
     @property
     def bits_stored(self) -> int:
-        """Bits that a code takes: two share a byte, or each has one."""
+        """Bits that a quantised weight takes in memory: 4, two to a byte, or 8."""
         return 4 if self.bits <= 4 else 8
 
     def kv(self, rank: int) -> int:
+        """Cached numbers per token at a rank."""
         return self.kv_dense if rank >= self.full else self.kv_fixed + self.kv_per_rank * rank
 
     def ranks(self) -> list[int]:
-        """All ranks that save something, ascending: multiples of step up to the larger cap, then
-        full.
-        """
+        """All ranks that save parameters or cache, ascending, and then full."""
         return [*range(self.step, max(self.cap, self.kv_cap) + 1, self.step), self.full]
 
 
@@ -113,9 +111,8 @@ class Spectrum:
 
     values [full / step], float64, descending, >= 0: keeping the first r of them leaves the loss
     `sum(values[r:] ** 2)`, in the method's own unit (squared score error, squared output error,
-    ...). Only ratios within a unit compare.
-    unit: slots that name the same one have values that compare with each other; empty: those of the
-    same component.
+    ...). Only values of one unit can be compared.
+    unit: slots with the same name have comparable values; empty: those of the same component.
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
     """
 
@@ -132,14 +129,12 @@ class Spectrum:
 
     def tail(self, rank: int) -> float:
         """Loss left at `rank` (in columns, not steps)."""
-        return (
-            0.0 if rank >= self.cost.full else float((self.values[rank // self.grain :] ** 2).sum())
-        )
+        if rank >= self.cost.full:
+            return 0.0
+        return float((self.values[rank // self.grain :] ** 2).sum())
 
     def in_multiples(self, multiple: int) -> "Spectrum":
-        """The same curve where a rank must be a multiple of `multiple` (and of the cost's own
-        step), or full.
-        """
+        """The same curve with ranks that are multiples of `multiple` and of the step, or full."""
         step = math.lcm(self.cost.step, multiple)
         if step == self.cost.step:
             return self
@@ -164,15 +159,13 @@ def cumulative_energy(values: Tensor) -> Tensor:
 
 
 def energy_rank(values: Tensor, threshold: float) -> int:
-    """Smallest number of values that hold `threshold` (0, 1] of the energy; at least 1."""
+    """Smallest number of values [k] that hold `threshold` (0, 1] of the energy; at least 1."""
     reached = cumulative_energy(values) >= threshold - 1e-12
     return int(torch.argmax(reached.int())) + 1 if bool(reached.any()) else len(values)
 
 
 def effective_rank(values: Tensor) -> float:
-    """exp of the Shannon entropy of the normalised values (Roy and Vetterli 2007); in [1, k]; 0
-    for an all-zero spectrum.
-    """
+    """exp of the entropy of the normalised values [k] (Roy and Vetterli 2007); in [1, k], or 0."""
     total = values.double().sum()
     if total == 0:
         return 0.0
@@ -181,12 +174,12 @@ def effective_rank(values: Tensor) -> float:
 
 
 def stable_rank(values: Tensor) -> float:
-    """sum(values ** 2) / max(values) ** 2; in [1, k]; 0 for an all-zero spectrum."""
+    """sum(values ** 2) / max(values) ** 2 of values [k]; in [1, k], 0 if all are zero."""
     top = values.double().max()
     return 0.0 if top == 0 else float((values.double() ** 2).sum() / top**2)
 
 
 def condition_number(values: Tensor) -> float:
-    """Largest over smallest value; inf where the smallest is zero."""
+    """Largest over smallest of values [k]; inf where the smallest is zero."""
     low = float(values.min())
     return float("inf") if low == 0 else float(values.max()) / low

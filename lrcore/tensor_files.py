@@ -63,13 +63,13 @@ class StoredTensor:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     def map(self) -> Tensor:
-        """The tensor, memory-mapped, of the stored shape; converted where dtype differs."""
+        """The tensor [*shape], memory-mapped; converted where dtype differs."""
         with safe_open(self.file, "pt") as opened:
             tensor: Tensor = opened.get_tensor(self.name)
             return tensor.to(self.dtype)
 
     def read(self, device: torch.device | str = "cpu") -> Tensor:
-        """The tensor as a copy in memory, of the stored shape."""
+        """The tensor [*shape] as a copy in memory."""
         with safe_open(self.file, "pt") as opened:
             tensor: Tensor = opened.get_tensor(self.name)
             return tensor.to(device, self.dtype, copy=True)

@@ -65,9 +65,11 @@ def test_sampling_follows_the_shares(model):
     five standard errors.
     """
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    settings = lrcore.GenerationSettings(temperature=0.7)
+    nucleus = lrcore.GenerationSettings(temperature=0.7, top_p=0.9)
     draws = torch.tensor(
         [
-            module._choose(logits, 0.7, 1.0, torch.Generator().manual_seed(seed))
+            module._choose(logits, settings, torch.Generator().manual_seed(seed))
             for seed in range(2000)
         ]
     )
@@ -78,7 +80,7 @@ def test_sampling_follows_the_shares(model):
             < 5 * (share * (1 - share) / 2000) ** 0.5
         )
     kept = {
-        module._choose(logits, 0.7, 0.9, torch.Generator().manual_seed(seed)) for seed in range(300)
+        module._choose(logits, nucleus, torch.Generator().manual_seed(seed)) for seed in range(300)
     }
     assert kept == {0, 1}  # shares 0.75, 0.18, ...: two tokens reach 0.9
 

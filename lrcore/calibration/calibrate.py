@@ -1,10 +1,12 @@
-"""Calibration: one streamed pass that collects what all methods need, layer by layer, kept on
-disk under a key of all it depends on.
+"""Calibration: one pass, layer by layer, that collects the moments all methods need.
+
+They are cached on disk under a key of everything they depend on.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
@@ -23,13 +25,11 @@ from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
 from ..tensor_files import write_tensors
 
-FORMAT = 3  # of the cached files; raise it whenever what is collected changes its meaning
+FORMAT = 3  # of the cached files; increase it whenever what is collected changes its meaning
 
 
 def all_needs() -> frozenset[Need]:
-    """What the methods together read, and the influences for the policies: collected once, used
-    by every method and ratio.
-    """
+    """The statistics that the methods need together, and the influences for the policies."""
     return frozenset((part, "influence") for part in PARTS).union(
         *(method.needs for method in METHODS.values())
     )
@@ -37,56 +37,43 @@ def all_needs() -> frozenset[Need]:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The moments of every layer, on disk.
+    """The moments of every layer, cached on disk.
 
-    key names all they depend on; protocol says it in words; layers is their number.
+    key: a hash of everything they depend on. layers: how many there are. protocol: the same as
+    plain values. tokens: the windows [n, t], for methods and policies that run the model again.
+    extra: folder of the statistics that `also` collected. gradients: folder of the statistics that
+    calibration/gradients.py collected.
     """
 
     folder: Path
     key: str
     layers: int
-    protocol: dict
+    protocol: dict[str, Any]
     device: str = "cpu"
-    tokens: object = field(
-        default=None, repr=False
-    )  # the windows [n, t], for methods and policies that run the model again
-    extra: Path | None = None  # the folder of what `also` has collected besides
-    gradients: Path | None = (
-        # the folder of what lrcore/calibration/gradients.py has collected besides, where it was
-        # asked for
-        None
-    )
+    tokens: Any = field(default=None, repr=False)
+    extra: Path | None = None
+    gradients: Path | None = None
 
     def moments(self, layer: int) -> Moments:
         """The moments of one layer, read from disk onto the model's device."""
-        own, *more = (
-            read_moments(layer_file(folder, layer), self.device)
-            for folder in (self.folder, self.extra)
-            if folder
-        )
-        return self.joined(
-            Moments({**own.values, **more[0].values}, own.tokens) if more else own, layer
-        )
+        own = self._read(self.folder, layer)
+        if self.extra is not None:
+            own = Moments({**own.values, **self._read(self.extra, layer).values}, own.tokens)
+        return self.joined(own, layer)
 
     def joined(self, moments: Moments, layer: int) -> Moments:
-        """These moments of a layer, and the statistics of the dense model's gradients where they
-        were collected.
-        """
+        """A layer's moments with the statistics of gradients, where those were collected."""
         if self.gradients is None:
             return moments
-        return Moments(
-            {
-                **moments.values,
-                **read_moments(layer_file(self.gradients, layer), self.device).values,
-            },
-            moments.tokens,
-        )
+        more = self._read(self.gradients, layer)
+        return Moments({**moments.values, **more.values}, moments.tokens)
+
+    def _read(self, folder: Path, layer: int) -> Moments:
+        return read_moments(layer_file(folder, layer), self.device)
 
     @cached_property
     def influence(self) -> dict[str, list[float]]:
-        """Influence of every layer ("block"), of its attention and of its MLP, [L] each, every
-        entry in [0, 2].
-        """
+        """Influence of every layer ("block"), attention and MLP: [L] each, in [0, 2]."""
         files = [layer_file(self.folder, layer) for layer in range(self.layers)]
         return {part: [_read_one(file, (part, "influence")) for file in files] for part in PARTS}
 
@@ -99,7 +86,7 @@ class Calibration:
 def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows:
     """The windows a recipe calibrates on.
 
-    Raises InputError where they are longer than the model's context.
+    Raises InputError where they exceed the model's context, or the data set cannot be read.
     """
     model.check_length(recipe.seq_len)
     texts = data.load_texts(recipe.data, role="calibration")
@@ -109,19 +96,18 @@ def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows
 
 
 def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:
-    """Collect the moments that every method needs from the dense model; instant where they are on
-    disk already.
+    """Collect the moments that every method needs from the dense model; instant when cached.
 
-    The key covers model files, window tokens, dtype, needs and file format. Layers already on disk
-    are not collected again, so a cancelled or killed pass goes on where it stopped. Raises
-    InputError for a model sliced with a rotation per block.
+    The key covers model files, window tokens, dtype, needs and file format. Cached layers are not
+    collected again, so a cancelled or killed pass continues where it stopped. Raises InputError for
+    a model sliced with one rotation per block, and as `make_calibration_windows` does.
     """
     progress = progress or silent
     if has_residual_matrices(model.network):
         raise InputError(
-            f"The residual stream of '{model.name}' is in another basis before every component, "
-            "and no method knows of that. Compress the "
-            "dense model, or one sliced with one rotation for all."
+            f"The residual stream of '{model.name}' has another basis before every component, "
+            "which no method supports. Compress the dense model, or one sliced with one rotation "
+            "for all."
         )
     windows = make_calibration_windows(model, recipe)
     needs = all_needs()
@@ -146,8 +132,9 @@ def also(
     needs: frozenset[Need],
     progress: Progress | None = None,
 ) -> Calibration:
-    """The calibration with further statistics of its own windows, for the few choices that read
-    them; itself where there are none.
+    """The calibration with further statistics of its windows, for options that need them.
+
+    The calibration itself where needs are empty.
     """
     if not needs:
         return calibration
@@ -159,9 +146,7 @@ def also(
 def _collect(
     model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress
 ) -> None:
-    """Pass the windows [n, t] through the model and write the moments of every layer that is not
-    in the folder yet.
-    """
+    """Run the windows [n, t] through the model; write the moments of layers not in the folder."""
     layers = len(decoder_layers(model.network))
     missing = [layer for layer in range(layers) if not layer_file(folder, layer).is_file()]
     if missing:
@@ -176,11 +161,12 @@ def _collect(
 
 
 def layer_file(folder: Path, layer: int) -> Path:
+    """The file of a layer's moments."""
     return folder / f"layer-{layer:04d}.safetensors"
 
 
 def write_moments(moments: Moments, path: Path) -> None:
-    """Write the file whole, or not at all."""
+    """Write moments to a safetensors file, atomically."""
     tensors = {f"{tap}.{statistic}": value for (tap, statistic), value in moments.values.items()}
     with draft_of(path) as draft:
         write_tensors(draft, tensors, {"tokens": str(moments.tokens)})
@@ -189,7 +175,10 @@ def write_moments(moments: Moments, path: Path) -> None:
 def read_moments(path: Path, device: str = "cpu") -> Moments:
     """The inverse of `write_moments`."""
     with safe_open(path, "pt", device=device) as file:
-        values = {tuple(name.split(".")): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        values: dict[Need, Tensor] = {}
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            tap, statistic = name.split(".")
+            values[tap, statistic] = file.get_tensor(name)
         return Moments(values, int(file.metadata()["tokens"]))
 
 

@@ -1,6 +1,4 @@
-"""Calibration and evaluation text: built-in names, local files, hub data sets, and the token
-windows cut from them.
-"""
+"""Calibration and evaluation text: built in, local files, hub data sets; and token windows."""
 
 from lrcore.data.stories import probes as stories_probes
 from lrcore.data.texts import BUILTIN, Texts, load_texts

@@ -10,7 +10,7 @@ from lrcore.errors import InputError
 
 
 def looks_like_path(data: str) -> bool:
-    """Whether ``data`` means a file here: it exists, has a known extension, or begins like a path.
+    """Whether ``data`` names a local file: one that exists, a known extension, or a path's start.
 
     Folders are data sets, not files.
     """
@@ -26,7 +26,7 @@ def looks_like_path(data: str) -> bool:
 
 
 def read(path: Path) -> list[str]:
-    """The documents of a local file. Raises InputError with the path, the cause and the way out."""
+    """The documents of a local file. Raises InputError where it is missing, empty or unreadable."""
     if not path.exists():
         raise InputError(
             f"No file '{path}'.{_neighbour(path)} Relative paths start at {Path.cwd()}."

@@ -1,6 +1,4 @@
-"""Data sets of the Hugging Face hub, through `datasets`; code that comes with a data set is
-never run.
-"""
+"""Data sets of the Hugging Face hub, through `datasets`, without running their code."""
 
 import os
 from collections.abc import Iterable
@@ -8,20 +6,20 @@ from collections.abc import Iterable
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
 
-# of a split are read at most: about 15 M tokens, ten times what any published calibration uses
+# The most characters read of a split: about 15 M tokens, ten times any published calibration.
 CHARACTERS = 64_000_000
-# bytes; a larger repository (C4 has 300 GB) is read as a stream instead of copied
-_DOWNLOAD = 2_000_000_000
+_DOWNLOAD = 2_000_000_000  # bytes; a larger repository (C4 has 300 GB) is streamed
 _TIMEOUT = 20  # seconds for the hub's first answer
 _FORM = "owner/name, owner/name:config or owner/name:config:split"
 _INSTEAD = "Built-in data (stories, python-docs) and local files need no network."
 
 
 def read(data: str, role: str, revision: str | None = None) -> tuple[list[str], str]:
-    """The documents of ``name``, ``name:config`` or ``name:config:split`` and the exact source,
-    "name:config:split@commit".
+    """The documents of a hub data set, and their source as "name:config:split@commit".
 
-    Reads the rows in order, up to the first 64 million characters. Raises InputError.
+    data: ``name``, ``name:config`` or ``name:config:split``. Rows are read in order, up to the
+    first 64 million characters. Raises InputError where the name is malformed or unknown, the hub
+    cannot be reached, or no field holds text.
     """
     name, config, split = _parts(data, role)
     commit, bytes_stored = _look_up(name, revision)
@@ -43,8 +41,7 @@ def _parts(data: str, role: str) -> tuple[str, str | None, str]:
 def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
     """Commit and stored bytes.
 
-    EvaluationSettings first because its failures are exact and quick, where `datasets` retries for half a
-    minute.
+    Called first because its failures are exact and quick; `datasets` retries for half a minute.
     """
     from huggingface_hub import HfApi, errors
 
@@ -69,18 +66,14 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise InputError(
             f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has "
-            "no public data set of that name. "
-            "Check the spelling; a private one needs a token; a file needs its extension. "
-            f"{_INSTEAD}"
+            "no public data set of that name. Check the spelling; a private one needs a token; a "
+            f"file needs its extension. {_INSTEAD}"
         ) from error
-    # the client lets errors of its network library through, under names that change between
-    # versions
-    except Exception as error:
+    except Exception as error:  # the network library's errors, whose names change with versions
         raise InputError(
             f"'{name}' is no built-in name and no local file, so it was looked for on the hub, "
-            "which cannot be reached "
-            f"({_first_line(error)}). Check the name, the network and HF_ENDPOINT; with a copy in "
-            "the cache, set HF_HUB_OFFLINE=1. " + _INSTEAD
+            f"which cannot be reached ({_first_line(error)}). Check the name, the network and "
+            f"HF_ENDPOINT; with a copy in the cache, set HF_HUB_OFFLINE=1. {_INSTEAD}"
         ) from error
     return info.sha, info.used_storage or 0
 

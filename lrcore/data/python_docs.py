@@ -1,6 +1,4 @@
-"""Built-in technical text: the documentation that comes with the running interpreter, read where
-it lies, split by module.
-"""
+"""Built-in technical text: the documentation of the running Python interpreter, by module."""
 
 import ast
 import hashlib
@@ -15,9 +13,7 @@ from lrcore.errors import unknown
 
 Split = Literal["train", "calibration", "test"]
 SPLITS = ("train", "calibration", "test")
-# characters; below this a docstring is a label ("Return self.") and says nothing to a language
-# model
-_SHORTEST = 80
+_SHORTEST = 80  # characters; a shorter docstring ("Return self.") teaches a language model nothing
 _SKIPPED = {
     "test",
     "tests",
@@ -32,12 +28,11 @@ _SKIPPED = {
 
 
 def documents(split: Split) -> list[str]:
-    """Docstrings of the standard library (one document per module) and the topics of ``help()``
-    that belong to ``split``.
+    """Docstrings of the standard library (one document per module) and topics of ``help()``.
 
     The split of a module or topic is a stable hash of its name: about 80 % train, 10 % calibration,
-    10 % test. Source files are parsed, never imported. The text is that of the running Python
-    version, so fingerprints differ between versions.
+    10 % test. Source files are parsed, never imported. Fingerprints differ between Python versions.
+    Raises InputError where the split is unknown.
     """
     if split not in SPLITS:
         raise unknown("python-docs split", split, SPLITS)
@@ -59,13 +54,13 @@ def _all_documents() -> tuple[tuple[str, str], ...]:
 
 def _modules() -> list[tuple[str, str]]:
     root = Path(sysconfig.get_path("stdlib"))
-    found = []
+    modules = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if _SKIPPED.isdisjoint(parts):
             name = ".".join(parts).removesuffix(".py").removesuffix(".__init__")
-            found.append((name, "\n\n".join(_docstrings(path))))
-    return [(name, text) for name, text in found if text]
+            modules.append((name, "\n\n".join(_docstrings(path))))
+    return [(name, text) for name, text in modules if text]
 
 
 def _docstrings(path: Path) -> list[str]:

@@ -1,19 +1,19 @@
-"""From rows of fields to documents, the same way for files and hub data sets."""
+"""From rows of fields to documents, for local files and hub data sets."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from lrcore.errors import InputError
 
 _ALPACA = ("instruction", "input", "output")
 
 
-def documents_of(rows: Sequence, where: str) -> list[str]:
-    """One document per row: its ``text``; or its instruction, input (if any) and output, one per
-    line; or its only field that holds text.
+def documents_of(rows: Sequence[Any], where: str) -> list[str]:
+    """One document per row; a row is a string or a mapping of fields.
 
-    Rows may also be plain strings. The fields are chosen from the first row and then required of
-    every row.
-    Raises InputError, which begins with ``where`` and says which fields were found.
+    Of a mapping: its ``text``; or its instruction, input (if any) and output, one per line; or its
+    only field that holds text. The fields are chosen from the first row and required of every row.
+    Raises InputError, which begins with ``where``, for no rows or no text.
     """
     if not rows:
         raise InputError(f"{where} has no rows. Choose a file or split with text.")
@@ -39,9 +39,9 @@ def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
     texts = [name for name, value in row.items() if isinstance(value, str)]
     if len(texts) == 1:
         return (texts[0],)
-    found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "none"
+    listed = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "none"
     raise InputError(
-        f"{where}: cannot tell which field is the text. Fields found: {found}. "
+        f"{where}: cannot tell which field is the text. Fields found: {listed}. "
         "Needed: 'text', or 'instruction' and 'output' (and 'input'), or exactly one field that "
         "holds a string. Rename one to 'text'."
     )

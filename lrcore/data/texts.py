@@ -1,6 +1,4 @@
-"""Where text comes from: one name says it all, whether it is built in, a file here or a data set
-on the hub.
-"""
+"""Texts by one name: built in, a local file, or a data set of the hub."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -29,9 +27,9 @@ _HINT = (
 class Texts:
     """Documents in a fixed order.
 
-    documents: at least one, not all blank. source: where they are from, e.g. "stories/calibration".
-    join: what stands between two documents when they are tokenised as one text. fingerprint: sha256
-    (hex) of the documents and ``join``.
+    documents: at least one, not all blank. source: e.g. "stories/calibration". join: the separator
+    when they are tokenised as one text. fingerprint: sha256 (hex) of the documents and ``join``.
+    Raises InputError where all documents are blank.
     """
 
     documents: tuple[str, ...]
@@ -45,7 +43,7 @@ class Texts:
                 f"{self.source} has no text: all of its {len(self.documents)} documents are "
                 "blank. Choose another data set or file."
             )
-        # Set here, not by the caller, so that a fingerprint always is that of the content.
+        # Set here, not by the caller, so that it is always the hash of the content.
         object.__setattr__(self, "fingerprint", _fingerprint(self.documents, self.join))
 
     def joined(self) -> str:
@@ -56,27 +54,25 @@ def _fingerprint(documents: tuple[str, ...], join: str) -> str:
     digest = hashlib.sha256()
     for part in (join, *documents):
         encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(
-            len(encoded).to_bytes(8, "big") + encoded
-        )  # the length, so that moving a document's border is a change
+        # the length, so that moving the border between two documents is a change
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.hexdigest()
 
 
 def load_texts(data: str, role: Role = "calibration", revision: str | None = None) -> Texts:
     """The documents that ``data`` names.
 
-    - a built-in name, "stories" or "python-docs": the split is ``role``; or with a split,
-    "stories/test";
+    - a built-in name, "stories" or "python-docs": the split is ``role``; or with a split, such as
+      "stories/test";
     - a local ``.txt`` (one document), ``.jsonl``, ``.json`` or ``.parquet`` file: one document per
-    row, from the field ``text``, or from
-      ``instruction``, ``input`` and ``output``, or from the only field that holds text;
+      row, from the field ``text``, or from ``instruction``, ``input`` and ``output``, or from the
+      only field that holds text;
     - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows;
-    without a split, "test" for
-      ``role="test"`` and "train" for ``role="calibration"``; ``revision`` (hub only) is a branch,
-      tag or commit. Its code is never run.
+      without a split, "test" for ``role="test"`` and "train" for ``role="calibration"``;
+      ``revision`` (hub only) is a branch, tag or commit. Its code is never run.
 
-    Raises InputError: unknown name or split, missing, unreadable or empty file, no field with text,
-    unreachable hub.
+    Raises InputError where the name or split is unknown, a file is missing, empty or unreadable, no
+    field holds text, or the hub cannot be reached.
     """
     if role not in ("calibration", "test"):
         raise unknown("role", role, ("calibration", "test"))
@@ -107,8 +103,8 @@ def _builtin(name: str, split: str) -> Texts:
 
 
 def _refuse_misspelling(data: str, name: str) -> None:
-    # A bare word could be an old hub name ("imdb"). One that is nearly a built-in name is taken for
-    # that, and is not looked up online.
+    # A name without an owner may be an old one of the hub ("imdb"). If it is close to a built-in
+    # name, it counts as a misspelling and is not looked up online.
     bare = ":" not in data and ("/" not in data or data.partition("/")[2] in SPLITS)
     if bare and get_close_matches(name.lower(), BUILTIN, n=1, cutoff=0.6):
         raise unknown("data set", name, BUILTIN, _HINT)

@@ -1,4 +1,4 @@
-"""One text as tokens, and how many bytes of the text each token reaches."""
+"""One text as tokens, with the byte offset at which each token ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,25 +6,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenised:
-    """ids [n] int64.
+    """A tokenised text: ids [n] int64 and ends [n] int64.
 
-    ends [n] int64: the UTF-8 bytes of the text up to the end of each token, never falling (a
-    special token reaches no further than the one before it); None where the tokenizer gives no
-    offsets.
+    ends: UTF-8 bytes of the text up to the end of each token, never decreasing (a special token
+    ends where the one before it does); None where the tokenizer gives no offsets.
     """
 
     ids: Tensor
     ends: Tensor | None
 
     def bytes(self, first: int, last: int) -> int | None:
-        """Bytes of the text that the tokens first..last - 1 add to what the tokens before
-        `first` reach.
-        """
+        """UTF-8 bytes of the tokens first..last - 1; None where the tokenizer gives no offsets."""
         if self.ends is None:
             return None
         return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else 0)
@@ -33,20 +31,20 @@ class Tokenised:
 def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenised:
     """The whole text tokenised at once.
 
-    special_tokens: with those that the tokenizer puts around a text, as `tokenizer(text)` does.
+    special_tokens: with those that the tokenizer adds around a text (add_special_tokens).
     """
-    # verbose=False: the text is meant to be longer than the model's context, it is cut into windows
-    # afterwards.
-    wanted = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
-    found = tokenizer(text, add_special_tokens=special_tokens, verbose=False, **wanted)
-    ids = torch.tensor(found["input_ids"], dtype=torch.long)
-    if not wanted or not len(ids):
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    offsets = {"return_offsets_mapping": True} if fast else {}
+    # verbose=False: no warning of a text beyond the context, since it is cut into windows later
+    encoded = tokenizer(text, add_special_tokens=special_tokens, verbose=False, **offsets)
+    ids = torch.tensor(encoded["input_ids"], dtype=torch.long)
+    if not fast or not len(ids):
         return Tokenised(ids, None)
-    ends = np.maximum.accumulate(np.array([end for _, end in found["offset_mapping"]]))
+    ends = np.maximum.accumulate(np.array([end for _, end in encoded["offset_mapping"]]))
     return Tokenised(ids, torch.from_numpy(_bytes_before(text)[ends]))
 
 
-def _bytes_before(text: str) -> np.ndarray:
+def _bytes_before(text: str) -> NDArray[np.int64]:
     """UTF-8 bytes before each character and at the end, [characters + 1]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)

@@ -1,4 +1,4 @@
-"""Token windows: the unit in which models are calibrated and measured."""
+"""Token windows: the samples of calibration and evaluation."""
 
 import hashlib
 from collections.abc import Callable
@@ -18,16 +18,15 @@ SAMPLINGS = ("first", "random")
 
 @dataclass(frozen=True)
 class Windows:
-    """tokens: [n, seq_len] int64, n >= 1.
+    """Windows of tokens, [n, seq_len] int64, n >= 1.
 
-    protocol: JSON-able, all that the windows depend on. key: sha256 (hex) of shape and tokens.
-
-    predicted_bytes: UTF-8 bytes of the text that the tokens after the first of each window add;
-    None where the tokenizer gives no offsets.
+    protocol: JSON-able, everything that the windows depend on. key: sha256 (hex) of shape and
+    tokens. predicted_bytes: UTF-8 bytes of all tokens but the first of each window; None where the
+    tokenizer gives no offsets.
     """
 
     tokens: Tensor
-    protocol: dict
+    protocol: dict[str, Any]
     key: str
     predicted_bytes: int | None = None
 
@@ -40,34 +39,28 @@ def make_windows(
     sampling: Sampling = "random",
     seed: int = 0,
 ) -> Windows:
-    """Windows of ``seq_len`` tokens from the documents, joined and tokenised once, without special
-    tokens.
+    """Windows of ``seq_len`` tokens from the documents, tokenised as one text.
 
-    sampling "first": the first ``samples`` non-overlapping windows, fewer where the text ends (the
-    last partial window is left out). sampling "random": ``samples`` windows that begin anywhere,
-    drawn with replacement by a generator seeded with ``seed``. ``samples=None``: all
-    non-overlapping windows, in order, whatever ``sampling`` says. samples >= 1, seq_len >= 2.
-    ``tokenizer`` is called as a transformers tokenizer is.
-
+    No special tokens are added. sampling "first": the first ``samples`` non-overlapping windows,
+    fewer where the text ends (a partial window is left out). sampling "random": ``samples`` windows
+    at random offsets, drawn with replacement by a generator of ``seed``. samples None: all
+    non-overlapping windows in order, whatever the sampling. samples >= 1, seq_len >= 2. tokenizer:
+    called as a transformers tokenizer is.
     Raises InputError for values out of range and for a text shorter than one window.
     """
     _check(samples, seq_len, sampling, seed)
     text = tokenise(texts.joined(), tokenizer)
     available = len(text.ids)
     if available < seq_len:
+        shorter = f"Use seq_len <= {available} or a longer text."
         raise InputError(
             f"{texts.source} has {available} tokens, fewer than one window of seq_len = {seq_len}. "
-            + (
-                f"Use seq_len <= {available} or a longer text."
-                if available >= 2
-                else "Choose a longer text."
-            )
+            f"{shorter if available >= 2 else 'Choose a longer text.'}"
         )
     drawn = "first" if samples is None else sampling
-    if samples is not None and sampling == "random":
-        starts = torch.randint(
-            available - seq_len + 1, (samples,), generator=torch.Generator().manual_seed(seed)
-        )
+    if drawn == "random" and samples is not None:
+        generator = torch.Generator().manual_seed(seed)
+        starts = torch.randint(available - seq_len + 1, (samples,), generator=generator)
     else:
         starts = torch.arange(0, available - seq_len + 1, seq_len)[:samples]
     tokens = text.ids[starts[:, None] + torch.arange(seq_len)]  # [n, seq_len]
@@ -85,7 +78,7 @@ def make_windows(
     }
     counted = None
     if text.ends is not None:
-        counted = sum(text.bytes(start + 1, start + seq_len) or 0 for start in starts.tolist())
+        counted = sum(text.bytes(at + 1, at + seq_len) or 0 for at in starts.tolist())
     return Windows(tokens, protocol, _key(tokens), counted)
 
 

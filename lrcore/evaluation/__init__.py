@@ -1,3 +1,1 @@
-"""What a model is worth and what it costs: losses by named protocols, tasks, answers, bytes and
-seconds, and where it errs.
-"""
+"""Evaluation: perplexity by named protocols, tasks, answers, local errors, cost and speed."""

@@ -1,6 +1,4 @@
-"""Prompts answered by several models with the same settings: one in turns, as the answers grow,
-or a set of them as a table.
-"""
+"""Prompts answered by several models with the same settings: streamed side by side, or a table."""
 
 import csv
 import io
@@ -12,32 +10,32 @@ from typing import Any
 
 from ..data import load_texts
 from ..errors import InputError
-from ..generate import stream
+from ..generate import GenerationSettings, stream
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Prompts from a .txt file (one per line), or .jsonl and .json as data sets are read.
+    """Prompts from a .txt file (one per line), or from .jsonl and .json as data sets are read.
 
-    Raises InputError where there is none.
+    Raises InputError where the file cannot be read or holds no prompt.
     """
     path = Path(path).expanduser()
     if path.suffix == ".txt" and path.is_file():
         prompts = path.read_text(encoding="utf-8-sig").split("\n")
     else:
-        prompts = load_texts(str(path)).documents
-    found = [prompt.rstrip("\r\n") for prompt in prompts if prompt.strip()]
-    if not found:
+        prompts = list(load_texts(str(path)).documents)
+    kept = [prompt.rstrip("\r\n") for prompt in prompts if prompt.strip()]
+    if not kept:
         raise InputError(f"'{path}' has no prompts: all of its lines are blank.")
-    return found
+    return kept
 
 
 @dataclass
 class Answer:
-    """What a model has answered so far.
+    """A model's answer so far; it grows while the model generates.
 
-    seconds: of this model's own turns, reading the prompt included.
+    seconds: this model's own time, prefill included.
     """
 
     model: LoadedModel
@@ -46,19 +44,18 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Of the answer, as the tokenizer counts them."""
-        return (
-            len(self.model.tokenizer(self.text, add_special_tokens=False, verbose=False).input_ids)
-            if self.text
-            else 0
-        )
+        """Tokens of the answer."""
+        if not self.text:
+            return 0
+        encode = self.model.tokenizer
+        return len(encode(self.text, add_special_tokens=False, verbose=False).input_ids)
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def grow(self, pieces: Iterator[str]) -> bool:
-        """Take the next piece; False where there is none."""
+        """Append the next piece; False where there is none."""
         began = time.perf_counter()
         piece = next(pieces, None)
         self.seconds += time.perf_counter() - began
@@ -66,22 +63,27 @@ class Answer:
         return piece is not None
 
 
-def in_turns(models: Sequence[LoadedModel], prompt: str, **settings: Any) -> Iterator[list[Answer]]:
+def in_turns(
+    models: Sequence[LoadedModel],
+    prompt: str,
+    settings: GenerationSettings | None = None,
+    **fields: Any,
+) -> Iterator[list[Answer]]:
     """Several models answer one prompt, a piece of text from each in turn.
 
-    settings: those of `generate`; each starts from the same seed.
-
-    Yields the answers, which grow, before the first piece and after each. Closing the iterator
-    stops the work at the next token.
+    settings: of every model, seed included; fields: single ones by name, such as `temperature`.
+    Yields the list of answers before the first piece and after each. Closing the iterator stops at
+    the next token. Raises InputError as `stream` does.
     """
-    found = [Answer(model) for model in models]
-    streams = [(one, stream(one.model, prompt, **settings)) for one in found]
-    yield found
+    own = GenerationSettings.of(settings, fields).to_dict()
+    growing = [Answer(model) for model in models]
+    streams = [(answer, stream(answer.model, prompt, **own)) for answer in growing]
+    yield growing
     while streams:
         for one in list(streams):
             answer, pieces = one
             if answer.grow(pieces):
-                yield found
+                yield growing
             else:
                 streams.remove(one)
 
@@ -89,30 +91,25 @@ def in_turns(models: Sequence[LoadedModel], prompt: str, **settings: Any) -> Ite
 def answers(
     models: Sequence[LoadedModel],
     prompts: Sequence[str],
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
+    settings: GenerationSettings | None = None,
+    *,
     progress: Progress | None = None,
+    **fields: Any,
 ) -> list[dict[str, Any]]:
-    """One row per prompt and model, in that order: prompt, model, answer, tokens, seconds,
-    tokens_per_second, same_as_first.
+    """One row per prompt and model, in that order, with the answer and its speed.
 
-    The settings are those of `generate`; every answer starts from the same seed. same_as_first:
-    whether the answer is, word for word, that of the first model.
+    settings: of every answer, seed included; fields: single ones by name, such as `temperature`.
+    A row has prompt, model, answer, tokens, seconds, tokens_per_second and same_as_first (whether
+    the text equals the first model's). Raises InputError as `stream` does.
     """
-    progress, rows, total = progress or silent, [], len(prompts) * len(models)
-    settings = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "seed": seed,
-    }
+    progress, settings = progress or silent, GenerationSettings.of(settings, fields)
+    rows: list[dict[str, Any]] = []
+    total = len(prompts) * len(models)
     for prompt in prompts:
         first = None
         for model in models:
             progress("answers", len(rows), total)
-            *_, (one,) = in_turns([model], prompt, **settings)
+            *_, (one,) = in_turns([model], prompt, settings)
             first = one.text if first is None else first
             rows.append(
                 {

@@ -1,6 +1,4 @@
-"""Two models on the same tokens: the loss of each, and how far the second one's predictions are
-from the first one's.
-"""
+"""Two models on the same tokens: the loss of each, KL divergence and top-1 agreement."""
 
 import math
 import time
@@ -21,13 +19,13 @@ from .protocols import EvaluationSettings, make_passages
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What two models say of the same scored tokens.
+    """Two models on the same scored tokens.
 
     dense, small: the evaluation of each. kl: mean over the tokens of KL(dense || small) of the
-    next-token distributions, nats, >= 0.
-    top1: share of the tokens at which both find the same token likeliest, in [0, 1]. kl and top1
-    are NaN where a prediction is not finite. delta: small's mean loss minus dense's, nats. losses:
-    per group of equally long rows, dense's and small's [n, scored], float32, aligned.
+    next-token distributions, nats/token, >= 0. top1: share of the tokens at which both have the
+    same most likely token, in [0, 1]. kl and top1 are NaN where a prediction is not finite. delta:
+    small's mean loss minus dense's, nats/token. losses: per group of equally long rows, dense's and
+    small's [n, scored], float32, aligned.
     """
 
     dense: Evaluation
@@ -41,7 +39,7 @@ class Comparison:
         return self.small.nll - self.dense.nll
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are none become None."""
+        """Plain values for JSON, which has no NaN or infinity: those become None."""
         own = {
             name: value if math.isfinite(value) else None
             for name, value in (("kl", self.kl), ("top1", self.top1), ("delta", self.delta))
@@ -58,11 +56,9 @@ def compare(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Loss, KL divergence and top-1 agreement on the tokens that a protocol scores; the arguments
-    are those of `evaluate`.
+    """Loss, KL divergence and top-1 agreement of two models; the arguments are as in `evaluate`.
 
-    Raises InputError, besides what `evaluate` does, where the two models do not read the text as
-    the same tokens.
+    Raises InputError as `evaluate` does, and where the vocabularies of the two models differ.
     """
     began = time.perf_counter()
     passages = make_passages(dense, EvaluationSettings.of(data, settings))
@@ -80,25 +76,26 @@ def compare(
         for i, model in enumerate((dense, small))
     ]
     kl, agree = (torch.cat([part[i].flatten() for part in parts]) for i in (2, 3))
-    known = bool(torch.isfinite(kl).all())
-    losses = [(part[0], part[1]) for part in parts]
+    finite = bool(torch.isfinite(kl).all())
     return Comparison(
-        *sides,
-        float(kl.mean()) if known else math.nan,
-        float(agree.double().mean()) if known else math.nan,
-        losses,
+        dense=sides[0],
+        small=sides[1],
+        kl=float(kl.mean()) if finite else math.nan,
+        top1=float(agree.double().mean()) if finite else math.nan,
+        losses=[(part[0], part[1]) for part in parts],
     )
 
 
 def check_tokens(dense: LoadedModel, small: LoadedModel, rows: list[tuple[Tensor, int]]) -> None:
-    """Raise InputError unless both models read and predict the same tokens, in rows of these
-    lengths.
+    """Check that both models can score the same rows (tokens [t], scored).
+
+    Raises InputError where their vocabularies differ or a row exceeds the context of `small`.
     """
     sizes = {text_config(model.network).vocab_size for model in (dense, small)}
     if dense.tokenizer.get_vocab() != small.tokenizer.get_vocab() or len(sizes) > 1:
         raise InputError(
-            f"'{dense.name}' and '{small.name}' have different vocabularies, so their tokens "
-            "cannot be laid side by side."
+            f"'{dense.name}' and '{small.name}' have different vocabularies, so their predictions "
+            "cannot be compared."
         )
     small.check_length(max(len(tokens) for tokens, _ in rows) - 1)
 
@@ -107,8 +104,9 @@ def check_tokens(dense: LoadedModel, small: LoadedModel, rows: list[tuple[Tensor
 def _compare_rows(
     dense: LoadedModel, small: LoadedModel, tokens: Tensor, scored: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """tokens [b, t] on dense's device -> losses of both (float32), KL (float64) and agreement,
-    [b, scored] each, on the CPU.
+    """Losses of both (float32), KL (float64) and agreement, [b, scored] each, on the CPU.
+
+    tokens [b, t] on dense's device.
     """
     targets = tokens[:, -scored:].flatten()
     logits = [
@@ -120,15 +118,16 @@ def _compare_rows(
         _compare_logits(*piece)
         for piece in zip(*(t.split(step) for t in (*logits, targets)), strict=True)
     ]
-    return tuple(
+    first, second, kl, agree = (
         torch.cat(column).view(len(tokens), scored).cpu() for column in zip(*pieces, strict=True)
     )
+    return first, second, kl, agree
 
 
 def _scored_logits(model: LoadedModel, tokens: Tensor, scored: int) -> Tensor:
-    return (
-        model.network(input_ids=tokens[:, :-1], use_cache=False).logits[:, -scored:].flatten(0, 1)
-    )
+    out = model.network(input_ids=tokens[:, :-1], use_cache=False)
+    logits: Tensor = out.logits[:, -scored:]
+    return logits.flatten(0, 1)
 
 
 def _compare_logits(

@@ -1,6 +1,4 @@
-"""What each component's compression costs alone, and all of them together (A3, Table 11), for
-any compressed model.
-"""
+"""The loss from compressing each component alone and all of them together (A3, Table 11)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -22,11 +20,11 @@ PARTS = (("qk",), ("ov",), ("mlp",), ("qk", "ov"), ("qk", "ov", "mlp"))
 
 @dataclass(frozen=True)
 class Contributions:
-    """rows: parts ("qk", "ov", "mlp", "qk + ov", "qk, ov", "all"), perplexity, delta_perplexity and
-    delta_nll against the dense model.
+    """The loss by compressed components.
 
-    "qk + ov" adds up the two rows of one component each; "qk, ov" was measured with both compressed
-    at once.
+    rows: parts ("qk", "ov", "mlp", "qk + ov", "qk, ov", "all"), perplexity, delta_perplexity and
+    delta_nll against the dense model. "qk + ov" is the sum of the rows "qk" and "ov"; "qk, ov" is
+    measured with both compressed.
     """
 
     rows: list[dict[str, Any]]
@@ -37,45 +35,37 @@ class Contributions:
 def contributions(
     dense: LoadedModel,
     small: LoadedModel,
-    data: str,
-    samples: int | None = 32,
-    seq_len: int | None = None,
-    protocol: str = "windows",
+    data: str | EvaluationSettings,
+    *,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> Contributions:
     """Perplexity of the dense model with only some components taken from the compressed one.
 
-    The arguments are those of `evaluate`.
-
-    Raises InputError where the two are not one model, dense and compressed.
+    data, settings: as in `evaluate`; 32 samples where a data set is given without `samples`.
+    Raises InputError as `compare` does, and where `small` is no compressed `dense`.
     """
     progress, total = progress or silent, len(PARTS) + 1
-    passages = make_passages(dense, EvaluationSettings(data, samples, seq_len, protocol=protocol))
+    passages = make_passages(dense, EvaluationSettings.of(data, settings, samples=32))
     check_tokens(dense, small, passages.rows)
     check_same(dense, small)
-    measured = []
+    evaluations = []
     for done, parts in enumerate(((), *PARTS)):
         progress("contributions", done, total)
         model = mixed(dense, small, parts)
-        measured.append(
-            summarise(
-                model,
-                passages,
-                [losses.double() for _, losses in row_losses(model, passages.rows)],
-                0.0,
-            )
-        )
+        losses = [part.double() for _, part in row_losses(model, passages.rows)]
+        evaluations.append(summarise(model, passages, losses, 0.0))
     progress("contributions", total, total)
-    base, *found = measured
+    base, *others = evaluations
     names = ["qk", "ov", "mlp", "qk, ov", "all"]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "parts": name,
             "perplexity": one.perplexity,
             "delta_perplexity": one.perplexity - base.perplexity,
             "delta_nll": one.nll - base.nll,
         }
-        for name, one in zip(names, found, strict=True)
+        for name, one in zip(names, others, strict=True)
     ]
     added = {key: rows[0][key] + rows[1][key] for key in ("delta_perplexity", "delta_nll")}
     rows.insert(
@@ -85,15 +75,14 @@ def contributions(
 
 
 def mixed(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -> LoadedModel:
-    """The dense model with the components named ("qk", "ov", "mlp") as they are in the
-    compressed one; tensors are shared.
+    """The dense model with some components ("qk", "ov", "mlp") of the compressed one.
+
+    Tensors are shared with both.
     """
     network = clone(dense.network)
     for index in range(len(decoder_layers(network))):
-        write_layer(
-            network,
-            _mixed_layer(read_layer(network, index), read_layer(small.network, index), parts),
-        )
+        own, other = read_layer(network, index), read_layer(small.network, index)
+        write_layer(network, _mixed_layer(own, other, parts))
     return replace(dense, name=f"{dense.name} + {', '.join(parts)}", network=network)
 
 
@@ -110,20 +99,12 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
 
 
 def check_same(dense: LoadedModel, small: LoadedModel) -> None:
-    """Raise InputError where the two are not one model, dense and compressed, layer for layer."""
+    """Check that `small` has the same layers as `dense`.
+
+    Raises InputError where family, layers, hidden size or slicing differ.
+    """
     configs = [text_config(model.network) for model in (dense, small)]
+    shapes = {(c.model_type, c.num_hidden_layers, c.hidden_size) for c in configs}
     sliced = {bool(sliced_modules(model.network)) for model in (dense, small)}
-    if (
-        len(
-            {
-                (config.model_type, config.num_hidden_layers, config.hidden_size)
-                for config in configs
-            }
-        )
-        > 1
-        or len(sliced) > 1
-    ):
-        raise InputError(
-            f"'{dense.name}' and '{small.name}' are not one model, dense and compressed: their "
-            "layers are others."
-        )
+    if len(shapes) > 1 or len(sliced) > 1:
+        raise InputError(f"'{small.name}' is not a compressed '{dense.name}': their layers differ.")

@@ -1,8 +1,8 @@
 """Perplexity by a named protocol, and the loss of every token.
 
-A protocol cuts the text into rows of tokens and says which of them are scored; by default,
-non-overlapping full windows of T tokens that predict T - 1. The loss is taken in float32 from the
-model's logits and summed in float64.
+A protocol cuts the text into rows of tokens and defines which of them are scored; by default,
+non-overlapping full windows of T tokens that predict T - 1. The loss is computed in float32 from
+the model's logits and summed in float64.
 """
 
 import math
@@ -22,24 +22,21 @@ from ..models.load import LoadedModel
 from ..progress import Progress
 from .protocols import EvaluationSettings, Passages, Row, make_passages
 
-_LOGIT_BYTES = (
-    2**29
-    # logits of one forward pass; a vocabulary of 128 k at 2048 tokens takes 1 GB per window in float32
-)
+# Logits of one forward pass; with a vocabulary of 128 k, 2048 tokens take 1 GB in float32.
+_LOGIT_BYTES = 2**29
 _ROWS = 2**24  # float32 numbers per piece of the loss, 64 MB
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """Perplexity of a model by one protocol.
 
-    nll: mean over `tokens` predicted tokens, in nats; perplexity = exp(nll). nonfinite: windows in
-    which a loss is NaN or infinite.
-    They are never dropped: where there is one, nll and perplexity are NaN (null in `to_dict`), and
-    nll_finite alone is the mean over the other windows (NaN where there is none). protocol: all
-    that the figure depends on.
-    bits_per_byte: of the UTF-8 text that the scored tokens stand for; None where the tokenizer
-    gives no offsets. word_perplexity, byte_perplexity: only by protocols that count words.
+    nll: mean loss over `tokens` predicted tokens, nats/token; perplexity = exp(nll).
+    nonfinite: windows in which a loss is NaN or infinite. With any of them nll and perplexity are
+    NaN (null in `to_dict`), and nll_finite is the mean over the other windows (NaN without any).
+    protocol: everything that the result depends on.
+    bits_per_byte: of the UTF-8 text of the scored tokens; None where the tokenizer has no offsets.
+    word_perplexity, byte_perplexity: only by protocols that count words.
     """
 
     perplexity: float
@@ -70,26 +67,23 @@ def evaluate(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Evaluation:
-    """Perplexity of `model` on the test split of `data` by a named protocol (see
-    `lrcore.PROTOCOLS`).
+    """Perplexity of `model` on the test split of `data` by a named protocol (`PROTOCOLS`).
 
-    settings: the other fields of `EvaluationSettings`, which may also be given whole as `data`: samples,
-    seq_len, sampling, seed, protocol, stride. batch: the most windows per forward pass. Raises
-    InputError where the data set cannot be read, is too short, or seq_len exceeds the model's
-    context.
+    data: a data set, or whole `EvaluationSettings`. settings: single fields of it by name (samples,
+    seq_len, sampling, seed, protocol, stride). batch: the most windows per forward pass.
+    Raises InputError where the data set cannot be read or is too short, a setting is unknown or out
+    of range, or seq_len exceeds the model's context.
     """
     began = time.perf_counter()
     passages = make_passages(model, EvaluationSettings.of(data, settings))
-    losses = [found.double() for _, found in row_losses(model, passages.rows, batch, progress)]
+    losses = [part.double() for _, part in row_losses(model, passages.rows, batch, progress)]
     return summarise(model, passages, losses, time.perf_counter() - began)
 
 
 def summarise(
     model: LoadedModel, passages: Passages, losses: list[Tensor], seconds: float
 ) -> Evaluation:
-    """The figures of a protocol from the losses of its scored tokens, [n, scored] per group of
-    equal rows, float64.
-    """
+    """The evaluation from the losses of the scored tokens, [n, scored] per group, float64."""
     finite = [torch.isfinite(part).all(dim=1) for part in losses]
     kept = torch.cat([part[good].flatten() for part, good in zip(losses, finite, strict=True)])
     nonfinite = sum(int((~good).sum()) for good in finite)
@@ -97,7 +91,7 @@ def summarise(
     nll, tokens = (math.nan if nonfinite else nll_finite), sum(part.numel() for part in losses)
 
     def per(count: int | None) -> float | None:
-        """Nats per unit of the text, of which there are `count`."""
+        """Nats per byte or word of the text, of which there are `count`."""
         return nll * tokens / count if count else None
 
     per_byte, per_word = per(passages.bytes), per(passages.words)
@@ -112,33 +106,32 @@ def summarise(
         protocol=passages.protocol | {"dtype": model.dtype, "device": str(model.device)},
         bits_per_byte=None if per_byte is None else per_byte / math.log(2),
         word_perplexity=None if per_word is None else _exp(per_word),
-        byte_perplexity=None if per_word is None else _exp(per_byte),
+        byte_perplexity=None if per_word is None or per_byte is None else _exp(per_byte),
     )
 
 
 def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:
-    """Rows of equal length and equal count of scored tokens together, as ([n, t], scored), in
-    the order of their first.
-    """
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    """Rows grouped by length and number of scored tokens: (tokens [n, t], scored), in order."""
+    groups: dict[tuple[int, int], list[Tensor]] = {}
     for tokens, scored in rows:
-        found.setdefault((len(tokens), scored), []).append(tokens)
-    for (_, scored), alike in found.items():
+        groups.setdefault((len(tokens), scored), []).append(tokens)
+    for (_, scored), alike in groups.items():
         yield torch.stack(alike), scored
 
 
 def row_losses(
     model: LoadedModel, rows: list[Row], batch: int = 8, progress: Progress | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The groups of `rows` with the losses of their scored tokens: ([n, t], [n, scored])."""
+    """The groups of `rows` with the losses of their scored tokens, ([n, t], [n, scored])."""
     done = 0
     for tokens, scored in groups(rows):
         before = done
 
         def counted(stage: str, now: int, _: int, before: int = before) -> None:
-            progress(stage, before + now, len(rows))
+            if progress is not None:
+                progress(stage, before + now, len(rows))
 
-        yield tokens, window_losses(model, tokens, batch, progress and counted)[:, -scored:]
+        yield tokens, window_losses(model, tokens, batch, counted)[:, -scored:]
         done += len(tokens)
 
 
@@ -159,22 +152,21 @@ def window_losses(
 
 
 def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
-    """Pieces of tokens [n, T] on the model's device: at most `batch` rows, fewer where their
-    logits would not fit.
+    """Pieces [b, T] of tokens [n, T] on the model's device; b <= batch, less for large logits.
+
+    Raises InputError where a token is outside the model's vocabulary.
     """
     model.check_tokens(int(tokens.max()))
-    per_window = (
-        tokens.shape[1] * text_config(model.network).vocab_size * model.network.dtype.itemsize
-    )
+    vocabulary = text_config(model.network).vocab_size
+    per_window = tokens.shape[1] * vocabulary * model.network.dtype.itemsize
     for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
         yield part.to(model.device)
 
 
 @torch.inference_mode()
 def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
-    logits = model.network(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(
-        0, 1
-    )  # [b (T - 1), vocab]
+    out = model.network(input_ids=tokens[:, :-1], use_cache=False)
+    logits = out.logits.flatten(0, 1)  # [b (T - 1), vocab]
     targets = tokens[:, 1:].flatten()
     step = max(1, _ROWS // logits.shape[1])
     pieces = zip(logits.split(step), targets.split(step), strict=True)
@@ -185,12 +177,11 @@ def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
 
 
 def token_losses(model: LoadedModel, text: str) -> list[tuple[str, float]]:
-    """Every token of `text` with its loss in nats: (piece, -log p(token | those before)); the
-    pieces joined give the text back.
+    """Every token of `text` with its loss in nats, (piece, -log p(token | tokens before)).
 
-    No special tokens are added, so nothing predicts the first token: its loss is NaN. A character
-    spread over several tokens stands with the last of them; the others have an empty piece. Raises
-    InputError for an empty text or one beyond the context.
+    The pieces joined are the text. No special tokens are added, so nothing predicts the first
+    token: its loss is NaN. A character of several tokens belongs to the last of them; the others
+    have an empty piece. Raises InputError where the text is empty or exceeds the context.
     """
     ids = model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if not ids:

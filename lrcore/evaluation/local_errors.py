@@ -1,14 +1,12 @@
-"""Where a compressed model errs: each component fed what the dense model feeds it, and the residual
-stream as it drifts.
+"""Errors of a compressed model by layer and component, and of its residual stream.
 
-One pass over the decoder layers of both networks, on held-out tokens. An error is relative and
-squared, `sum |x - x^|^2 / sum |x|^2`:
-the unit in which a spectrum predicts it, `1 - energy` (A3's scores on independent tokens, without
-positions; MoDeGPT's and SVD's in their own units). Scores are those that enter the softmax, over
-the positions that the mask leaves.
+Every component gets the dense model's input. One pass over the decoder layers of both networks, on
+held-out tokens. An error is relative and squared, `sum |x - x^|^2 / sum |x|^2`: the unit of a
+spectrum's prediction `1 - energy` (A3's scores on independent tokens, without positions; MoDeGPT's
+and SVD's in their own units). Scores are those that enter the softmax, at unmasked positions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..errors import InputError
 from ..models.architectures import Architecture, architecture_of, decoder_layers
 from ..models.layers import clone, projection_paths
 from ..models.load import LoadedModel
@@ -36,11 +35,14 @@ _SLOT = {"scores": "qk", "ov": "ov", "mlp": "mlp"}  # whose spectrum predicts th
 
 @dataclass(frozen=True)
 class LocalErrors:
-    """errors[layer][component]: "scores"; "ov", the output of the attention under the dense scores;
-    "attention", under its own; "mlp", the output of the MLP; "residual", the stream after the
-    layer, with the errors of all layers up to it. No "scores" where a family does not use torch's
-    attention, no "mlp" where experts take its place. predicted[layer][slot]: 1 - energy of the
-    plan's ranks, only for the slots "qk", "ov", "mlp" that the method solves. protocol: the tokens.
+    """Relative squared errors, measured and predicted.
+
+    errors[layer][component]: "scores"; "ov", the attention's output under the dense scores;
+    "attention", its output under its own scores; "mlp", the MLP's output; "residual", the stream
+    after the layer, with the errors of all layers up to it. No "scores" in a family without
+    torch's attention, no "mlp" in a layer of experts.
+    predicted[layer][slot]: 1 - energy at the plan's ranks, for the slots "qk", "ov" and "mlp" that
+    the method has. protocol: what the tokens depend on.
     """
 
     errors: list[dict[str, float]]
@@ -48,9 +50,7 @@ class LocalErrors:
     protocol: dict[str, Any]
 
     def table(self) -> "pd.DataFrame":
-        """One row per layer and component: layer, component, error, predicted (None where the
-        method's spectra say nothing of it).
-        """
+        """One row per layer and component: layer, component, error, predicted (or None)."""
         return frame(
             [
                 {
@@ -70,19 +70,24 @@ class LocalErrors:
 def local_errors(
     dense: LoadedModel,
     small: LoadedModel,
-    data: str,
-    samples: int = 8,
-    seq_len: int | None = None,
+    data: str | EvaluationSettings,
+    *,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> LocalErrors:
-    """Errors of every layer of `small` against `dense` on the first `samples` windows of the test
-    split of `data`.
+    """Errors of every layer of `small` against `dense` on windows of the test split of `data`.
 
-    Raises InputError where the data set cannot be read, or the models do not read the same tokens
-    or differ in their layers.
+    data, settings: as in `evaluate`; 8 samples where a data set is given without `samples`.
+    Raises InputError as `compare` does, where `small` is no compressed `dense`, and for a protocol
+    whose rows differ in length.
     """
     progress = progress or silent
-    passages = make_passages(dense, EvaluationSettings(data, samples, seq_len))
+    passages = make_passages(dense, EvaluationSettings.of(data, settings, samples=8))
+    if len({len(row) for row, _ in passages.rows}) > 1:
+        raise InputError(
+            f"Protocol '{passages.protocol['name']}' gives rows of different lengths; local errors "
+            "need windows of one length. Use protocol 'windows'."
+        )
     check_tokens(dense, small, passages.rows)
     check_same(dense, small)
     tokens = torch.stack([row for row, _ in passages.rows])
@@ -120,10 +125,9 @@ class _Ratio:
 
 
 def _layer_errors(networks: list[nn.Module], index: int, stream: LayerStream) -> dict[str, float]:
-    """The layer of the dense network, of the small one, and of the dense one with small's OV, all
-    on the dense layer's input.
+    """Errors of one layer on the dense layer's input; the stream advances with the dense output.
 
-    The stream goes on with the dense output.
+    networks: dense, small, and dense with the OV of small.
     """
     ratios: dict[str, _Ratio] = {}
     layers = [decoder_layers(network)[index] for network in networks]
@@ -147,10 +151,10 @@ def _layer_errors(networks: list[nn.Module], index: int, stream: LayerStream) ->
 def _watch(
     layer: nn.Module, row: Architecture, attention: Tensor | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """What a layer computes inside: its scores where it calls torch's attention, and the outputs of
-    its output and down projections.
+    """Records a layer's scores, where it calls torch's attention, and its components' outputs.
 
-    attention: given on instead of the layer's own, so that the MLP reads what the dense one reads.
+    attention [b, t, d]: passed on instead of the layer's own output, so that the MLP gets the dense
+    model's input.
     """
     seen: dict[str, Tensor] = {}
 
@@ -163,23 +167,19 @@ def _watch(
 
     paths = projection_paths(row, layer)
     with ExitStack() as stack:
-        stack.callback(
-            layer.get_submodule(paths["o"])
-            .register_forward_hook(note("attention", attention))
-            .remove
-        )
+        module = layer.get_submodule(paths["o"])
+        stack.callback(module.register_forward_hook(note("attention", attention)).remove)
         if "down" in paths:
-            stack.callback(
-                layer.get_submodule(paths["down"]).register_forward_hook(note("mlp")).remove
-            )
+            module = layer.get_submodule(paths["down"])
+            stack.callback(module.register_forward_hook(note("mlp")).remove)
         stack.enter_context(_Scores(seen))
         yield seen
 
 
 class _Scores(TorchFunctionMode):
-    """Notes the scores of every call of torch's attention, whichever family and head sizes it is
-    called for.
-    """
+    """Records the scores of every call of `scaled_dot_product_attention`."""
+
+    ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
     def __init__(self, seen: dict[str, Tensor]) -> None:
         super().__init__()
@@ -189,30 +189,19 @@ class _Scores(TorchFunctionMode):
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function is nn.functional.scaled_dot_product_attention:
-            self._seen["scores"] = _scores(*args, **(kwargs or {}))
+            named = dict(zip(self.ARGUMENTS, args, strict=False))
+            self._seen["scores"] = _scores(named | (kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
-def _scores(
-    query: Tensor,
-    key: Tensor,
-    _value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The scaled products of the positions that may be seen, zero elsewhere. [b, n_q, t, t]."""
+def _scores(call: Mapping[str, Any]) -> Tensor:
+    """Scaled scores by the arguments of torch's attention, zero where masked, [b, n_q, t, t]."""
+    query, key, mask, scale = call["query"], call["key"], call.get("attn_mask"), call.get("scale")
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if attn_mask is None:
-        return scores.tril() if is_causal else scores
-    seen = (
-        attn_mask
-        if attn_mask.dtype == torch.bool
-        else attn_mask > torch.finfo(attn_mask.dtype).min / 2
-    )
+    scores: Tensor = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is None:
+        return scores.tril() if call.get("is_causal") else scores
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return scores * seen
 
 

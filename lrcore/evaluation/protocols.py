@@ -1,21 +1,22 @@
-"""Perplexity protocols by name: how a text becomes forward passes, and which of their tokens are
-scored.
+"""Perplexity protocols by name: how a text becomes forward passes, and which tokens are scored.
 
-windows non-overlapping (or randomly placed) full windows, no special tokens; the caller's length
-gptq-2048 GPTQ's script, also SVD-LLM's, A3's and MoDeGPT's: rows joined by a blank line, tokenised
-once as the tokenizer does by
-                 itself (with its special tokens), non-overlapping windows of 2048, or of the
-                 context where that is shorter
-gptq-2048-c4 the same for C4: the first 1100 documents joined by a space, the first 256 windows
-(`get_c4_new`) gptq-2048-ptb the same for PTB: rows joined by a space (`get_ptb_new`)
-strided a window that moves by `stride`: every token but the first is scored once, with at least
-length - stride before it lm-eval-word per document, rolling, as lm-eval's `loglikelihood_rolling`
-with a context of one token; perplexity per word and byte
+windows        non-overlapping (or randomly placed) full windows of the caller's length, without
+               special tokens
+gptq-2048      GPTQ's script, also SVD-LLM's, A3's and MoDeGPT's: rows joined by a blank line,
+               tokenised once with the tokenizer's special tokens, non-overlapping windows of 2048,
+               or of the context where that is shorter
+gptq-2048-c4   the same for C4: the first 1100 documents joined by a space, the first 256 windows
+               (`get_c4_new`)
+gptq-2048-ptb  the same for PTB: rows joined by a space (`get_ptb_new`)
+strided        a window that moves by `stride`: every token but the first is scored once, with at
+               least length - stride tokens before it
+lm-eval-word   per document, rolling, as lm-eval's `loglikelihood_rolling` with a context of one
+               token; perplexity per word and byte
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -26,14 +27,13 @@ from ..errors import InputError, unknown
 from ..models.load import LoadedModel
 from ..settings import setting
 
-Row = tuple[
-    Tensor, int
-]  # tokens [t] of one forward pass, and how many of the last are scored (at most t - 1)
+# Tokens [t] of one forward pass, and how many of the last are scored (at most t - 1).
+Row = tuple[Tensor, int]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A row of the table. kind: how rows are cut. None where the data set or the caller decides."""
+    """A protocol. kind: how rows are cut. None: decided by the data set or the caller."""
 
     name: str
     summary: str
@@ -80,12 +80,10 @@ DEFAULT_LENGTH = 256
 
 @dataclass(frozen=True, eq=False)
 class Passages:
-    """What is scored.
+    """The rows that a protocol scores.
 
-    rows: see `Row`. bytes, words: of the text that the scored tokens stand for; None where not
-    counted.
-
-    protocol: JSON-able, all that the rows depend on.
+    protocol: JSON-able, everything that the rows depend on. bytes, words: of the text of the scored
+    tokens; None where not counted.
     """
 
     rows: list[Row]
@@ -96,11 +94,12 @@ class Passages:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """The settings of one evaluation, before they meet a protocol.
+    """The settings of one evaluation.
 
     data: a data set, by name or file. samples: the most windows (documents, for a protocol on
-    documents); None: all. seq_len None: the protocol's own, 256 for "windows" and "strided".
-    sampling, "first" or "random", and seed: of "windows". stride: of "strided".
+    documents); None: all. seq_len: tokens per window; None: the protocol's own, 256 for "windows"
+    and "strided". sampling ("first" or "random") and seed: of "windows". protocol: a name in
+    `PROTOCOLS`. stride: of "strided"; None: half of seq_len.
     """
 
     data: str = setting("stories", "Text to score: built-in name, file, or name:config:split.")
@@ -115,64 +114,89 @@ class EvaluationSettings:
 
     @classmethod
     def of(
-        cls, data: "str | EvaluationSettings", settings: Mapping[str, Any]
+        cls, data: "str | EvaluationSettings", settings: Mapping[str, Any], **defaults: Any
     ) -> "EvaluationSettings":
-        """A data set and the other settings by name; or what is all of that already."""
-        return data if isinstance(data, EvaluationSettings) else cls(data, **settings)
+        """A data set and the other settings by name, or whole settings with some replaced.
+
+        defaults: for a data set, where `settings` has no value. Raises InputError where a setting
+        is unknown.
+        """
+        known = {field.name for field in fields(cls)} - {"data"}
+        for name in settings:
+            if name not in known:
+                raise unknown("evaluation setting", name, known)
+        if isinstance(data, EvaluationSettings):
+            return replace(data, **settings)
+        return cls(data, **(defaults | dict(settings)))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the rows are cut from: the texts, by a protocol's row and the caller's settings."""
+
+    model: LoadedModel
+    texts: Texts
+    settings: EvaluationSettings
+    row: Protocol
 
 
 def find_protocol(name: str) -> Protocol:
-    """The row of a protocol. Raises InputError with the nearest name for an unknown one."""
+    """The protocol of a name. Raises InputError, with the nearest name, where it is unknown."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
 
 
-def make_passages(model: LoadedModel, asked: EvaluationSettings) -> Passages:
+def make_passages(model: LoadedModel, settings: EvaluationSettings) -> Passages:
     """The rows that a protocol scores.
 
-    Raises InputError for settings that the protocol does not have, and for too little text.
+    Raises InputError where the protocol does not have a setting or a value is out of range, and
+    where the text is too short or cannot be read.
     """
-    row = find_protocol(asked.protocol)
-    if asked.stride is not None and row.kind != "strided":
+    row = find_protocol(settings.protocol)
+    if settings.stride is not None and row.kind != "strided":
         raise InputError(
-            f"stride = {asked.stride} was given, but protocol '{row.name}' has none. Use protocol "
-            "'strided'."
+            f"stride = {settings.stride} was given, but protocol '{row.name}' has none. Use "
+            "protocol 'strided'."
         )
-    if row.kind != "windows" and asked.sampling != "first":
+    if row.kind != "windows" and settings.sampling != "first":
         raise InputError(
-            f"sampling '{asked.sampling}' was given, but protocol '{row.name}' takes all in "
+            f"sampling '{settings.sampling}' was given, but protocol '{row.name}' takes all in "
             "order. Use protocol 'windows'."
         )
-    if row.seq_len is not None and asked.seq_len is not None:
+    if row.seq_len is not None and settings.seq_len is not None:
         raise InputError(
-            f"seq_len = {asked.seq_len} was given, but protocol '{row.name}' fixes it. Use "
+            f"seq_len = {settings.seq_len} was given, but protocol '{row.name}' fixes it. Use "
             "protocol 'windows' for your own."
         )
-    if asked.samples is not None and asked.samples < 1:
-        raise InputError(f"samples = {asked.samples!r}: give a whole number >= 1, or None for all.")
-    return _CUTS[row.kind](model, load_texts(asked.data, role="test"), asked, row)
+    if settings.samples is not None and settings.samples < 1:
+        raise InputError(
+            f"samples = {settings.samples!r}: give a whole number >= 1, or None for all."
+        )
+    texts = load_texts(settings.data, role="test")
+    return _CUTS[row.kind](_Source(model, texts, settings, row))
 
 
-def _windows(
-    model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol
-) -> Passages:
-    length = asked.seq_len or min(DEFAULT_LENGTH, model.context or DEFAULT_LENGTH)
+def _windows(source: _Source) -> Passages:
+    model, settings = source.model, source.settings
+    length = settings.seq_len or min(DEFAULT_LENGTH, model.context or DEFAULT_LENGTH)
     model.check_length(length)
     windows = make_windows(
-        texts, model.tokenizer, asked.samples, length, asked.sampling, asked.seed
+        source.texts, model.tokenizer, settings.samples, length, settings.sampling, settings.seed
     )
     rows = [(tokens, length - 1) for tokens in windows.tokens]
-    return Passages(
-        rows, {"name": row.name} | windows.protocol | _counted(rows), windows.predicted_bytes
-    )
+    protocol = {"name": source.row.name} | windows.protocol | _counted(rows)
+    return Passages(rows, protocol, windows.predicted_bytes)
 
 
-def _blocks(model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol) -> Passages:
-    texts = Texts(texts.documents[: row.documents], texts.source, row.join)
+def _blocks(source: _Source) -> Passages:
+    model, row = source.model, source.row
+    assert row.seq_len is not None
+    assert row.join is not None
+    texts = Texts(source.texts.documents[: row.documents], source.texts.source, row.join)
     text = tokenise(texts.joined(), model.tokenizer, special_tokens=True)
     length = min(row.seq_len, model.context or row.seq_len)
-    limits = [n for n in (row.windows, asked.samples) if n is not None]
+    limits = [n for n in (row.windows, source.settings.samples) if n is not None]
     starts = range(0, len(text.ids) - length + 1, length)[: min(limits, default=None)]
     if not starts:
         raise InputError(
@@ -181,17 +205,15 @@ def _blocks(model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Pr
         )
     rows = [(text.ids[start : start + length], length - 1) for start in starts]
     spans = [(start + 1, start + length) for start in starts]
-    return Passages(
-        rows, _described(model, texts, text, asked, row, length, rows), _bytes(text, spans)
-    )
+    described = _described(replace(source, texts=texts), text, length, rows)
+    return Passages(rows, described, _bytes(text, spans))
 
 
-def _strided(
-    model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol
-) -> Passages:
-    length = asked.seq_len or min(DEFAULT_LENGTH, model.context or DEFAULT_LENGTH)
+def _strided(source: _Source) -> Passages:
+    model, texts, settings = source.model, source.texts, source.settings
+    length = settings.seq_len or min(DEFAULT_LENGTH, model.context or DEFAULT_LENGTH)
     model.check_length(length)
-    stride = asked.stride or max(1, length // 2)
+    stride = settings.stride or max(1, length // 2)
     if length < 2 or not 1 <= stride < length:
         raise InputError(
             f"A stride goes from 1 to seq_len - 1; got stride {stride} with seq_len {length}."
@@ -202,17 +224,16 @@ def _strided(
             f"{texts.source} has {len(text.ids)} tokens; at least 2 are needed, one to read and "
             "one to predict."
         )
-    spans = list(stride_spans(len(text.ids), length, stride))[: asked.samples]
+    spans = list(stride_spans(len(text.ids), length, stride))[: settings.samples]
     rows = [(text.ids[first:last], scored) for first, last, scored in spans]
     counted = _bytes(text, [(last - scored, last) for _, last, scored in spans])
-    return Passages(
-        rows, _described(model, texts, text, asked, row, length, rows, stride=stride), counted
-    )
+    return Passages(rows, _described(source, text, length, rows, stride=stride), counted)
 
 
 def stride_spans(tokens: int, length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(first, last, scored) of every window: tokens first..last - 1 are read, the last `scored`
-    of them predicted; none twice.
+    """(first, last, scored) of every window: tokens first..last - 1, the last `scored` predicted.
+
+    Every token but the first is predicted once.
     """
     first, reached = 0, 1
     while reached < tokens:
@@ -221,56 +242,53 @@ def stride_spans(tokens: int, length: int, stride: int) -> Iterator[tuple[int, i
         first, reached = first + stride, last
 
 
-def _documents(
-    model: LoadedModel, texts: Texts, asked: EvaluationSettings, row: Protocol
-) -> Passages:
-    length = asked.seq_len or model.context
+def _documents(source: _Source) -> Passages:
+    model, texts, settings = source.model, source.texts, source.settings
+    length = settings.seq_len or model.context
     if length is None:
         raise InputError(
-            f"'{model.name}' sets no context length, so protocol '{row.name}' needs one: give "
-            "seq_len."
+            f"'{model.name}' sets no context length, so protocol '{source.row.name}' needs one: "
+            "give seq_len."
         )
     model.check_length(length)
-    texts = Texts(texts.documents[: asked.samples], texts.source, texts.join)
-    prefix, rows, available = prefix_token(model), [], 0
+    texts = Texts(texts.documents[: settings.samples], texts.source, texts.join)
+    prefix, available = prefix_token(model), 0
+    rows: list[Row] = []
     for document in texts.documents:
         ids = tokenise(document, model.tokenizer).ids
         available += len(ids)
         rows += [(part, scored) for part, scored in rolling(ids, prefix, length)]
-    described = _described(model, texts, None, asked, row, length, rows)
+    described = _described(replace(source, texts=texts), None, length, rows)
     described |= {
         "prefix_token": model.tokenizer.convert_ids_to_tokens(prefix),
         "tokens_available": available,
     }
     counted = sum(len(document.encode("utf-8", "surrogatepass")) for document in texts.documents)
-    # lm-eval's own count of words: a blank at either end of the document makes an empty one, which
-    # counts.
-    return Passages(
-        rows,
-        described,
-        counted,
-        sum(len(re.split(r"\s+", document)) for document in texts.documents),
-    )
+    # as lm-eval counts words: a blank at either end of a document adds an empty one
+    words = sum(len(re.split(r"\s+", document)) for document in texts.documents)
+    return Passages(rows, described, counted, words)
 
 
 def prefix_token(model: LoadedModel) -> int:
-    """What stands before a document's first token: the tokenizer's beginning of text, else its
-    end of text, as in lm-eval.
+    """The token before a document's first, as in lm-eval: the tokenizer's bos, else its eos.
+
+    Raises InputError where the tokenizer has neither.
     """
     tokenizer = model.tokenizer
-    found = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if found is None:
+    token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if token is None:
         raise InputError(
             f"The tokenizer of '{model.name}' has no beginning- or end-of-text token to put "
             "before a document."
         )
-    return found
+    return int(token)
 
 
 def rolling(ids: Tensor, prefix: int, length: int) -> Iterator[Row]:
-    """Windows in which every token of a document is scored once: the first starts at `prefix`, the
-    next ones with one token of context, and the last one, where it is short, with as much as fits.
-    ids [n]; at most `length` tokens are read at once.
+    """Windows [t], t <= length + 1, that score every token of a document, ids [n], once.
+
+    The first window starts with `prefix`, the next ones with one token of context, and a short last
+    one with as many as fit.
     """
     whole = torch.cat((torch.tensor([prefix]), ids))  # whole[i] is read before ids[i] is predicted
     done = 0
@@ -282,18 +300,13 @@ def rolling(ids: Tensor, prefix: int, length: int) -> Iterator[Row]:
 
 
 def _described(
-    model: LoadedModel,
-    texts: Texts,
-    text: Tokenised | None,
-    asked: EvaluationSettings,
-    row: Protocol,
-    length: int,
-    rows: list[Row],
-    **more: Any,
+    source: _Source, text: Tokenised | None, length: int, rows: list[Row], **more: Any
 ) -> dict[str, Any]:
-    special = row.kind == "blocks"
+    """The protocol as plain values; text: where all documents are tokenised as one."""
+    model, texts = source.model, source.texts
+    special = source.row.kind == "blocks"
     return {
-        "name": row.name,
+        "name": source.row.name,
         "source": texts.source,
         "fingerprint": texts.fingerprint,
         "join": texts.join,
@@ -304,7 +317,7 @@ def _described(
         "seq_len": length,
         "sampling": "first",
         "seed": None,
-        "samples_asked": asked.samples,
+        "samples_asked": source.settings.samples,
         "samples": len(rows),
         **more,
         **_counted(rows),
@@ -316,7 +329,8 @@ def _counted(rows: list[Row]) -> dict[str, int]:
 
 
 def _bytes(text: Tokenised, spans: list[tuple[int, int]]) -> int | None:
-    return None if text.ends is None else sum(text.bytes(first, last) for first, last in spans)
+    """Bytes of the tokens in all spans [first, last); None where the tokenizer has no offsets."""
+    return None if text.ends is None else sum(text.bytes(*span) or 0 for span in spans)
 
 
 _CUTS = {"windows": _windows, "blocks": _blocks, "strided": _strided, "documents": _documents}

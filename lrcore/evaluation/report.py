@@ -1,8 +1,6 @@
-"""One HTML page that needs nothing else: tables, and figures drawn as SVG. No script, no request to
-any host.
+"""Self-contained HTML reports: tables and SVG figures, without scripts or requests to any host.
 
-Drawn here rather than by a plotting library, whose code alone is 4 MB per page; a figure's values
-show as the browser's own tooltips.
+A plotting library would add 4 MB of code to each page; a point's values are the browser's tooltips.
 """
 
 import math
@@ -11,14 +9,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-# Paul Tol's bright set: told apart by colour-blind eyes, visible on white and on near-black.
+# Paul Tol's bright set: distinct to colour-blind readers, visible on white and on near-black.
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999933", "#bb6633")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 78, 170, 18, 52
 STYLE = """
 :root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:.5rem 0 1.5rem;font-variant-numeric:tabular-nums}
-td,th{padding:.2rem .7rem;border-bottom:1px solid #8884}th{text-align:left}td.n,th.n{text-align:right}
+td,th{padding:.2rem .7rem;border-bottom:1px solid #8884}
+th{text-align:left}td.n,th.n{text-align:right}
 .wide{overflow-x:auto}
 svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:12px}
 """
@@ -26,7 +25,7 @@ svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:12px}
 
 @dataclass(frozen=True)
 class Point:
-    """A mark of a figure. Points of one series share a colour; x and y are finite."""
+    """A point of a figure. Points of one series share a colour; others than finite are left out."""
 
     name: str
     series: str
@@ -40,61 +39,54 @@ def page(title: str, *parts: str) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width">'
     )
-    return f"{head}<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>{''.join(parts)}</html>\n"
+    name = escape(title)
+    body = f"<h1>{name}</h1>{''.join(parts)}"
+    return f"{head}<title>{name}</title><style>{STYLE}</style>{body}</html>\n"
 
 
 def section(title: str, *parts: str) -> str:
+    """Parts under a heading."""
     return f"<h2>{escape(title)}</h2>{''.join(parts)}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows under the names of all their columns; numbers to the right."""
+    """An HTML table of the rows' columns; numeric columns are aligned right."""
     if not rows:
         return "<p>None.</p>"
     columns = list(dict.fromkeys(name for row in rows for name in row))
     right = {name: any(_number(row.get(name)) for row in rows) for name in columns}
 
     def line(cells: Sequence[str], tag: str) -> str:
-        marks = zip(columns, cells, strict=True)
-        return (
-            "<tr>"
-            + "".join(
-                f"<{tag}{' class=n' if right[name] else ''}>{escape(cell)}</{tag}>"
-                for name, cell in marks
-            )
-            + "</tr>"
-        )
+        entries = [
+            f"<{tag}{' class=n' if right[name] else ''}>{escape(cell)}</{tag}>"
+            for name, cell in zip(columns, cells, strict=True)
+        ]
+        return f"<tr>{''.join(entries)}</tr>"
 
-    body = "".join(line([said(row.get(name)) for name in columns], "td") for row in rows)
+    body = "".join(line([formatted(row.get(name)) for name in columns], "td") for row in rows)
     return f"<div class=wide><table>{line(columns, 'th')}{body}</table></div>"
 
 
 def facts(values: Mapping[str, Any]) -> str:
     """Names and values, one per line."""
-    return table([{"": name, " ": said(value)} for name, value in values.items()])
+    return table([{"": name, " ": formatted(value)} for name, value in values.items()])
 
 
-def said(value: Any) -> str:
-    """A value in words: four digits after the point where that is precise enough, thousands
-    apart.
-    """
+def formatted(value: Any) -> str:
+    """A value as text: four decimals or scientific notation, with thousands separators."""
     if value is None:
         return "—"
     if isinstance(value, float):
         if not math.isfinite(value):
             return "not finite"
-        return (
-            f"{value:,.0f}"
-            if abs(value) >= 1e5
-            else f"{value:.4f}"
-            if abs(value) >= 1e-2 or value == 0
-            else f"{value:.3e}"
-        )
+        if abs(value) >= 1e5:
+            return f"{value:,.0f}"
+        return f"{value:.4f}" if abs(value) >= 1e-2 or value == 0 else f"{value:.3e}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {said(part)}" for name, part in value.items()) or "—"
-    return ", ".join(map(said, value)) if isinstance(value, list | tuple) else str(value)
+        return ", ".join(f"{name} {formatted(part)}" for name, part in value.items()) or "—"
+    return ", ".join(map(formatted, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _number(value: Any) -> bool:
@@ -102,10 +94,7 @@ def _number(value: Any) -> bool:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats: none has as small an x and a smaller y.
-
-    In the order of x.
-    """
+    """The points that no other dominates (none has as small an x and a smaller y), in x order."""
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (p.x, p.y)):
         if not front or point.y < front[-1].y:
@@ -120,17 +109,16 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = Fal
     ]
     if not points:
         return "<p>Nothing to draw: no finite value.</p>"
-    across, up = (
-        _Axis([p.x for p in points], LEFT, WIDTH - RIGHT),
-        _Axis([p.y for p in points], HEIGHT - BOTTOM, TOP, log_y),
-    )
+    across = _Axis([p.x for p in points], LEFT, WIDTH - RIGHT)
+    up = _Axis([p.y for p in points], HEIGHT - BOTTOM, TOP, log_y)
     front = " ".join(f"{across(p.x):.1f},{up(p.y):.1f}" for p in pareto(points))
     series = list(dict.fromkeys(p.series for p in points))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
-    marks = "".join(
+    circles = "".join(
         f'<circle cx="{across(p.x):.1f}" cy="{up(p.y):.1f}" r="5" fill="{colour[p.series]}" '
-        'fill-opacity=".85">'
-        f"<title>{escape(f'{p.name}: {x_name} {said(p.x)}, {y_name} {said(p.y)}')}</title></circle>"
+        'fill-opacity=".85"><title>'
+        + escape(f"{p.name}: {x_name} {formatted(p.x)}, {y_name} {formatted(p.y)}")
+        + "</title></circle>"
         for p in points
     )
     keys = "".join(
@@ -142,11 +130,11 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = Fal
         f'<polyline points="{front}" fill="none" stroke="currentColor" stroke-opacity=".5" '
         'stroke-dasharray="5 4"/>'
     )
-    label = f"{y_name} against {x_name}; the dashed line joins the points that no other beats"
+    label = f"{y_name} against {x_name}; the dashed line joins the points of the Pareto front"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
         f'aria-label="{escape(label)}">'
-        f"{_grid(across, up, x_name, y_name)}{line}{marks}{keys}</svg>"
+        f"{_grid(across, up, x_name, y_name)}{line}{circles}{keys}</svg>"
     )
 
 

@@ -1,6 +1,7 @@
-"""Several models beside the first: quality, distance and cost in one row each, and a page of it."""
+"""Several models compared with the first: quality, distance and cost, as rows and as a page."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
@@ -19,33 +20,42 @@ AXES = {
     "flops_decode": "FLOPs per decoded token",
     "seconds_per_token": "seconds per decoded token",
 }
-MOST = 6
+QUALITY = (
+    "name",
+    "perplexity",
+    "delta_nll",
+    "kl",
+    "top1",
+    "bits_per_byte",
+    "word_perplexity",
+    "nonfinite",
+)
+MOST = 6  # models
 
 
 def side_by_side(
     models: Sequence[LoadedModel],
-    asked: EvaluationSettings,
+    settings: EvaluationSettings,
     speed: bool = False,
     local: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The first model and up to five others on the same tokens. Plain values.
+    """The first model and up to five others on the same tokens, as plain values.
 
-    "models": one row each, the first with itself; "protocol"; with `speed`, tokens per second
-    measured in turns; with `local`, for each of the others, "local_errors" and "contributions"
-    against the first. Raises InputError as `compare` does.
+    "models": one row each, the first compared with itself; "protocol"; with `speed`, tokens per
+    second, measured in alternation; with `local`, "details": local errors and contributions of each
+    of the others. Raises InputError as `compare` does, and for fewer than two or more than `MOST`
+    models.
     """
     if not 2 <= len(models) <= MOST:
-        raise InputError(
-            f"{len(models)} models were given; two to {MOST} can be laid side by side."
-        )
+        raise InputError(f"{len(models)} models were given; two to {MOST} can be compared.")
     dense = models[0]
     rows: list[dict[str, Any]] = []
     for model in models[1:]:
-        found = compare(dense, model, asked, progress=progress)
+        both = compare(dense, model, settings, progress=progress)
         if not rows:
-            rows.append(_row(dense, found.dense.to_dict(), 0.0, 1.0, 0.0))
-        rows.append(_row(model, found.small.to_dict(), found.kl, found.top1, found.delta))
+            rows.append(_row(dense, both.dense.to_dict(), 0.0, 1.0, 0.0))
+        rows.append(_row(model, both.small.to_dict(), both.kl, both.top1, both.delta))
     context = min(256, (dense.context or 257) - 1)
     for row, model in zip(rows, models, strict=True):
         row |= measure_cost(model, context).to_dict()
@@ -57,9 +67,9 @@ def side_by_side(
                 "peak_memory": one.peak_memory,
                 "seconds_per_token": 1 / one.decode,
             }
-    result: dict[str, Any] = {"models": rows, "protocol": found.dense.protocol}
+    result: dict[str, Any] = {"models": rows, "protocol": both.dense.protocol}
     if local:
-        result["details"] = [_details(dense, model, asked, progress) for model in models[1:]]
+        result["details"] = [_details(dense, model, settings, progress) for model in models[1:]]
     return result
 
 
@@ -77,14 +87,12 @@ def _row(
 
 
 def _details(
-    dense: LoadedModel, small: LoadedModel, asked: EvaluationSettings, progress: Progress | None
+    dense: LoadedModel, small: LoadedModel, settings: EvaluationSettings, progress: Progress | None
 ) -> dict[str, Any]:
-    errors = local_errors(
-        dense, small, asked.data, min(asked.samples or 8, 8), asked.seq_len, progress
-    )
-    parts = contributions(
-        dense, small, asked.data, asked.samples, asked.seq_len, asked.protocol, progress
-    )
+    few = EvaluationSettings(settings.data, min(settings.samples or 8, 8), settings.seq_len)
+    errors = local_errors(dense, small, few, progress=progress)
+    first = replace(settings, sampling="first", seed=0, stride=None)
+    parts = contributions(dense, small, first, progress=progress)
     rows = errors.table().astype(object).where(lambda frame: frame.notna(), None).to_dict("records")
     return {
         "name": small.name,
@@ -104,46 +112,18 @@ def html(result: dict[str, Any], title: str = "Models side by side") -> str:
             if r.get(key) and r["perplexity"]
         ]
         if points:
-            parts.append(
-                report.section(
-                    f"Perplexity against {name}", report.scatter(points, name, "perplexity")
-                )
-            )
-    quality = (
-        "name",
-        "perplexity",
-        "delta_nll",
-        "kl",
-        "top1",
-        "bits_per_byte",
-        "word_perplexity",
-        "nonfinite",
-    )
-    cost = [
-        {
-            name: value
-            for name, value in row.items()
-            if name == "name" or name not in {*quality, "nll", "tokens"}
-        }
-        for row in rows
-    ]
+            figure = report.scatter(points, name, "perplexity")
+            parts.append(report.section(f"Perplexity against {name}", figure))
+    other = {*QUALITY[1:], "nll", "tokens"}
+    quality = [{name: row[name] for name in QUALITY} for row in rows]
+    cost = [{name: row[name] for name in row if name not in other} for row in rows]
     for one in result.get("details", ()):
-        parts.append(
-            report.section(
-                f"{one['name']}: what each component costs", report.table(one["contributions"])
-            )
-        )
-        parts.append(
-            report.section(
-                f"{one['name']}: local errors, measured and predicted",
-                report.table(one["local_errors"]),
-            )
-        )
+        components, local = report.table(one["contributions"]), report.table(one["local_errors"])
+        parts.append(report.section(f"{one['name']}: loss by component", components))
+        parts.append(report.section(f"{one['name']}: local errors, measured and predicted", local))
     return report.page(
         title,
-        report.section(
-            "Quality", report.table([{name: row[name] for name in quality} for row in rows])
-        ),
+        report.section("Quality", report.table(quality)),
         report.section("Cost", report.table(cost)),
         *parts,
         report.section("Protocol", report.facts(result["protocol"])),

@@ -1,10 +1,9 @@
-"""Multiple choice: which continuation the model finds likeliest, as it is and per character.
+"""Multiple choice: which continuation the model scores highest, in total and per character.
 
-Local files are .jsonl with {"question", "choices", "label"}; built-in are the stories' probes.
-Conventions are lm-eval's: a choice follows the question after a space, trailing blanks of the
-question belong to the choice, and the normalised score divides by the choice's characters. A
-question with a blank "_" (WinoGrande) is completed by each choice, and what follows the blank is
-scored.
+Local files are .jsonl with {"question", "choices", "label"}; "stories" is built in. Conventions are
+lm-eval's: a choice follows the question after a space, trailing blanks of the question belong to
+the choice, and the normalised score divides by the choice's characters. A question with a blank "_"
+(WinoGrande) is completed by each choice, and the text after the blank is scored.
 """
 
 import json
@@ -25,19 +24,18 @@ from .evaluate import window_losses
 from .protocols import prefix_token
 
 BUILTIN_TASKS = ("stories",)
-_BLANK = re.compile(
-    r"(?<!\S)_(?!_)"
-)  # one underscore that begins a word: "so _ always"; a line of them is no blank to fill
+# one underscore that begins a word, "so _ always"; a line of underscores is no blank to fill
+_BLANK = re.compile(r"(?<!\S)_(?!_)")
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """accuracy: share of items whose likeliest choice is the labelled one; accuracy_normalised:
-    likeliest per character. Both in [0, 1].
+    """Accuracy of a model on a task of multiple choice.
 
-    chance: the expected share of blind guessing. error: standard error of `accuracy`. nonfinite:
-    items with a score that is NaN or infinite; they count as wrong. cut: items whose question lost
-    its beginning to fit the context.
+    accuracy: share of items whose labelled choice has the highest score; accuracy_normalised: per
+    character (acc_norm of lm-eval). Both in [0, 1]. chance: accuracy of random guessing. error:
+    standard error of `accuracy`. nonfinite: items with a NaN or infinite score; they count as
+    wrong. cut: items whose question was truncated on the left to fit the context.
     """
 
     task: str
@@ -55,9 +53,10 @@ class TaskResult:
 
 
 def read_items(task: str, count: int | None = None) -> list[dict[str, Any]]:
-    """The items of a built-in task or a .jsonl file, the first `count`.
+    """The first `count` items of a built-in task or a .jsonl file.
 
-    Raises InputError naming the line that is no item.
+    Raises InputError where the task is unknown, or the file is missing, empty or has an invalid
+    line.
     """
     if task in BUILTIN_TASKS:
         return stories_probes("test", count)
@@ -90,9 +89,8 @@ def _item(line: str, where: str) -> dict[str, Any]:
             f"{where} is not valid JSON: {error}. Each line is one object with question, choices "
             "and label."
         ) from error
-    choices, label = (
-        (item.get("choices"), item.get("label")) if isinstance(item, dict) else (None, None)
-    )
+    fields = item if isinstance(item, dict) else {}
+    choices, label = fields.get("choices"), fields.get("label")
     if (
         not isinstance(choices, list)
         or len(choices) < 2
@@ -102,16 +100,13 @@ def _item(line: str, where: str) -> dict[str, Any]:
             f"{where} has no list of at least two choices. An item reads {{'question': ..., "
             f"'choices': [...], 'label': 0}}."
         )
-    if (
-        not isinstance(item.get("question"), str)
-        or type(label) is not int
-        or not 0 <= label < len(choices)
-    ):
+    known = type(label) is int and 0 <= label < len(choices)
+    if not isinstance(fields.get("question"), str) or not known:
         raise InputError(
-            f"{where}: question must be text and label the right choice's place, 0 to "
+            f"{where}: question must be text and label the right choice's index, 0 to "
             f"{len(choices) - 1}; got {label!r}."
         )
-    return item
+    return fields
 
 
 def score_choices(
@@ -123,15 +118,15 @@ def score_choices(
 ) -> TaskResult:
     """Accuracy of `model` on multiple choice.
 
-    task: "stories" or a .jsonl file. items: the first so many; None: all.
+    task: "stories" or a .jsonl file. items: only the first so many; None: all. batch: choices per
+    forward pass. Raises InputError as `read_items` does, and where a choice exceeds the context.
     """
-    asked = read_items(task, items)
-    pairs = [pair for item in asked for pair in continuations(item)]
+    chosen = read_items(task, items)
+    pairs = [pair for item in chosen for pair in continuations(item)]
     encoded = [encode_pair(model, *pair) for pair in pairs]
     room = model.context or max(len(ids) for ids, _ in encoded)
-    rows = [
-        (ids[-(room + 1) :], scored) for ids, scored in encoded
-    ]  # the last token is predicted, never read
+    # one token more than the context: the last is predicted, never read
+    rows = [(ids[-(room + 1) :], scored) for ids, scored in encoded]
     if any(scored >= len(ids) for ids, scored in rows):
         raise InputError(
             f"A choice alone is longer than the context of '{model.name}' ({room} tokens). Use a "
@@ -139,7 +134,7 @@ def score_choices(
         )
     scores = likelihoods(model, rows, batch, progress)
     right, right_normalised, bad, cut, at = 0, 0, 0, 0, 0
-    for item in asked:
+    for item in chosen:
         own = slice(at, at + len(item["choices"]))
         at = own.stop
         raw = scores[own]
@@ -148,12 +143,10 @@ def score_choices(
         bad += not finite
         cut += any(len(ids) > room + 1 for ids, _ in encoded[own])
         right += finite and best(raw) == item["label"]
-        right_normalised += (
-            finite
-            and best([score / n for score, n in zip(raw, lengths, strict=True)]) == item["label"]
-        )
-    n, accuracy = len(asked), right / len(asked)
-    chance = sum(1 / len(item["choices"]) for item in asked) / n
+        normalised = [score / n for score, n in zip(raw, lengths, strict=True)]
+        right_normalised += finite and best(normalised) == item["label"]
+    n, accuracy = len(chosen), right / len(chosen)
+    chance = sum(1 / len(item["choices"]) for item in chosen) / n
     protocol = {
         "task": task,
         "items": n,
@@ -183,7 +176,7 @@ def continuations(item: dict[str, Any]) -> list[tuple[str, str]]:
 def encode_pair(model: LoadedModel, context: str, continuation: str) -> tuple[list[int], int]:
     """Tokens of both together, and how many of the last belong to the continuation.
 
-    An empty context becomes the prefix token.
+    An empty context becomes the prefix token. Raises InputError where the tokenizer has none.
     """
     stripped = context.rstrip()
     continuation, context = context[len(stripped) :] + continuation, stripped
@@ -203,10 +196,9 @@ def likelihoods(
     batch: int,
     progress: Progress | None = None,
 ) -> list[float]:
-    """log p of the last `scored` tokens of each row, nats.
+    """log p of the last `scored` tokens of each row (tokens, scored), in nats.
 
-    Rows of similar length go together, filled up on the right, where a causal
-    model does not look.
+    Rows of similar length share a batch, padded on the right, which a causal model does not see.
     """
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     scores = [math.nan] * len(rows)
@@ -239,12 +231,11 @@ LM_EVAL_TASKS = (
 def lm_eval(
     model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | None = None, batch: int = 8
 ) -> dict[str, dict[str, float]]:
-    """Results of lm-eval on a loaded model, {task: {metric: value}}; the tasks' data come from the
-    hub.
+    """Results of lm-eval on a loaded model, {task: {metric: value}}; data come from the hub.
 
-    A task is a name of lm-eval's, or a configuration of its own: a mapping, or a .yaml file of one.
-    Raises InputError where lm-eval (extra: `pip install lm-eval accelerate`) is not installed, a
-    task is unknown or its data cannot be fetched.
+    tasks: names of lm-eval's tasks, or configurations: a mapping, or a .yaml file of one. limit:
+    the most items per task. Raises InputError where lm-eval (`pip install lm-eval accelerate`) is
+    not installed, a task is unknown or its data cannot be fetched.
     """
     try:
         from lm_eval import simple_evaluate
@@ -254,19 +245,16 @@ def lm_eval(
             f"lm-eval cannot be imported ({error}). Run `pip install lm-eval accelerate`, or use "
             "built-in tasks."
         ) from error
-    asked = [_task_file(task) if str(task).endswith((".yaml", ".yml")) else task for task in tasks]
+    configs = [
+        _task_file(task) if isinstance(task, str) and task.endswith((".yaml", ".yml")) else task
+        for task in tasks
+    ]
     wrapped = HFLM(
         pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch
     )
     try:
-        found = simple_evaluate(model=wrapped, tasks=asked, limit=limit, bootstrap_iters=0)[
-            "results"
-        ]
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-    ) as error:  # an unknown task, or one whose data cannot be fetched
+        outcome = simple_evaluate(model=wrapped, tasks=configs, limit=limit, bootstrap_iters=0)
+    except (OSError, KeyError, ValueError) as error:  # unknown, or its data cannot be fetched
         line = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"lm-eval could not run {', '.join(map(str, tasks))}: {line} Check the names and the "
@@ -274,23 +262,23 @@ def lm_eval(
         ) from error
     return {
         task: {name: value for name, value in row.items() if isinstance(value, float)}
-        for task, row in found.items()
+        for task, row in outcome["results"].items()
     }
 
 
 def _task_file(path: str) -> dict[str, Any]:
-    """A task of lm-eval's as a .yaml file, without those of its tags (!function) that run code."""
+    """A task of lm-eval's from a .yaml file, without tags (!function) that run code."""
     try:
-        found = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        config = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"'{path}' cannot be read as a task of lm-eval's: {line}. It is YAML without tags "
             "such as !function."
         ) from error
-    if not isinstance(found, dict) or "task" not in found:
+    if not isinstance(config, dict) or "task" not in config:
         raise InputError(
             f"'{path}' names no task. A task of lm-eval's is a mapping with task, dataset_path, "
             "output_type, ..."
         )
-    return found
+    return config

@@ -62,7 +62,7 @@ def test_the_table(pair, story_file):
 
 
 def test_other_models_are_refused(tiny_llama, tiny_opt, story_file):
-    with pytest.raises(lrcore.InputError, match="not one model"):
+    with pytest.raises(lrcore.InputError, match="is not a compressed"):
         contributions(
             lrcore.load(str(tiny_llama)),
             lrcore.load(str(tiny_opt)),

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from lrcore.evaluation.report import Point, page, pareto, said, scatter, section, table
+from lrcore.evaluation.report import Point, formatted, page, pareto, scatter, section, table
 from lrcore.files import write_text
 
 POINTS = [
@@ -70,4 +70,4 @@ def test_a_page_is_whole_and_reaches_for_nothing(tmp_path):
     ],
 )
 def test_values_in_words(value, words):
-    assert said(value) == words
+    assert formatted(value) == words

@@ -154,13 +154,20 @@ LOOKS = _each(
 
 # (singular, plural, outdoors, verb of gathering)
 COUNTED = (
-    ("apple", "apples", True, "picked"), ("pear", "pears", True, "picked"), ("plum", "plums", True, "picked"),
-    ("flower", "flowers", True, "picked"), ("berry", "berries", True, "gathered"), ("nut", "nuts", True, "gathered"),
-    ("shell", "shells", True, "found"), ("stone", "stones", True, "collected"), ("leaf", "leaves", True, "collected"),
-    ("feather", "feathers", True, "found"), ("egg", "eggs", True, "gathered"), ("carrot", "carrots", True, "pulled up"),
-    ("cookie", "cookies", False, "baked"), ("muffin", "muffins", False, "baked"), ("pancake", "pancakes", False, "made"),
-    ("button", "buttons", False, "found"), ("pencil", "pencils", False, "found"), ("card", "cards", False, "drew"),
-    ("paper star", "paper stars", False, "made"), ("candle", "candles", False, "made"), ("marble", "marbles", False, "found"),
+    ("apple", "apples", True, "picked"), ("pear", "pears", True, "picked"),
+    ("plum", "plums", True, "picked"),
+    ("flower", "flowers", True, "picked"), ("berry", "berries", True, "gathered"),
+    ("nut", "nuts", True, "gathered"),
+    ("shell", "shells", True, "found"), ("stone", "stones", True, "collected"),
+    ("leaf", "leaves", True, "collected"),
+    ("feather", "feathers", True, "found"), ("egg", "eggs", True, "gathered"),
+    ("carrot", "carrots", True, "pulled up"),
+    ("cookie", "cookies", False, "baked"), ("muffin", "muffins", False, "baked"),
+    ("pancake", "pancakes", False, "made"),
+    ("button", "buttons", False, "found"), ("pencil", "pencils", False, "found"),
+    ("card", "cards", False, "drew"),
+    ("paper star", "paper stars", False, "made"), ("candle", "candles", False, "made"),
+    ("marble", "marbles", False, "found"),
 )  # fmt: skip
 NUMBERS = (
     "no",
@@ -241,7 +248,8 @@ SKILLS = (
 )
 # (strange noise or shape, what it really was)
 FRIGHTS = (
-    ("a scratching sound", "a small mouse looking for crumbs"), ("a tall dark shape", "a coat on a hook"),
+    ("a scratching sound", "a small mouse looking for crumbs"),
+    ("a tall dark shape", "a coat on a hook"),
     ("two shining eyes", "an owl on a branch"), ("a loud bang", "a window moving in the wind"),
     ("a low growl", "an old dog snoring"), ("a strange whisper", "the leaves rubbing together"),
     ("a tapping noise", "a woodpecker at work"), ("a white ghost", "a sheet on the clothes line"),
@@ -339,8 +347,11 @@ PROJECTS = (
     ),
 )
 LESSONS = (
-    "a true friend shares", "it is good to ask for help", "trying again is better than giving up", "a kind word can change a whole day",
-    "it is better to tell the truth", "small hands can do great things", "being careful saves a lot of trouble",
+    "a true friend shares", "it is good to ask for help", "trying again is better than giving up",
+    "a kind word can change a whole day",
+    "it is better to tell the truth", "small hands can do great things",
+    "being careful saves a lot of trouble",
     "sharing makes everything better",
-    "patience always pays", "everyone makes mistakes", "a promise should be kept", "working together makes hard things easy",
+    "patience always pays", "everyone makes mistakes", "a promise should be kept",
+    "working together makes hard things easy",
 )  # fmt: skip

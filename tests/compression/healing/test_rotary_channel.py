@@ -266,7 +266,7 @@ def test_other_jobs_keep_it_or_refuse_it(tiny_llama, story_file) -> None:
     )
     rows = {
         row["parts"]: row["perplexity"]
-        for row in lrcore.contributions(model, made, str(story_file), 4, 32).rows
+        for row in lrcore.contributions(model, made, str(story_file), samples=4, seq_len=32).rows
     }
     assert rows["all"] == pytest.approx(
         lrcore.evaluate(made, str(story_file), samples=4, seq_len=32).perplexity, rel=1e-5

@@ -103,7 +103,7 @@ def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked,
         logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
         logits(short.network),
     )
-    with pytest.raises(InputError, match="not one model"):
+    with pytest.raises(InputError, match="is not a compressed"):
         lrcore.local_errors(model, short, recipe.data, samples=2, seq_len=32)
 
 

@@ -407,7 +407,7 @@ def test_the_other_jobs_take_it(asked, tmp_path):
     coded = lrcore.quantise(small, bits=8, group=8)
     back = lrcore.load(str(lrcore.save(coded, tmp_path / "coded")))
     assert torch.equal(logits(back.network), logits(coded.network))
-    with pytest.raises(InputError, match="not one model"):
+    with pytest.raises(InputError, match="is not a compressed"):
         lrcore.local_errors(model, small, recipe.data, samples=2, seq_len=32)
 
 

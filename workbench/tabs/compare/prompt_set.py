@@ -67,7 +67,9 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
     if not prompts:
         raise lrcore.InputError("There are no prompts: write one per line.")
     runs, compared = store.chosen_runs(ids), models(store, ids, form)
-    rows = lrcore.answers(compared, prompts, int(most), temperature, top_p)
+    rows = lrcore.answers(
+        compared, prompts, max_new_tokens=int(most), temperature=temperature, top_p=top_p
+    )
     for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
         row["model"] = name
     settings = {
