@@ -16,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import lrcore
+from lrcore.account import LayerWork
 from lrcore.analyse import Analysis
 from lrcore.calibration.calibrate import Calibration
 from lrcore.compression.factorise import Factorisation
@@ -82,7 +83,8 @@ def factors() -> Factorisation:
         for name, cost in costs.items()
     }
     linear = LAYERS * sum(cost.dense for cost in costs.values())
-    shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, QUERY, HEAD, 32000 * WIDE)
+    work = (LayerWork(linear // LAYERS, 2 * QUERY * HEAD),) * LAYERS
+    shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, QUERY, HEAD, 32000 * WIDE, work)
     calibration = Influenced(Path(tempfile.gettempdir()), "made up", LAYERS, {})
     evidence = Evidence(spectra, calibration.influence)
     return Factorisation("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)

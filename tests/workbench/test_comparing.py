@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import lrcore
+from lrcore.account import ModelAccount, SizeAndCost
+from lrcore.provenance import Provenance
 from workbench import sweeps, text
 from workbench.evaluation_controls import read_settings
 from workbench.figures.comparison import Point, scatter
@@ -16,18 +18,21 @@ from workbench.jobs.sweep import tables
 from workbench.store import Store
 from workbench.tabs.compare import cards, chart, differences, protocols
 
+DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
 
-def run_of(name, recipe, **summary):
-    return lrcore.Run(name, name, 0.0, None, recipe, {"summary": summary}, (), [])
+
+def run_of(name, recipe, parameters=8, megabytes=1.0):
+    model = replace(DENSE, parameters=parameters, bytes=megabytes * 1e6, flops_per_token=5)
+    provenance = Provenance((lrcore.Compressed(recipe),), account=SizeAndCost(model, DENSE))
+    return lrcore.Run(name, name, 0.0, None, recipe, provenance, (), [])
 
 
 def test_differences_of_recipes_and_of_what_came_out():
     one = run_of("a", lrcore.Recipe(), parameters=10_000, megabytes=1.5)
     two = run_of("b", lrcore.Recipe(ratio=0.4), parameters=8_000, megabytes=1.5)
-    assert differences.all_differences([one, two]) == [
-        ["ratio", "0.2", "0.4"],
-        ["parameters", "10,000", "8,000"],
-    ]
+    rows = differences.all_differences([one, two])
+    assert rows[:2] == [["ratio", "0.2", "0.4"], ["parameters", "10,000", "8,000"]]
+    assert "megabytes" not in {name for name, *_ in rows}
     assert differences.all_differences([one, one]) == []
 
 
@@ -49,8 +54,8 @@ def test_settings_of_a_protocol_are_those_that_evaluate_takes(tiny_llama, story_
     model = lrcore.load(str(tiny_llama))
     for protocol in lrcore.PROTOCOLS:
         settings = read_settings(True, str(story_file), 1, 32, protocol)
-        assert lrcore.evaluate(model, **settings).protocol["name"] == protocol
-    assert "protocol" not in read_settings(True, "stories", 1, 32)
+        assert lrcore.evaluate(model, settings).protocol["name"] == protocol
+    assert read_settings(True, "stories", 1, 32).protocol == "windows"
 
 
 def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
@@ -65,7 +70,8 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     assert len(cells) == 16
     # as earlier versions stored the settings: only what was chosen
     stored = {"settings": {"data": "stories", "samples": 2}}
-    there = SimpleNamespace(recipe=cells[3], evaluations=[stored], report={})
+    history = (lrcore.Compressed(cells[3]),)
+    there = SimpleNamespace(recipe=cells[3], evaluations=[stored], history=history)
     assert sweeps.made([there], cells[3]) is there
     assert sweeps.made([there], cells[4]) is None
     assert sweeps.lacking(there, settings) == settings[1:]
@@ -152,12 +158,7 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
 def test_time_is_an_axis_as_a_share_of_the_dense_models():
     protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
     measured = {"protocol": protocol, "perplexity": 2.0, "dense_perplexity": 1.5}
-    one, two = (
-        run_of(
-            name, lrcore.Recipe(), achieved=0.2, budget="params", parameters=8, dense_parameters=10
-        )
-        for name in "ab"
-    )
+    one, two = (run_of(name, lrcore.Recipe()) for name in "ab")
     for run in (one, two):
         run.evaluations.append(measured)
     wanted = protocols.protocol_of(one, measured)
@@ -177,14 +178,6 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
         [("dense", 10), ("a", 8), ("b", 8)],
     ]
     assert chart.points([one], wanted, "decode", {}) == []
-    sizes = {
-        "megabytes": 1.0,
-        "dense_megabytes": 2.0,
-        "kv_bytes_per_token": 8,
-        "dense_kv_bytes_per_token": 8,
-        "flops_per_token": 5.0,
-        "dense_flops_per_token": 9.0,
-    }
-    card = cards.run_card(run_of("b", lrcore.Recipe(), **sizes), None, speeds["b"])
+    card = cards.run_card(two, None, speeds["b"])
     assert "125 tokens/s" in card
     assert "+25.0% vs dense (100 tokens/s)" in card

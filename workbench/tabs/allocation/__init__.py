@@ -14,5 +14,6 @@ TITLE = "Allocation"
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     parts = layout(page)
     wire(page, store, parts)
-    options.build(page, parts.options)
+    with parts.options:
+        options.build(page, parts.options)
     rank_editor.wire(page, store, parts.editor, parts.bars, changes_of(page).settled)
