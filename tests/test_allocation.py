@@ -225,7 +225,8 @@ def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
 def test_every_policy_file_has_a_row():
     files = {path.stem for path in Path(inspect.getfile(find_policy)).parent.glob("*.py")}
     files -= {"__init__", "policy"}
-    assert files == {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}
+    rows = {row.targets.__module__.rpartition(".")[2] for row in POLICIES.values()}
+    assert files == rows, "a policy is a file and a row: see 'A policy' in docs/extending.md"
 
 
 @pytest.mark.parametrize("nearest", [False, True])

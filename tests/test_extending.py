@@ -1,5 +1,7 @@
 """Every code block of docs/extending.md runs, section by section, as a reader would follow it."""
 
+import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -8,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+import workbench.app
+from lrcore.compression.evidence.table import EVIDENCE
 from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
 from lrcore.policies import POLICIES
@@ -21,26 +25,37 @@ FILE = re.compile(r"# (\S+)\.py\n")
 
 
 @pytest.fixture
-def tables() -> Iterator[None]:
+def tables(tmp_path, monkeypatch) -> Iterator[None]:
     """The tables and modules as they were, afterwards."""
-    kept = [(table, dict(table)) for table in (METHODS, POLICIES, ARCHITECTURES)]
+    monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
+    monkeypatch.setattr(workbench.app, "TABS", workbench.app.TABS)
+    kept = [(table, dict(table)) for table in (METHODS, POLICIES, EVIDENCE, ARCHITECTURES)]
     modules = set(sys.modules)
     yield
     for table, rows in kept:
         table.clear()
         table.update(rows)
     for name in set(sys.modules) - modules:
-        if sys.modules[name].__doc__ == __doc__:
+        if getattr(sys.modules[name], "__loader__", None) is PAGE:
             del sys.modules[name]
 
 
 def install(path: str, code: str) -> None:
     """A block that names its file, as that module."""
     name = path.replace("/", ".")
-    module = ModuleType(name, __doc__)
-    module.__package__ = name.rpartition(".")[0]
+    module = ModuleType(name)
+    module.__package__, module.__loader__ = name.rpartition(".")[0], PAGE
     sys.modules[name] = module
     exec(compile(code, path, "exec"), vars(module))
+
+
+def test_the_page_has_the_sections_that_it_announces() -> None:
+    assert [name.split(":")[0] for name in SECTIONS] == [
+        "A policy",
+        "A method",
+        "A model family",
+        "A tab",
+    ]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -52,3 +67,24 @@ def test_the_blocks_of_a_section_run(section: str, tables) -> None:
             install(named[1], code)
         else:
             exec(compile(code, f"{PAGE.name}, {section}", "exec"), names)
+
+
+def test_the_method_of_the_page_keeps_the_contract(tables) -> None:
+    """The checks of tests/methods/test_contract.py that hold for a method without variants."""
+    path = PAGE.parents[1] / "tests" / "methods" / "test_contract.py"
+    spec = importlib.util.spec_from_file_location("contract", path)
+    contract = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(contract)
+    code = next(code for code in SECTIONS["A method"] if FILE.match(code))
+    install(FILE.match(code)[1], code)
+    row = sys.modules["lrcore.methods.wanda_svd"].METHOD
+    contract.ROWS = contract.ROWS | {row.name: row}
+    checks = [
+        check
+        for name, check in vars(contract).items()
+        if name.startswith("test_") and [*inspect.signature(check).parameters] == ["method", "kind"]
+    ]
+    assert len(checks) >= 4
+    for check in checks:
+        for kind in contract.KINDS:
+            check((row.name, {}), kind)

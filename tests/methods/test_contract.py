@@ -209,7 +209,7 @@ def test_every_method_file_has_a_row() -> None:
     }
     files -= shared
     rows = {method.factor.__module__.rpartition(".")[2] for method in METHODS.values()}
-    assert files == rows
+    assert files == rows, "a method is a file and a row: see 'A method' in docs/extending.md"
 
 
 @pytest.mark.parametrize("method", ROWS)
