@@ -98,23 +98,22 @@ def compress(
         stock_fit(model, plan),
         seconds,
     )
-    identity = json.dumps(
-        [
-            model.fingerprint,
-            recipe.to_dict(),
-            sorted([*slot, rank] for slot, rank in plan.ranks.items()),
-        ]
-    )
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
     return replace(
         model,
         name=f"{model.name} {recipe.method} {recipe.ratio:.0%}",
         network=network,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint(model, recipe, plan),
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
     )
+
+
+def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:
+    """What the compressed model is known by: it follows from base, recipe and ranks."""
+    ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
+    identity = json.dumps([model.fingerprint, recipe.to_dict(), ranks])
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def refits(recipe: Recipe, network: nn.Module) -> bool:

@@ -1,5 +1,5 @@
-"""Quantised on top: the projections of a model, compressed or dense, as codes of 8 or 4 bits, by
-HQQ (see hqq.py) and without data.
+"""Quantised on top: the projections of a model, compressed or dense, with 8 or 4 bits per
+weight, by HQQ (see hqq.py) and without data.
 """
 
 from dataclasses import replace
@@ -26,18 +26,18 @@ BITS = (8, 4)
 def quantise(
     model: LoadedModel, bits: int = 8, group: int = 64, progress: Progress | None = None
 ) -> LoadedModel:
-    """The model with every matrix of its decoder projections, or of their factors, as codes in
+    """The model with every matrix of its decoder projections, or of their factors, quantised in
     groups of `group` numbers, row by row.
 
     The model given is untouched. Biases, norms, embeddings, head and experts stay as they are;
-    factors that are codes already, too. A matrix is laid out for the length of its product, so what
-    falls is the room that weights take, in memory and on disk. Its report has "quantised", and its
-    account the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below
+    factors that are quantised already, too. A matrix is laid out for the length of its product, so what
+    falls is the size of the weights, in memory and on disk. Its history gains `Quantised`, and its
+    account has the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below
     8, and for a model quantised before.
     """
     if bits not in BITS or group < 8:
         raise InputError(
-            f"Codes of {bits} bits in groups of {group} were asked for. Use 8 or 4 bits, and "
+            f"Weights of {bits} bits in groups of {group} are not offered. Use 8 or 4 bits, and "
             "groups of at least 8, such as 64."
         )
     check_may_follow(Quantised, model.history, model.name)
@@ -59,7 +59,7 @@ def quantise(
 
 
 def quantised(layer: Layer, bits: int, group: int) -> Layer:
-    """A layer whose matrices are codes; a factor that projections share stays one."""
+    """A layer whose matrices are quantised; a factor that projections share stays one."""
     coded: dict[Any, Matrix] = {}
 
     def code(matrix: Matrix) -> Matrix:

@@ -110,7 +110,7 @@ def solved(projection: Projection, fit: Regression) -> Projection:
     """The projection refit on the sums; of a factored one the up factor alone, since its down
     factor chose what is seen.
 
-    Codes become codes again, a sparse term stays, and an up factor that leaves an identity block
+    Quantised weights are quantised again, a sparse term stays, and an up factor that leaves an identity block
     out is not free to move: it stays, too.
     """
     if not isinstance(projection, LowRank):

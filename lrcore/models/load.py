@@ -88,7 +88,7 @@ class LoadedModel:
 
     @property
     def offloaded(self) -> bool:
-        """Whether the decoder layers wait on disk."""
+        """Whether the decoder layers are offloaded to disk."""
         return bool(stored_of(self.network))
 
     @property

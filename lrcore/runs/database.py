@@ -13,13 +13,18 @@ from typing import Any
 
 SCHEMA = """
 create table if not exists runs (
-    id text primary key, name text not null, created real not null, folder text not null, recipe text not null, report text not null);
-create table if not exists tags (run text not null references runs on delete cascade, tag text not null, primary key (run, tag));
+    id text primary key, name text not null, created real not null, folder text not null,
+    recipe text not null, report text not null);
+create table if not exists tags (
+    run text not null references runs on delete cascade, tag text not null,
+    primary key (run, tag));
 create table if not exists results (
-    run text not null references runs on delete cascade, kind text not null, protocol text not null, created real not null,
+    run text not null references runs on delete cascade, kind text not null,
+    protocol text not null, created real not null,
     data text not null, primary key (run, kind, protocol));
 create table if not exists samples (
-    run text not null references runs on delete cascade, created real not null, prompt text not null, settings text not null,
+    run text not null references runs on delete cascade, created real not null,
+    prompt text not null, settings text not null,
     text text not null);
 create table if not exists changes (count integer not null);
 insert into changes select 0 where not exists (select * from changes);

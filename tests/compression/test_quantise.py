@@ -129,7 +129,9 @@ def test_an_export_of_codes_loads_elsewhere_bit_for_bit(tiny_llama, story_file, 
     lrcore.export(made, tmp_path / "out")
     elsewhere(ELSEWHERE, str(tmp_path / "out"), str(tmp_path / "logits.pt"), cwd=tmp_path)
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(made))
-    assert "codes of 4 bits in groups of 16 (HQQ)" in (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "quantised to 4 bits in groups of 16 (HQQ)" in (tmp_path / "out" / "README.md").read_text()
+    )
     with pytest.raises(lrcore.InputError, match="factored or quantised matrices"):
         lrcore.export(made, tmp_path / "stock", stock=True)
 

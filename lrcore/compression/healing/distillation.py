@@ -60,7 +60,7 @@ def pace(step: int, steps: int) -> float:
 class Descent:
     """Steps of AdamW on some parameters of a network.
 
-    state, where given: a file from which the same descent goes on, told by its key.
+    state, where given: a file from which the same descent goes on, known by its key.
     """
 
     def __init__(
@@ -146,21 +146,21 @@ class Descent:
             tensors |= {
                 f"{i}.{name}": value for name, value in self.optimizer.state[master].items()
             }
-        told = {
+        metadata = {
             "key": self.key,
             "done": str(self.done),
             "seconds": str(self.seconds),
             "losses": json.dumps(self.losses),
         }
         with draft_of(self.state) as draft:
-            write_tensors(draft, tensors, told)
+            write_tensors(draft, tensors, metadata)
 
     @torch.no_grad()
     def _resume(self) -> None:
         """Take the state over; one of another descent is left, and written over in time."""
         with safe_open(self.state, "pt") as opened:
-            told = opened.metadata()
-            if told.get("key") != self.key:
+            metadata = opened.metadata()
+            if metadata.get("key") != self.key:
                 return
             for name in opened.keys():  # noqa: SIM118 (not a dict)
                 place, _, part = name.partition(".")
@@ -172,5 +172,5 @@ class Descent:
                         tensor if part == "step" else tensor.to(master.device)
                     )
         self._round()
-        self.done, self.seconds = int(told["done"]), float(told["seconds"])
-        self.losses = [tuple(pair) for pair in json.loads(told["losses"])]
+        self.done, self.seconds = int(metadata["done"]), float(metadata["seconds"])
+        self.losses = [tuple(pair) for pair in json.loads(metadata["losses"])]

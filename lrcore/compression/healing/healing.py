@@ -114,11 +114,9 @@ def heal(
     """
     chosen = data if isinstance(data, Healing) else Healing(data, **settings)
     progress = progress or silent
-    teacher = find_teacher(model, teacher)
-    recipe = model.recipe
-    chosen = replace(
-        chosen, data=chosen.data or recipe.data, train=_choice(chosen.train, recipe.method)
-    )
+    teacher, recipe = find_teacher(model, teacher), model.recipe
+    train = _choice(chosen.train, recipe.method)
+    chosen = replace(chosen, data=chosen.data or recipe.data, train=train)
     model.check_length(chosen.seq_len)
     texts = load_texts(chosen.data)
     windows = make_windows(

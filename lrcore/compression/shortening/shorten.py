@@ -42,7 +42,7 @@ def shorten(
     at most layers x (all layers) passes.
     Its history gains `Shortened`: the layers that went, counted from 0, in the order in which they
     went. Raises InputError for a number that leaves no layer, an unknown order, a compressed model,
-    one whose layers wait on disk, and a family that cannot be shortened.
+    one whose layers are offloaded, and a family that cannot be shortened.
     """
     if by not in ORDERS:
         raise unknown("order", by, ORDERS)
@@ -85,9 +85,7 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
         )
     check_may_follow(Shortened, model.history, model.name)
     if model.offloaded:
-        raise InputError(
-            "Layers that wait on disk cannot be renumbered. Load the model without offload."
-        )
+        raise InputError("Offloaded layers cannot be renumbered. Load the model without offload.")
 
 
 def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:

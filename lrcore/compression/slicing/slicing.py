@@ -98,9 +98,7 @@ def check_sliced(model: LoadedModel, rotations: str) -> None:
         raise unknown("rotations", rotations, ROTATIONS)
     check_may_follow(Sliced, model.history, model.name)
     if model.offloaded:
-        raise InputError(
-            "Layers that wait on disk cannot be turned. Load the model without offload."
-        )
+        raise InputError("Offloaded layers cannot be rotated. Load the model without offload.")
     check_stream(model.network)
 
 
