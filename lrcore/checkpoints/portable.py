@@ -13,8 +13,7 @@ HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
 LEFT_OUT = ("of", "fill")
 
-HEAD = '''"""A compressed {base}: some projections are factored or narrowed, as `lowrank` in config.json
-says.
+HEAD = '''"""A compressed {base}: `lowrank` in config.json names what is factored.
 
 Needs torch and transformers only.
 """

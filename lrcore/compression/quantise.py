@@ -30,10 +30,12 @@ def quantise(
     groups of `group` numbers, row by row.
 
     The model given is untouched. Biases, norms, embeddings, head and experts stay as they are;
-    factors that are quantised already, too. A matrix is laid out for the length of its product, so what
-    falls is the size of the weights, in memory and on disk. Its history gains `Quantised`, and its
-    account has the bytes as they are. Raises InputError for bits other than 8 and 4, for groups below
-    8, and for a model quantised before.
+    factors that are quantised already, too. A matrix is dequantised for the length of its product,
+    so what falls is the size of the weights, in memory and on disk. Its history gains `Quantised`,
+    and its account has the bytes as they are.
+
+    Raises InputError for bits other than 8 and 4, for groups below 8, and for a model quantised
+    before.
     """
     if bits not in BITS or group < 8:
         raise InputError(

@@ -110,8 +110,8 @@ def solved(projection: Projection, fit: Regression) -> Projection:
     """The projection refit on the sums; of a factored one the up factor alone, since its down
     factor chose what is seen.
 
-    Quantised weights are quantised again, a sparse term stays, and an up factor that leaves an identity block
-    out is not free to move: it stays, too.
+    Quantised weights are quantised again, a sparse term stays, and an up factor that leaves an
+    identity block out is not free to move: it stays, too.
     """
     if not isinstance(projection, LowRank):
         return fit.solve(projection)

@@ -109,8 +109,8 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
             "factors": "no number that compression changed",
         }
         raise InputError(
-            f"There is nothing to train: the model has {what[train]}. Quantised weights are not trained; heal "
-            "first, then quantise."
+            f"There is nothing to train: the model has {what[train]}. Quantised weights "
+            "are not trained; heal first, then quantise."
         )
     return list(found.values())
 
