@@ -28,8 +28,8 @@ log = logging.getLogger("workbench.live")
 WINDOWS, LENGTH = 8, 128  # of the sample: about a thousand tokens
 # seconds without a new request before work begins: a slider that moves has the processor for itself
 STILL = 0.25
-# parameters x tokens run through them that are worth measuring without a click; a few seconds on two
-# cores
+# parameters x tokens run through them that are worth measuring without a click: a few seconds on
+# two cores
 MOST = 2e11
 ACCELERATED = 100  # times as much where the model is not on the CPU
 KEPT = 256  # figures remembered
@@ -137,7 +137,7 @@ class Live:
         self.forget(request.browser)
 
     def count(self) -> int:
-        """How many figures were measured so far; where it changes, there may be one more to show."""
+        """How many figures were measured so far: where it changes, there may be more to show."""
         return self._count
 
     def peek(self, key: str | None) -> Figure | None:

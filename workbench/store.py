@@ -151,8 +151,8 @@ class Store:
 
         Raises InputError as `plan` does.
         """
-        plan = self.plan(recipe)
-        return "" if plan is None else figure_key(self.peek_factors(recipe), recipe, plan)
+        factors, plan = self.peek_factors(recipe), self.plan(recipe)
+        return "" if factors is None or plan is None else figure_key(factors, recipe, plan)
 
     def live_request(self, recipe: lrcore.Recipe, browser: Hashable) -> LiveRequest | None:
         """What to ask `live` for; None while the factors are not here, or where the model is too

@@ -112,11 +112,12 @@ def live_requests(store: Store, recipe: lrcore.Recipe, browser: Hashable) -> lis
     """
     requests = []
     for one in store.by_method(recipe):
-        for request in (store.live_request, store.live_request_uniform):
+        for make in (store.live_request, store.live_request_uniform):
             try:
-                requests.append(request(one, browser))
+                request = make(one, browser)
             except lrcore.InputError:  # more than this method can remove
                 continue
-    requests = [request for request in requests if request is not None]
+            if request is not None:
+                requests.append(request)
     counted = {one.plan.budget for one in requests if one.recipe.method == recipe.method}
     return [one for one in requests if one.plan.budget in counted]

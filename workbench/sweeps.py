@@ -2,18 +2,10 @@
 line writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lrcore
-
-SUMMED = (
-    "achieved",
-    "parameters",
-    "kv_bytes_per_token",
-    "flops_per_token",
-)  # of a plan's account, under the same names
-MEASURED = ("perplexity", "nll", "bits_per_byte", "nonfinite", "kl", "top1", "protocol")
 
 
 def made(runs: Sequence[lrcore.Run], recipe: lrcore.Recipe) -> lrcore.Run | None:
@@ -38,50 +30,42 @@ def evaluation_of(run: lrcore.Run, settings: lrcore.EvaluationSettings) -> dict[
     )
 
 
-def lacking(
-    run: lrcore.Run, wanted: Sequence[lrcore.EvaluationSettings]
-) -> list[lrcore.EvaluationSettings]:
-    """The settings under which a run was not measured yet."""
-    return [settings for settings in wanted if evaluation_of(run, settings) is None]
-
-
 def rows(
     runs: Sequence[lrcore.Run], evaluations: Sequence[lrcore.EvaluationSettings]
-) -> list[dict[str, Any]]:
+) -> list[lrcore.SweepRow]:
     """One row per run and measurement, as `lrcore.run_sweep` has them; first the dense model of
     the first run, once per text.
     """
-    dense, own = {}, []
+    dense: dict[str, lrcore.SweepRow] = {}
+    own = []
     for settings in evaluations:
         for run in runs:
             one = evaluation_of(run, settings)
             if one is not None:
-                on = {"measured_on": settings.data, "error": None}
-                dense.setdefault(settings.data, dense_row(run, one) | on)
-                own.append(run_row(run, one) | on)
+                dense.setdefault(settings.data, dense_row(run, one, settings.data))
+                own.append(run_row(run, one, settings.data))
     return [*dense.values(), *own]
 
 
-def run_row(run: lrcore.Run, one: dict[str, Any]) -> dict[str, Any]:
-    recipe, summary = run.recipe, run.account.to_dict()
-    made_by = {
-        "calibrated_on": recipe.data,
-        "method": recipe.method,
-        "policy": recipe.policy,
-        "ratio": recipe.ratio,
-    }
-    costs = {name: summary[name] for name in SUMMED} | {"context": recipe.seq_len}
-    return made_by | costs | {name: one.get(name) for name in MEASURED}
+def run_row(run: lrcore.Run, evaluation: Mapping[str, Any], data: str) -> lrcore.SweepRow:
+    """The row of a run under one of its evaluations, on a data set."""
+    context = run.recipe.seq_len
+    account = run.account.to_dict()
+    return lrcore.SweepRow.of(run.recipe, account, evaluation, measured_on=data, context=context)
 
 
-def dense_row(run: lrcore.Run, one: dict[str, Any]) -> dict[str, Any]:
-    made_by = {
-        "calibrated_on": None,
-        "method": "dense",
-        "policy": None,
-        "ratio": 0.0,
-        "achieved": 0.0,
+def dense_row(run: lrcore.Run, evaluation: Mapping[str, Any], data: str) -> lrcore.SweepRow:
+    """The row of the dense model that a run was measured against."""
+    values = run.account.to_dict()
+    account = {name.removeprefix("dense_"): one for name, one in values.items() if "dense" in name}
+    figures = {
+        "perplexity": evaluation["dense_perplexity"],
+        "protocol": evaluation["protocol"],
     }
-    costs = {name: run.account.to_dict()[f"dense_{name}"] for name in SUMMED[1:]}
-    figures = {"perplexity": one["dense_perplexity"], "protocol": one["protocol"]}
-    return made_by | costs | {"context": run.recipe.seq_len} | figures
+    return lrcore.SweepRow.of(
+        None,
+        account | {"achieved": 0.0},
+        figures,
+        measured_on=data,
+        context=run.recipe.seq_len,
+    )

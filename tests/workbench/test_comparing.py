@@ -74,7 +74,7 @@ def test_a_sweep_names_every_cell_and_finds_those_that_are_there():
     there = SimpleNamespace(recipe=cells[3], evaluations=[stored], history=history)
     assert sweeps.made([there], cells[3]) is there
     assert sweeps.made([there], cells[4]) is None
-    assert sweeps.lacking(there, settings) == settings[1:]
+    assert [sweeps.evaluation_of(there, one) for one in settings] == [stored, None]
 
 
 def test_a_cross_calibration_study_measures_every_run_on_every_text():
@@ -118,16 +118,39 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
             "flops_per_token",
             "context",
             "achieved",
+            "protocol",
+            "error",
         ):
             assert ours[name] == getattr(theirs, name), name
         assert ours["perplexity"] == pytest.approx(theirs.perplexity, rel=1e-6)
         assert theirs.measured_context == 127
         assert "measured_context" not in ours
-    assert job.run(store, JobRecord(job)) == record.result  # what is there is not made again
+    again = JobRecord(job)
+    assert job.run(store, again) == record.result  # what is there is not made again
+    assert sum("there already" in line for line in again.log) == 2
+    longer = replace(job, evaluation=replace(settings, seq_len=8))
+    assert longer.run(store, JobRecord(longer)) == record.result  # nor compressed, only measured
+    assert all(len(run.evaluations) == 2 for run in store.runs.all())
     store.delete(record.result[0])
     assert len(json.loads(tables(record, store.runs)["table.json"])["rows"]) == 2
     with pytest.raises(lrcore.InputError, match="no table"):
         tables(JobRecord(job), store.runs)
+
+
+def test_a_sweep_leaves_out_what_cannot_be_made_and_may_measure_nothing(
+    tiny_llama, story_file, tmp_path
+):
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, budget="kv"
+    )
+    job, store = SweepJob(recipe, ("care", "svd"), (0.4,)), Store(tmp_path / "runs")
+    record = JobRecord(job)
+    (run,) = store.chosen_runs(job.run(store, record))
+    assert (run.recipe.method, run.evaluations) == ("care", [])
+    assert any("left out" in line for line in record.log)
+    alone = replace(job, methods=("svd",))
+    with pytest.raises(lrcore.InputError, match="KV"):
+        alone.run(store, JobRecord(alone))
 
 
 def test_the_front_joins_what_no_other_run_dominates():

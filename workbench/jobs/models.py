@@ -29,7 +29,11 @@ class CompressJob(Job):
         return f"{self.recipe.method} {self.recipe.ratio:.0%} on {self.recipe.model}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        run = make_run(store, self.recipe, reporter, self.name)
+        recipe = self.recipe
+        dense = load_dense(store, recipe, reporter)
+        factors = store.factors(recipe, reporter.progress)
+        small = lrcore.compress(dense, recipe, factors, store.plan(recipe), reporter.progress)
+        run = keep_run(store, reporter, recipe, self.name or run_name(recipe), small)
         if self.evaluation is not None:
             evaluate_run(store, run, self.evaluation, reporter)
         return [run.id]
@@ -92,13 +96,9 @@ class SliceJob(Job):
         return [run.id]
 
 
-def make_run(store: Store, recipe: lrcore.Recipe, reporter: Reporter, name: str = "") -> lrcore.Run:
-    """Compress by a recipe and keep the result. Raises InputError where that cannot be done."""
-    dense = load_dense(store, recipe, reporter)
-    factors = store.factors(recipe, reporter.progress)
-    small = lrcore.compress(dense, recipe, factors, store.plan(recipe), reporter.progress)
-    name = name or f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}"
-    return keep_run(store, reporter, recipe, name, small)
+def run_name(recipe: lrcore.Recipe) -> str:
+    """What a run is called where nobody named it."""
+    return f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}"
 
 
 def keep_run(

@@ -1,16 +1,17 @@
 """A sweep as one job: what is there already, from before a stop, is not made again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import lrcore
 
 from ..job import Job, Reporter
 from ..job_record import JobRecord
 from ..store import Store
-from ..sweeps import lacking, made, rows
-from .measuring import evaluate_run
-from .models import make_run
+from ..sweeps import evaluation_of, made, rows, run_row
+from .measuring import evaluate_run, load_dense
+from .models import keep_run, run_name
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,13 @@ class SweepJob(Job):
 
     def sweep(self) -> lrcore.Sweep:
         """The sweep of the core. Raises InputError for an unknown method or policy."""
-        measured = self.evaluations()
         return lrcore.Sweep(
             self.recipe,
             self.methods,
             self.policies,
             self.ratios,
             self.calibration_sets,
-            *([measured] if measured else ()),
+            self.evaluations(),
         )
 
     def evaluations(self) -> tuple[lrcore.EvaluationSettings, ...]:
@@ -72,28 +72,82 @@ class SweepJob(Job):
         """A run that cannot be made, such as a KV budget for a method that leaves the cache as it
         is, is left out and said in the log.
         """
-        cells, refused = self.sweep().cells(), None
-        for i, recipe in enumerate(cells):
-            reporter.part = f"run {i + 1} of {len(cells)}"
-            reporter.note(
-                f"{reporter.part}: {recipe.method}, {recipe.policy}, remove {recipe.ratio:.0%}, "
-                f"calibrated on {recipe.data}"
-            )
-            run = made(store.runs.all(), recipe)
-            if run is not None:
-                reporter.note(f"there already as {run.name} ({run.id})")
-            try:
-                run = run or make_run(store, recipe, reporter)
-            except lrcore.InputError as error:
-                refused = error
-                reporter.note(f"left out: {error}")
-                continue
-            for settings in lacking(run, self.evaluations()):
-                evaluate_run(store, run, settings, reporter)
-            reporter.result = [*reporter.result, run.id]
-        if refused and not reporter.result:
-            raise refused
+        dense, kept = load_dense(store, self.recipe, reporter), RunStore(self, store, reporter)
+        lrcore.run_sweep(dense, self.sweep(), kept, kept.progress)
+        if kept.refused and not reporter.result:
+            raise lrcore.InputError(kept.refused)
         return reporter.result
+
+
+class RunStore(lrcore.SweepStore):
+    """What `lrcore.run_sweep` makes is kept as runs, each measured beside its dense model.
+
+    refused: why the last cell that could not be made was left out.
+    """
+
+    def __init__(self, job: SweepJob, store: Store, reporter: Reporter) -> None:
+        self._job, self._store, self._reporter = job, store, reporter
+        self._cells = len(job.sweep().cells())
+        self._run: lrcore.Run | None = None  # of the present cell
+        self.refused = ""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Without the sweep's own stage: the record names the part instead."""
+        if stage != "sweep":
+            self._reporter.progress(stage, done, total)
+
+    def finished(self, cell: lrcore.Cell) -> list[lrcore.SweepRow] | None:
+        if cell.recipe is None:
+            return []  # measured beside every run
+        reporter = self._reporter
+        reporter.part = f"run {cell.number} of {self._cells}"
+        reporter.note(f"{reporter.part}: {cell.title}")
+        self._run = made(self._store.runs.all(), cell.recipe)
+        if self._run is None:
+            return None
+        reporter.note(f"there already as {self._run.name} ({self._run.id})")
+        known = [(one.data, evaluation_of(self._run, one)) for one in self._job.evaluations()]
+        if any(evaluation is None for _, evaluation in known):
+            return None
+        reporter.result = [*reporter.result, self._run.id]
+        return [run_row(self._run, one, data) for data, one in known if one is not None]
+
+    def model(self, cell: lrcore.Cell) -> lrcore.LoadedModel | None:
+        del cell
+        return None if self._run is None else self._store.small(self._run)
+
+    def factors(
+        self, model: lrcore.LoadedModel, recipe: lrcore.Recipe, progress: lrcore.Progress
+    ) -> lrcore.Factorisation:
+        del model
+        return self._store.factors(recipe, progress)
+
+    def keep_model(self, cell: lrcore.Cell, model: lrcore.LoadedModel) -> None:
+        if cell.recipe is not None:
+            name = run_name(cell.recipe)
+            self._run = keep_run(self._store, self._reporter, cell.recipe, name, model)
+
+    def measure(
+        self,
+        cell: lrcore.Cell,
+        model: lrcore.LoadedModel,
+        settings: lrcore.EvaluationSettings,
+        progress: lrcore.Progress,
+    ) -> Mapping[str, Any]:
+        """The dense model's figures come with every run's."""
+        del model, progress
+        if cell.recipe is None or self._run is None:
+            return {}
+        known = evaluation_of(self._run, settings)
+        return known or evaluate_run(self._store, self._run, settings, self._reporter)
+
+    def keep(self, cell: lrcore.Cell, rows: list[lrcore.SweepRow]) -> None:
+        errors = [row.error for row in rows if row.error]
+        if errors:
+            self.refused = errors[0]
+            self._reporter.note(f"left out: {self.refused}")
+        elif self._run is not None:
+            self._reporter.result = [*self._reporter.result, self._run.id]
 
 
 def tables(record: JobRecord, runs: lrcore.Runs) -> dict[str, str]:
@@ -102,11 +156,10 @@ def tables(record: JobRecord, runs: lrcore.Runs) -> dict[str, str]:
 
     Raises InputError where none of them is there and measured.
     """
-    job, known = record.job, set(runs.ids())
-    own = rows([runs.get(one) for one in record.result if one in known], job.evaluations())
-    if not own:
+    job, known = cast(SweepJob, record.job), set(runs.ids())
+    table = rows([runs.get(one) for one in record.result if one in known], job.evaluations())
+    if not table:
         raise lrcore.InputError(
             "There is no table: none of this sweep's runs is there and measured."
         )
-    table = [lrcore.SweepRow.from_dict(row) for row in own]
     return lrcore.sweep_tables(table, job.sweep().to_dict())
