@@ -55,7 +55,7 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     fit = run.history[-1].stock
     assert not fit.qualifies
     assert text.stock(fit).endswith(
-        f"with {fit.ranks[0, 'mlp']} neurons in every MLP, and everything else uncompressed."
+        f"with {fit.ranks[0, 'mlp']} neurons in every MLP and everything else uncompressed."
     )
     refused = done(store, ExportJob(run.id, True))
     assert refused.state == "failed"
@@ -148,9 +148,8 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
 
 def test_what_is_said_of_stock_architectures():
     assert text.stock(None) == text.STOCK_UNKNOWN
-    assert text.stock(
-        {"qualifies": False, "reasons": ["a", "b"], "ranks": None}
-    ) == text.STOCK_NO.format("a; b")
+    fit = lrcore.StockFit(False, ("a", "b"), None)
+    assert text.stock(fit) == text.STOCK_NO.format("a; b")
 
 
 def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made_of(
