@@ -138,6 +138,14 @@ def commands() -> Iterator[tuple[str, str, str]]:
     yield from walk(typer.main.get_command(app), "")
 
 
+def columns() -> Iterator[tuple[str, ...]]:
+    """Name, meaning, unit and kind of the columns of a sweep's table."""
+    from lrcore.runs.sweep_rows import COLUMNS
+
+    for name, column in COLUMNS.items():
+        yield f"`{name}`", column.about.replace("|", "\\|"), column.unit, column.kind
+
+
 def endpoints() -> Iterator[tuple[str, str]]:
     """(call, description) of every public endpoint of the page."""
     with tempfile.TemporaryDirectory() as folder:
@@ -161,6 +169,10 @@ def page() -> str:
         + package()
         + "\n## Commands\n\nEach is called by `python -m lrcore`; `--help` explains its flags.\n\n"
         + table(("command", "what it does", "flags"), commands())
+        + "\n## Columns of a sweep\n\nA sweep writes these to table.csv and table.json, on the "
+        "command line and on the page. *Planned* figures are counted by formula, *measured* ones on "
+        "the running model.\n\n"
+        + table(("column", "what it holds", "unit", "kind"), columns())
         + "\n## Endpoints of the page\n\nFor `gradio_client` and, as tools, for MCP. A recipe is a "
         "mapping with the fields of `lrcore.Recipe`; those left out keep their defaults.\n\n"
         + table(("endpoint", "what it does"), endpoints())

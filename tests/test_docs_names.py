@@ -25,6 +25,10 @@ FILES = subprocess.run(
     text=True,
     check=True,
 ).stdout.split()
+EXAMPLES = re.findall(
+    r"^# (\S+\.py)$", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+"""Files that docs/extending.md shows in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help"}
 """Flags of scripts/ and of other programs."""
 
@@ -40,6 +44,8 @@ def name(path: Path) -> str:
 @cache
 def exists(dotted: str) -> bool:
     """Whether lrcore.a.b is a public name with that attribute, or a module."""
+    if f"{dotted.replace('.', '/')}.py" in EXAMPLES:
+        return True
     value, *parts = lrcore, *dotted.split(".")[1:]
     for part in parts:
         if not hasattr(value, part):
@@ -92,7 +98,7 @@ def test_files_that_are_named_exist(path: Path) -> None:
         own
         for own in named
         if "://" not in own
-        and not any(f"/{file}".endswith(f"/{own.strip('./')}") for file in FILES)
+        and not any(f"/{file}".endswith(f"/{own.strip('./')}") for file in [*FILES, *EXAMPLES])
     }
     assert not missing
 

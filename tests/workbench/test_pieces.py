@@ -179,7 +179,8 @@ def test_no_two_policies_look_alike():
 
 def test_every_tab_has_a_row():
     names = {module.name for module in pkgutil.iter_modules(workbench.tabs.__path__)}
-    assert names == {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
+    rows = {tab.__name__.rsplit(".", 1)[1] for tab in TABS}
+    assert names == rows, "a tab is a module and a row: see 'A tab' in docs/extending.md"
 
 
 def test_a_temperature_out_of_the_new_range_is_no_error():
