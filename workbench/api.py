@@ -45,7 +45,8 @@ def allocate(store: Store, recipe: dict) -> dict:
     """
     full = lrcore.Recipe.from_dict(recipe)
     wait(start_analysis(store, full))
-    plan = lrcore.allocate(store.factors(full), full)
+    store.factors(full)
+    plan = store.plan(full)
     return {"summary": plan.summary(), "ranks": plan.table().to_dict("records")}
 
 
