@@ -110,14 +110,20 @@ def collect(network: nn.Module, tokens: Tensor, progress: Progress) -> list[Mome
 
 
 def statistics_of(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
-    """The statistics of one layer and one window. slope: the gradient, laid out as the layer is."""
-    weights, found = layer.matrices(), {}
+    """The statistics of one layer and one window: float64 [k], by projection and need.
+
+    slope: the gradient, laid out as the layer is.
+    """
+    weights = layer.matrices()
+    statistics: dict[Need, Tensor] = {}
     for name, projection in slope.matrices().items():
-        found[name, "fisher"] = column_squares(projection.weight)
+        statistics[name, "fisher"] = column_squares(projection.weight)
         if name in ("gate", "up", "down"):
             product = weights[name].weight.float() * projection.weight.float()
-            found[name, "taylor"] = product.sum(0 if name == "down" else 1, dtype=torch.float64)
-    return found
+            statistics[name, "taylor"] = product.sum(
+                0 if name == "down" else 1, dtype=torch.float64
+            )
+    return statistics
 
 
 def window_gradients(network: nn.Module, tokens: Tensor) -> Iterator[list[Layer]]:

@@ -145,7 +145,8 @@ def load_checkpoint(
 ) -> LoadedModel:
     """A compressed model from a folder written by `save`.
 
-    With dtype "auto" its logits are bit-identical to the saved model's.
+    With dtype "auto" its logits are bit-identical to the saved model's. Raises InputError where the
+    folder holds no readable checkpoint.
     """
     folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
     described = _read_mark(folder)
@@ -304,7 +305,7 @@ def write_companions(model: LoadedModel, folder: Path) -> None:
 def write_weights(
     state: dict[str, Tensor | StoredTensor], folder: Path, shard: str = SHARD
 ) -> None:
-    """Tensors by name as safetensors: one file, or shards of at most `shard` with an index.
+    """Tensors [...] by name as safetensors: one file, or shards of at most `shard` with an index.
 
     Those on disk are read one at a time. Raises InputError, before anything is written, where one
     holds NaN or infinity.

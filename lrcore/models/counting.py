@@ -1,6 +1,6 @@
 """The account of a loaded model, counted from its layers as they stand."""
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from ..account import LayerWork, ModelAccount, flops_per_token
 from ..forms import Matrix, Sparse, count
@@ -11,7 +11,7 @@ from .layers import read_layer
 from .structure import measure
 
 
-def count_account(network: nn.Module, context: int) -> ModelAccount:
+def count_account(network: PreTrainedModel, context: int) -> ModelAccount:
     """Parameters, bytes, cache and FLOPs per token of a network, compressed or not.
 
     context: tokens in the cache before the one whose FLOPs are counted.
@@ -26,13 +26,13 @@ def count_account(network: nn.Module, context: int) -> ModelAccount:
     )
 
 
-def count_flops(network: nn.Module, context: int) -> int:
+def count_flops(network: PreTrainedModel, context: int) -> int:
     """FLOPs of one token with `context` tokens in the cache; see `account.flops_per_token`."""
     head = network.get_output_embeddings().weight.numel()
     return flops_per_token(network_work(network), head, context)
 
 
-def network_work(network: nn.Module) -> tuple[LayerWork, ...]:
+def network_work(network: PreTrainedModel) -> tuple[LayerWork, ...]:
     """What every decoder layer multiplies."""
     return tuple(
         layer_work(read_layer(network, index), residual_parameters(layer))

@@ -327,7 +327,9 @@ def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
 
 
 def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Move to the device, switch to eval mode and freeze."""
+    """Move to the device, switch to eval mode and freeze. Raises InputError where the device does
+    not take the model.
+    """
     try:
         network.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -245,7 +245,7 @@ class Runs:
 
     def add(self, folder: str | Path, name: str = "") -> Run:
         """Take up a checkpoint that lies elsewhere, such as one that the command line wrote; its
-        files stay where they are.
+        files stay where they are. Raises InputError for a folder that holds none.
         """
         folder = Path(folder).expanduser().absolute()
         if (
@@ -279,11 +279,13 @@ class Runs:
         )
 
     def rename(self, run_id: str, name: str) -> None:
+        """Give a run another name, cut at 80 characters. Raises InputError for an empty one."""
         if not name.strip():
             raise InputError("A run needs a name: type one and press Rename again.")
         self._database.rename(self.get(run_id).id, name.strip()[:80])
 
     def tag(self, run_id: str, tag: str) -> None:
+        """Add a tag to a run. Raises InputError for characters that tags do not have."""
         if not re.fullmatch(r"[\w.+-]{1,40}", tag):
             raise InputError(
                 f"'{tag}' is no tag: use letters, digits, '.', '+', '_' and '-', at most 40."

@@ -51,9 +51,10 @@ def _run(
     try:
         model = _made(dense, cell, store, progress)
     except InputError as error:
+        texts: list[str | None] = [one.data for one in sweep.evaluations]
         return [
-            SweepRow.of(cell.recipe, {}, {}, measured_on=data, error=str(error))
-            for data in [one.data for one in sweep.evaluations] or [None]
+            SweepRow.of(cell.recipe, {}, {}, measured_on=text, error=str(error))
+            for text in texts or [None]
         ]
     account = _account(model, sweep.base.seq_len)
     costs = store.costs(model, dense, sweep.speed, progress)

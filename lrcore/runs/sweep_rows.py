@@ -83,9 +83,13 @@ class SweepRow:
         evaluation. Of both, only what is a column is read. more: columns that are in neither, such
         as `measured_on` and `context`.
         """
-        if recipe is None:
-            made = {"calibrated_on": None, "method": "dense", "policy": None, "ratio": 0.0}
-        else:
+        made: dict[str, Any] = {
+            "calibrated_on": None,
+            "method": "dense",
+            "policy": None,
+            "ratio": 0.0,
+        }
+        if recipe is not None:
             made = {
                 "calibrated_on": recipe.data,
                 "method": recipe.method,

@@ -42,7 +42,7 @@ from .trainable import TRAINED, add_channel, set_free, trainable
 
 @dataclass(frozen=True)
 class Healing:
-    """How to heal. Checked when it is made.
+    """How to heal. Raises InputError where it is made with a value out of its range.
 
     data: text to train on, None for the recipe's. samples windows of seq_len tokens, drawn at
     random with seed; every step takes batch of them, all once before any twice. lr: the highest

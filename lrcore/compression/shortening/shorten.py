@@ -104,10 +104,11 @@ def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Prog
 
 @torch.inference_mode()
 def by_loss(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:
-    """The layers that go one after another, each that without which the mean token loss is
-    least.
+    """The layers that go one after another, each that without which the mean token loss on
+    tokens [n, t] is least.
     """
-    network, total, gone = clone(model.network), len(decoder_layers(model.network)), []
+    network, total = clone(model.network), len(decoder_layers(model.network))
+    gone: list[int] = []
     tokens = tokens[:WINDOWS, :LENGTH]
     stream, batches = LayerStream(network, tokens, BATCH), tokens.to(network.device).split(BATCH)
     for done in range(layers):

@@ -146,7 +146,7 @@ def sliced_size(
 
 def stream_width(model: LoadedModel, ratio: float, rotations: str, multiple: int) -> int:
     """The largest width, a multiple of `multiple`, at which at least this share of the
-    decoder-linear parameters is gone.
+    decoder-linear parameters is gone. Raises InputError for a multiple outside 1 to the width.
     """
     of, linear, dense = (
         text_config(model.network).hidden_size,

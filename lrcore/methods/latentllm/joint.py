@@ -65,11 +65,8 @@ class JointHeads:
             )
         k_bias = None if k_bias is None else k_bias.double().unflatten(0, (a.n_kv, -1))
         k, maps = self._per_head(right, k_bias, dtype)
-        if (
-            k_bias is not None
-            # what a singular J cannot hold shifts all scores of a query alike, which softmax does not
-            # see
-        ):
+        # what a singular J cannot hold shifts all scores of a query alike; softmax does not see it
+        if k_bias is not None:
             k = replace(
                 k, bias=(torch.linalg.pinv(maps) @ k_bias.unsqueeze(-1)).flatten().to(dtype)
             )
