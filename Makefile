@@ -4,20 +4,21 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
+REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-dev.txt
 CHROMIUM := /usr/bin/chromium
 
 .PHONY: setup run test lint clean browser axe
 
 setup: $(READY)
 
-$(READY): requirements.txt requirements-mcp.txt requirements-dev.txt
+$(READY): $(REQUIREMENTS)
 	@set -eu; \
 	for candidate in python3.11 python3.12 python3.13 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then echo "error: no Python 3.11 or newer with venv on PATH (on Debian: apt-get install python3 python3-venv)." >&2; exit 1; fi; \
 	[ -x $(PYTHON) ] || "$$found" -m venv $(VENV); \
-	$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check -r requirements-dev.txt; \
+	$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS)); \
 	touch $(READY)
 
 run: setup

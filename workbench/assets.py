@@ -7,7 +7,11 @@ from typing import Any
 
 import plotly
 
-FOLDER = Path(__file__).parent.parent / "assets"
+_PACKAGE = Path(__file__).resolve().parent
+# Inside the package where it is installed (see setup.py), beside it in a clone.
+FOLDER = _PACKAGE / "static"
+if not FOLDER.is_dir():
+    FOLDER = _PACKAGE.parent / "assets"
 STYLE = FOLDER / "style.css"
 PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 

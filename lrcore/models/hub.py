@@ -9,7 +9,11 @@ from pathlib import Path
 from ..errors import InputError
 
 DEMO_MODELS = ("demo-llama", "demo-opt")
-ASSETS = Path(__file__).resolve().parents[2] / "assets"
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Inside the package where it is installed (see setup.py), beside it in a clone.
+ASSETS = _PACKAGE / "assets"
+if not ASSETS.is_dir():
+    ASSETS = _PACKAGE.parent / "assets"
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Text files and safetensors at the top of the repository: no code, no copy in another format.
@@ -54,8 +58,8 @@ def _demo(name: str) -> Path:
     folder = ASSETS / name
     if not folder.is_dir():
         raise InputError(
-            f"The files of the demo model '{name}' are not in '{folder}'. Run from a complete "
-            "clone of the project."
+            f"The files of the demo model '{name}' are not in '{folder}'. Install the "
+            "project again, or run it from a complete clone."
         )
     return folder
 

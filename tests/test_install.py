@@ -1,0 +1,72 @@
+"""The wheel of the project, unpacked where the clone is not seen: what `pip install .` gives."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import lrcore
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+USE = """
+import json, lrcore
+from pathlib import Path
+from lrcore.models.hub import locate
+from workbench.assets import STYLE, page, script
+here = Path.cwd()
+assert Path(lrcore.__file__).is_relative_to(here) and STYLE.is_relative_to(here)
+assert json.loads((locate("demo-llama") / "config.json").read_text())["model_type"] == "llama"
+assert (locate("demo-opt") / "model.safetensors").is_file()
+assert script("plot.js") and STYLE.is_file() and (STYLE.parent / "report.html").is_file()
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The unpacked wheel. It is built offline, from links, so that the clone stays as it is."""
+    source, out, target = (tmp_path_factory.mktemp(name) for name in ("source", "out", "target"))
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and path.name not in ("build", "runs"):
+            (source / path.name).symlink_to(path)
+    build = [sys.executable, "-c", BUILD, str(out)]
+    done = subprocess.run(build, cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(target)
+    return target
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    call = [sys.executable, *arguments]
+    return subprocess.run(call, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def test_the_wheel_has_commands_extras_one_version_and_types(installed):
+    (info,) = installed.glob("*.dist-info")
+    about = Parser().parsestr((info / "METADATA").read_text())
+    assert about["Version"] == lrcore.__version__
+    assert set(about.get_all("Provides-Extra")) == {"dev", "mcp", "tasks", "trackio"}
+    assert any(one.startswith("torch") for one in about.get_all("Requires-Dist"))
+    commands = (info / "entry_points.txt").read_text()
+    assert "lrcore = lrcore.cli:main" in commands
+    assert "low-rank-workbench = workbench.start:main" in commands
+    assert (installed / "lrcore" / "py.typed").is_file()
+    assert {path.name for path in installed.iterdir()} == {"lrcore", "workbench", info.name}
+
+
+def test_what_is_installed_finds_its_demo_models_and_the_files_of_the_page(installed):
+    done = run(installed, "-c", USE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_of_the_page_takes_the_options_of_app_py(installed):
+    done = run(installed, "-c", "from workbench.start import main; main()", "-h")
+    assert done.returncode == 0, done.stderr
+    assert all(option in done.stdout for option in ("--port", "--host", "--share"))
