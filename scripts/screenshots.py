@@ -111,23 +111,23 @@ def main() -> None:
     options.add_argument("--url")
     options.add_argument("--readme", action="store_true")
     options.add_argument("--views", nargs="*", default=list(VIEWS))
-    said = options.parse_args()
-    said.folder.mkdir(parents=True, exist_ok=True)
-    with server() if not said.url else given(said.url) as url, sync_playwright() as play:
+    arguments = options.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with server() if not arguments.url else given(arguments.url) as url, sync_playwright() as play:
         browser = play.chromium.launch(
             executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS
         )
-        for view in said.views:
+        for view in arguments.views:
             width, height = VIEWS[view]
             page = browser.new_page(viewport={"width": width, "height": height})
             page.goto(f"{url}/?__theme={'dark' if view == 'dark' else 'light'}")
             prepare(page)
-            shoot(page, said.folder, view)
+            shoot(page, arguments.folder, view)
             page.close()
         browser.close()
-    if said.readme:
+    if arguments.readme:
         for name in README:
-            optimise(said.folder / f"{name}.png", ROOT / "assets" / "pictures" / f"{name}.png")
+            optimise(arguments.folder / f"{name}.png", ROOT / "assets" / "pictures" / f"{name}.png")
 
 
 def optimise(source: Path, target: Path) -> None:

@@ -26,8 +26,8 @@ def healing(only: list[str]) -> None:
     dense = perplexity(model, subject)
     for method, ratio, changes in CELLS:
         small = lrcore.compress(model, subject.recipe.with_(method=method, ratio=ratio))
-        asked = lrcore.Healing(**SETTINGS, test_samples=0, **changes)
-        healed = lrcore.heal(small, asked, teacher=model)
+        healing_settings = lrcore.Healing(**SETTINGS, test_samples=0, **changes)
+        healed = lrcore.heal(small, healing_settings, teacher=model)
         healing_step, figures = (
             healed.step(lrcore.Healed),
             [f"{perplexity(one, subject):.3f}" for one in (small, healed)],
@@ -36,21 +36,21 @@ def healing(only: list[str]) -> None:
         settings = [
             f"{ratio:.0%}",
             trained,
-            asked.rotary_channel,
-            f"{asked.beta:g}",
-            f"{asked.lr:g}",
+            healing_settings.rotary_channel,
+            f"{healing_settings.beta:g}",
+            f"{healing_settings.lr:g}",
             f"{healed.size.parameters:,}",
         ]
         rows.append([method, *settings, *figures])
         note(f"healing {rows[-1]}")
-        words = (
+        heading = (
             f"**demo-llama**: dense perplexity {dense:.3f}; uniform ranks, `care` by the share of "
-            f"the KV cache. {asked.steps} steps of "
-            f"{asked.batch} windows of {asked.seq_len} tokens out of {asked.samples} (`stories`, "
+            f"the KV cache. {healing_settings.steps} steps of "
+            f"{healing_settings.batch} windows of {healing_settings.seq_len} tokens out of {healing_settings.samples} (`stories`, "
             "calibration split), "
-            f"temperature {asked.temperature:g}; perplexity on the first {subject.windows} "
+            f"temperature {healing_settings.temperature:g}; perplexity on the first {subject.windows} "
             "windows of 256 of its test split."
         )
         write_section(
-            "healing demo-llama", f"{words}\n\n{table(header, rows)}"
+            "healing demo-llama", f"{heading}\n\n{table(header, rows)}"
         )  # row by row: nothing measured is lost

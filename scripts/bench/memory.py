@@ -105,7 +105,7 @@ def write_text(file: Path) -> None:
 
 def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[str, int]:
     """Run a process and return its peaks in bytes: VmHWM, all that was resident at once (by the
-    kernel), and RssAnon, that part of it which is no page of a file (asked for every 10 ms).
+    kernel), and RssAnon, its anonymous part (read every 10 ms).
     until_quiet: it waits for a line once it has imported what it imports.
     """
     environment = os.environ | {
@@ -169,7 +169,7 @@ def page(
         "{num_attention_heads} query and "
     )
     shape += "{num_key_value_heads} kv heads, vocabulary {vocab_size}"
-    said = (
+    heading = (
         f"`lrcore compress MODEL --offload --dtype auto --method {METHOD} --ratio {RATIO} "
         f"--samples {SAMPLES} --seq-len {LENGTH}` "
         f"of a Llama of {parameters:,} random bfloat16 parameters (the shape of TinyLlama: "
@@ -177,7 +177,7 @@ def page(
         f"to a folder of {left:,} parameters: {verdict}, in {seconds / 60:.0f} minutes "
         f"({machine()})."
     )
-    return said + "\n\n" + table(["what", "MB", "of the size"], rows)
+    return heading + "\n\n" + table(["what", "MB", "of the size"], rows)
 
 
 def megabytes(count: float) -> str:

@@ -52,13 +52,13 @@ def perplexity(model, subject: Subject) -> float:
 def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
     factors = None
     for ratio in RATIOS:
-        asked = recipe.with_(ratio=ratio)
+        single = recipe.with_(ratio=ratio)
         try:
-            if factors is None or asked.policy in SEARCHED:
-                factors = lrcore.prepare(model, asked)
-            small = lrcore.compress(model, asked, factors)
+            if factors is None or single.policy in SEARCHED:
+                factors = lrcore.prepare(model, single)
+            small = lrcore.compress(model, single, factors)
         except lrcore.InputError as error:
-            note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%}: {error}")
+            note(f"{subject.title} {single.method} {single.policy} {ratio:.0%}: {error}")
             continue
         summary = small.account.to_dict()
         cell = {
@@ -67,8 +67,8 @@ def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[st
             "parameters": small.size.parameters,
             "kv_bytes": small.size.kv_bytes,
         }
-        note(f"{subject.title} {asked.method} {asked.policy} {ratio:.0%} {cell}")
-        yield f"{asked.method} {asked.policy} {summary['budget']} {ratio}", cell
+        note(f"{subject.title} {single.method} {single.policy} {ratio:.0%} {cell}")
+        yield f"{single.method} {single.policy} {summary['budget']} {ratio}", cell
 
 
 def solve(only: list[str]) -> None:
@@ -82,8 +82,8 @@ def solve(only: list[str]) -> None:
         calibration = lrcore.calibrate(model, subject.recipe)
         for method in lrcore.methods():
             began = time.perf_counter()
-            asked = subject.recipe.with_(method=method["name"], ratio=RATIOS[-1])
-            lrcore.compress(model, asked, lrcore.factorise(model, calibration, method["name"]))
+            single = subject.recipe.with_(method=method["name"], ratio=RATIOS[-1])
+            lrcore.compress(model, single, lrcore.factorise(model, calibration, method["name"]))
             seconds[method["name"]] = round(time.perf_counter() - began, 2)
             note(f"solve {subject.title} {method['name']} {seconds[method['name']]}")
         own["solve_seconds"] = seconds

@@ -23,25 +23,25 @@ def width(only: list[str]) -> None:
     for subject in subjects(only):
         model, rows = lrcore.load(subject.recipe.model), []
         for rotations in ("block", "one"):
-            found = []
+            perplexities = []
             for ratio in RATIOS:
                 small = lrcore.slice_hidden(model, subject.recipe.with_(ratio=ratio), rotations)
-                found.append(f"{perplexity(small, subject):.3f}")
+                perplexities.append(f"{perplexity(small, subject):.3f}")
                 note(
                     f"width {subject.title} {rotations} {ratio:.0%} "
-                    f"{small.step(lrcore.Sliced).width} {found[-1]}"
+                    f"{small.step(lrcore.Sliced).width} {perplexities[-1]}"
                 )
             sliced = small.step(lrcore.Sliced)
             rows.append(
                 [
                     rotations,
-                    *found,
+                    *perplexities,
                     sliced.width,
                     f"{sliced.residual_parameters:,}",
                     f"{small.size.parameters:,}",
                 ]
             )
-        words = (
+        heading = (
             f"**{subject.title}**, a stream {sliced.of} wide, {model.size.parameters:,} parameters."
         )
-        write_section(f"width {subject.title}", f"{words}\n\n{table(HEADER, rows)}")
+        write_section(f"width {subject.title}", f"{heading}\n\n{table(HEADER, rows)}")

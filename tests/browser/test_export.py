@@ -1,4 +1,4 @@
-"""A run leaves the house: its ranks are put so that a stock architecture has them, and the
+"""A run is exported: its ranks are put so that a stock architecture has them, and the
 folder is written.
 """
 

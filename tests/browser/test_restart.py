@@ -30,7 +30,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     row.wait_for()
     row.get_by_text("Start again").click()
     workbench.page.wait_for_selector(".job[data-state=running]")
-    workbench.locator("#strip button.cancel").click()  # it would take a while
+    workbench.locator("#status-bar button.cancel").click()  # it would take a while
     workbench.until_idle()
 
 

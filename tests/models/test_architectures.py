@@ -253,7 +253,7 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral"])
 def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
-    """The whole way by the public words, with the tokenizer of another model."""
+    """The whole way by the public API, with the tokenizer of another model."""
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))
     recipe = lrcore.Recipe(
         model=str(tmp_path / "dense"),
