@@ -39,6 +39,11 @@ def running(workbench, seconds=10):
     )
 
 
+def start_long(workbench):
+    """A job that a test cancels: the whole text in windows of eight tokens takes minutes."""
+    workbench.start(samples=20_000, seq_len=8)
+
+
 def test_start_shows_stage_count_and_time_left(workbench):
     workbench.open("Calibration text")
     workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
@@ -52,7 +57,7 @@ def test_start_shows_stage_count_and_time_left(workbench):
 
 
 def test_a_reload_finds_the_same_job_further_on(workbench):
-    workbench.start(samples=3000)
+    start_long(workbench)
     before = workbench.until(
         lambda: (s := workbench.status())["stage"] and s["stage"].startswith("evaluate") and s,
         60,
@@ -73,9 +78,9 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
 
 
 def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page):
-    workbench.start(samples=3000)
-    job = running(workbench, 60)["job"]
     other = open_page()
+    start_long(workbench)
+    job = running(workbench, 60)["job"]
     other.until(lambda: other.status()["job"] == job, 10, "the other browser does not see the job")
     other.start("second", samples=8)
     other.page.wait_for_selector(".job[data-state=queued]")
@@ -90,7 +95,7 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
 
 
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
-    workbench.start(samples=3000)
+    start_long(workbench)
     job = running(workbench, 60)["job"]
     workbench.locator("#status-bar button.cancel").click()
     workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")

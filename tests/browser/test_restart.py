@@ -14,7 +14,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench = open_page()
     workbench.start("kept over a restart")
     workbench.page.wait_for_selector(".job.done")
-    workbench.start("interrupted", samples=3000)
+    workbench.start("interrupted", samples=20_000, seq_len=8)
     job = workbench.until(
         lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s["job"],
         60,
