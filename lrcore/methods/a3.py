@@ -1,16 +1,19 @@
 """A3: an Analytical Low-Rank Approximation Framework for Attention.
 
-Three components, each solved for its own functional output.
+Three components, each solved for its own functional output:
 
-QK: Theorem 3.2 (no rotary, MHA), joint SVD over the group (GQA, Appendix B), CUR on rotary pairs
-(rotary). OV: Theorem 3.3 (MHA), joint SVD (GQA). MLP: CUR on the hidden neurons (eq. 15-16,
-unweighted as in its experiments). All in Gram space, `d_h x d_h`; the errors equal those of the
-paper's `d x d` formulas. Theorem 3.3 is printed with a stray R^{-1/2} on W_o; here it is the one
-that is optimal.
+* QK: Theorem 3.2 (MHA without rotary), joint SVD over the group (GQA without rotary, Appendix B),
+  CUR on rotary pairs (rotary).
+* OV: Theorem 3.3 (MHA), joint SVD (GQA).
+* MLP: CUR on the hidden neurons (eq. 15-16, unweighted as in the paper's experiments).
 
-Options, all from the paper's Appendix B.2.3 and E: one side of QK blind to the data (A3-Q-only,
-A3-K-only) or both (CLOVER); other scores for the rotary pairs; OV from the layer's input (A3-x_kv)
-or over all heads at once (Theorem B.1), which saves parameters and costs cache.
+Everything is computed on `d_h x d_h` Gram matrices; the errors equal those of the paper's `d x d`
+formulas. Theorem 3.3 is printed with a stray R^{-1/2} on W_o; here it is the optimal one.
+
+The options are those of the paper's Appendix B.2.3 and E: QK without the data on one side
+(A3-Q-only, A3-K-only) or on both (CLOVER); other scores for the rotary pairs; OV from the layer's
+input (A3-x_kv), or over all heads at once (Theorem B.1), which saves parameters and needs more
+cache.
 """
 
 from dataclasses import dataclass
@@ -18,42 +21,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layer import MLP, Attention, Layer, Projection, heads, output_heads
+from ..layer import Attention, Layer, output_heads
 from ..linalg import column_squares, eigh_descending, roots
 from ..options import option
 from ..statistics import Moments
-from .factors import (
-    ColumnOrder,
-    HeadMaps,
-    LayerFactors,
-    NeuronOrder,
-    SummedValues,
-    ValueMaps,
-    mlp_cost,
-    ov_cost,
-    pooled,
-    qk_cost,
-    summed_ov_cost,
-)
+from .attention_factors import ColumnOrder, HeadMaps, SummedValues, ValueMaps
+from .costs import mlp_cost, ov_cost, qk_cost, summed_ov_cost
+from .factors import LayerFactors, NeuronOrder, pooled
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
+from .ranking import magnitudes, neuron_scores, pair_products
 
 
 @dataclass(frozen=True)
 class A3Options:
     qk: str = option(
         "both",
-        "side of the scores that the data weights; weights: neither (CLOVER)",
+        "side of the scores that is weighted by the data; weights: neither (CLOVER)",
         choices=("both", "q_only", "k_only", "weights"),
     )
     scores: str = option(
         "a3",
-        "what rotary pairs are kept by; no effect without rotary",
+        "criterion by which rotary pairs are kept; no effect without rotary",
         choices=("a3", "abs", "wanda", "random"),
     )
     seed: int = option(
         0,
-        "of scores=random",
+        "seed of scores=random",
         low=0,
     )
     ov: str = option(
@@ -64,7 +58,8 @@ class A3Options:
     )
     mlp: str = option(
         "a3",
-        "what neurons are kept by; taylor: weight times gradient, in one backward pass per window",
+        "criterion by which neurons are kept; taylor: weight times gradient, from one backward "
+        "pass per calibration window",
         choices=("a3", "abs", "wanda", "taylor"),
     )
 
@@ -98,19 +93,18 @@ def _values(a: Attention, moments: Moments, ov: str) -> ValueMaps | SummedValues
     if ov == "overall":
         return ov_overall(a, moments)
     if a.group > 1:
-        return ov_joint(
-            a, moments
-        )  # heads that share their values already share the moments of the layer's input
+        # heads that share their values share the moments of the layer's input already
+        return ov_joint(a, moments)
     return ov_svd(a, moments) if ov == "heads" else per_head_values(a, head_gram(a, "v", moments))
 
 
 def score_grams(a: Attention, moments: Moments, qk: str = "both") -> tuple[Tensor, Tensor]:
-    """Moments of the query states [n_q, d_h, d_h] and key states [n_kv, d_h, d_h] that the QK
-    problem is solved in.
+    """The metrics of the QK problem: second moments of the query states [n_q, d_h, d_h] and of the
+    key states [n_kv, d_h, d_h].
 
     "q_only" and "k_only" put the identity in place of the other side's input moment (the paper's
-    A3-Q-only, A3-K-only), "weights" on both sides (CLOVER): that side's Gram is then `W W^T`, a
-    bias counting as one more input column.
+    A3-Q-only, A3-K-only), "weights" in place of both (CLOVER). The Gram matrix of such a side is
+    `W W^T`; a bias counts as one more input column.
     """
     blind = identity_input(moments)
     query = head_gram(a, "q", moments if qk in ("both", "q_only") else blind)
@@ -120,8 +114,8 @@ def score_grams(a: Attention, moments: Moments, qk: str = "both") -> tuple[Tenso
 def qk_svd(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
     """Theorem 3.2: minimises E (q_i . k_i - q^_i . k^_i)^2 over independent tokens, per head.
 
-    `U S V^T = svd(G_q^{1/2} G_k^{1/2})`, `T_q = S^{1/2} U^T G_q^{-1/2}`,
-    `T_k = S^{1/2} V^T G_k^{-1/2}`; loss at rank r = sum_{j>=r} S_j^2.
+    `U S V^T = svd(G_q^{1/2} G_k^{1/2})`; q_maps `T_q = S^{1/2} U^T G_q^{-1/2}` [n_q, d_h, d_h],
+    k_maps `T_k = S^{1/2} V^T G_k^{-1/2}` [n_kv, d_h, d_h]. The loss at rank r is sum_{j>=r} S_j^2.
     """
     query, key = score_grams(a, moments, qk)
     (q_root, q_inverse), (k_root, k_inverse) = roots(query), roots(key)
@@ -134,7 +128,7 @@ def qk_joint(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
     """QK without rotary where a group of query heads shares a key head: the sum of Theorem 3.2's
     losses over the group.
 
-    `V` = eigenvectors of `G_k^{1/2} (sum_i G_q,i) G_k^{1/2}`; `T_k = V^T G_k^{-1/2}`,
+    With `V` the eigenvectors of `G_k^{1/2} (sum_i G_q,i) G_k^{1/2}`, `T_k = V^T G_k^{-1/2}` and
     `T_q,i = V^T G_k^{1/2}`.
     """
     query, key = score_grams(a, moments, qk)
@@ -149,63 +143,48 @@ def qk_joint(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
 def qk_pairs(
     a: Attention, moments: Moments, qk: str = "both", scores: str = "a3", seed: int = 0
 ) -> ColumnOrder:
-    """QK with rotary: keep whole rotary pairs by `(G_q)_jj (G_k)_jj` on pre-rotary moments, summed
-    over the pair and the group's heads.
+    """QK with rotary: whole rotary pairs are kept by `(G_q)_jj (G_k)_jj` on pre-rotary moments,
+    summed over the pair and the group's heads.
 
-    The loss curve is the sum of the dropped pairs' products, whatever they were ranked by; cross
-    terms between pairs are left out, as in the paper's CUR. Other rankings, after the paper's
+    The loss curve is the sum of the removed pairs' products, whatever the pairs are ranked by;
+    cross terms between pairs are left out, as in the paper's CUR. Other rankings, after the paper's
     footnote 1: "abs" takes sums of magnitudes in place of the moments, "wanda" the input's moments
-    without their off-diagonal, "random" a permutation drawn with seed.
+    without their off-diagonal entries, "random" a permutation drawn with seed.
     """
-    losses = pair_products(
-        *(gram.diagonal(dim1=1, dim2=2) for gram in score_grams(a, moments, qk)), a
-    )
+    losses = _pair_losses(a, moments, qk)
     if scores == "a3":
         ranking = losses
     elif scores == "wanda":
-        ranking = pair_products(
-            *(
-                gram.diagonal(dim1=1, dim2=2)
-                for gram in score_grams(a, diagonal_input(moments), qk)
-            ),
-            a,
-        )
+        ranking = _pair_losses(a, diagonal_input(moments), qk)
     elif scores == "abs":
-        ranking = pair_products(_magnitudes(a.q, a.n_q), _magnitudes(a.k, a.n_kv), a)
+        ranking = pair_products(magnitudes(a.q, a.n_q), magnitudes(a.k, a.n_kv), a)
     else:
-        ranking = torch.rand(losses.shape, generator=torch.Generator().manual_seed(seed)).to(
-            losses.device
-        )
+        generator = torch.Generator().manual_seed(seed)
+        ranking = torch.rand(losses.shape, generator=generator).to(losses.device)
     order = ranking.sort(dim=-1, descending=True, stable=True).indices
     kept = losses.gather(-1, order).sqrt()
     return ColumnOrder(pooled(kept), qk_cost(a, step=2), kept, order)
 
 
-def pair_products(q: Tensor, k: Tensor, a: Attention) -> Tensor:
-    """`q_j k_j` summed over both columns of a rotary pair and the heads of the group.
-
-    [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2].
-    """
-    return (by_group(q, a) * k.unsqueeze(1)).sum(1).unflatten(-1, (2, -1)).sum(1)
-
-
-def _magnitudes(projection: Projection, count: int) -> Tensor:
-    sums = heads(projection.weight.double(), count).abs().sum(-1)  # [heads, d_h]
-    return sums if projection.bias is None else sums + heads(projection.bias.double(), count).abs()
+def _pair_losses(a: Attention, moments: Moments, qk: str) -> Tensor:
+    query, key = (gram.diagonal(dim1=1, dim2=2) for gram in score_grams(a, moments, qk))
+    return pair_products(query, key, a)  # [n_kv, d_h / 2]
 
 
 def ov_svd(a: Attention, moments: Moments) -> ValueMaps:
     """Theorem 3.3: minimises E |W_o,i a_i - W_o,i^ T_i a_i|^2 per head, a_i the head's output.
 
-    `V` = eigenvectors of `G_a^{1/2} W_o^T W_o G_a^{1/2}`; `T = V^T G_a^{-1/2}`,
+    With `V` the eigenvectors of `G_a^{1/2} W_o^T W_o G_a^{1/2}`, `T = V^T G_a^{-1/2}` and
     `W_o^ = W_o G_a^{1/2} V`.
     """
     return per_head_values(a, output_gram(a, moments))
 
 
 def per_head_values(a: Attention, gram: Tensor) -> ValueMaps:
-    """The same for any moment of the head's state: E |W_o,i s - W_o,i^ T_i s|^2 is least, gram =
-    E[s s^T] [n_q, d_h, d_h]. MHA only.
+    """Theorem 3.3 for any state s of the heads: minimises E |W_o,i s_i - W_o,i^ T_i s_i|^2 per
+    head. MHA only.
+
+    gram: E[s_i s_i^T] [n_q, d_h, d_h].
     """
     root, inverse = roots(gram)
     out = output_heads(a.o.weight.double(), a.n_q)  # [n_q, d, d_h]
@@ -216,10 +195,11 @@ def per_head_values(a: Attention, gram: Tensor) -> ValueMaps:
 
 
 def ov_joint(a: Attention, moments: Moments) -> ValueMaps:
-    """OV where a group shares a value head: joint SVD on the moments of the value states.
+    """OV where a group of query heads shares a value head: joint SVD on the moments of the value
+    states.
 
-    `V` = eigenvectors of `G_v^{1/2} (sum_i W_o,i^T W_o,i) G_v^{1/2}`; `T = V^T G_v^{-1/2}`,
-    `W_o,i^ = W_o,i G_v^{1/2} V`.
+    With `V` the eigenvectors of `G_v^{1/2} (sum_i W_o,i^T W_o,i) G_v^{1/2}`, `T = V^T G_v^{-1/2}`
+    and `W_o,i^ = W_o,i G_v^{1/2} V`.
     """
     root, inverse = roots(head_gram(a, "v", moments))
     out = output_heads(a.o.weight.double(), a.n_q)
@@ -234,10 +214,10 @@ def ov_overall(a: Attention, moments: Moments) -> SummedValues:
     """Theorem B.1, OV stacked over the heads: minimises E |sum_i W_o,i a_i - O^|^2 over all maps of
     rank r at once.
 
-    With `O = P_cat W_cat` the optimum `P_cat W_cat V_r V_r^T` projects the output on its own top
-    directions: `V` = eigenvectors of `E[O O^T] = W_o E[a a^T] W_o^T`, `[d, d]`, with no moment of
-    P_cat (`[n d, n d]`). What the paper says it costs is in the account: the output projection is
-    shared and every query head caches r values of its own.
+    With `O = P_cat W_cat` the optimum `P_cat W_cat V_r V_r^T` projects the output on its own
+    principal directions `V`, the eigenvectors of `E[O O^T] = W_o E[a a^T] W_o^T` [d, d]; no moment
+    of P_cat (`[n d, n d]`) is needed. Every query head then caches r values of its own, and the
+    heads share the output projection; `summed_ov_cost` counts both.
     """
     out = a.o.weight.double()
     squares, v = eigh_descending(out @ moments.second("attn_out") @ out.mT)
@@ -245,12 +225,11 @@ def ov_overall(a: Attention, moments: Moments) -> SummedValues:
 
 
 def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
-    """MLP: keep the neurons with the largest `E[z_j^2] |w_j|^2`, unscaled.
+    """MLP: the neurons with the largest `E[z_j^2] |w_j|^2` are kept, unscaled.
 
-    The loss curve leaves out cross terms, as the paper does.
-
-    Other rankings, the baselines of the papers' tables; the curve is then the same losses in their
-    order: see `neuron_scores`.
+    The loss curve is the sum of these products over the removed neurons, whatever the neurons are
+    ranked by; cross terms are left out, as in the paper. Other rankings are the baselines of the
+    papers' tables, see `neuron_scores`.
     """
     losses = moments.square("mlp_hidden") * column_squares(layer.mlp.down.weight)
     ranking = losses if mlp == "a3" else neuron_scores(layer.mlp, moments, mlp)
@@ -258,32 +237,15 @@ def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
     return NeuronOrder(losses[order].sqrt(), mlp_cost(layer.mlp), None, order)
 
 
-def neuron_scores(m: MLP, moments: Moments, kind: str) -> Tensor:
-    """What a neuron counts by a baseline, [d_f] float64: its rows in gate and up and its column in
-    down are one group of weights.
-
-    "abs": the sum of their magnitudes. "wanda": `E[z_j^2]^{1/2} sum_i |w_ij|` in down (Sun et al.
-    2024, by neuron). "taylor": the sum over the matrices of `|sum w g|`, g the gradient of the loss
-    (LLM-Pruner, Ma et al. 2023: first order, by vector; biases left out).
-    """
-    down = m.down.weight.abs().sum(0, dtype=torch.float64)
-    if kind == "wanda":
-        return moments.square("mlp_hidden").sqrt() * down
-    rows = {name: p for name, p in {"up": m.up, "gate": m.gate}.items() if p is not None}
-    if kind == "abs":
-        return down + sum(p.weight.abs().sum(1, dtype=torch.float64) for p in rows.values())
-    return sum(moments.values[name, "taylor"].abs() for name in ("down", *rows))
-
-
 METHOD = Method(
     name="a3",
     paper="A3: an Analytical Low-Rank Approximation Framework for Attention",
     notes="QK: SVD without rotary (joint over a GQA group), whole rotary pairs by CUR with "
-    "it. OV: per head (MHA), joint (GQA). MLP: CUR on neurons. Biases enter the "
-    "moments and are mapped with the weights. Rules for what the paper leaves open: "
-    "GQA with rotary scores a pair by the sum over the heads that share its key; pairs"
-    " are (j, j + d_h / 2), as checkpoints store them; OV has one rule with and "
-    "without rotary; ov=overall with GQA gives each query head values of its own.",
+    "rotary. OV: per head (MHA), joint (GQA). MLP: CUR on neurons. Biases enter the moments and "
+    "are mapped with the weights. Rules for what the paper leaves open: GQA with rotary scores a "
+    "pair by the sum over the heads that share its key; pairs are (j, j + d_h / 2), as "
+    "checkpoints store them; OV has one rule with and without rotary; ov=overall with GQA gives "
+    "each query head values of its own.",
     factor=factor,
     components=COMPONENTS,
     needs=NEEDS,

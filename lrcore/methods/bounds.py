@@ -11,7 +11,8 @@ from torch import Tensor
 from ..layer import Layer, output_heads
 from ..linalg import EPS, eigh_descending, leverage_complement
 from ..statistics import Moments
-from .factors import ColumnOrder, NystromOrder, ValueMaps
+from .attention_factors import ColumnOrder, ValueMaps
+from .factors import NystromOrder
 from .grams import by_group, head_gram
 
 Bound = tuple[

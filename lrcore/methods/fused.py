@@ -24,16 +24,9 @@ from ..linalg import cholesky, eigh_descending, elimination_order, roots
 from ..options import NO_OPTIONS, NoOptions
 from ..spectra import Cost
 from ..statistics import Moments
-from .factors import (
-    HeadMaps,
-    LayerFactors,
-    NystromOrder,
-    mlp_cost,
-    moved_bias,
-    ov_cost,
-    pooled,
-    qk_cost,
-)
+from .attention_factors import HeadMaps
+from .costs import mlp_cost, ov_cost, qk_cost
+from .factors import LayerFactors, NystromOrder, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .modegpt import DAMPING, qk_cr

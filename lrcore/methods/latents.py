@@ -10,7 +10,8 @@ from torch import Tensor
 from ..forms import BlockDiagonal
 from ..layer import Layer, LowRank
 from ..spectra import Cost
-from .factors import FactoredMatrix, matrix_cost
+from .costs import matrix_cost
+from .factors import FactoredMatrix
 
 
 def latent_cost(layer: Layer, name: str) -> Cost:

@@ -14,16 +14,9 @@ from ..linalg import cholesky, eigh_descending, leverage_complement
 from ..options import NO_OPTIONS, NoOptions
 from ..statistics import Moments
 from .a3 import per_head_values
-from .factors import (
-    ColumnOrder,
-    LayerFactors,
-    NystromOrder,
-    ValueMaps,
-    mlp_cost,
-    ov_cost,
-    pooled,
-    qk_cost,
-)
+from .attention_factors import ColumnOrder, ValueMaps
+from .costs import mlp_cost, ov_cost, qk_cost
+from .factors import LayerFactors, NystromOrder, pooled
 from .grams import by_group, head_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 

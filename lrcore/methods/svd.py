@@ -12,7 +12,8 @@ from ..layer import Layer
 from ..linalg import balanced, whitened_svd
 from ..options import option
 from ..statistics import Moments
-from .factors import FactoredMatrix, LayerFactors, matrix_cost
+from .costs import matrix_cost
+from .factors import FactoredMatrix, LayerFactors
 from .method import MATRICES, Method
 
 

@@ -202,7 +202,8 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
 
 
 def test_every_method_file_has_a_row() -> None:
-    shared = {"__init__", "factors", "latents", "grams", "bounds", "method"}
+    shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams", "bounds"}
+    shared |= {"method", "ranking"}
     here = Path(factors_module.__file__).parent
     files = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")

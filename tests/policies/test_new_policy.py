@@ -11,8 +11,7 @@ from lrcore.compression.evidence.table import EVIDENCE
 from lrcore.models.layers import read_layer
 from lrcore.policies import POLICIES
 from lrcore.policies.policy import Policy
-from workbench.form import Form
-from workbench.keys import factor_key
+from workbench.keys import analysed, factor_key
 
 CALLS = []
 
@@ -71,8 +70,8 @@ def test_a_new_policy_with_evidence_of_its_own_works_everywhere(
     # the page: factors with this evidence are another object than those without
     assert factor_key(recipe) != factor_key(recipe.with_(policy="uniform"))
     assert (factor_key(recipe) != factor_key(other)) == one_budget
-    assert Form.analysed(recipe).policy == "by_norm"
-    assert factor_key(Form.analysed(recipe)) == factor_key(recipe)
+    assert analysed(recipe).policy == "by_norm"
+    assert factor_key(analysed(recipe)) == factor_key(recipe)
     row = next(row for row in lrcore.policies() if row["name"] == "by_norm")
     assert (row["needs"], row["one_budget"]) == ("norms", one_budget)
 

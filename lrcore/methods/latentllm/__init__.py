@@ -1,21 +1,21 @@
 """LatentLLM: Attention-Aware Joint Tensor Compression.
 
-Every projection becomes `B A`; the shapes of heads and of the KV cache stay.
+Every projection becomes `B A`; the shapes of heads and of the KV cache stay as they are.
 
-* Preconditioners and junctions: `junction.py`. One matrix, one head, or q, k and v over one shared
-A: `local.py`.
-* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`. Joint VO by the output of the
-attention: `attention_solver.py`,
-  `joint_attention.py`; it alone reads moments that the common calibration leaves out. Joint UD of a
-  ReLU MLP: `mlp.py`.
-* A sparse term beside B A, for matrices on their own: `sparse.py`. Factors as 4- or 8-bit quantised
-weights: `quantised.py`.
+* Preconditioners and junctions: `junction.py`.
+* One matrix, one head, or q, k and v over one shared A: `local.py`.
+* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`.
+* Joint VO by the output of the attention: `attention_solver.py`, `joint_attention.py`. It alone
+  reads moments that the common calibration does not collect.
+* Joint UD of a ReLU MLP: `mlp.py`.
+* A sparse term beside B A, for matrices on their own: `sparse.py`.
+* Factors as quantised weights: `quantised.py`.
 
-Means: where a projection has a bias, its metric is the covariance and `b^ = b + (W - B A) mu`
-(appendix B.2). Where it has none, the option `bias` says what is done: "update" leaves it without
-and takes the uncentred moment, which is then the optimum; "add" gives it one. Where queries and
-keys are normalised, they are factored on their own; so are the matrices of an MLP that is gated or
-has another activation than ReLU, for which the paper has no closed form.
+Means: where a projection has a bias, its metric is the covariance, and `b^ = b + (W - B A) mu`
+(appendix B.2). Where it has none, the option `bias` decides: "update" adds none and takes the
+uncentred moment, which is then the optimum; "add" adds one. Queries and keys that are normalised
+are factored on their own; so are the matrices of an MLP that is gated or has another activation
+than ReLU, for which the paper has no closed form.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class LatentLLMOptions:
     )
     junction: str = option(
         "right_identity",
-        "where the scale goes, or which factor leaves an identity block out",
+        "side that takes the scale, or factor that an identity block is left out of",
         choices=JUNCTIONS,
     )
     bias: str = option(
@@ -81,8 +81,8 @@ class LatentLLMOptions:
     )
     vo: str = option(
         "split",
-        "v and o alone, or together for all heads: joint by the layer's input, attention by "
-        "what the heads attend to (not with joint_qkv)",
+        "v and o each on its own, or together for all heads: joint by the layer's input, attention "
+        "by the attention-weighted values (not with joint_qkv)",
         choices=("split", "joint", "attention"),
     )
     mlp: str = option(
@@ -92,7 +92,7 @@ class LatentLLMOptions:
     )
     window: int = option(
         5,
-        "rotary offsets that joint_qk sums over; 0 leaves the rotation out",
+        "rotary offsets that joint_qk sums over; 0 ignores the rotation",
         low=0,
         high=64,
     )
@@ -104,13 +104,13 @@ class LatentLLMOptions:
     )
     bits: int = option(
         0,
-        "bits of the codes that factors are stored as; 0 stores plain numbers",
+        "bits of the quantised weights that factors are stored as; 0: not quantised",
         low=0,
         high=8,
     )
     chunk: int = option(
         64,
-        "numbers that share the two scales of their codes",
+        "weights that share a scale and a zero point",
         low=8,
         high=65536,
     )
@@ -121,14 +121,14 @@ DEFAULT = LatentLLMOptions()
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One layer, its moments and the options: what the parts of `factor` share."""
+    """One layer with its moments and the options, and the factors of one or more projections."""
 
     layer: Layer
     moments: Moments
     options: LatentLLMOptions
 
     def metric(self, tap: str, centred: bool) -> tuple[Tensor | None, Tensor | None]:
-        """P^2 of a tap [in, in], and its mean [in] where it is centred."""
+        """P^2 of a tap [in, in], None for the identity; and its mean [in] where it is centred."""
         o, moments = self.options, self.moments
         second = moments.centred(tap) if centred else moments.second(tap)
         squared = squared_metric(
@@ -137,8 +137,8 @@ class Problem:
         return squared, moments.mean(tap) if centred else None
 
     def metric_of(self, *names: str) -> tuple[Tensor | None, Tensor | None]:
-        """P^2 of the input that the named projections share, and its mean where it goes into
-        their biases.
+        """P^2 [in, in] of the input that the named projections share, and its mean [in] where it
+        goes into their biases.
         """
         matrices, bias = self.layer.matrices(), self.options.bias
         centred = bias == "add" or (
@@ -156,7 +156,7 @@ class Problem:
         return split_heads(self.layer, name, count, squared, mean, self.options.junction)
 
     def alone(self, name: str) -> Factor:
-        """A projection on its own, with its sparse term where there is one."""
+        """A projection on its own, with a sparse term where the options want one."""
         squared, mean = self.metric_of(name)
         own = stacked(self.layer, (name,), squared, mean, self.options.junction)
         sparse = self.options.sparse
@@ -164,12 +164,15 @@ class Problem:
 
 
 def factor(layer: Layer, moments: Moments, options: LatentLLMOptions = DEFAULT) -> LayerFactors:
-    """Solve every slot of one layer for all ranks; the alternating ones finish at their rank."""
+    """Solve every slot of one layer for all ranks; alternating solutions run their rounds in
+    `truncate`, at a given rank.
+    """
     problem = Problem(layer, moments, options)
-    factors = queries_and_keys(problem) | values_and_output(problem) | inner_matrices(problem)
+    layer_factors = queries_and_keys(problem) | values_and_output(problem) | mlp_matrices(problem)
     if not options.bits:
-        return factors
-    return {name: quantised(one, options.bits, options.chunk) for name, one in factors.items()}
+        return layer_factors
+    bits, chunk = options.bits, options.chunk
+    return {name: quantised(solved, bits, chunk) for name, solved in layer_factors.items()}
 
 
 def queries_and_keys(p: Problem) -> LayerFactors:
@@ -177,7 +180,7 @@ def queries_and_keys(p: Problem) -> LayerFactors:
     a, attention = p.layer.attention, p.options.attention
     if attention == "joint_qkv":
         return {"joint_qkv": p.stacked("q", "k", "v")}
-    # a norm between projection and score leaves no G_i to factor
+    # with a norm between projection and score there is no G_i to factor
     if attention == "joint_qk" and a.qk_norm is None:
         squared, mean = p.metric_of("q", "k")
         return {"joint_qk": joint_qk(a, squared, mean, p.options.junction, p.options.window)}
@@ -187,13 +190,12 @@ def queries_and_keys(p: Problem) -> LayerFactors:
 
 
 def values_and_output(p: Problem) -> LayerFactors:
-    """Slots v and o, or joint_vo; o alone where v is in joint_qkv."""
+    """Slots v and o, or joint_vo; only o where v is in joint_qkv."""
     a, o = p.layer.attention, p.options
     if o.attention == "joint_qkv":
         return {"o": p.alone("o")}
     if o.vo != "split":
-        # the mean of the layer's input meets v; whether it can be made up for is up to the bias of
-        # o
+        # what v loses of the input's mean can only go into the bias of o
         centred = o.bias == "add" or (o.bias == "update" and a.o.bias is not None)
         squared, mean = p.metric("attn_in", centred)
         if o.vo == "joint":
@@ -203,8 +205,8 @@ def values_and_output(p: Problem) -> LayerFactors:
     return {"v": v, "o": p.alone("o")}
 
 
-def inner_matrices(p: Problem) -> LayerFactors:
-    """Slots of the MLP: its matrices, or joint_ud of a plain ReLU one."""
+def mlp_matrices(p: Problem) -> LayerFactors:
+    """Slots of the MLP: its matrices, or joint_ud of a plain ReLU MLP."""
     m, o = p.layer.mlp, p.options
     plain_relu = m is not None and m.gate is None and m.activation == "relu"
     if o.mlp != "joint" or o.sparse or not plain_relu:
@@ -222,18 +224,17 @@ def inner_matrices(p: Problem) -> LayerFactors:
 METHOD = Method(
     name="latentllm",
     paper="LatentLLM: Attention-Aware Joint Tensor Compression (Koike-Akino et al., 2025)",
-    notes="Every projection becomes B A. Q and K have one A each for all heads (HOSVD, "
-    "summed over rotary offsets where there are any), and are on their own where they "
-    "are normalised; v and o are on their own. The MLP's are on their own; mlp=joint "
-    "solves up and down of a ReLU MLP together, in some seconds per layer. A block "
-    "identity saves r^2 numbers, and d_h^2 per key head without rotary; the KV cache "
-    "stays as it is. Means go into the biases there are; without one the moments are "
-    "not centred, or option bias=add gives one. With attention=joint_qkv both block "
-    "identities lie in the A that q, k and v share, and vo is not read. vo=attention "
-    "measures what heads attend to, up to 4096 numbers per token. With split_head the "
-    "ranks are per head, and o is factored whole. sparse adds a sparse term to "
-    "matrices on their own (and takes the MLP apart); bits stores factors as codes, "
-    "which a ratio does not count.",
+    notes="Every projection becomes B A. Q and K have one A each for all heads (HOSVD, summed over "
+    "rotary offsets where there are any), and are factored on their own where they are normalised; "
+    "so are v, o and the matrices of the MLP. mlp=joint solves up and down of a ReLU MLP together, "
+    "in some seconds per layer. A block identity saves r^2 numbers, and d_h^2 per key head without "
+    "rotary; the KV cache stays as it is. Means go into existing biases; without one the moments "
+    "are not centred, or option bias=add adds one. With attention=joint_qkv both block identities "
+    "lie in the A that q, k and v share, and vo is not read. vo=attention measures the "
+    "attention-weighted values, up to 4096 numbers per token. With split_head the ranks are per "
+    "head, and o is factored as a whole. sparse adds a sparse term to matrices on their own (and "
+    "solves up and down separately); bits stores factors as quantised weights, which a ratio does "
+    "not count.",
     factor=factor,
     components=("joint_qk", "v", "o", "joint_ud", "gate", "up", "down"),
     needs=NEEDS,

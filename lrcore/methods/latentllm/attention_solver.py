@@ -1,18 +1,17 @@
-"""Joint VO on what attention makes of the values (LatentLLM eq. 198-223): the error of the
-attention's output, heads summed inside it.
+"""Joint VO by the error of the attention's output, summed over the heads (LatentLLM eq. 198-223).
 
-    L = E |sum_i W_o,i W_v,i x'_i - B_o A_o,i B_v,i A_v x'_i|^2, x'_i the input weighted by the
-    attention of query head i (eq. 206)
+    L = E |sum_i W_o,i W_v,i x'_i - B_o A_o,i B_v,i A_v x'_i|^2   (eq. 206)
 
-The paper predicts the moments of x' from those of the head outputs (eq. 205). Each head then sees
-its own row space of W_v alone, what A_v mixes in from other heads is free, and any r_v >= d_h seems
-lossless. Here they are measured, between all heads, in the coordinates `u_i = W_v x'_i` of all
-value heads: with `A_v = alpha W_v` that is all that L reads. (A_v so lies in the row space of W_v;
-with as many value heads as fill the width, that is no restriction.)
+x'_i is the attention-weighted input of query head i. The paper predicts the moments of x' from
+those of the head outputs (eq. 205). Then every head sees its own row space of W_v alone, what A_v
+mixes in from other heads costs nothing, and any r_v >= d_h seems lossless. Here the moments are
+measured between all heads, of the attention-weighted values `u_i = W_v x'_i` of all value heads:
+with `A_v = alpha W_v`, L depends on nothing else. (So A_v lies in the row space of W_v, which is no
+restriction where the value heads fill the width.)
 
-Three turns, each a step down: B_o and A_o together, in closed form; B_v; alpha. The Kronecker
-system of eq. 222 is never formed: its operator is `sum_ij H_i^T H_j alpha E[u_j u_i^T]`, and
-conjugate gradients apply it.
+One round solves for B_o and A_o together, in closed form, then for B_v, then for alpha; none of
+these steps increases L. The Kronecker system of eq. 222 is never formed: conjugate gradients apply
+its operator, `sum_ij H_i^T H_j alpha E[u_j u_i^T]`.
 """
 
 from collections.abc import Callable
@@ -24,20 +23,19 @@ from torch import Tensor
 from ...linalg import cholesky, conjugate_gradients, eigh_descending, symmetric
 
 ROUNDS = 8
-STEPS = 24  # of conjugate gradients, at most, in each turn
-TOLERANCE = 1e-12  # of the squared preconditioned residual, against that of the first step
-RIDGE = (
-    1e-10  # towards the weights before a turn: nothing moves along directions that were never seen
-)
+STEPS = 24  # of conjugate gradients, at most, for each unknown
+TOLERANCE = 1e-12  # of the squared preconditioned residual, relative to that of the first step
+# Pull towards the previous weights: nothing moves along directions that no token has.
+RIDGE = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionProblem:
-    """The quadratic problem in c_i [k], the value states of all heads weighted by the attention of
-    query head i; it gives `T_g c_i + shift_g`.
+    """The quadratic problem in c_i [k], the values of all heads weighted by the attention of query
+    head i; the output of head i is `T_g c_i + shift_g`, g its value head.
 
-    weight W_o [d, n_q s]; second [n_q k + 1, n_q k + 1], of (c, 1); shift [n_kv, s]: the bias that
-    v keeps, which is no part of c.
+    weight: W_o [d, n_q s]. second: E[(c, 1) (c, 1)^T] [n_q k + 1, n_q k + 1]. shift [n_kv, s]: the
+    bias that v keeps, which is not part of c.
     """
 
     weight: Tensor
@@ -59,46 +57,45 @@ class AttentionProblem:
         return per_value_head.repeat_interleave(self.group, 0)
 
     def by_group(self, per_head: Tensor) -> Tensor:
-        """The heads of a group added up, [n_q, ...] -> [n_kv, ...]."""
+        """Sum over the query heads of a group, [n_q, ...] -> [n_kv, ...]."""
         return per_head.unflatten(0, (len(self.shift), -1)).sum(1)
 
     def spread(self, maps: Tensor) -> Tensor:
-        """`E[T c (c, 1)^T]` for maps T [n_kv, s, k]. [n_q s, n_q k + 1]"""
+        """`E[T c (c, 1)^T]` for maps T [n_kv, s, k], [n_q s, n_q k + 1]."""
         return (self.by_head(maps) @ self.second[:-1].unflatten(0, (-1, self.width))).flatten(0, 1)
 
     def rows(self, maps: Tensor) -> Tensor:
-        """`E[(T c + shift) (c, 1)^T]`. [n_q s, n_q k + 1]"""
+        """`E[(T c + shift) (c, 1)^T]` for maps T [n_kv, s, k], [n_q s, n_q k + 1]."""
         return self.spread(maps) + self.by_head(self.shift).flatten().unsqueeze(1) * self.second[-1]
 
     def gram(self, rows: Tensor, maps: Tensor) -> Tensor:
-        """`E[(T c + shift) (T c + shift)^T]` from `rows`. [n_q s, n_q s]"""
+        """`E[(T c + shift) (T c + shift)^T]` from `rows` of maps T, [n_q s, n_q s]."""
         blocks = rows[:, :-1].unflatten(1, (-1, self.width)).transpose(0, 1)  # [n_q, n_q s, k]
-        return (blocks @ self.by_head(maps).mT).transpose(0, 1).flatten(1) + rows[
-            :, -1:
-        ] * self.by_head(self.shift).flatten()
+        states = (blocks @ self.by_head(maps).mT).transpose(0, 1).flatten(1)
+        return states + rows[:, -1:] * self.by_head(self.shift).flatten()
 
     def pulled(self, left: Tensor, rows: Tensor) -> Tensor:
-        """The blocks of `left rows` where a head meets itself, groups added up: [n_q s, l], [l,
-        n_q k + 1] -> [n_kv, s, k].
+        """The blocks of `left rows` of a head with itself, summed over groups: the adjoint of
+        `spread`. [n_q s, l], [l, n_q k + 1] -> [n_kv, s, k].
         """
         blocks = rows[:, :-1].unflatten(1, (-1, self.width)).transpose(0, 1)  # [n_q, l, k]
         return self.by_group(left.unflatten(0, (len(blocks), -1)) @ blocks)
 
     def own(self) -> Tensor:
-        """`sum E[c_i c_i^T]` over the heads of each group. [n_kv, k, k]"""
+        """`sum E[c_i c_i^T]` over the query heads of each group, [n_kv, k, k]."""
         blocks = self.second[:-1, :-1].unflatten(1, (-1, self.width)).unflatten(0, (-1, self.width))
         return self.by_group(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
 
     def dense(self) -> Tensor:
-        """The maps that change nothing: each value head picks its own states. [n_kv, s, k]"""
+        """The maps of the dense layer: every value head picks its own values, [n_kv, s, k]."""
         eye = torch.eye(self.width, dtype=self.second.dtype, device=self.second.device)
         return eye.unflatten(0, tuple(self.shift.shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """out = B_o A_o [d, n_q s] and the orthonormal B_o, basis [d, r_o]; up B_v [n_kv, s, r_v];
-    down alpha [r_v, k].
+    """out: B_o A_o [d, n_q s]; basis: the orthonormal B_o [d, r_o]; up: B_v [n_kv, s, r_v]; down:
+    alpha [r_v, k].
     """
 
     out: Tensor
@@ -108,13 +105,13 @@ class Solution:
 
     @property
     def maps(self) -> Tensor:
-        """T = B_v alpha. [n_kv, s, k]"""
+        """T = B_v alpha, [n_kv, s, k]."""
         return self.up @ self.down
 
 
-def lost(problem: AttentionProblem, found: Solution) -> float:
-    """L (eq. 206)."""
-    sides = [(problem.weight, problem.dense()), (found.out, found.maps)]
+def lost(problem: AttentionProblem, solution: Solution) -> float:
+    """The loss L of a solution (eq. 206)."""
+    sides = [(problem.weight, problem.dense()), (solution.out, solution.maps)]
     rows = [problem.rows(maps) for _, maps in sides]
     whole, cross, own = (
         (sides[i][0] @ problem.gram(rows[i], sides[j][1]) * sides[j][0]).sum()
@@ -124,93 +121,93 @@ def lost(problem: AttentionProblem, found: Solution) -> float:
 
 
 def alternate(problem: AttentionProblem, start: Solution, rounds: int = ROUNDS) -> Solution:
-    """The rounds from a start. `lost` never rises from turn to turn."""
-    found = start
+    """The solution after some rounds from a start. No step of them increases `lost`."""
+    current = start
     for _ in range(rounds):
-        found = fit_down(problem, fit_up(problem, fit_out(problem, found)))
-    return fit_out(problem, found)
+        current = fit_down(problem, fit_up(problem, fit_out(problem, current)))
+    return fit_out(problem, current)
 
 
-def fit_out(problem: AttentionProblem, found: Solution) -> Solution:
+def fit_out(problem: AttentionProblem, current: Solution) -> Solution:
     """B_o and A_o together: regression of the output on the values within rank r_o (eq. 215, 217;
     the paper holds B_o fixed).
 
-    A ridge towards the old product makes the system regular. What is minimised is L plus the way
-    moved, so L does not rise.
+    A ridge towards the previous product makes the system regular. L plus the weighted distance from
+    that product is minimised, so L does not increase.
     """
-    rows = problem.rows(found.maps)
-    gram = symmetric(problem.gram(rows, found.maps))
+    rows = problem.rows(current.maps)
+    gram = symmetric(problem.gram(rows, current.maps))
     ridge = RIDGE * float(gram.diagonal().mean())
     if ridge <= 0:
-        return found
-    cross = problem.weight @ problem.gram(rows, problem.dense()).mT + ridge * found.out
+        return current
+    cross = problem.weight @ problem.gram(rows, problem.dense()).mT + ridge * current.out
     fitted = torch.cholesky_solve(cross.mT, cholesky(gram, RIDGE)).mT  # [d, n_q s]
-    basis = eigh_descending(fitted @ cross.mT)[1][:, : found.basis.shape[1]]
-    return replace(found, out=basis @ (basis.mT @ fitted), basis=basis)
+    basis = eigh_descending(fitted @ cross.mT)[1][:, : current.basis.shape[1]]
+    return replace(current, out=basis @ (basis.mT @ fitted), basis=basis)
 
 
-def fit_up(problem: AttentionProblem, found: Solution, steps: int = STEPS) -> Solution:
+def fit_up(problem: AttentionProblem, current: Solution, steps: int = STEPS) -> Solution:
     """B_v of all heads, given the rest (eq. 216)."""
-    inner = found.down @ problem.own() @ found.down.mT
+    inner = current.down @ problem.own() @ current.down.mT
     left, right = (
-        torch.stack([cholesky(m) for m in batch]) for batch in (_weights(problem, found), inner)
+        torch.stack([cholesky(m) for m in batch]) for batch in (_weights(problem, current), inner)
     )
-    step = _solve(
-        problem,
-        found,
-        lambda up: up @ found.down,
-        lambda maps: maps @ found.down.mT,
-        (left, right),
-        steps,
-    )
-    return replace(found, up=found.up + step)
+    directions = Directions(lambda up: up @ current.down, lambda maps: maps @ current.down.mT)
+    step = _solve(problem, current, directions, (left, right), steps)
+    return replace(current, up=current.up + step)
 
 
-def fit_down(problem: AttentionProblem, found: Solution, steps: int = STEPS) -> Solution:
-    """alpha, given the rest: the generalised Sylvester equation
-    `sum_ij H_i^T H_j alpha E[u_j u_i^T] = ...` (eq. 222).
+def fit_down(problem: AttentionProblem, current: Solution, steps: int = STEPS) -> Solution:
+    """alpha, given the rest: the generalised Sylvester equation with the operator
+    `sum_ij H_i^T H_j alpha E[u_j u_i^T]` (eq. 222).
     """
-    left = cholesky((found.up.mT @ _weights(problem, found) @ found.up).sum(0))
+    left = cholesky((current.up.mT @ _weights(problem, current) @ current.up).sum(0))
     right = cholesky(problem.own().sum(0))
-    step = _solve(
-        problem,
-        found,
-        lambda down: found.up @ down,
-        lambda maps: (found.up.mT @ maps).sum(0),
-        (left, right),
-        steps,
+    directions = Directions(
+        lambda down: current.up @ down, lambda maps: (current.up.mT @ maps).sum(0)
     )
-    return replace(found, down=found.down + step)
+    step = _solve(problem, current, directions, (left, right), steps)
+    return replace(current, down=current.down + step)
 
 
-def _weights(problem: AttentionProblem, found: Solution) -> Tensor:
-    """`sum W_o,i^T W_o,i` over the heads of each group. [n_kv, s, s]"""
-    parts = found.out.mT.unflatten(0, (-1, problem.shift.shape[1]))  # [n_q, s, d]
+@dataclass(frozen=True)
+class Directions:
+    """The changes of the maps T that one unknown can make: push takes a change of the unknown to
+    one of the maps [n_kv, s, k], pull is its adjoint.
+    """
+
+    push: Callable[[Tensor], Tensor]
+    pull: Callable[[Tensor], Tensor]
+
+
+def _weights(problem: AttentionProblem, current: Solution) -> Tensor:
+    """`sum W_o,i^T W_o,i` over the query heads of each group, [n_kv, s, s]."""
+    parts = current.out.mT.unflatten(0, (-1, problem.shift.shape[1]))  # [n_q, s, d]
     return problem.by_group(parts @ parts.mT)
 
 
 def _solve(
     problem: AttentionProblem,
-    found: Solution,
-    push: Callable[[Tensor], Tensor],
-    pull: Callable[[Tensor], Tensor],
+    current: Solution,
+    directions: Directions,
     scales: tuple[Tensor, Tensor],
     steps: int,
 ) -> Tensor:
-    """The step to the least L over what `push` makes a change of the maps; `pull` is its adjoint.
+    """The change of an unknown that minimises L, by preconditioned conjugate gradients.
 
-    scales: Cholesky factors of the matrices on both sides that the operator is close to.
+    scales: Cholesky factors of the two matrices whose Kronecker product the operator is close to.
     """
     left, right = scales
-    square = found.out.mT @ found.out
-    missing = problem.weight @ problem.rows(problem.dense()) - found.out @ problem.rows(found.maps)
+    square = current.out.mT @ current.out
+    missing = problem.weight @ problem.rows(problem.dense()) - current.out @ problem.rows(
+        current.maps
+    )
+    start = directions.pull(problem.pulled(current.out.mT, missing))
 
     def operator(step: Tensor) -> Tensor:
-        return pull(problem.pulled(square, problem.spread(push(step))))
+        return directions.pull(problem.pulled(square, problem.spread(directions.push(step))))
 
     def precondition(gradient: Tensor) -> Tensor:
         return torch.cholesky_solve(torch.cholesky_solve(gradient, left).mT, right).mT
 
-    return conjugate_gradients(
-        operator, pull(problem.pulled(found.out.mT, missing)), precondition, steps, TOLERANCE
-    )
+    return conjugate_gradients(operator, start, precondition, steps, TOLERANCE)

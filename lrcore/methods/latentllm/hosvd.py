@@ -20,12 +20,10 @@ ROUNDS = 8  # section 5
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One stack of heads.
+    """One stack of heads, in `k = min(heads * s, d)` directions.
 
-    coordinates L [heads, s, k]; lift `L^+ W` [k, d]; mean of the head states [heads, s], zero where
-    left out.
-
-    `k = min(heads * s, d)` directions; those that the data never moves are zero.
+    coordinates L [heads, s, k], zero in directions that no token has; lift `L^+ W` [k, d]; mean of
+    the head states [heads, s], zero where means are not counted.
     """
 
     coordinates: Tensor
@@ -34,6 +32,7 @@ class Side:
 
     @property
     def full(self) -> int:
+        """k, the number of directions."""
         return self.lift.shape[0]
 
     def factors(self, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +59,7 @@ def side(weight: Tensor, count: int, metric: Tensor | None, mean: Tensor | None)
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """What `factor` leaves of a joint factorisation: the sides, and where the rounds begin at any
+    """The rank-free part of a joint factorisation: the sides, and the start of the rounds for every
     rank.
 
     left has group heads for each head of right. rotations [offsets, s, s] or None: the objective
@@ -77,14 +76,14 @@ class Pair:
 
 
 def pair(left: Side, right: Side, rotations: Tensor | None) -> Pair:
-    """The rank-free part."""
+    """The rank-free part of two sides. rotations [offsets, s, s] or None."""
     left_values, start = eigh_descending(_left_gram(left, right, rotations, None))
     right_values, _ = eigh_descending(_right_gram(left, right, rotations, None))
     return Pair(left, right, rotations, start, left_values, right_values)
 
 
-def _turned(m: Tensor, rotations: Tensor | None) -> Tensor:
-    """`sum_delta R M R^T`, [n, s, s]."""
+def _rotated(m: Tensor, rotations: Tensor | None) -> Tensor:
+    """`sum_delta R M R^T` of m [n, s, s]; m itself without rotations. [n, s, s]"""
     return m if rotations is None else torch.einsum("dab,nbc,dec->nae", rotations, m, rotations)
 
 
@@ -100,31 +99,29 @@ def _gram(side_: Side, inner: Tensor) -> Tensor:
 
 
 def _left_gram(left: Side, right: Side, rotations: Tensor | None, basis: Tensor | None) -> Tensor:
-    """What A_l should hold, given A_r = basis^T Z_r (None: all of it): eq. 75, with means eq. 140.
-
-    [k_l, k_l]
+    """The matrix [k_l, k_l] whose leading eigenvectors A_l takes, given A_r = basis^T Z_r (None:
+    all of Z_r): eq. 75, with means eq. 140.
     """
     group = len(left.coordinates) // len(right.coordinates)
-    inner = _turned(_spread(right.coordinates, right.mean, basis), rotations)
+    inner = _rotated(_spread(right.coordinates, right.mean, basis), rotations)
     return _gram(left, inner.repeat_interleave(group, 0))
 
 
 def _right_gram(left: Side, right: Side, rotations: Tensor | None, basis: Tensor | None) -> Tensor:
-    """What A_r should hold, given A_l: eq. 77, with means eq. 142; the heads of a group add up
-    (eq. 148). [k_r, k_r]
+    """The matrix [k_r, k_r] whose leading eigenvectors A_r takes, given A_l: eq. 77, with means eq.
+    142; the heads of a group add up (eq. 148).
     """
-    turned = _turned(
-        _spread(left.coordinates, left.mean, basis), None if rotations is None else rotations.mT
-    )
-    return _gram(right, turned.unflatten(0, (len(right.coordinates), -1)).sum(1))
+    backwards = None if rotations is None else rotations.mT
+    inner = _rotated(_spread(left.coordinates, left.mean, basis), backwards)
+    return _gram(right, inner.unflatten(0, (len(right.coordinates), -1)).sum(1))
 
 
 def alternate(
     p: Pair, left_rank: int, right_rank: int, rounds: int = ROUNDS
 ) -> tuple[Tensor, Tensor]:
-    """Orthonormal bases of A_l [k_l, left_rank] and A_r [k_r, right_rank].
+    """Orthonormal bases of A_l [k_l, left_rank] and A_r [k_r, right_rank] after some rounds.
 
-    `lost` never rises from round to round.
+    `lost` does not increase from round to round.
     """
     left = p.start[:, :left_rank]
     for _ in range(rounds):
@@ -134,21 +131,20 @@ def alternate(
 
 
 def lost(p: Pair, left: Tensor, right: Tensor) -> float:
-    """`sum |G_i - A_l^T A_l G_i A_r^T A_r|^2` and what the means lose (eq. 129-136), for two
-    bases.
+    """The loss of two bases left [k_l, r_l] and right [k_r, r_r]: `sum |G_i - A_l^T A_l G_i A_r^T
+    A_r|^2`, and that of the means (eq. 129-136).
     """
     return _kept(p, None, None) - _kept(p, left, right)
 
 
 def _kept(p: Pair, left: Tensor | None, right: Tensor | None) -> float:
-    """The part of `sum |G_i|^2` and of the means that two bases hold; None holds all."""
+    """The part of `sum |G_i|^2` and of the means that two bases keep; None keeps all."""
     gram = _left_gram(p.left, p.right, p.rotations, right)
-    means = Side(
-        p.left.coordinates * 0, p.left.lift, p.left.mean
-    )  # the left means against the right directions
+    # the left means against the right directions
+    means = Side(p.left.coordinates * 0, p.left.lift, p.left.mean)
     own = _right_gram(means, p.right, p.rotations, None)
-    held, own_held = (
+    kept, kept_means = (
         m.trace() if basis is None else (basis.mT @ m @ basis).trace()
         for m, basis in ((gram, left), (own, right))
     )
-    return float(held + own_held)
+    return float(kept + kept_means)

@@ -18,16 +18,15 @@ from .local import factored_size
 
 @dataclass(frozen=True, eq=False)
 class JointHeads:
-    """Two projections with a shared A each and a B per head.
+    """Two projections, each with one A for all heads and a B per head.
 
-    kind "qk" or "vo"; the left side is q or o, the right one k or v.
+    kind "qk" or "vo": the left side is q or o, the right one k or v. A rank r gives the larger side
+    r directions and the smaller one the same share of its own. The result of alternating depends on
+    the rank, so `truncate` runs the rounds, starting from the eigenvectors that `factor` computed.
 
-    A rank r gives the larger side r directions and the smaller one the same share of its own. An
-    alternating factorisation depends on its ranks: `truncate` runs the rounds, from the
-    eigenvectors that `factor` found. values: the bound `tail_l + tail_r` on the loss, which those
-    eigenvectors attain or better. per_head: whether the heads of k or v leave an identity block
-    out, too.
-    mean [d], where means go into the biases; None where the biases stay as they are.
+    values: the bound `tail_l + tail_r` on the loss; those eigenvectors lose no more. per_head:
+    whether an identity block is left out of every head of k or v as well. mean [d]: where means go
+    into the biases; None where the biases stay as they are.
     """
 
     values: Tensor
@@ -57,7 +56,7 @@ class JointHeads:
     ) -> Layer:
         a, dtype = layer.attention, layer.attention.q.weight.dtype
         q_bias, k_bias = (
-            self._input_bias(old, *factors) for old, factors in ((a.q, left), (a.k, right))
+            self._input_bias(old, *solved) for old, solved in ((a.q, left), (a.k, right))
         )
         if not self.per_head:
             return layer.with_matrices(
@@ -65,16 +64,15 @@ class JointHeads:
             )
         k_bias = None if k_bias is None else k_bias.double().unflatten(0, (a.n_kv, -1))
         k, maps = self._per_head(right, k_bias, dtype)
-        # what a singular J cannot hold shifts all scores of a query alike; softmax does not see it
         if k_bias is not None:
-            k = replace(
-                k, bias=(torch.linalg.pinv(maps) @ k_bias.unsqueeze(-1)).flatten().to(dtype)
-            )
+            # where J is singular, the part of the bias outside its range is lost: it shifts all
+            # scores of a query alike, and softmax is invariant to that
+            k_bias = (torch.linalg.pinv(maps) @ k_bias.unsqueeze(-1)).flatten()
+            k = replace(k, bias=k_bias.to(dtype))
         maps = maps.mT.repeat_interleave(a.group, 0)  # q . J k' = (J^T q) . k'
         if q_bias is not None:
-            q_bias = (
-                (maps @ q_bias.double().unflatten(0, (a.n_q, -1)).unsqueeze(-1)).flatten().to(dtype)
-            )
+            q_bias = q_bias.double().unflatten(0, (a.n_q, -1)).unsqueeze(-1)
+            q_bias = (maps @ q_bias).flatten().to(dtype)
         return layer.with_matrices(q=self._stored((maps @ left[0], left[1]), q_bias, dtype), k=k)
 
     def _truncate_vo(
@@ -85,14 +83,10 @@ class JointHeads:
             return self._store_vo(layer, left, right, a.v.bias, a.o.bias)
         # eq. 193 with no bias in v: attention weights sum to one, so the bias of o takes all of it
         values = a.v.weight.double() @ self.mean + (0 if a.v.bias is None else a.v.bias.double())
+        values = values.unflatten(0, (a.n_kv, -1)).repeat_interleave(a.group, 0).flatten()
         kept = right[0] @ (right[1] @ self.mean)  # [n_kv, s]
-        out = (
-            a.o.weight.double()
-            @ values.unflatten(0, (a.n_kv, -1)).repeat_interleave(a.group, 0).flatten()
-        )
-        lost = out - left[1].mT @ (
-            left[0].flatten(0, 1).mT @ kept.repeat_interleave(a.group, 0).flatten()
-        )
+        kept = kept.repeat_interleave(a.group, 0).flatten()
+        lost = a.o.weight.double() @ values - left[1].mT @ (left[0].flatten(0, 1).mT @ kept)
         return self._store_vo(layer, left, right, None, moved_bias(a.o, lost))
 
     def _store_vo(
@@ -124,9 +118,10 @@ class JointHeads:
         )
 
     def _stored(
-        self, factors: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype
+        self, solved: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype
     ) -> LowRank:
-        up, down = factors[0].flatten(0, 1), factors[1]
+        """The projection `up down`, the heads of up [heads, s, r] stacked, under the junction."""
+        up, down = solved[0].flatten(0, 1), solved[1]
         scale = up.norm(dim=0)
         up = up / torch.where(scale > 0, scale, 1.0)
         down = down * torch.where(scale > 0, scale, 1.0).unsqueeze(1)
@@ -136,12 +131,12 @@ class JointHeads:
         return LowRank(cast(stored_down, dtype), cast(stored_up, dtype), bias)
 
     def _per_head(
-        self, factors: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype
+        self, solved: tuple[Tensor, Tensor], bias: Tensor | None, dtype: torch.dtype
     ) -> tuple[LowRank, Tensor]:
-        """Both identities: that of the shared A, and one in every head's B. Returns the
-        projection and the maps J [heads, s, s].
+        """The projection without both identity blocks, that of the shared A and one in every head's
+        B, and the maps J [heads, s, s] that the heads are left to be multiplied by.
         """
-        up, down = factors
+        up, down = solved
         joined, stored_down = join(
             up.flatten(0, 1).unsqueeze(0),
             down.unsqueeze(0),
@@ -153,8 +148,8 @@ class JointHeads:
 
 
 def side_ranks(rank: int, left: int, right: int) -> tuple[int, int]:
-    """The ranks of two sides of which the larger has `rank` directions: the same share of both,
-    rounded up.
+    """The ranks of two sides of left and right directions: the larger side keeps `rank`, the
+    smaller one the same share, rounded up.
     """
     full = max(left, right)
     return -(-rank * left // full), -(-rank * right // full)
@@ -170,8 +165,8 @@ def _increments(values: Tensor, full: int) -> Tensor:
 def _joint_cost(
     a: Attention, kind: str, p: Pair, junction: str, per_head: bool, centred: bool
 ) -> Cost:
-    """(r_l + r_r) (d + d_h n), less r_l^2 + r_r^2 and, per head, d_h^2 under the block
-    identities (section 4.1).
+    """(r_l + r_r) (d + d_h n) numbers; with block identities r_l^2 + r_r^2 fewer, and d_h^2 fewer
+    per head where every head has one (section 4.1).
     """
     left, right = (a.q, a.k) if kind == "qk" else (a.o, a.v)
     dense, size = left.parameters + right.parameters, a.qk_size if kind == "qk" else a.v_size
@@ -215,13 +210,10 @@ def _joint(
     mean: Tensor | None,
 ) -> JointHeads:
     p = pair(left, right, rotations)
-    # two identities in a head need columns to spare: a wider head than half the model would make
-    # the price fall with the rank
-    per_head = (
-        per_head
-        and junction == "right_identity"
-        and 2 * right.coordinates.shape[1] <= right.lift.shape[1]
-    )
+    # Both identities in a head need columns to spare: with heads wider than half of the model,
+    # the cost would fall where the rank grows.
+    spare = 2 * right.coordinates.shape[1] <= right.lift.shape[1]
+    per_head = per_head and junction == "right_identity" and spare
     full = max(left.full, right.full)
     values = (_increments(p.left_values, full) + _increments(p.right_values, full)).sqrt()
     return JointHeads(
@@ -239,21 +231,20 @@ def _joint(
 def joint_qk(
     a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, window: int
 ) -> JointHeads:
-    """Joint QK (algorithm 1): `G_i = P W_q,i^T W_k,i P`, summed over rotary offsets up to `window`
-    where they are known (eq. 181).
+    """Joint QK (algorithm 1): `G_i = P W_q,i^T W_k,i P`; with rotary, summed over the offsets up to
+    `window` (eq. 181).
 
-    metric = P^2. mean [d]: the biases take part (eq. 116-142), metric being that of the covariance;
-    None: eq. 13.
+    metric = P^2 [d, d]. mean [d]: the biases take part (eq. 116-142), and metric is that of the
+    covariance; None: they do not (eq. 13).
     """
 
-    def states(projection: Projection) -> Tensor | None:
+    def mean_state(projection: Projection) -> Tensor | None:
         if mean is None:
             return None
-        return projection.weight.double() @ mean + (
-            0 if projection.bias is None else projection.bias.double()
-        )
+        bias = 0 if projection.bias is None else projection.bias.double()
+        return projection.weight.double() @ mean + bias
 
-    q, k = (side(p.weight, n, metric, states(p)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
+    q, k = (side(p.weight, n, metric, mean_state(p)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
     rotations = None
     if a.frequencies is not None and window:
         rotations = rotary_offsets(a.frequencies.double().to(q.lift.device), a.qk_size, window)
@@ -261,9 +252,9 @@ def joint_qk(
 
 
 def joint_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str) -> JointHeads:
-    """Joint VO (eq. 184-188): `G_i = W_o,i W_v,i P`.
+    """Joint VO (eq. 184-188): `G_i = W_o,i W_v,i P`, metric = P^2 [d, d].
 
-    mean [d]: the bias of o takes up what is lost of the mean (eq. 193), and v's own.
+    mean [d]: what is lost of the mean, and the bias of v, go into the bias of o (eq. 193).
     """
     o = side(a.o.weight.mT, a.n_q, None, None)
     v = side(a.v.weight, a.n_kv, metric, None)
@@ -271,21 +262,18 @@ def joint_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction:
 
 
 def rotary_offsets(frequencies: Tensor, size: int, window: int) -> Tensor:
-    """`Theta_delta` for keys 0, 1, ..., window places before the query (eq. 174; later keys are
-    masked). [window + 1, size, size]
+    """`Theta_delta` for keys 0, 1, ..., window positions before the query (eq. 174; later keys are
+    masked), [window + 1, size, size].
 
-    frequencies [p]: radians per place of the pairs (j, j + p); columns from 2 p on are not turned.
+    frequencies [p]: radians per position of the pairs (j, j + p); columns from 2 p on are not
+    rotated.
     """
-    pairs = len(frequencies)
-    turns = torch.eye(size, dtype=frequencies.dtype, device=frequencies.device).repeat(
-        window + 1, 1, 1
-    )
-    angle = (
-        -torch.arange(window + 1, dtype=frequencies.dtype, device=frequencies.device).unsqueeze(1)
-        * frequencies
-    )  # [window + 1, p]
-    j = torch.arange(pairs, device=frequencies.device)
-    turns[:, j, j] = turns[:, j + pairs, j + pairs] = angle.cos()
-    turns[:, j + pairs, j] = angle.sin()
-    turns[:, j, j + pairs] = -angle.sin()
-    return turns
+    pairs, device, dtype = len(frequencies), frequencies.device, frequencies.dtype
+    rotations = torch.eye(size, dtype=dtype, device=device).repeat(window + 1, 1, 1)
+    offsets = torch.arange(window + 1, dtype=dtype, device=device)
+    angle = -offsets.unsqueeze(1) * frequencies  # [window + 1, p]
+    j = torch.arange(pairs, device=device)
+    rotations[:, j, j] = rotations[:, j + pairs, j + pairs] = angle.cos()
+    rotations[:, j + pairs, j] = angle.sin()
+    rotations[:, j, j + pairs] = -angle.sin()
+    return rotations

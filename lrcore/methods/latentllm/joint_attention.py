@@ -19,11 +19,11 @@ FLOOR = 1e-9  # of the eigenvalues, as a share of their mean
 
 @dataclass(frozen=True, eq=False)
 class AttentionHeads(JointHeads):
-    """V and O as in `JointHeads`, whose solution (eq. 184-188) the rounds start from: never worse
-    than it in the output of the attention.
+    """V and O by the error of the attention's output. The rounds start from the solution of
+    `JointHeads` (eq. 184-188) and are never worse in that error.
 
-    values: those of that solution. means [n_q, k]: of what the heads attend to, where means go into
-    the bias of o; else None.
+    values: those of that solution. means [n_q, k]: of the attention-weighted values, where means go
+    into the bias of o; else None.
     """
 
     problem: AttentionProblem
@@ -32,38 +32,33 @@ class AttentionHeads(JointHeads):
     def start(self, layer: Layer, rank: int) -> Solution:
         """The solution of joint VO at a rank."""
         left, right = self._solved(rank)
-        down = right[1] @ torch.linalg.pinv(
-            layer.attention.v.weight.double()
-        )  # it lies in the row space of W_v
+        # A_v lies in the row space of W_v, so this loses nothing
+        down = right[1] @ torch.linalg.pinv(layer.attention.v.weight.double())
         return Solution((left[0].flatten(0, 1) @ left[1]).mT, left[1].mT, right[0], down)
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
         a = layer.attention
-        found = alternate(self.problem, self.start(layer, rank))
-        left = (found.out.mT @ found.basis).unflatten(0, (a.n_q, -1)), found.basis.mT
-        right = found.up, found.down @ a.v.weight.double()
+        best = alternate(self.problem, self.start(layer, rank))
+        left = (best.out.mT @ best.basis).unflatten(0, (a.n_q, -1)), best.basis.mT
+        right = best.up, best.down @ a.v.weight.double()
         if self.means is None:
             return self._store_vo(layer, left, right, a.v.bias, a.o.bias)
         bias = 0 if a.v.bias is None else a.v.bias.double()
         dense, small = (
             (self.problem.by_head(maps) @ means.unsqueeze(-1)).flatten()
-            for maps, means in ((self.problem.dense(), self.means), (found.maps, self.means - bias))
+            for maps, means in ((self.problem.dense(), self.means), (best.maps, self.means - bias))
         )
-        return self._store_vo(
-            layer,
-            left,
-            right,
-            None,
-            moved_bias(a.o, a.o.weight.double() @ dense - found.out @ small),
-        )
+        o_bias = moved_bias(a.o, a.o.weight.double() @ dense - best.out @ small)
+        return self._store_vo(layer, left, right, None, o_bias)
 
 
 def attention_aware_vo(
     a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str, moments: Moments
 ) -> AttentionHeads:
-    """Joint VO with the loss of eq. 206, after `joint_vo` with the same arguments.
+    """Joint VO with the loss of eq. 206, starting from `joint_vo` with the same arguments: metric
+    [d, d] and mean [d], or None.
 
     Reads second and mean of the tap `weighted_values`.
     """
@@ -77,19 +72,19 @@ def attention_aware_vo(
 
 
 def attention_problem(a: Attention, moments: Moments, centred: bool) -> AttentionProblem:
-    """The moments of attention-weighted values, as the solver takes them: centred, or without the
-    bias that v keeps.
+    """The solver's problem, from the moments of the attention-weighted values: centred, or without
+    the bias that v keeps.
 
-    Rounding of the products leaves negative eigenvalues, along which the loss would fall without
-    end: they are lifted just above zero.
+    Rounding leaves negative eigenvalues, along which the loss would decrease without bound: they
+    are lifted just above zero.
     """
     mean = moments.mean("weighted_values")
     shift = torch.zeros_like(mean[: a.n_kv * a.v_size])
     if not centred and a.v.bias is not None:
         shift = a.v.bias.to(shift)
-    gone = mean if centred else shift.repeat(a.n_q)
-    left = torch.cat((mean - gone, mean.new_ones(1)))  # of (c, 1)
+    removed = mean if centred else shift.repeat(a.n_q)
+    mean_c = torch.cat((mean - removed, mean.new_ones(1)))  # of (c, 1)
     values, vectors = eigh_descending(moments.centred("weighted_values"))
-    second = torch.outer(left, left)
+    second = torch.outer(mean_c, mean_c)
     second[:-1, :-1] += (vectors * (values + FLOOR * values.mean())) @ vectors.mT
     return AttentionProblem(a.o.weight.double(), second, shift.unflatten(0, (a.n_kv, -1)))

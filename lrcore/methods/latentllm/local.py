@@ -11,7 +11,8 @@ from ...forms import IdentityRows, Matrix, cast
 from ...layer import Layer, LowRank, heads
 from ...linalg import whitened_svd
 from ...spectra import Cost
-from ..factors import matrix_cost, moved_bias, pooled
+from ..costs import matrix_cost
+from ..factors import moved_bias, pooled
 from .junction import join, saves_square
 
 

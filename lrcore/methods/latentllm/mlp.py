@@ -2,11 +2,10 @@
 appendix H, after SparseLLM).
 
 With auxiliary z and a beside the tokens x and the dense outputs y, the loss is
-`alpha |U x + b - z|^2 + beta |a - relu(z)|^2 + gamma |D a + c - y|^2` (eq. 20, 227); each step
-makes it least in one of them.
-All weights are one. The tokens are a sample, so each fit also counts what the calibration's own
-moments say of leaving the dense weight: `PRIOR |(W^ - W) C^{1/2}|^2`. It makes the fits unique with
-fewer tokens than dimensions and leaves the other steps as they are.
+`alpha |U x + b - z|^2 + beta |a - relu(z)|^2 + gamma |D a + c - y|^2` (eq. 20, 227), and each step
+minimises it in one unknown. alpha, beta and gamma are one. The tokens are a sample, so each fit
+has a prior from the moments of the whole calibration, `PRIOR |(W^ - W) C^{1/2}|^2`: it makes the
+fits unique with fewer tokens than dimensions, and does not change the other steps.
 """
 
 from dataclasses import dataclass, replace
@@ -45,10 +44,10 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A dense projection and what calibration knows of its input.
+    """A dense projection, weight [out, in], and the moments of its input.
 
-    bias [out], zero where there is none. second [in, in]: the covariance
-    where the bias is free (then centred is set), the second moment otherwise.
+    bias [out], zero where there is none. second [in, in]: the covariance where the bias may change
+    (then centred is True), the second moment otherwise.
     """
 
     weight: Tensor
@@ -58,11 +57,11 @@ class Dense:
 
 
 def fit(dense: Dense, x: Tensor, target: Tensor, rank: int) -> Fit:
-    """The least `mean |W^ x + b^ - target|^2 + PRIOR |(W^ - W) C^{1/2}|^2` of the given rank: SVD
-    of the effective weight (appendix H).
+    """The projection of a rank that minimises `mean |W^ x + b^ - target|^2 + PRIOR |(W^ - W)
+    C^{1/2}|^2`, by an SVD of the effective weight (appendix H).
 
-    x [l, in], target [l, out]. `target x^+` of the paper is the dense weight plus what the tokens
-    add to it.
+    x [l, in], target [l, out]. The paper's `target x^+` is the dense weight and a correction by the
+    tokens here.
     """
     x_mean = x.mean(0) if dense.centred else x.new_zeros(x.shape[1])
     offset = target.mean(0) if dense.centred else dense.bias
@@ -90,13 +89,13 @@ def best_hidden(down: Fit, z: Tensor, y: Tensor) -> Tensor:
 
 
 def best_preactivation(linear: Tensor, a: Tensor) -> Tensor:
-    """eq. 22, entry by entry: the better of `min(z_-, 0)` and
+    """Eq. 22, entry by entry: the better of `min(z_-, 0)` and
     `max((alpha z_- + beta a) / (alpha + beta), 0)`, z_- = linear.
+
+    linear [l, d_f], a [l, d_f] -> z [l, d_f].
     """
-    negative, positive = (
-        linear.clamp_max(0),
-        ((ALPHA * linear + BETA * a) / (ALPHA + BETA)).clamp_min(0),
-    )
+    negative = linear.clamp_max(0)
+    positive = ((ALPHA * linear + BETA * a) / (ALPHA + BETA)).clamp_min(0)
 
     def loss(z: Tensor) -> Tensor:
         return ALPHA * (z - linear) ** 2 + BETA * (a - z.clamp_min(0)) ** 2
@@ -107,7 +106,9 @@ def best_preactivation(linear: Tensor, a: Tensor) -> Tensor:
 def alternate(
     up: Dense, down: Dense, x: Tensor, rank: int, rounds: int = ROUNDS
 ) -> tuple[Fit, Fit]:
-    """Both projections after some rounds; after none, each is fitted to the dense activations."""
+    """Both projections after some rounds on the tokens x [l, d]; after none, each is fitted to the
+    dense activations.
+    """
     z = x @ up.weight.mT + up.bias
     a = torch.relu(z)
     y = a @ down.weight.mT + down.bias
@@ -124,8 +125,8 @@ class JointMLP:
     """up and down of a ReLU MLP with one rank for both; `truncate` runs the rounds on the sample
     [l, d].
 
-    values: the loss curve before the first round, alpha and gamma times those of up and down on
-    their own.
+    values: the loss curve before the first round, from those of up and down on their own, weighted
+    by alpha and gamma.
     """
 
     values: Tensor
@@ -145,11 +146,11 @@ class JointMLP:
             down=self._stored(layer.mlp.down, self.down, down),
         )
 
-    def _stored(self, old: Linear, dense: Dense, found: Fit) -> LowRank:
+    def _stored(self, old: Linear, dense: Dense, small: Fit) -> LowRank:
         up, down = join(
-            found.up.unsqueeze(0), found.down.unsqueeze(0), found.values.unsqueeze(0), self.junction
+            small.up.unsqueeze(0), small.down.unsqueeze(0), small.values.unsqueeze(0), self.junction
         )
-        bias = found.bias if old.bias is not None or dense.centred else None
+        bias = small.bias if old.bias is not None or dense.centred else None
         dtype = old.weight.dtype
         return LowRank(cast(down, dtype), cast(up, dtype), None if bias is None else bias.to(dtype))
 
@@ -161,9 +162,11 @@ def joint_ud(
     sample: Tensor,
     junction: str,
 ) -> JointMLP:
-    """own: up and down solved on their own, whose curves and prices add up.
+    """The factor of up and down together.
 
-    seconds: the moments that their biases call for.
+    own: both solved on their own; their loss curves and costs add up. seconds [in, in] each: the
+    covariance of the input where the bias may change, its second moment otherwise. sample [l, d]:
+    tokens of the MLP's input.
     """
     values = (ALPHA * own["up"].values ** 2 + GAMMA * own["down"].values ** 2).sqrt()
     costs = [own[name].cost for name in ("up", "down")]

@@ -1,7 +1,7 @@
-"""Quantised factors (LatentLLM appendix I.1, eq. 239-242): whatever was factored, its numbers
-become codes of q bits, chunk by chunk.
+"""Factors as quantised weights of q bits, chunk by chunk (LatentLLM appendix I.1, eq. 239-242).
 
-Round to nearest after the fact; the paper's straight-through training of the factors is not done.
+Rounding to nearest after factorising; the paper's straight-through training of the factors is not
+implemented.
 """
 
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from ..factors import Factor
 
 @dataclass(frozen=True, eq=False)
 class QuantisedFactor:
-    """A factor whose projections store B and A as codes.
+    """A factor whose projections store B and A as quantised weights.
 
-    Ranks, loss curve and count of numbers are those of `inner`, bytes are not.
+    Ranks, loss curve and parameters are those of `inner`; bytes are fewer.
     """
 
     values: Tensor
@@ -30,13 +30,13 @@ class QuantisedFactor:
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         before, small = layer.matrices(), self.inner.truncate(layer, rank)
-        coded: dict[int, Matrix] = {}  # a factor that several projections share stays shared
+        done: dict[int, Matrix] = {}  # a matrix that several projections share stays shared
 
-        def code(matrix: Matrix) -> Matrix:
-            return coded.setdefault(id(matrix), quantise(matrix, self.bits, self.chunk))
+        def once(matrix: Matrix) -> Matrix:
+            return done.setdefault(id(matrix), quantise(matrix, self.bits, self.chunk))
 
         changed = {
-            name: replace(projection, down=code(projection.down), up=code(projection.up))
+            name: replace(projection, down=once(projection.down), up=once(projection.up))
             for name, projection in small.matrices().items()
             if isinstance(projection, LowRank) and projection is not before[name]
         }
@@ -44,11 +44,6 @@ class QuantisedFactor:
 
 
 def quantised(factor: Factor, bits: int, chunk: int) -> QuantisedFactor:
-    return QuantisedFactor(
-        factor.values,
-        replace(factor.cost, bits=bits, chunk=chunk),
-        factor.heads,
-        factor,
-        bits,
-        chunk,
-    )
+    """The factor with its matrices stored in `bits` bits, `chunk` numbers to a scale."""
+    cost = replace(factor.cost, bits=bits, chunk=chunk)
+    return QuantisedFactor(factor.values, cost, factor.heads, factor, bits, chunk)

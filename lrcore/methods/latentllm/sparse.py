@@ -1,9 +1,9 @@
-"""Low rank plus sparse: `W ~ B A + D` (LatentLLM appendix I, eq. 231-237), by turns in the
+"""Low rank plus sparse: `W ~ B A + D` (LatentLLM appendix I, eq. 231-237), alternating in the
 preconditioned metric.
 
 Given D, B A is the SVD of `(W - D) P`. Given B A, D takes steps of gradient descent on
-`|(D + B A - W) P|^2`, each cut to its largest entries (hard shrinkage, which the paper found best).
-Both are steps down, so the loss never rises.
+`|(D + B A - W) P|^2`, each of which keeps its largest entries (hard shrinkage, the best in the
+paper). Neither increases the loss.
 """
 
 from dataclasses import dataclass, replace
@@ -25,12 +25,10 @@ STEPS = 10  # of the descent in each round
 
 @dataclass(frozen=True, eq=False)
 class LowRankPlusSparse:
-    """One matrix as `B A + D` with `entries` numbers in D; `truncate` runs the rounds.
+    """One matrix as `B A + D` with `entries` non-zero entries in D; `truncate` runs the rounds.
 
-    values: the loss curve of B A alone, a bound.
-
-    metric = P^2 [in, in] or None; mean [in] where means go into the bias. An entry costs two
-    numbers, its value and its place.
+    values: the loss curve of B A alone, an upper bound. metric = P^2 [in, in] or None; mean [in]
+    where means go into the bias. An entry of D costs two numbers, its value and its index.
     """
 
     values: Tensor
@@ -64,8 +62,10 @@ class LowRankPlusSparse:
 def alternate(
     weight: Tensor, metric: Tensor | None, rank: int, entries: int, rounds: int = ROUNDS
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """U, S, `U^T (W - D)` and D [out, in] with at most `entries` entries, after some rounds; D
-    ends a round, so one more SVD follows.
+    """U [out, rank], S [rank], `U^T (W - D)` [rank, in], and D [out, in] with at most `entries`
+    entries, after some rounds. A round ends with D, so one more SVD follows the last.
+
+    weight W [out, in]; metric = P^2 [in, in] or None.
     """
     rest = torch.zeros_like(weight)
     for _ in range(rounds):
@@ -76,10 +76,11 @@ def alternate(
 
 
 def shrink(rest: Tensor, target: Tensor, metric: Tensor | None, entries: int) -> Tensor:
-    """Steps down on `|(D - target) P|^2` from D = rest, each keeping the largest entries. [out, in]
+    """D [out, in] after steps of gradient descent on `|(D - target) P|^2` from D = rest [out, in],
+    each keeping the largest entries.
 
-    In columns scaled to a metric with ones on its diagonal: what is large is then measured in the
-    loss, and steps are longer.
+    Columns are scaled so that the metric has ones on its diagonal: the largest entries are then
+    those that matter most for the loss, and steps can be longer.
     """
     if metric is None:
         return _largest(target, entries)
@@ -103,7 +104,9 @@ def _largest(m: Tensor, entries: int) -> Tensor:
 def plus_sparse(
     layer: Layer, own: StackedMatrices, metric: Tensor | None, share: float
 ) -> LowRankPlusSparse:
-    """A matrix solved on its own, with a sparse term of a share of its entries beside it."""
+    """A matrix solved on its own, with a sparse term of `share` of its entries beside it; metric
+    = P^2 [in, in] or None.
+    """
     name = own.names[0]
     entries = max(1, round(share * layer.matrices()[name].weight.numel()))
     cost = replace(

@@ -1,0 +1,122 @@
+"""Factors of attention: of queries and keys, and of values and the output projection.
+
+lrcore/methods/factors.py says what all factors have in common.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..layer import Layer, Linear, heads, map_rows, merge_output_heads, output_heads
+from ..spectra import Cost
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMaps:
+    """QK without rotary: `q^ = T_q q`, `k^ = T_k k`.
+
+    T_q and T_k are the first r rows of q_maps [n_q, d_h, d_h] and k_maps [n_kv, d_h, d_h].
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    q_maps: Tensor
+    k_maps: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        q, k = map_rows(a.q, self.q_maps[:, :rank]), map_rows(a.k, self.k_maps[:, :rank])
+        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank))
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnOrder:
+    """QK by selection of columns (step 1) or of whole rotary pairs (step 2).
+
+    order [n_kv, d_h / step]: the columns or pairs of each kv head, most important first. Pair j
+    stands for the columns (j, j + d_h / 2) of the rotate-half layout. Those that are kept are
+    sorted: their order is free.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    order: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a, step = layer.attention, self.cost.step
+        kept = self.order[:, : rank // step].sort(dim=-1).values
+        # [n_kv, rank]
+        columns = kept if step == 1 else torch.cat((kept, kept + a.head_size // 2), dim=-1)
+        q, k = select_rows(a.q, columns.repeat_interleave(a.group, 0)), select_rows(a.k, columns)
+        pairs = kept if step == 2 else None
+        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank, rotary_pairs=pairs))
+
+
+def select_rows(linear: Linear, columns: Tensor) -> Linear:
+    """The projection with these entries of every head's state alone. columns [heads, r]."""
+    count = columns.shape[0]
+    size = linear.weight.shape[0] // count
+    first = torch.arange(count, device=columns.device).unsqueeze(1) * size  # row of every head
+    index = (columns + first).flatten()
+    return Linear(linear.weight[index], None if linear.bias is None else linear.bias[index])
+
+
+@dataclass(frozen=True, eq=False)
+class ValueMaps:
+    """OV: `v^ = T v`, T the first r rows of v_maps [n_kv, d_h, d_h]; the output projection of every
+    query head is the first r columns of out [n_q, d, d_h].
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    v_maps: Tensor
+    out: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a = layer.attention
+        o = Linear(merge_output_heads(self.out[..., :rank]).to(a.o.weight.dtype), a.o.bias)
+        return replace(
+            layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SummedValues:
+    """OV over all heads at once: the output of the attention on its first r principal directions,
+    the columns `V_r` of basis [d, d].
+
+    Every query head gets the values `V_r^T W_o,i W_v x`; the sum of the heads' outputs goes through
+    the shared `V_r`.
+    """
+
+    values: Tensor
+    cost: Cost
+    heads: Tensor | None
+    basis: Tensor
+
+    def truncate(self, layer: Layer, rank: int) -> Layer:
+        if rank >= self.cost.full:
+            return layer
+        a, basis = layer.attention, self.basis[:, :rank]
+        maps = basis.mT @ output_heads(a.o.weight.double(), a.n_q)  # [n_q, r, d_h]
+
+        def per_query_head(t: Tensor) -> Tensor:
+            return heads(t, a.n_kv).repeat_interleave(a.group, 0).flatten(0, 1)
+
+        # [n_q * d_h, d] and [n_q * d_h]
+        values = Linear(
+            per_query_head(a.v.weight), None if a.v.bias is None else per_query_head(a.v.bias)
+        )
+        v = map_rows(values, maps, a.v.weight.dtype)
+        o = Linear(basis.to(a.o.weight.dtype), a.o.bias)
+        return replace(layer, attention=replace(a, v=v, o=o, v_size=rank, summed=True))
