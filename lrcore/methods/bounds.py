@@ -15,19 +15,18 @@ from .attention_factors import ColumnOrder, ValueMaps
 from .factors import NystromOrder
 from .grams import by_group, head_gram
 
-Bound = tuple[
-    float, float | None, str
-]  # the error, what bounds it (None: nothing does), and by which statement
+# the error, its bound (None: nothing bounds it), and the statement that gives the bound
+Bound = tuple[float, float | None, str]
 
 
 def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -> Bound:
     """Proposition 1: `V <= |W|^2 |C^{-1}| eps^2 n^2 / (k^2 (1 - eps)^2) sum_{i>k} sigma_i(C)^2`
     where eps < 1.
 
-    eps is the sum of the dropped ridge leverages at the ridge of its proof (McCurdy 2018),
-    `sum_{i>k} sigma_i / k`; it holds for any kept set. Where eps >= 1 (a flat tail has eps = k (n -
-    k) / n) the proposition is silent: then Theorem 1, `V <= |W|^2 |C^{-1}| |C - C_Nys|_F^2`, is
-    given. None for a singular C.
+    eps is the sum of the removed ridge leverages at the ridge of its proof (McCurdy 2018),
+    `sum_{i>k} sigma_i / k`; it holds for any kept set. Where eps >= 1 (a flat tail has
+    eps = k (n - k) / n) the proposition says nothing; the bound is then Theorem 1,
+    `V <= |W|^2 |C^{-1}| |C - C_Nys|_F^2`. None for a singular C.
     """
     gram, weight = moments.second("mlp_hidden"), layer.mlp.down.weight.double()
     kept, dropped = factor.order[:rank], factor.order[rank:]
@@ -47,10 +46,7 @@ def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -
 
 
 def narrow_down(layer: Layer, factor: NystromOrder, rank: int) -> Tensor:
-    """The down projection that the factor gives at this rank, in the order of the kept neurons.
-
-    [d, rank]
-    """
+    """The down projection at this rank [d, rank], in the order of the kept neurons."""
     return factor.truncate(layer, rank).mlp.down.weight.double()
 
 
@@ -58,9 +54,9 @@ def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> 
     """Proposition 2: `V <= ((d_h - k) / d_h)^2 (sum_i sigma_i(C_K)) (sum_i sigma_i(C_Q))`, per kv
     head, C_Q summed over its group.
 
-    The error is the exact one of dropping the columns P, `sum_{j,l in P} (C_Q)_jl (C_K)_jl`. Pairs
-    are dropped whole; the proof holds for them as for columns. Reads the second moments of
-    q_rotated and k_rotated.
+    The error of removing the columns P is exact: `sum_{j,l in P} (C_Q)_jl (C_K)_jl`. Pairs are
+    removed whole, for which the proof holds as well. Reads the second moments of q_rotated and
+    k_rotated.
     """
     a, step = layer.attention, factor.cost.step
     query = by_group(head_blocks(moments.second("q_rotated"), a.n_q), a).sum(1)  # [n_kv, d_h, d_h]
@@ -74,20 +70,16 @@ def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> 
 
 
 def head_blocks(second: Tensor, count: int) -> Tensor:
-    """The diagonal blocks of heads side by side.
-
-    [count * size, count * size] -> [count, size, size].
-    """
+    """The diagonal blocks of stacked heads: [count * size, count * size] -> [count, size, size]."""
     size = len(second) // count
     return second.reshape(count, size, count, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 def vo_bound(layer: Layer, moments: Moments, factor: ValueMaps, rank: int) -> Bound:
-    """Proposition 3, MHA: `V = sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, attained.
+    """Proposition 3, MHA: `V = sum_{j>k} sigma_j(C^{1/2} W_v W_o)^2`, which is attained: the
+    eigenvalues of `W_o G_v W_o^T`, of which d_h are not zero.
 
-    Here by the eigenvalues of `W_o G_v W_o^T`, d_h of them.
-
-    For GQA the paper states none; the principal directions of its algorithm leave at most
+    For GQA the paper states no bound; the principal directions of its algorithm lose at most
     `|W_o,i|^2 sum_{j>k} lambda_j(G_v)` per head.
     """
     a = layer.attention
@@ -96,19 +88,13 @@ def vo_bound(layer: Layer, moments: Moments, factor: ValueMaps, rank: int) -> Bo
     gap = out - factor.out[..., :rank] @ factor.v_maps[:, :rank].repeat_interleave(a.group, 0)
     error = float(((gap @ gram) * gap).sum())
     if a.group == 1:
-        lower = eigh_descending(gram)
-        root = lower[1] * lower[0].sqrt().unsqueeze(-2)  # G = root root^T
-        return (
-            error,
-            float((torch.linalg.svdvals(out @ root)[:, rank:] ** 2).sum()),
-            "Proposition 3",
-        )
+        energy, v = eigh_descending(gram)
+        root = v * energy.sqrt().unsqueeze(-2)  # G = root root^T
+        tail = torch.linalg.svdvals(out @ root)[:, rank:] ** 2
+        return error, float(tail.sum()), "Proposition 3"
     norms = torch.linalg.matrix_norm(out, 2) ** 2
-    return (
-        error,
-        float((norms * eigh_descending(gram)[0][:, rank:].sum(-1)).sum()),
-        "Eckart-Young on the values",
-    )
+    tail = eigh_descending(gram)[0][:, rank:].sum(-1)
+    return error, float((norms * tail).sum()), "Eckart-Young on the values"
 
 
 BOUNDS = {"qk": qk_bound, "ov": vo_bound, "mlp": mlp_bound}

@@ -1,19 +1,19 @@
 """CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head Latent Attention.
 
-Keys and values, all heads at once.
-
-`W ~ W^b W^a` for K and V of every layer (eq. 4-5); at run time the cache holds the latents `W^a x`,
-r_K + r_V numbers per token instead of 2 n_kv d_h (KV parity, eq. 1). Queries, output projection and
-MLP stay as they are; biases stay with `W^b`. The paper repeats the weights of a kv head over its
-group; that scales every singular value by the same root of the group size, so nothing is repeated
-here.
+Keys and values become latents of all heads: `W ~ W^b W^a` for K and V of every layer (eq. 4-5). At
+run time the cache holds the latents `W^a x`, r_K + r_V numbers per token instead of 2 n_kv d_h (KV
+parity, eq. 1). Queries, output projection and MLP stay as they are; biases stay with `W^b`. The
+paper repeats the weights of a kv head over its group, which multiplies every singular value by the
+same number; so nothing is repeated here.
 
 With `U S V^T = svd(W C)` the paper's `W^ = U_r S_r V_r^T C^{-1}` equals the projection
-`U_r U_r^T W`: C is never inverted, and U comes from a matrix of n_kv d_h rows, never from a `d x d`
-decomposition. Ranks: CARE-U is the policy `uniform`, CARE-E `waterfill`, with budget `kv`. With
-group=4, whitening=root and shrinkage=0 it is Palu's grouped-head decomposition: a latent for every
-four kv heads, raised by a block-diagonal `W^b`. Fewer multiplications to raise a cached number, and
-a larger error at the same cache.
+`U_r U_r^T W`: C is never inverted, and U comes from a matrix of n_kv d_h rows, not from a `d x d`
+decomposition.
+
+Ranks: CARE-U is the policy `uniform`, CARE-E `waterfill`, with budget `kv`. With group=4,
+whitening=root and shrinkage=0 the method is Palu's grouped-head decomposition: one latent for every
+four kv heads and a block-diagonal `W^b`, which multiplies less per cached number and has a larger
+error at the same cache.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ class CareOptions:
     )
     group: int = option(
         0,
-        "Kv heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, and "
+        "KV heads that share one latent; 0: all heads of the matrix (CARE). Palu has 4, with "
         "whitening=root.",
         low=0,
     )
@@ -74,13 +74,13 @@ DEFAULT = CareOptions()
 def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> LayerFactors:
     """Solve K and V of one layer for all ranks.
 
-    values are the singular values of `W C` (of `W C^{1/2}`, of `W`).
+    The loss curves are the singular values of `W C` (whitening=root: of `W C^{1/2}`; identity: of
+    `W`). With joint the only slot is "kv": W is K stacked on V, and both are computed from one
+    cached latent. With group every group of heads is solved on its own, and all have the same rank
+    (Palu's grouped-head decomposition).
 
-    joint: the slot is "kv" alone, W is K above V, and both are raised from the latent that the
-    cache holds once.
-    group: heads that share a latent (Palu's grouped-head decomposition); every group is solved on
-    its own, and all get one rank.
-    Raises InputError where the kv heads make no whole groups of that size, or with joint.
+    Raises InputError where the kv heads do not divide into groups of that size, and for group with
+    joint.
     """
     a, whitening = layer.attention, options.whitening
     c = None if whitening == "identity" else shrunk(moments.second("attn_in"), options.shrinkage)
@@ -102,7 +102,11 @@ def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> La
 
 
 def count_groups(n_kv: int, group: int, joint: bool) -> int:
-    """Groups of heads in a matrix; 1 where all share a latent."""
+    """Groups of kv heads in a matrix; 1 where all share a latent.
+
+    Raises InputError where n_kv heads do not divide into groups of `group`, and for several groups
+    with joint.
+    """
     if group == 0 or group >= n_kv:
         return 1
     if joint:
@@ -124,6 +128,8 @@ def grouped(
 ) -> GroupedLatent:
     """Palu's grouped-head decomposition (Chang et al., ICLR 2025): `svd(W_g C)` of the stacked
     heads of every group.
+
+    solve: from a weight [rows, in] to up [rows, k], values [k] and down [k, in].
     """
     parts = [solve(weight) for weight in heads(layer.matrices()[name].weight, groups)]
     up, values, down = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
@@ -146,12 +152,10 @@ def shrunk(second: Tensor, alpha: float) -> Tensor:
 def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 4 for every rank: `W^_r = up[:, :r] @ down[:r]` minimises `|(W - W^) C|_F`.
 
-    Returns up, values, down.
-
-    weight [out, in]; c [in, in] symmetric, may be singular. up [out, k] orthonormal, values [k]
-    descending, down [k, in], k = min(out, in). By QR of `C W^T` and SVD of its small triangle, not
-    by a Gram matrix: C weighs directions twice as strongly as its root does, so the squares of the
-    values span more than float64 holds.
+    weight [out, in]; c [in, in] symmetric, may be singular. Returns up [out, k] orthonormal, values
+    [k] descending, down [k, in], k = min(out, in). By QR of `C W^T` and SVD of the triangular
+    factor, not by a Gram matrix: the squares of the singular values of `W C` span more than float64
+    resolves.
     """
     weight = weight.double()
     triangle = torch.linalg.qr(c @ weight.mT, mode="r").R  # [k, out]
@@ -162,10 +166,11 @@ def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def split(up: Tensor, values: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 5: `S^{1/2}` on both sides, so `W^b = U S^{1/2}` and
     `W^a = S^{-1/2} U^T W = S^{1/2} V^T C^{-1}`.
+
+    up [out, k], values [k], down [k, in] -> W^b, values and W^a in the same shapes.
     """
-    scale = torch.where(
-        values > EPS * values[0], values, 1.0
-    ).sqrt()  # directions that no token has stay unscaled
+    # directions that no token has stay unscaled
+    scale = torch.where(values > EPS * values[0], values, 1.0).sqrt()
     return up * scale, values, down / scale.unsqueeze(-1)
 
 
@@ -173,9 +178,9 @@ METHOD = Method(
     name="care",
     paper="CARE: Covariance-Aware and Rank-Enhanced Decomposition for Enabling Multi-Head "
     "Latent Attention (ICLR 2026)",
-    notes="Keys and values of all heads become one low-rank latent each, and the cache holds"
-    " the latents alone; queries, output and MLP stay. Its ratios are shares of the "
-    "cache. Policy uniform is CARE-U, waterfill CARE-E. group gives every few heads a "
+    notes="Keys and values of all heads become one low-rank latent each, and the cache holds only "
+    "the latents; queries, output projection and MLP stay as they are. Its ratios are shares of "
+    "the KV cache. Policy uniform is CARE-U, waterfill CARE-E. group gives every few heads a "
     "latent of their own (Palu).",
     factor=factor,
     components=("k", "v"),

@@ -1,17 +1,15 @@
-"""`fused`: what is best of each paper, put together, and what follows from it. Ours; in no paper.
+"""`fused`: the best parts of the papers in one method. Ours; in no paper.
 
 * QK without rotary: A3's joint SVD on the *centred* keys. A shift of every key moves all scores of
-a query alike and leaves its softmax
-  unchanged, so the mean of the keys costs no rank. With rotary: whole pairs, by MoDeGPT's
-  post-rotary scores.
-* OV: the value map is chosen on the centred moments of the head *outputs*, summed over the group
-that shares a value head (A3 for GQA uses
-  the value states); then the whole output projection is refit at once by least squares on the
-  narrowed head outputs, across heads.
-* MLP: optimal-brain-surgeon elimination of neurons in the metric of the output, then the exact
-refit.
+  a query alike and leaves its softmax unchanged, so the mean of the keys costs no rank. With
+  rotary: whole pairs, by MoDeGPT's post-rotary scores.
+* OV: the value map is computed from the centred moments of the head *outputs*, summed over the
+  group that shares a value head (A3 uses the value states for GQA). Then the whole output
+  projection is refit by least squares on the narrowed head outputs, across heads.
+* MLP: neurons are eliminated as in optimal brain surgeon, in the metric of the output, with the
+  exact refit.
 * Means are folded into the biases of the output and down projections (LatentLLM, appendix B.2); a
-projection without a bias gets one.
+  projection without a bias gets one.
 """
 
 from dataclasses import dataclass, replace
@@ -50,11 +48,11 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
 
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
-    """Joint SVD of the scores up to a shift per query: `V` = eigenvectors of
+    """Joint SVD of the scores up to a shift per query: `V`, the eigenvectors of
     `K^{1/2} (sum_i G_q,i) K^{1/2}`, K the centred key moments.
 
-    Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA) where the keys have no mean; never worse in the
-    variance of the scores over keys.
+    q_maps [n_q, d_h, d_h], k_maps [n_kv, d_h, d_h]. Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA)
+    where the keys have mean zero; never worse in the variance of the scores over keys.
     """
     centred = Moments(
         {
@@ -77,8 +75,8 @@ def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
 
 @dataclass(frozen=True, eq=False)
 class RefitValueMaps:
-    """OV: `v^ = T v` with the first r rows of v_maps [n_kv, d_h, d_h]; `o` refit on the narrowed
-    outputs, its bias takes up the mean.
+    """OV: `v^ = T v`, T the first r rows of v_maps [n_kv, d_h, d_h]; the output projection is refit
+    on the narrowed head outputs, and its bias takes what is lost of their mean.
 
     covariance [n_q * d_h, n_q * d_h] and mean [n_q * d_h] are those of the head outputs.
     """
@@ -100,20 +98,17 @@ class RefitValueMaps:
         cross = self.covariance @ narrow.mT  # [n_q * d_h, n_q * r]
         lower = cholesky(narrow @ cross, DAMPING)
         refit = torch.cholesky_solve((weight @ cross).mT, lower).mT
-        o = Linear(
-            refit.to(a.o.weight.dtype), moved_bias(a.o, (weight - refit @ narrow) @ self.mean)
-        )
-        return replace(
-            layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank)
-        )
+        bias = moved_bias(a.o, (weight - refit @ narrow) @ self.mean)
+        o, v = Linear(refit.to(a.o.weight.dtype), bias), map_rows(a.v, self.v_maps[:, :rank])
+        return replace(layer, attention=replace(a, v=v, o=o, v_size=rank))
 
 
 def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
     """`T = V^T G^{-1/2}`, V the eigenvectors of `G^{1/2} (sum_i W_o,i^T W_o,i) G^{1/2}`, G the mean
     covariance of the group's outputs.
 
-    The loss curve is that of the map before the refit across heads: exact for MHA but for what the
-    refit gains, an estimate for GQA.
+    The loss curve is that of the map before the refit across heads: an upper bound for MHA, which
+    the refit improves on, and an estimate for GQA.
     """
     covariance = moments.centred("attn_out")
     own = Moments({("attn_out", "second"): covariance}, moments.tokens)
@@ -134,11 +129,11 @@ def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
 
 
 def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
-    """Remove, again and again, the neuron whose loss costs the output least after the others have
-    made up for it.
+    """Optimal brain surgeon: remove the neurons one by one, always the one whose removal changes
+    the output least after the remaining ones are refit.
 
-    Optimal brain surgeon: the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden
-    state. The loss curve is exact.
+    That is the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden state. The loss
+    curve is exact.
     """
     covariance, down = moments.centred("mlp_hidden"), layer.mlp.down.weight.double()
     order = elimination_order(down, covariance, DAMPING)
@@ -155,11 +150,11 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
 METHOD = Method(
     name="fused",
     paper="ours",
-    notes="QK: centred keys without rotary, whole pairs with it. OV: map on the head "
-    "outputs, output projection refit across heads. MLP: elimination of neurons with "
-    "exact refit. Means go into the biases; projections without one get one. Unless "
-    "the recipe says 'refit: off', each layer is then refit, on what the compressed "
-    "layers before it give, towards the dense stream.",
+    notes="QK: centred keys without rotary, whole pairs with rotary. OV: map on the head outputs, "
+    "output projection refit across heads. MLP: elimination of neurons with exact refit. Means go "
+    "into the biases; projections without one get one. Unless the recipe says 'refit: off', each "
+    "layer is then refit on the outputs of the compressed layers before it, towards the dense "
+    "residual stream.",
     factor=factor,
     components=COMPONENTS,
     needs=NEEDS,

@@ -14,10 +14,7 @@ from ..statistics import Moments
 
 
 def head_gram(a: Attention, name: str, moments: Moments) -> Tensor:
-    """E[s s^T] of the states of "q", "k" or "v", before any rotary.
-
-    [heads, size, size], float64.
-    """
+    """E[s s^T] of the states of "q", "k" or "v" before rotary, [heads, size, size], float64."""
     projection = getattr(a, name)
     count = a.n_q if name == "q" else a.n_kv
     bias = None if projection.bias is None else heads(projection.bias, count)
@@ -27,8 +24,8 @@ def head_gram(a: Attention, name: str, moments: Moments) -> Tensor:
 
 
 def output_gram(a: Attention, moments: Moments) -> Tensor:
-    """E[a_i a_i^T] of each head's output, the diagonal blocks of the output projection's second
-    moment. [n_q, d_h, d_h], float64.
+    """E[a_i a_i^T] of each head's output: the diagonal blocks of the second moment of the output
+    projection's input, [n_q, d_h, d_h], float64.
     """
     second = moments.second("attn_out")
     size = second.shape[0] // a.n_q
@@ -37,7 +34,7 @@ def output_gram(a: Attention, moments: Moments) -> Tensor:
 
 
 def identity_input(moments: Moments) -> Moments:
-    """The layer's input as the weights alone would have it: E[x x^T] = I, no mean."""
+    """Moments of an input that does not depend on the data: E[x x^T] = I, mean zero."""
     second = moments.second("attn_in")
     eye = torch.eye(len(second), dtype=second.dtype, device=second.device)
     return Moments(
@@ -46,8 +43,8 @@ def identity_input(moments: Moments) -> Moments:
 
 
 def diagonal_input(moments: Moments) -> Moments:
-    """The layer's input with its entries taken for uncorrelated: E[x x^T] without its
-    off-diagonal, no mean.
+    """Moments of the layer's input as if its entries were uncorrelated: E[x x^T] without its
+    off-diagonal entries, mean zero.
     """
     second = moments.second("attn_in")
     values = {
@@ -58,5 +55,5 @@ def diagonal_input(moments: Moments) -> Moments:
 
 
 def by_group(per_head: Tensor, a: Attention) -> Tensor:
-    """Query heads by the kv head they read: [n_q, ...] -> [n_kv, group, ...]."""
+    """Query heads by their kv head: [n_q, ...] -> [n_kv, group, ...]."""
     return per_head.unflatten(0, (a.n_kv, a.group))

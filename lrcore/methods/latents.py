@@ -1,5 +1,5 @@
-"""Keys and values as latents that the cache holds in place of the states: what a rank costs
-there, and the kinds of factor.
+"""Keys and values as latents that the KV cache holds in their place: what a rank costs, and the
+factors.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from .factors import FactoredMatrix
 
 def latent_cost(layer: Layer, name: str) -> Cost:
     """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token,
-    which every later token raises again.
+    which every later token multiplies by `up` again.
     """
     matrix, a = matrix_cost(layer, name), layer.attention
     return replace(
@@ -29,8 +29,8 @@ def latent_cost(layer: Layer, name: str) -> Cost:
 
 
 def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
-    """A rank is a row of `down`, a column of the block of its group in `up`, and one cached
-    number; the groups grow together.
+    """A rank is a row of `down`, a column of its group's block of `up`, and one cached number per
+    token. All groups have the same rank, so ranks are multiples of their number.
     """
     whole = latent_cost(layer, name)
     rows, d_in = whole.kv_dense // groups, layer.matrices()[name].weight.shape[1]
@@ -40,8 +40,8 @@ def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
 
 
 def joint_latent_cost(layer: Layer) -> Cost:
-    """A rank of the latent that keys and values share: a row of `down`, a column of both `up`,
-    one cached number.
+    """A rank of the latent that keys and values share: a row of `down`, a column of both `up`, and
+    one cached number per token.
     """
     k, v = latent_cost(layer, "k"), latent_cost(layer, "v")
     d_out, d_in = k.kv_dense + v.kv_dense, layer.attention.k.weight.shape[1]
@@ -61,30 +61,27 @@ def joint_latent_cost(layer: Layer) -> Cost:
 
 @dataclass(frozen=True, eq=False)
 class LatentMatrix(FactoredMatrix):
-    """K or V as a product whose inner state `down x` is what the cache holds.
+    """K or V as a product; the cache holds the latent `down x`.
 
-    Keys and values of all layers are weighed alike.
+    Loss curves of keys and values of all layers have the same unit.
     """
 
     unit: ClassVar[str] = "kv"
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         small = super().truncate(layer, rank)
-        return (
-            small
-            if rank >= self.cost.full
-            else replace(small, attention=replace(small.attention, latent=True))
-        )
+        if rank >= self.cost.full:
+            return small
+        return replace(small, attention=replace(small.attention, latent=True))
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedLatent:
     """K or V with a latent for every group of heads (Palu).
 
-    up [groups, rows of a group, k]; down [groups, k, d]; bias as it was.
-
-    A rank counts the numbers of all groups together, which have equally many, so it is a multiple
-    of their number. heads: the values of every group.
+    up [groups, rows of a group, k]; down [groups, k, d]; the bias stays as it is. A rank is the sum
+    over the groups, which have equal ranks: a multiple of their number. heads [groups, k]: the loss
+    curve of every group.
     """
 
     values: Tensor
@@ -111,7 +108,7 @@ class GroupedLatent:
 class JointLatent:
     """K and V from one latent that the cache holds once.
 
-    up [rows of k and of v, k]; down [k, d]; biases as they were.
+    up [rows of k and of v, k]; down [k, d]; the biases stay as they are.
     """
 
     values: Tensor

@@ -21,19 +21,18 @@ class Method:
     """A row of the table.
 
     factor(layer, moments, options): the factors of one layer for all ranks.
-    components: the slots it solves per layer with its default options. Any subset of a layer will
-    do: the rest stays dense.
+    components: the slots of a layer with the default options. They need not cover the layer: the
+    rest stays dense.
     needs: the (tap, statistic) pairs that `factor` reads.
     shrinks_kv: whether some slot caches less at a lower rank.
-    holds: the matrices of every slot, of other options too, that is not named after its one matrix.
-    options: the frozen dataclass of its options, whose field metadata say what they are.
-    gradients: the (option, value) pairs under which `factor` also reads statistics of gradients,
-    see lrcore/calibration/gradients.py. extra_needs: what else a choice (option, value) reads;
-    collected only where somebody chose it.
-    refit: whether layers make up for what those before them lost unless the recipe says otherwise
-    (see lrcore/compression/refit.py).
-    lacks: those of CASES that `factor` refuses with InputError; a test holds every row to what it
-    says.
+    holds: the matrices of every slot, with any options, that is not named after a single matrix.
+    options: the frozen dataclass of its options, described by the metadata of its fields.
+    gradients: the (option, value) pairs with which `factor` also reads statistics of gradients, see
+    lrcore/calibration/gradients.py.
+    extra_needs: what `factor` reads besides with an (option, value); collected only then.
+    refit: whether layers are refit unless the recipe says otherwise, see
+    lrcore/compression/refit.py.
+    lacks: those of CASES that `factor` refuses with InputError; a test checks every row.
     """
 
     name: str
@@ -60,8 +59,8 @@ class Method:
         return self.holds.get(slot, (slot,))
 
     def budget(self, kind: str) -> str:
-        """What a ratio counts: `kind`; for "auto" what this method shrinks: "params", or "kv"
-        where it only factors keys and values.
+        """What a ratio counts: `kind`, and for "auto" what this method shrinks: "kv" where it
+        factors keys and values only, else "params".
         """
         if kind != "auto":
             return kind
@@ -74,9 +73,7 @@ class Method:
         return read_options(f"method {self.name}", self.options, given)
 
     def reads(self, options: Any) -> frozenset[Need]:
-        """What `factor` reads with these options: its needs, and what single choices ask for
-        besides.
-        """
+        """What `factor` reads with these options: `needs` and `extra_needs`."""
         chosen = (
             needs
             for (name, value), needs in self.extra_needs.items()

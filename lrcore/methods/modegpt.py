@@ -1,12 +1,12 @@
 """MoDeGPT: Modular Decomposition for Large Language Model Compression.
 
-One matrix decomposition per module type.
+One matrix decomposition per type of module:
 
-Type I, MLP: Nystrom approximation on ridge leverage scores (Algorithm 1). Type II, QK: CR
-decomposition (Algorithm 2), on post-rotary correlations and whole rotary pairs where there is
-rotary: a selection of single columns does not commute with the rotation.
-Type III, VO: SVD on the value states (Algorithm 3, in two stages; here its `d_h x d_h` equal). GQA
-as in its Appendix.
+* Type I, MLP: Nystrom approximation on ridge leverage scores (Algorithm 1).
+* Type II, QK: CR decomposition (Algorithm 2). With rotary, on post-rotary correlations and of whole
+  rotary pairs: a selection of single columns does not commute with the rotation.
+* Type III, VO: SVD on the value states (Algorithm 3, in two stages; here in an equivalent
+  `d_h x d_h` form). GQA as in the paper's appendix.
 """
 
 from ..layer import Attention, Layer, output_heads
@@ -47,18 +47,17 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
 
 def qk_cr(a: Attention, moments: Moments) -> ColumnOrder:
     """Type II: keep the columns with the largest
-    `|C_q^{1/2}[:, j]| |C_k^{1/2}[:, j]| = sqrt((C_q)_jj (C_k)_jj)`, over the group's heads.
+    `|C_q^{1/2}[:, j]| |C_k^{1/2}[:, j]| = sqrt((C_q)_jj (C_k)_jj)`, over the heads of the group.
 
-    A column norm of the root is the root of the diagonal, so no root is taken. With rotary the
-    score is summed over the pair.
+    The norm of a column of the root is the root of the diagonal entry, so no root of a matrix is
+    taken. With rotary the score is summed over the pair.
     """
     q = by_group(moments.square("q_rotated").unflatten(0, (a.n_q, -1)), a)  # [n_kv, group, d_h]
     k = moments.square("k_rotated").unflatten(0, (a.n_kv, -1)).unsqueeze(1)
     squares = (q * k).sum(1)  # [n_kv, d_h]
     step = 2 if a.position == "rotary" else 1
-    _, order = (
-        squares.sqrt().unflatten(-1, (step, -1)).sum(1).sort(dim=-1, descending=True, stable=True)
-    )
+    scores = squares.sqrt().unflatten(-1, (step, -1)).sum(1)  # [n_kv, d_h / step]
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
     loss = squares.unflatten(-1, (step, -1)).sum(1).gather(-1, order)
     return ColumnOrder(pooled(loss.sqrt()), qk_cost(a, step), loss.sqrt(), order)
 
@@ -66,23 +65,22 @@ def qk_cr(a: Attention, moments: Moments) -> ColumnOrder:
 def vo_svd(a: Attention, moments: Moments) -> ValueMaps:
     """Type III, MHA: minimises E |W_o,i (v_i - v^_i)|^2 over single tokens, per head.
 
-    The two stages `svd(C^{1/2} W_v)`, `svd(S V^T W_o)` are one SVD of `W_o G_v^{1/2}`: the same
-    projection, found in `d_h x d_h`.
+    The two stages `svd(C^{1/2} W_v)`, `svd(S V^T W_o)` equal one SVD of `W_o G_v^{1/2}`: the same
+    projection from `d_h x d_h` matrices.
     """
     return per_head_values(a, head_gram(a, "v", moments))
 
 
 def vo_group(a: Attention, moments: Moments) -> ValueMaps:
-    """Type III, GQA: project each shared value state on its top principal directions, `T = V^T`,
+    """Type III, GQA: project each shared value state on its principal directions, `T = V^T`,
     `W_o,i^ = W_o,i V`.
 
-    The loss curve is the resulting output error of single tokens, `|W_o,i V_j|^2 lambda_j` summed
-    over the group. (The paper prints U where the shapes need V.)
+    The loss curve is the error of the output of single tokens, `|W_o,i V_j|^2 lambda_j` summed over
+    the group. (The paper prints U where the shapes need V.)
     """
     energy, v = eigh_descending(head_gram(a, "v", moments))
-    out = by_group(output_heads(a.o.weight.double(), a.n_q), a) @ v.unsqueeze(
-        1
-    )  # [n_kv, group, d, d_h]
+    out = by_group(output_heads(a.o.weight.double(), a.n_q), a)
+    out = out @ v.unsqueeze(1)  # [n_kv, group, d, d_h]
     loss = (out**2).sum((1, 2)) * energy
     return ValueMaps(pooled(loss.sqrt()), ov_cost(a), loss.sqrt(), v.mT, out.flatten(0, 1))
 
@@ -91,8 +89,8 @@ def mlp_nystrom(layer: Layer, moments: Moments) -> NystromOrder:
     """Type I: keep the neurons of largest ridge leverage `1 - lambda [(C + lambda I)^{-1}]_jj`, C
     summed over tokens, and refit `down`.
 
-    `W_down^ = W_down C[:, K] C[K, K]^{-1}` at every rank comes from one Cholesky factor; the loss
-    curve is exact (see NystromOrder).
+    The refit `W_down^ = W_down C[:, K] C[K, K]^{-1}` comes from one Cholesky factor for all ranks;
+    the loss curve is exact (see NystromOrder).
     """
     gram = moments.second("mlp_hidden")
     order = leverage_complement(gram * moments.tokens, RIDGE).sort(stable=True).indices
@@ -105,13 +103,12 @@ METHOD = Method(
     name="modegpt",
     paper="MoDeGPT: Modular Decomposition for Large Language Model Compression (Lin et al., "
     "ICLR 2025)",
-    notes="QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD "
-    "(MHA), principal directions of the value state (GQA). MLP: Nystrom on ridge "
-    "leverage. Biases enter the moments. Rules for what the paper leaves open: GQA "
-    "without rotary scores single columns by the same sum over the group as with it; "
-    "selected biases go along, and the output and down biases stay as they are; "
-    "Propositions 1 to 3 bound the error (--bounds), for VO under GQA by the values' "
-    "tail.",
+    notes="QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD (MHA), "
+    "principal directions of the value state (GQA). MLP: Nystrom on ridge leverage. Biases enter "
+    "the moments. Rules for what the paper leaves open: GQA without rotary scores single columns "
+    "by the same sum over the group as with rotary; the biases of kept columns and neurons are "
+    "kept, and the output and down biases stay as they are; Propositions 1 to 3 bound the error "
+    "(--bounds), for VO with GQA by the tail of the values.",
     factor=factor,
     components=COMPONENTS,
     needs=NEEDS,

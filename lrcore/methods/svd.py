@@ -1,12 +1,14 @@
-"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young), blind
-to the data.
+"""Plain SVD: each matrix on its own, best in the Frobenius norm of the weight (Eckart-Young),
+without the data.
 
-Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighed by the
-empirical Fisher information of its weights. The paper's layer is `X W` with W [in, out] and its
-rows are inputs; in `W x` they are the columns.
+Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighted by the
+empirical Fisher information of its weights. The paper's layer is `X W` with W [in, out], so its
+rows are the inputs; here, in `W x`, the columns are.
 """
 
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from ..layer import Layer
 from ..linalg import balanced, whitened_svd
@@ -21,7 +23,7 @@ from .method import MATRICES, Method
 class SvdOptions:
     weights: str = option(
         "equal",
-        "what the error of every input counts: equal; fisher: its squared gradients (FWSVD)",
+        "weight of every input's error: equal; fisher: its squared gradients (FWSVD)",
         choices=("equal", "fisher"),
     )
 
@@ -34,7 +36,7 @@ def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> Lay
 
     weights=fisher: `svd(W D)`, `D = diag(f)^{1/2}`, f_j the sum over rows of the mean squared
     gradient; `W^ = U_r S_r V_r^T D^{-1}`, which is `U_r U_r^T W` and needs no inverse, minimises
-    `|(W - W^) D|_F`. A matrix that no gradient reaches counts its inputs equally.
+    `|(W - W^) D|_F`. Where no gradient reaches a matrix, its inputs count equally.
     """
     solved: LayerFactors = {}
     for name, projection in layer.matrices().items():
@@ -44,8 +46,11 @@ def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> Lay
     return solved
 
 
-def factored(layer: Layer, name: str, up, values, down) -> FactoredMatrix:
-    """Pack the factors of one matrix, their scale shared evenly between the two sides."""
+def factored(layer: Layer, name: str, up: Tensor, values: Tensor, down: Tensor) -> FactoredMatrix:
+    """The factor of one matrix, `up @ down` with the scale shared evenly between both.
+
+    up [out, k], values [k], down [k, in].
+    """
     up, down = balanced(up, down)
     return FactoredMatrix(values, matrix_cost(layer, name), None, name, up, down)
 
@@ -53,9 +58,9 @@ def factored(layer: Layer, name: str, up, values, down) -> FactoredMatrix:
 METHOD = Method(
     name="svd",
     paper="Eckart and Young 1936",
-    notes="Every matrix on its own, blind to the data. Biases stay as they are. "
-    "weights=fisher is FWSVD: inputs weighed by the squared gradients of the loss, "
-    "from one backward pass per calibration window (64 at most).",
+    notes="Every matrix on its own, without the data. Biases stay as they are. weights=fisher is "
+    "FWSVD: inputs weighted by the squared gradients of the loss, from one backward pass per "
+    "calibration window (64 at most).",
     factor=factor,
     components=MATRICES,
     needs=frozenset(),

@@ -1,10 +1,9 @@
 """SVD-LLM: truncation-aware data whitening.
 
-Each matrix on its own, best in the error of its output on the calibration tokens.
-
-Minimises `E |W x - W^ x|^2`. The paper whitens by the Cholesky factor of `S = E[x x^T]`; every root
-of S gives the same optimum, and the projection form needs neither (see `linalg.whitened_svd`).
-Weight update after truncation (its second part) is the sequential calibration.
+Each matrix on its own: minimises the error of its output on the calibration tokens,
+`E |W x - W^ x|^2`. The paper whitens by the Cholesky factor of `S = E[x x^T]`; every root of S
+gives the same optimum, and the projection form needs none (see `linalg.whitened_svd`). The paper's
+second part, the weight update after truncation, is the sequential calibration here.
 """
 
 from ..layer import Layer
@@ -19,8 +18,8 @@ NEEDS = frozenset((tap, "second") for tap in TAPS.values())
 
 
 def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
-    """`|W - W^_r|` in the metric S leaves `sum_{j>=r} sigma_j^2`, sigma the singular values of
-    `W S^{1/2}`.
+    """Every matrix at every rank r with an error of `sum_{j>=r} sigma_j^2` in the metric S, sigma
+    the singular values of `W S^{1/2}`.
     """
     return {
         name: factored(layer, name, *whitened_svd(projection.weight, moments.second(TAPS[name])))
@@ -32,8 +31,8 @@ METHOD = Method(
     name="svd_llm",
     paper="SVD-LLM (Wang et al., ICLR 2025)",
     notes="Every matrix on its own, whitened by its input. Biases stay as they are; with "
-    "calibration 'sequential' each layer is whitened by the inputs that the compressed"
-    " layers before it give.",
+    "calibration 'sequential' each layer is whitened by the outputs of the compressed layers "
+    "before it.",
     factor=factor,
     components=MATRICES,
     needs=NEEDS,

@@ -17,14 +17,13 @@ from .junction import join, saves_square
 
 
 def factored_size(rank: int, size_in: int, size_out: int, junction: str) -> int:
-    """Numbers that a factored matrix keeps: r (d + d'), less r^2 under a block identity."""
+    """Numbers of a factored matrix: r (d + d'), r^2 fewer with a block identity."""
     return rank * (size_in + size_out) - (rank * rank if saves_square(junction) else 0)
 
 
 def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: bool) -> Cost:
-    """The price of matrices that share one `down`: r (d + sum d'), less r^2 under a block identity.
-
-    Biases are fixed.
+    """The cost of matrices that share one `down`: r (d + sum d') numbers, r^2 fewer with a block
+    identity. Biases cost the same at every rank.
     """
     own = [matrix_cost(layer, name) for name in names]
     shapes = [layer.matrices()[name].weight.shape for name in names]
@@ -48,11 +47,10 @@ def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: 
 
 @dataclass(frozen=True, eq=False)
 class StackedMatrices:
-    """Matrices that read one input through one shared `down`; a single matrix where there is one
-    name.
+    """One or more matrices that read one input through one shared `down`.
 
-    up U [sum out, k], down U^T W [k, in]; scale, the singular values of `W P`, goes where the
-    junction puts it. mean [in], where means go into the biases (eq. 45): `b^ = b + (W - B A) mu`;
+    up: U [sum out, k]; down: U^T W [k, in]; the scale, the singular values of `W P`, goes where the
+    junction puts it. mean [in]: where means go into the biases, `b^ = b + (W - B A) mu` (eq. 45);
     None where the biases stay as they are.
     """
 
@@ -79,16 +77,15 @@ class StackedMatrices:
         sizes = [matrix.weight.shape[0] for matrix in matrices.values()]
         parts = [up] if isinstance(up, IdentityRows) else up.split(sizes)
         dtype = next(iter(matrices.values())).weight.dtype
-        down = cast(down, dtype)  # one object: what is shared is stored once
+        down = cast(down, dtype)  # one object for all: a shared matrix is stored once
         changed = {}
         for (name, old), part, raw in zip(
             matrices.items(), parts, raw_up.split(sizes), strict=True
         ):
             bias = old.bias
             if self.mean is not None:
-                bias = moved_bias(
-                    old, old.weight.double() @ self.mean - raw @ (raw_down @ self.mean)
-                )
+                lost = old.weight.double() @ self.mean - raw @ (raw_down @ self.mean)
+                bias = moved_bias(old, lost)
             changed[name] = LowRank(down, cast(part, dtype), bias)
         return layer.with_matrices(**changed)
 
@@ -98,9 +95,8 @@ def stacked(
 ) -> StackedMatrices:
     """`U S V = svd(W P)` of the stacked W for all ranks (eq. 6; eq. 50 for q, k and v).
 
-    metric = P^2 [in, in].
-
-    Where several matrices are stacked, both block identities lie in the `down` they share.
+    metric = P^2 [in, in] or None; mean [in] or None. The block identity of stacked matrices lies in
+    the `down` that they share, whichever side the junction names.
     """
     if junction == "left_identity" and len(names) > 1:
         junction = "right_identity"
@@ -124,8 +120,8 @@ class SplitHeads:
     """One matrix, each head factored on its own (eq. 53-54): `up` is block-diagonal, ranks are per
     head.
 
-    up [heads, s, k], down [heads, k, in], heads: the singular values per head [heads, k]; mean as
-    in StackedMatrices.
+    up [heads, s, k]; down [heads, k, in]; heads [heads, k]: the singular values of every head; mean
+    [in] or None as in StackedMatrices.
     """
 
     values: Tensor
@@ -145,11 +141,8 @@ class SplitHeads:
         up, down = join(raw_up, raw_down, self.heads[:, :rank], self.junction)
         bias = old.bias
         if self.mean is not None:
-            bias = moved_bias(
-                old,
-                old.weight.double() @ self.mean
-                - (raw_up @ (raw_down @ self.mean).unsqueeze(-1)).flatten(),
-            )
+            kept = (raw_up @ (raw_down @ self.mean).unsqueeze(-1)).flatten()
+            bias = moved_bias(old, old.weight.double() @ self.mean - kept)
         dtype = old.weight.dtype
         stored: tuple[Matrix, Matrix] = (cast(down, dtype), cast(up, dtype))
         return layer.with_matrices(**{self.name: LowRank(*stored, bias)})
@@ -158,7 +151,7 @@ class SplitHeads:
 def split_heads(
     layer: Layer, name: str, count: int, metric: Tensor | None, mean: Tensor | None, junction: str
 ) -> SplitHeads:
-    """`svd(W_i P)` of every head for all ranks. metric = P^2 [in, in]."""
+    """`svd(W_i P)` of every head for all ranks; metric = P^2 [in, in] and mean [in], or None."""
     projection = layer.matrices()[name]
     solved = [whitened_svd(weight, metric) for weight in heads(projection.weight, count)]
     up, values, down = (torch.stack(parts) for parts in zip(*solved, strict=True))
