@@ -17,7 +17,7 @@ from .spectra import Slot
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a plan keeps to besides its budget.
+    """What a plan must satisfy besides its budget.
 
     fixed: ranks set by hand. ratios {component: share removed}: the slots of a named component
     share a budget of their own, and what they leave of the whole budget goes to the others.
@@ -35,13 +35,11 @@ UNCONSTRAINED = Constraints()
 def round_to_ranks(
     spectra: Spectra, targets: Mapping[Slot, float], budget: Budget, nearest: bool = False
 ) -> dict[Slot, int]:
-    """Whole ranks for the targets.
+    """Whole ranks for the targets: rounded down, then one step at a time for the slot furthest
+    below its target while the budget permits.
 
-    Rounded down, then one more step at a time to the slot furthest below its target while the
-    budget holds.
-
-    The result never exceeds the budget and no further step fits into it. `nearest` only rounds: it
-    may exceed the budget.
+    The result never exceeds the budget, and no further step fits into it. With nearest, targets are
+    only rounded, and the result may exceed the budget.
     """
     ranks = {slot: rank_for(s.cost, targets[slot], budget, nearest) for slot, s in spectra.items()}
     if nearest:
@@ -65,8 +63,8 @@ def round_to_ranks(
 
 
 def _shrink(spectra: Spectra, ranks: dict[Slot, int], budget: Budget) -> None:
-    """Take steps back where least ranks or clipped targets put the plan over its budget, from
-    the slot furthest above least.
+    """Lower ranks while the plan exceeds its budget (because of least ranks or clipped targets),
+    always that of the slot with the largest share of its full rank.
     """
     over = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items()) - budget.limit
     while over > 0:
@@ -87,12 +85,14 @@ def plan_ranks(
     budget: Budget,
     constraints: Constraints = UNCONSTRAINED,
 ) -> dict[Slot, int]:
-    """Ranks of all slots of the evidence: those set by hand as given, those the budget does not
-    count at full, the rest by the policy.
+    """Ranks of all slots of the evidence: fixed ranks as given, full ranks where the budget does
+    not count a slot, the rest by the policy.
 
     options: a value of `policy.options`.
-    Raises InputError where fixed ranks or ratios leave too little for the others, for a component
-    that the budget does not count, and where evidence that the policy needs was not measured.
+
+    Raises InputError where fixed ranks or ratios leave too little for the other slots, for a
+    component that the budget does not count, and where evidence that the policy needs was not
+    measured.
     """
     spectra, fixed, ratios = evidence.spectra, constraints.fixed, constraints.ratios
     ranks = {slot: s.cost.full for slot, s in spectra.items()} | dict(fixed)
@@ -102,9 +102,7 @@ def plan_ranks(
         return sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
 
     def spend(pool: Spectra, limit: int) -> None:
-        """Ranks for one pool of slots within its limit; those set by hand stay and are paid for
-        from it.
-        """
+        """Set the ranks of one pool of slots within its limit, which fixed ranks count towards."""
         free = {slot: s for slot, s in pool.items() if slot not in fixed}
         rest = _rest(free, limit - price({k: s for k, s in pool.items() if k in fixed}), budget)
         if free:
@@ -122,7 +120,7 @@ def plan_ranks(
 
 
 def _rest(free: Spectra, limit: int, budget: Budget) -> Budget:
-    """The budget of the slots that no hand has set, of the same kind.
+    """The budget of the slots whose ranks are free, of the same kind.
 
     Raises InputError where not even their least ranks fit.
     """
@@ -130,9 +128,9 @@ def _rest(free: Spectra, limit: int, budget: Budget) -> Budget:
     limit = min(limit, dense)
     if limit < sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values()):
         raise InputError(
-            "The ranks set by hand and the ratios of single components leave too little for "
-            "the other slots. "
-            "Lower some of those ranks, raise those ratios, or lower the overall ratio."
+            "The ranks set by hand and the ratios of single components leave too little for the "
+            "other slots. Lower some of those ranks, raise those ratios, or lower the overall "
+            "ratio."
         )
     return Budget(budget.kind, limit, dense)
 
@@ -142,7 +140,7 @@ def component_pools(
 ) -> dict[str, Spectra]:
     """The counted slots of every component that has a ratio of its own.
 
-    Raises InputError for a name that is none.
+    Raises InputError for an unknown component.
     """
     known = sorted({component for _, component in counted})
     for component in ratios:

@@ -22,6 +22,7 @@ class Prices:
     kind: str
 
     def price(self, cost: Cost, rank: int) -> int:
+        """What a slot costs at a rank, in the unit of this budget."""
         return cost.kv(rank) if self.kind == "kv" else cost.parameters(rank)
 
     def counts(self, cost: Cost) -> bool:
@@ -60,6 +61,7 @@ class Budget(Prices):
 
     @property
     def keep(self) -> float:
+        """The share of the dense price that may be kept, in [0, 1]."""
         return self.limit / self.dense
 
 
@@ -70,7 +72,8 @@ def make_budget(
 
     decoder_linear and total are the dense model's parameter counts.
 
-    Raises InputError where the method cannot shrink what is asked for, or not by that much.
+    Raises InputError where the method does not shrink what this kind of budget counts, or not by
+    that ratio.
     """
     whole = {"params": decoder_linear, "total": total}
     prices = Prices(kind)
@@ -86,7 +89,7 @@ def make_budget(
     limit = dense - math.ceil(ratio * base - 1e-9)
     if limit < least:
         most, remedy = (dense - least) / base, "Lower the ratio."
-        if kind != "kv" and {name for _, name in spectra} <= {"k", "v", "kv"}:
+        if kind != "kv" and all(s.cost.latent for s in spectra.values()):
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
         raise InputError(
             f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most "
@@ -96,14 +99,13 @@ def make_budget(
 
 
 def rank_for(cost: Cost, target: float, budget: Budget, nearest: bool) -> int:
-    """The largest rank whose price stays within the share `target` of the dense price, or the
-    nearest to it in columns.
+    """The largest rank whose price is at most the share `target` of the dense price; with nearest,
+    the rank whose price is nearest to it.
     """
     if target >= 1 - 1e-12:
         return cost.full
-    aim = (
-        target * budget.price(cost, cost.full) + 1e-6
-    )  # whole numbers, and a target is a share of them to rounding
+    # prices are whole numbers; the small addition absorbs the rounding of the target
+    aim = target * budget.price(cost, cost.full) + 1e-6
     ranks = range(cost.step, budget.cap(cost) + 1, cost.step)
     below = bisect_right(ranks, aim, key=lambda rank: budget.price(cost, rank))
     rank = ranks[max(below - 1, 0)] if ranks else cost.full
@@ -120,12 +122,12 @@ def take_steps(
     following: Callable[[Slot], tuple[Any, float] | None],
     take: Callable[[Slot], None],
 ) -> None:
-    """Take the step of least key, of all that the slots offer next, again and again while it fits
-    into what is left.
+    """Take steps one by one, always the one of least key among the slots' next steps, while any
+    fits into what is left.
 
     following(slot): the slot's next step as (key, price), None where there is none; take(slot)
-    takes it. Equal keys go in the order of the slots' names. A slot whose step does not fit is
-    passed over from then on, so no further step fits in the end.
+    takes it. Ties go in the order of the slots' names. A slot whose step does not fit is skipped
+    from then on, so in the end no further step fits.
     """
     queue: list[tuple[Any, Slot, float]] = []
 

@@ -37,8 +37,8 @@ class LossCurve:
 class Probes:
     """Evidence "probes".
 
-    dense_loss: mean loss (nats/token) of the dense model on the probing windows. curves: what every
-    slot adds to it by itself.
+    dense_loss: mean loss (nats/token) of the dense model on the probing windows. curves: the
+    predicted increase in loss of every slot.
     """
 
     dense_loss: float
@@ -47,7 +47,9 @@ class Probes:
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """A measured value, and the key of the one budget that it serves; "" where it serves all."""
+    """A measured value, and the key of the one budget that it holds for; "" where it holds for
+    every budget.
+    """
 
     value: Any
     budget: str = ""
@@ -72,7 +74,9 @@ class Evidence:
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
 
     def has(self, name: str, budget: str | None = None) -> bool:
-        """Whether this evidence is here, for the budget of this key where one is given."""
+        """Whether evidence of this name was measured; for the budget of this key where one is
+        given.
+        """
         if name in ALWAYS:
             return True
         own = self.measurements.get(name)
@@ -92,5 +96,5 @@ class Evidence:
         return replace(self, measurements={**self.measurements, name: Measurement(value, budget)})
 
     def restricted(self, spectra: Mapping[Slot, Spectrum]) -> "Evidence":
-        """The same evidence with these slots only: a pool that has a budget of its own."""
+        """The same evidence for these slots only, which have a budget of their own."""
         return replace(self, spectra=spectra)

@@ -1,7 +1,7 @@
 """Options of a method or policy: one frozen dataclass each, read from plain values.
 
-A field made with `option(...)` is an option that a user may name; its metadata say what it is. A
-field without is none, and is set by the code that makes the value.
+A field made with `option(...)` is an option that a user may set; its metadata describe it. Any
+other field is set by the code that makes the value.
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,15 @@ from typing import Any, TypeVar, cast
 
 from .errors import InputError, unknown
 
+ON, OFF = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 Value = bool | int | float | str
 Chosen = TypeVar("Chosen")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting.
-
-    The kind of `default` is the kind of value: a switch, a whole number, a number, or a word among
-    `choices`.
+    """One setting: a switch, a whole number, a number, or one of `choices`, by the type of
+    `default`.
 
     low, high: the closed range of a number; None leaves that side open.
     """
@@ -32,12 +31,13 @@ class Option:
     high: float | None = None
 
     def describe(self) -> dict[str, Any]:
+        """The option as plain values, for `methods --json` and the page."""
         return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
     def read(self, value: Any) -> Value:
-        """The value in its kind, from a value or from a word of the command line.
+        """The value in its type, from a value or from a string of the command line.
 
-        Raises InputError for one that is none.
+        Raises InputError for a value of another type, out of range, or not among the choices.
         """
         if isinstance(self.default, bool):
             return self._switch(value)
@@ -48,40 +48,24 @@ class Option:
         return self._number(value)
 
     def _switch(self, value: Any) -> bool:
-        words = {
-            "true": True,
-            "on": True,
-            "yes": True,
-            "1": True,
-            "false": False,
-            "off": False,
-            "no": False,
-            "0": False,
-        }
-        if str(value).lower() not in words:
+        text = str(value).lower()
+        if text not in ON + OFF:
             raise InputError(f"Option {self.name} is on or off; got {value!r}.")
-        return words[str(value).lower()]
+        return text in ON
 
     def _number(self, value: Any) -> int | float:
-        kind, word = (
-            (int, "a whole number") if isinstance(self.default, int) else (float, "a number")
-        )
+        whole = isinstance(self.default, int)
+        kind, noun = (int, "a whole number") if whole else (float, "a number")
         try:
             number = kind(value)
         except (TypeError, ValueError):
-            raise InputError(f"Option {self.name} is {word}; got {value!r}.") from None
+            raise InputError(f"Option {self.name} is {noun}; got {value!r}.") from None
         low, high = self.low, self.high
-        if (
-            (low is not None and number < low)
-            or (high is not None and number > high)
-            or number != float(value)
-        ):
-            sides = [
-                f"at {word} {side:g}"
-                for word, side in (("least", low), ("most", high))
-                if side is not None
-            ]
-            raise InputError(f"Option {self.name} is {', '.join([word, *sides])}; got {value!r}.")
+        below, above = low is not None and number < low, high is not None and number > high
+        if below or above or number != float(value):
+            limits = (("at least", low), ("at most", high))
+            sides = [f"{side} {limit:g}" for side, limit in limits if limit is not None]
+            raise InputError(f"Option {self.name} is {', '.join([noun, *sides])}; got {value!r}.")
         return number
 
 
@@ -92,7 +76,7 @@ def option(
     low: float | None = None,
     high: float | None = None,
 ) -> Any:
-    """A dataclass field that is an option, see `Option`."""
+    """A field of an options dataclass, see `Option`."""
     own = {"about": about, "choices": choices, "low": low, "high": high}
     return field(default=default, metadata=own)
 
@@ -106,13 +90,13 @@ NO_OPTIONS = NoOptions()
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """What there is to choose in an options dataclass."""
+    """The options of an options dataclass."""
     chosen = [f for f in fields(kind) if f.metadata]
     return tuple(Option(f.name, cast(Value, f.default), **f.metadata) for f in chosen)
 
 
 def read_options(owner: str, kind: type[Chosen], given: Mapping[str, Any]) -> Chosen:
-    """A value of an options dataclass: what was given, else the defaults.
+    """A value of an options dataclass from plain values by name; the rest keep their defaults.
 
     Raises InputError for an unknown name or a value out of range.
     """

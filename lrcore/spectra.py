@@ -48,6 +48,11 @@ class Cost:
     idle_fixed: int = 0
     idle_dense: int = 0
 
+    @property
+    def latent(self) -> bool:
+        """Whether the KV cache holds a latent of this slot."""
+        return self.per_cached > 0
+
     @cached_property
     def cap(self) -> int:
         return self._below(self.parameters)

@@ -2,9 +2,12 @@
 method's options read what it gives.
 
 Statistics, by the name of a matrix (see `statistics.Moments.values`):
-  fisher [in] E_w sum_i G_ij^2, the empirical Fisher information of input j (FWSVD, Hsu et al. 2022:
-  I-hat of a row of its W^T) taylor [d_f] E_w of `sum w G` over a neuron's row in gate and up, or
-  its column in down; signed (LLM-Pruner, first order)
+
+* fisher [in]: `E_w sum_i G_ij^2`, the empirical Fisher information of input j (FWSVD, Hsu et al.
+  2022: I-hat of a row of its W^T).
+* taylor [d_f]: `E_w` of `sum w G` over a neuron's row in gate and up, or its column in down; signed
+  (LLM-Pruner, first order).
+
 G is the gradient of the mean token loss of one window, E_w the mean over the first WINDOWS
 calibration windows. Float64, and kept on disk.
 """
@@ -75,8 +78,9 @@ def fisher_information(
     """Of every slot: the mean of `E_w G_ij^2` over all entries of its matrices, without their
     biases.
 
-    matrices: the names of the matrices that each slot holds; those that a layer lacks are passed
-    over. Collects gradients as `with_gradients` does, and raises InputError where that does.
+    matrices: the names of the matrices of each slot; those that a layer lacks are skipped.
+
+    Raises InputError as `with_gradients` does, which collects the gradients.
     """
     folder, by_layer = with_gradients(model, calibration, progress).gradients, {}
     for layer, name in matrices:
@@ -110,9 +114,9 @@ def collect(network: nn.Module, tokens: Tensor, progress: Progress) -> list[Mome
 
 
 def statistics_of(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
-    """The statistics of one layer and one window: float64 [k], by projection and need.
+    """The statistics of one layer and one window, [in] or [d_f] each, float64.
 
-    slope: the gradient, laid out as the layer is.
+    slope: the gradients in place of the weights.
     """
     weights = layer.matrices()
     statistics: dict[Need, Tensor] = {}
@@ -130,8 +134,8 @@ def window_gradients(network: nn.Module, tokens: Tensor) -> Iterator[list[Layer]
     """Of every window [t] of tokens [n, t]: the gradient of its mean token loss in nats, as layers
     that hold it in place of the weights.
 
-    The network is left as it is: gradients belong to a twin that shares its numbers. What is
-    yielded holds until the next window.
+    The network stays as it is: gradients belong to a copy that shares its tensors. A yielded value
+    is valid until the next one.
     """
     inside = {id(p) for layer in decoder_layers(network) for p in layer.parameters()}
     learning = _twin(

@@ -1,4 +1,4 @@
-"""How many weights of a layer stand out, weighed by their inputs: what the policy `owl` reads."""
+"""Outliers among the input-weighted weights of a layer: what the policy `owl` reads."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..layer import Layer
 from ..statistics import BLOCK, TAPS, Moments
 
 THRESHOLDS = 20
-FILE = "outliers.json"  # beside the moments of a calibration: no method has a part in the counts
+FILE = "outliers.json"  # beside the moments of a calibration: the counts hold for every method
 
 
 def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
@@ -41,11 +41,9 @@ def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
 def read_outliers(folder: Path) -> list[tuple[float, ...]]:
     """The ratios of every layer that were counted with these moments; empty where none were."""
     file = folder / FILE
-    return (
-        [tuple(ratios) for ratios in json.loads(file.read_text(encoding="utf-8"))]
-        if file.is_file()
-        else []
-    )
+    if not file.is_file():
+        return []
+    return [tuple(ratios) for ratios in json.loads(file.read_text(encoding="utf-8"))]
 
 
 def keep_outliers(folder: Path, ratios: Sequence[tuple[float, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""What MoDeGPT's propositions promise for a plan, beside what it really loses in each layer."""
+"""The error bounds of MoDeGPT's propositions for a plan, beside the actual errors of each layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +23,7 @@ def bounds(
     bound is None where no statement of the paper bounds the error. One more pass over the
     calibration tokens, for the correlations of rotated queries and keys; errors are those of the
     dense model's layers (calibration "independent").
+
     Raises InputError for any other method: only MoDeGPT's paper states bounds.
     """
     if factors.method != "modegpt":
@@ -30,15 +31,12 @@ def bounds(
             "Error bounds exist for method 'modegpt' only (its Propositions 1 to 3); got "
             f"'{factors.method}'."
         )
-    progress, stream, rows = (
-        progress or silent,
-        LayerStream(clone(model.network), factors.calibration.tokens),
-        [],
-    )
-    for index, own in enumerate(factors.layers):
+    progress, rows = progress or silent, []
+    stream = LayerStream(clone(model.network), factors.calibration.tokens)
+    for index, layer_factors in enumerate(factors.layers):
         progress("bounds", index, len(factors.layers))
         moments, layer = stream.run(index, NEEDS), read_layer(model.network, index)
-        for name, factor in own.items():
+        for name, factor in layer_factors.items():
             rank = plan.ranks[index, name]
             whole = rank >= factor.cost.full
             error, bound, statement = (
@@ -59,8 +57,8 @@ def bounds(
 
 
 def with_bounds(model: LoadedModel, rows: Sequence[Mapping[str, Any]]) -> LoadedModel:
-    """A compressed model whose last compression also says the bounds of its slots, rows as `bounds`
-    gives them.
+    """The compressed model with the bounds of its slots in the last step of its history; rows as
+    `bounds` returns them.
     """
     *before, step = model.history
     return replace(model, history=(*before, replace(step, bounds=tuple(rows))))

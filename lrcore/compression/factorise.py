@@ -97,15 +97,13 @@ def factorise(
 def truncate_layer(
     network: nn.Module, index: int, layer_factors: LayerFactors, ranks: Mapping[Slot, int]
 ) -> None:
-    """Put one layer of `network`, truncated to its own among these ranks, in the place of the
-    dense one.
-    """
+    """Replace layer `index` of `network` by itself truncated to its ranks."""
     own = {component: rank for (layer, component), rank in ranks.items() if layer == index}
     write_layer(network, truncate(read_layer(network, index), layer_factors, own))
 
 
 def shape_of(model: LoadedModel) -> Shape:
-    """The sizes of a dense model that a plan accounts with."""
+    """The sizes of a dense model that the account of a plan needs."""
     size, attention = measure(model.network), read_layer(model.network, 0).attention
     head = model.network.get_output_embeddings().weight.numel()
     layers = len(decoder_layers(model.network))

@@ -1,11 +1,10 @@
-"""Sequential residual-corrected refit: each layer makes up for what the layers before it have lost.
-
-Ours; in no paper.
+"""Sequential residual-corrected refit: each layer compensates for the losses of the layers before
+it. Ours; in no paper.
 
 With the compressed layers before it in place, the output projection and then the down projection of
-a layer are solved again, so that the residual stream after them comes as near as it can to that of
-the dense model. With a^ the input that the projection has in the compressed model and h the
-residual stream,
+a layer are solved again, so that the residual stream after them comes as near as possible to that
+of the dense model. With a^ the input of the projection in the compressed model and h the residual
+stream,
 
     min over W, b of E |h_dense_after - (h_compressed_before + W a^ + b)|^2 + RIDGE * |(W - W_0)
     diag(E[a^ a^T])^{1/2}|^2,
@@ -28,8 +27,8 @@ from ..models.offload import present
 from ..models.stream import LayerStream
 from ..statistics import at_least_float32
 
-# The diagonal's share that pulls towards the closed form: with none of it a small calibration set
-# is learned by heart.
+# Share of the diagonal that pulls towards the closed form: without it a small calibration set is
+# overfitted.
 RIDGE = 0.3
 
 
@@ -44,17 +43,13 @@ class Regression:
     yx: Tensor | float = 0.0
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Take in a batch, [..., in] and [..., out].
-
-        Products in float32 at least, sums in float64.
-        """
+        """Add a batch x [..., in], y [..., out]: products in float32 at least, sums in float64."""
         x, y = at_least_float32(x.flatten(0, -2)), at_least_float32(y.flatten(0, -2))
         self.count += len(x)
-        self.x, self.y = (
-            self.x + x.sum(0, dtype=torch.float64),
-            self.y + y.sum(0, dtype=torch.float64),
-        )
-        self.xx, self.yx = self.xx + (x.mT @ x).double(), self.yx + (y.mT @ x).double()
+        self.x = self.x + x.sum(0, dtype=torch.float64)
+        self.y = self.y + y.sum(0, dtype=torch.float64)
+        self.xx = self.xx + (x.mT @ x).double()
+        self.yx = self.yx + (y.mT @ x).double()
 
     def solve(self, start: Linear, ridge: float = RIDGE) -> Linear:
         """The ridge solution towards `start`, with a bias where start has one.
@@ -67,18 +62,17 @@ class Regression:
             xx, yx = xx - torch.outer(mean_x, mean_x), yx - torch.outer(mean_y, mean_x)
         weight = start.weight.double()
         lower = cholesky(xx + torch.diag(ridge * xx.diagonal()))
-        weight = (
-            weight + torch.cholesky_solve((yx - weight @ xx).mT, lower).mT
-        )  # the step from W_0: none where nothing is lost
+        # the step from W_0, zero where nothing is lost
+        weight = weight + torch.cholesky_solve((yx - weight @ xx).mT, lower).mT
         bias = None if start.bias is None else (mean_y - weight @ mean_x).to(start.weight.dtype)
         return Linear(weight.to(start.weight.dtype), bias)
 
 
 def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
-    """Refit the output and down projections of layer `index` of the compressed network, then lead
-    both streams past the layer.
+    """Refit the output and down projections of layer `index` of the compressed network, then
+    advance both streams beyond the layer.
 
-    dense and small stand before the layer; `network` is the one that `small` runs.
+    dense and small are streams that have reached the layer; `network` is the one that small runs.
     """
     with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
         _refit(network, index, dense, small)
@@ -107,16 +101,16 @@ def _install(network: nn.Module, index: int, name: str, fit: Regression) -> None
 
 
 def solved(projection: Projection, fit: Regression) -> Projection:
-    """The projection refit on the sums; of a factored one the up factor alone, since its down
-    factor chose what is seen.
+    """The projection refit on the sums; of a factored one only the up factor, whose input the down
+    factor fixes.
 
-    Quantised weights are quantised again, a sparse term stays, and an up factor that leaves an
-    identity block out is not free to move: it stays, too.
+    Quantised weights are quantised again, and a sparse term stays. An up factor
+    whose identity block is left out cannot be refit freely and stays as well.
     """
     if not isinstance(projection, LowRank):
         return fit.solve(projection)
-    codes = projection.up if isinstance(projection.up, Quantised) else None
-    if isinstance(projection.up if codes is None else codes.matrix, IdentityRows):
+    stored = projection.up if isinstance(projection.up, Quantised) else None
+    if isinstance(projection.up if stored is None else stored.matrix, IdentityRows):
         return projection
     if projection.sparse is not None:
         sparse = dense(projection.sparse).double()
@@ -124,5 +118,5 @@ def solved(projection: Projection, fit: Regression) -> Projection:
     down = dense(projection.down).double()
     inner = replace(fit, x=down @ fit.x, xx=down @ fit.xx @ down.mT, yx=fit.yx @ down.mT)
     up = inner.solve(Linear(dense(projection.up), projection.bias))
-    stored = up.weight if codes is None else quantise(up.weight, codes.bits, codes.chunk)
-    return replace(projection, up=stored, bias=up.bias)
+    weight = up.weight if stored is None else quantise(up.weight, stored.bits, stored.chunk)
+    return replace(projection, up=weight, bias=up.bias)

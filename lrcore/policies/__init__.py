@@ -1,8 +1,8 @@
 """The policies, one file and one row each: how a budget is shared among the slots.
 
 A policy sees evidence and a budget, never a model. It returns targets, the share of its price that
-each slot should keep; `allocation.round_to_ranks` turns them into whole ranks that fit the budget.
-Milliseconds, so a slider may call it at every move.
+each slot should keep; `allocation.round_to_ranks` rounds them to whole ranks that fit the budget.
+This takes milliseconds, so a slider may call it at every move.
 """
 
 from ..errors import unknown

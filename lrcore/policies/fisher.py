@@ -17,7 +17,7 @@ class FisherOptions:
 
     power: float = option(
         1.0,
-        "of the mean squared gradient that shares are proportional to; 0: even",
+        "power of the mean squared gradient that shares are proportional to; 0: uniform",
         low=0.0,
         high=2.0,
     )
@@ -27,13 +27,13 @@ def fisher(evidence: Evidence, budget: Budget, options: FisherOptions) -> Target
     """Every slot keeps a share proportional to `I^power`, I the mean squared gradient of its
     weights, evidence "gradients".
 
-    Palu, section 3.3: the rank of each matrix is its Fisher information's part of the sum over all
-    matrices, times the ranks there are. Its keys and values are all of one size, where information
-    per weight and in sum say the same; with slots of several sizes, as every method but `care` has
-    them, it is taken per weight, or a slot would keep more for being large. No slot keeps more than
-    all of itself: the rest is shared by the others, in proportion. One share per slot: the groups
-    of heads in a matrix have one rank, as in Palu's released code, which takes the root of every
-    entry before the mean; power=0.5 comes nearest to that. 0 is even.
+    Palu, section 3.3: the total rank is divided among the matrices in proportion to their Fisher
+    information. Palu's keys and values all have one size, where the sum and the mean over weights
+    give the same proportions. With slots of several sizes it is the mean here, or a slot would keep
+    more for being large. No slot keeps more than its full rank: the excess is shared by the others,
+    in proportion. All groups of heads in a matrix have one rank, as in Palu's released code. That
+    code takes the root of every entry before the mean; power=0.5 comes nearest to it.
+
     Raises InputError where no gradients were collected.
     """
     spectra, information = evidence.spectra, evidence.get("gradients")

@@ -1,5 +1,5 @@
-"""The greedy heuristic of CARE's released code: the next rank goes where it takes most of what
-is still lost.
+"""The greedy heuristic of CARE's released code: the next rank goes where it removes most of the
+remaining loss.
 """
 
 import math
@@ -19,8 +19,8 @@ def greedy(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
 
     From half the even share on, the next rank r of layer l goes, while the budget holds, where
     `(s_r^2 / sum_{j >= r} s_j^2) * sqrt((L - l) / ((L + 1) / 2)) / sqrt(r / r_least)` is largest:
-    the share of the remaining loss that it removes, times how far an error of that layer travels,
-    over what the slot has already. It reads ratios within a slot only, so it needs no common unit.
+    the share of the remaining loss that it removes, larger for early layers and for slots with few
+    ranks. Only ratios within a slot enter, so slots need no common unit.
     """
     spectra, layers = evidence.spectra, len(evidence.influence["block"])
     targets: Targets = {}
@@ -81,7 +81,7 @@ def _tails(s: Spectrum, ranks: list[int]) -> list[float]:
 
 POLICY = Policy(
     "greedy",
-    "The next rank goes where it removes most of what is still lost, early layers first "
+    "The next rank goes where it removes most of the remaining loss, early layers first "
     "(CARE's code).",
     greedy,
 )

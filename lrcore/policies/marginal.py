@@ -1,6 +1,5 @@
-"""Equal marginal loss: the last rank of every slot is worth the same per price.
-
-Water-filling is a case of it.
+"""Equal marginal loss: the last rank of every slot saves the same loss per price. Water-filling is
+a special case.
 """
 
 import torch
@@ -18,8 +17,8 @@ def marginal(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """Least sum of the slots' relative losses, `tail(rank) / tail(0)`, within the budget: one
     Lagrange multiplier, by bisection.
 
-    The loss curves have units of their own; relative to the whole of a slot they compare, and no
-    evaluation of the model is needed.
+    The loss curves have different units; relative to the loss of a whole slot they can be compared,
+    and no evaluation of the model is needed.
     """
     spectra = evidence.spectra
     return least_sum({slot: relative_losses(s) for slot, s in spectra.items()}, spectra, budget)
@@ -32,15 +31,13 @@ def relative_losses(s: Spectrum) -> Tensor:
     squares = s.values.double() ** 2
     tails = torch.cat((squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)))
     steps = torch.tensor([rank // s.grain for rank in s.cost.ranks()])
-    return (
-        tails[steps] / tails[0]
-        if float(tails[0]) > 0
-        else torch.zeros(len(steps), dtype=torch.float64)
-    )
+    if float(tails[0]) > 0:
+        return tails[steps] / tails[0]
+    return torch.zeros(len(steps), dtype=torch.float64)
 
 
 POLICY = Policy(
     "marginal",
-    "The last rank of every slot is worth the same relative loss per parameter.",
+    "The last rank of every slot saves the same relative loss per parameter.",
     marginal,
 )

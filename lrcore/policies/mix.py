@@ -1,4 +1,4 @@
-"""A3-mix: the per-layer shares that a small search on the calibration loss found."""
+"""A3-mix: the per-layer shares of a small search on the calibration loss."""
 
 from ..budget import Budget
 from ..evidence import Evidence
@@ -7,10 +7,10 @@ from .policy import Policy, Targets
 
 
 def mix(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
-    """Every slot of a layer keeps the share that the search found for the layer (A3, appendix F:
-    mixed ranks).
+    """Every slot of a layer keeps the layer's share, evidence "search" (A3, appendix F: mixed
+    ranks).
 
-    Raises InputError where nothing was searched yet; see lrcore/compression/evidence/search.py.
+    Raises InputError where the search was not run; see lrcore/compression/evidence/search.py.
     """
     shares = evidence.get("search")
     return {slot: shares[slot[0]] for slot in evidence.spectra}

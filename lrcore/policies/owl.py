@@ -17,7 +17,7 @@ class OwlOptions:
     )
     spread: float = option(
         0.08,
-        "lambda: a layer's share differs from the asked one by this at most",
+        "lambda: largest difference of a layer's share from the requested one",
         low=0.0,
         high=0.5,
     )
@@ -29,7 +29,7 @@ def owl(evidence: Evidence, budget: Budget, options: OwlOptions) -> Targets:
 
     D_l is the share of entries of `|W_ij| |x_j|_2` above threshold times the layer's mean, evidence
     "outliers" (calibration/outliers.py). So shares lie in [keep - spread, keep + spread], grow
-    evenly with D_l, and have the mean asked for. The spread is lowered where a share would leave
+    linearly with D_l, and have the mean `keep`. The spread is lowered where a share would leave
     [0, 1]. Raises InputError where the outliers were not counted.
     """
     ratios, place = evidence.get("outliers"), options.threshold - 1
@@ -46,7 +46,7 @@ def owl(evidence: Evidence, budget: Budget, options: OwlOptions) -> Targets:
 
 POLICY = Policy(
     "owl",
-    "Layers with many outliers among their weighed weights keep more (OWL).",
+    "Layers with many outliers among their input-weighted weights keep more (OWL).",
     owl,
     needs="outliers",
     options=OwlOptions,

@@ -21,9 +21,8 @@ class Policy:
     should keep.
     needs: the one kind of evidence it reads besides the spectra, by its name in the table of
     lrcore/compression/evidence/table.py; "spectra" where it reads nothing else.
-    options: the frozen dataclass of its options, whose field metadata say what they are.
-    suggest(evidence, budget): the rule of thumb for its option `temperature`; None where it has no
-    such option.
+    options: the frozen dataclass of its options, described by the metadata of its fields.
+    suggest(evidence, budget): a rule of thumb for the temperature; None where the policy has none.
     """
 
     name: str

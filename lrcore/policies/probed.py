@@ -26,8 +26,8 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
     """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of
     `cost.ranks()`, [ranks] each.
 
-    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`;
-    what is left over goes, step by step, to the slot that gains most per price.
+    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`.
+    What the budget leaves goes, step by step, to the slot that gains most per price.
     """
     prices, curves = {}, {}
     for slot, s in spectra.items():
@@ -59,9 +59,7 @@ def _spend_rest(
     prices: dict[Slot, torch.Tensor],
     left: float,
 ) -> None:
-    """Raise one slot after another by a step, the one with most gain per price first, while
-    anything fits.
-    """
+    """Raise slots by one step, the one that gains most per price first, while any step fits."""
 
     def following(slot: Slot) -> tuple[float, float] | None:
         i, curve = choice[slot], curves[slot]
@@ -78,7 +76,7 @@ def _spend_rest(
 
 POLICY = Policy(
     "probed",
-    "Least predicted rise of the token loss, from a few measured probes per slot (ours).",
+    "Least predicted increase in loss, from a few measured probes per slot (ours).",
     probed,
     needs="probes",
 )

@@ -12,13 +12,14 @@ from .policy import Policy, Targets
 
 
 def sensitivity(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
-    """Every slot keeps the smallest rank at which the model's loss, with this slot alone truncated,
-    rises by no more than a threshold.
+    """Every slot keeps the smallest rank whose predicted increase in loss, evidence "probes", is at
+    most a threshold.
 
-    The candidates are all (slot, rank), sorted by their increase in loss, evidence "probes":
-    measured at the probed ranks, read off the slot's bent curve between and beyond them. The
-    threshold is the smallest whose plan the budget holds, by bisection; what its last step saved
-    too much goes back to the slots that took it. Raises InputError where the slots were not probed.
+    The threshold is the smallest whose plan meets the budget, by bisection over the increases of
+    all slots at all ranks. What the last step of the threshold saves beyond the budget goes back to
+    the slots that it changed, in proportion.
+
+    Raises InputError where the slots were not probed.
     """
     curves = evidence.get("probes").curves
     prices, rises = {}, {}
@@ -30,35 +31,34 @@ def sensitivity(evidence: Evidence, budget: Budget, options: NoOptions) -> Targe
         torch.tensor([rise for own in rises.values() for rise in own], dtype=torch.float64)
     ).tolist()
 
-    def chosen(threshold: float) -> dict[Slot, int]:
-        """The price of the smallest rank of every slot that rises no more; rises fall with the
-        rank.
+    def kept_prices(threshold: float) -> dict[Slot, int]:
+        """The price of the smallest rank of every slot within the threshold; the increase in loss
+        falls with the rank.
         """
         return {
             slot: prices[slot][bisect_left(own, -threshold, key=lambda rise: -rise)]
             for slot, own in rises.items()
         }
 
-    found = bisect_left(
+    least = bisect_left(
         range(len(thresholds)),
         True,
-        key=lambda i: sum(chosen(thresholds[i]).values()) <= budget.limit,
+        key=lambda i: sum(kept_prices(thresholds[i]).values()) <= budget.limit,
     )
-    least, before = (
-        chosen(thresholds[found]),
-        chosen(thresholds[found - 1]) if found else {slot: own[-1] for slot, own in prices.items()},
-    )
-    saved, over = sum(before.values()) - sum(least.values()), sum(before.values()) - budget.limit
+    dense = {slot: own[-1] for slot, own in prices.items()}
+    after = kept_prices(thresholds[least])
+    before = kept_prices(thresholds[least - 1]) if least else dense
+    saved, over = sum(before.values()) - sum(after.values()), sum(before.values()) - budget.limit
     back = 1 - over / saved if saved else 0.0
     return {
-        slot: (least[slot] + back * (before[slot] - least[slot])) / prices[slot][-1]
+        slot: (after[slot] + back * (before[slot] - after[slot])) / dense[slot]
         for slot in evidence.spectra
     }
 
 
 POLICY = Policy(
     "sensitivity",
-    "One threshold on the measured rise of the loss by each slot alone (ASVD's search).",
+    "One threshold on the predicted increase in loss of every slot alone (ASVD's search).",
     sensitivity,
     needs="probes",
 )

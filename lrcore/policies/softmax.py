@@ -20,8 +20,8 @@ RULE_OF_THUMB = 0.8  # largest sparsity at the suggested temperature
 
 @dataclass(frozen=True)
 class SoftmaxOptions:
-    """temperature eps > 0: small is uneven, large is even; None: the rule of thumb. It is the
-    recipe's field of that name and no option by name.
+    """temperature eps > 0: small is uneven, large is even; None: the rule of thumb. It is set by
+    the recipe's field `temperature`, not as an option.
     """
 
     cap: float = option(
@@ -99,22 +99,15 @@ def in_proportion(
     keep, counts as the mean.
     """
     cap, count = max(cap, mean), len(weights)
-    price = (
-        torch.ones(count, dtype=torch.float64)
-        if prices is None
-        else torch.tensor(prices, dtype=torch.float64)
-    )
+    price = torch.tensor([1.0] * count if prices is None else prices, dtype=torch.float64)
     weights = torch.as_tensor(weights, dtype=torch.float64)
     free = torch.ones(count, dtype=torch.bool)
     phi = torch.zeros(count, dtype=torch.float64)
     for _ in range(count):
         left = mean * price.sum() - cap * price[~free].sum()
         share = weights[free]
-        if (
-            float(share.sum()) == 0
-            # a tiny temperature can underflow every remaining weight: then what is left is shared
-            # evenly
-        ):
+        # a tiny temperature can underflow every remaining weight: the rest is then shared evenly
+        if float(share.sum()) == 0:
             share = torch.ones_like(share)
         phi[free] = left * share / (share * price[free]).sum()
         phi[~free] = cap

@@ -1,6 +1,4 @@
-"""MoDeGPT's refined allocation (B.11, eq. 42-43): attention and MLP of a layer have scores of
-their own.
-"""
+"""MoDeGPT's refined allocation (B.11, eq. 42-43): separate scores for attention and MLP."""
 
 from ..budget import Budget
 from ..evidence import Evidence
@@ -16,9 +14,9 @@ def softmax_dual(evidence: Evidence, budget: Budget, options: SoftmaxOptions) ->
     """Sparsity of each half of a layer proportional to `exp(-w_j s_ij / eps)`, s the influence of
     that half, w_j its weight by parameters.
 
-    The mean weighted by parameters is the asked one (eq. 42). Eq. 43 prints a normaliser that keeps
-    the plain sum and so, for weights other than 1, breaks eq. 42; eq. 42 rules here. Weights are
-    relative to the smaller half: about 1 and 2 in Llama, as in the paper.
+    The mean weighted by parameters is the requested one (eq. 42). Eq. 43 prints a normaliser that
+    keeps the plain sum, which contradicts eq. 42 for weights other than 1; here eq. 42 holds.
+    Weights are relative to the smaller half: about 1 and 2 in Llama, as in the paper.
     """
     scores, prices, halves = half_scores(evidence, budget)
     temperature = options.temperature or suggest(evidence, budget)
@@ -55,7 +53,7 @@ def half_of(slot: Slot) -> Half:
 
 POLICY = Policy(
     "softmax_dual",
-    "The same with separate scores for attention and MLP (MoDeGPT eq. 42-43).",
+    "As softmax, with separate scores for attention and MLP (MoDeGPT eq. 42-43).",
     softmax_dual,
     needs="influence",
     options=SoftmaxOptions,

@@ -17,13 +17,13 @@ LEAST = 1e-12  # of the largest loss of a type: what counts as no loss
 
 @dataclass(frozen=True)
 class SvdLlmV2Options:
-    """The default level is about what the bare losses of the paper's formula have on a small model
-    and some ten thousand tokens.
+    """The default level is about that of the paper's formula on a small model with some ten
+    thousand tokens.
     """
 
     level: float = option(
         5.0,
-        "logarithm that the smallest loss of a type counts as: small is uneven, large is even",
+        "logarithm assigned to the smallest loss of a type: small is uneven, large is even",
         low=0.1,
         high=100.0,
     )
@@ -37,13 +37,13 @@ class SvdLlmV2Options:
 
 def svd_llm_v2(evidence: Evidence, budget: Budget, options: SvdLlmV2Options) -> Targets:
     """Within each type of matrix (or component) layer l loses a share proportional to
-    `1 / log L_l`, the type the share asked for.
+    `1 / log L_l`; the type as a whole loses the requested share.
 
     L_l is the root of the truncation loss at the uniform share, `|W X - W^ X|_F` for whitened
-    matrices. The logarithm of a bare loss depends on its unit and on the number of tokens, and is
-    no weight at all below one; so losses are taken relative to the smallest of the type, which
-    counts as e^level: `log L_l = level + log (L_l / min L)`. A large level is even. No layer loses
-    more than the share cap: the excess is shared by the others of the type, in proportion.
+    matrices. The logarithm of such a loss depends on its unit and on the number of tokens, and is
+    negative below one. So losses are taken relative to the smallest of the type, which counts as
+    e^level: `log L_l = level + log (L_l / min L)`. No layer loses more than the share cap: the
+    excess is shared by the others of the type, in proportion.
     """
     spectra, targets = evidence.spectra, {}
     for kind in dict.fromkeys(name for _, name in spectra):

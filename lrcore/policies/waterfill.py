@@ -10,13 +10,13 @@ from .policy import Policy, Targets
 
 
 def waterfill(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
-    """CARE eq. 2: pool the singular values of all slots whose values compare, and keep the largest
-    that the budget holds.
+    """CARE eq. 2: pool the singular values of all slots with the same unit, and keep the largest
+    that fit the budget.
 
-    Values compare within a unit (`Spectrum.unit`). CARE's keys and values share one, so `W_K C` and
-    `W_V C` of all layers are one pool: its CARE-E. Scores, attention outputs and MLP outputs have
-    units of their own; then each component keeps the overall share. Greedy is optimal here: kept
-    sets are nested and every step of a pool costs the same.
+    CARE's keys and values have one unit (`Spectrum.unit`), so `W_K C` and `W_V C` of all layers are
+    one pool: CARE-E. Scores, attention outputs and MLP outputs have units of their own; then each
+    component keeps the overall share. Greedy is optimal here: kept sets are nested, and every step
+    of a pool costs the same.
     """
     targets: Targets = {}
     pools: dict[str, dict[Slot, Spectrum]] = {}
@@ -32,17 +32,16 @@ def waterfill(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets
 
 
 def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int]:
-    """From the least rank each, take the step of largest value next, again and again, while it
-    fits.
+    """Ranks of the slots of a pool: from the least ranks on, always the step of largest singular
+    value, while it fits the limit.
 
     A step of several values counts by their mean. Ties go to the later component (values before
-    keys, as CARE has it), then layer.
+    keys, as in CARE), then to the later layer.
     """
     ranks = {slot: budget.least(s.cost) for slot, s in pool.items()}
     left = limit - sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
-    curves = {
-        slot: torch.cummin(s.values, 0).values.tolist() for slot, s in pool.items()
-    }  # nested: a step waits for those before it
+    # never increasing, so that no step counts more than those before it
+    curves = {slot: torch.cummin(s.values, 0).values.tolist() for slot, s in pool.items()}
     order = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in pool))}
 
     def following(slot: Slot) -> tuple[tuple[float, int, int], int] | None:

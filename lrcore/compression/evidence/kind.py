@@ -19,7 +19,7 @@ class EvidenceKind:
 
     name: what `Policy.needs` says. about: what is measured, and what it costs.
     measure(model, factors, recipe, progress): the value; None where it comes with the factors.
-    one_budget: whether the value serves the recipe's budget alone, and not every one.
+    one_budget: whether the value holds for the recipe's budget only.
     """
 
     name: str
@@ -28,7 +28,7 @@ class EvidenceKind:
     one_budget: bool = False
 
     def budget(self, recipe: Recipe) -> str:
-        """The key of the one budget that the value serves, "" where it serves all."""
+        """The key of the one budget that the value holds for, "" where it holds for all."""
         return allocation_key(recipe) if self.one_budget else ""
 
     def key(self, recipe: Recipe) -> tuple[str, ...]:

@@ -1,6 +1,4 @@
-"""Short measurements of the loss on calibration tokens, which probes, searches and dropping layers
-share.
-"""
+"""Short measurements of the loss on calibration tokens, for probes, searches and shortening."""
 
 from collections.abc import Sequence
 
@@ -17,8 +15,10 @@ BATCH = 8
 def mean_loss(
     network: nn.Module, index: int, hidden: Sequence[Tensor], batches: Sequence[Tensor]
 ) -> float:
-    """Mean loss of the predicted tokens in nats, entering the network at layer `index` with
-    these hidden states.
+    """Mean loss (nats/token) of the network from layer `index` on.
+
+    hidden: the layer's inputs [windows, tokens, d] and batches: the token ids [windows, tokens], in
+    the same batches.
     """
     total, count = 0.0, 0
     for states, tokens in zip(hidden, batches, strict=True):

@@ -1,9 +1,9 @@
 """Evidence "probes": the predicted increase in loss of every slot at every rank. Ours; in no paper.
 
-The loss curves of the slots have units of their own (scores, outputs of attention, outputs of the
-MLP). Probes put them in one unit, nats/token: compress one slot alone to a few ranks and measure
-how much the loss of some calibration tokens increases. Each curve is then bent to pass through its
-probes. Layers before the slot are not run again.
+The loss curves of the slots have different units (scores, outputs of attention, outputs of the
+MLP). Probes give them one, nats/token: truncate one slot alone to a few ranks and measure how much
+the loss of some calibration tokens increases. Each curve is then scaled to pass through its probes.
+Layers before the slot are not run again.
 """
 
 import json
@@ -25,14 +25,14 @@ from ..factorise import Factorisation
 from .kind import EvidenceKind
 from .losses import BATCH, LENGTH, WINDOWS, mean_loss
 
-# One probe misjudges: on a small model a single one at 0.5 cost more than half of the gain. Budgets
-# of 10 % put most slots near the first.
+# Shares of the parameters that are probed. One is too few: on a small model a single probe at 0.5
+# cost more than half of the gain. Budgets of 10 % put most slots near the first.
 KEEP = (0.95, 0.9, 0.75, 0.5, 0.3)
-# A rise this small is noise of the sample; it also keeps the logarithm finite where a slot is worth
-# nothing.
+# A smaller increase is noise of the sample; it also keeps the logarithm finite where truncating a
+# slot changes nothing.
 LEAST_RISE = 1e-6
-# Beyond the last probe nothing was measured, and losses there compound: the curve is made to grow
-# with this power of the rank.
+# Below the lowest probed rank nothing was measured, and losses compound there: the curve grows with
+# this power of the rank.
 STEEP = 2.0
 
 
@@ -60,26 +60,25 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     return Probes(base, curves)
 
 
-Points = dict[
-    Slot, list[tuple[int, float]]
-]  # probed (rank, rise of the mean token loss in nats), ranks descending
+# probed (rank, increase in loss in nats/token), ranks descending
+Points = dict[Slot, list[tuple[int, float]]]
 
 
 @torch.inference_mode()
 def measure_rises(
     network: nn.Module, factors: Factorisation, tokens: Tensor, progress: Progress
 ) -> tuple[float, Points]:
-    """Mean token loss of the dense network, and the rise for each slot alone at each probed
-    rank.
+    """Mean loss (nats/token) of the dense network on tokens [windows, length], and the increase for
+    each slot alone at each probed rank.
     """
     network = clone(network)
     stream, layers = LayerStream(network, tokens, BATCH), decoder_layers(network)
     batches = tokens.to(network.device).split(BATCH)
     base, points = mean_loss(network, 0, stream.hidden, batches), {}
-    for index, own in enumerate(factors.layers):
+    for index, layer_factors in enumerate(factors.layers):
         progress("probe", index, len(factors.layers))
         dense = layers[index]
-        for name, factor in own.items():
+        for name, factor in layer_factors.items():
             rises = []
             for rank in probed_ranks(factor.cost):
                 layers[index] = clone(dense)
@@ -93,28 +92,26 @@ def measure_rises(
 
 
 def probed_ranks(cost: Cost) -> list[int]:
-    """The ranks whose parameters come nearest to the shares in KEEP, without doubles,
+    """The ranks whose parameters come nearest to the shares in KEEP, without duplicates,
     descending.
     """
     ranks = cost.ranks()[:-1]
-    nearest = (
-        {
-            min(ranks, key=lambda r, k=keep: abs(cost.parameters(r) - k * cost.dense))
-            for keep in KEEP
-        }
-        if ranks
-        else set()
-    )
-    return sorted(nearest, reverse=True)
+    if not ranks:
+        return []
+
+    def nearest(keep: float) -> int:
+        return min(ranks, key=lambda rank: abs(cost.parameters(rank) - keep * cost.dense))
+
+    return sorted({nearest(keep) for keep in KEEP}, reverse=True)
 
 
 def loss_curve(s: Spectrum, points: list[tuple[int, float]]) -> LossCurve:
     """Predicted increase in loss (nats/token) at every rank of `s.cost.ranks()`, [ranks], float64,
     falling to 0 at full rank.
 
-    The tail of the spectrum times a factor whose logarithm is interpolated over rank between the
-    probes, held above the first and grown by (last probe / rank) ** STEEP below the last; then made
-    to fall monotonically.
+    The tail of the spectrum times a scale whose logarithm is interpolated over rank between the
+    probes. The scale is constant above the highest probed rank, and grows as
+    (lowest probed rank / rank) ** STEEP below the lowest. The result is then made monotonic.
     """
     ranks = s.cost.ranks()
     grid = torch.tensor(ranks, dtype=torch.float64)
@@ -136,9 +133,9 @@ def loss_curve(s: Spectrum, points: list[tuple[int, float]]) -> LossCurve:
 
 
 def interpolate(x: Tensor, known_x: Tensor, known_y: Tensor) -> Tensor:
-    """Piecewise linear through the known points (x ascending), constant outside.
+    """Piecewise linear through the known points, constant outside; equivalent to `numpy.interp`.
 
-    [n], [k], [k] -> [n].
+    x [n], known_x [k] ascending, known_y [k] -> [n].
     """
     if len(known_x) == 1:
         return known_y.expand_as(x)

@@ -35,7 +35,7 @@ Ranks = dict[Slot, int]
 def measure(
     model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
 ) -> Shares:
-    """The best share found for the slots of every layer at the recipe's budget, [layers].
+    """The best shares of the layers at the recipe's budget, [layers].
 
     At most ROUNDS x (layers + 3) + 1 evaluations of the first 32 calibration windows, cut to 128
     tokens; kept on disk under a key of the calibration, the method, its options and the whole
@@ -64,7 +64,7 @@ def measure(
 def best_shares(
     layers: int, start: float, loss: Callable[[Shares], float], progress: Progress
 ) -> Shares:
-    """The shares of least loss that the search finds, never worse than equal ones.
+    """The shares of least loss among those that the search tries, equal shares included.
 
     start in (0, 1): the equal share.
     """
@@ -89,8 +89,8 @@ def best_shares(
 
 
 def moved(shares: Shares, up: list[int], down: list[int], step: float) -> Shares:
-    """Shares with some layers raised and some lowered by a step, within [LEAST, 1]; rounding to
-    ranks then brings them into the budget.
+    """Shares with some layers raised and some lowered by a step, within [LEAST, 1]. They need not
+    meet the budget: rounding to ranks does that.
     """
     change = dict.fromkeys(down, -step) | dict.fromkeys(up, step)
     return tuple(
@@ -102,8 +102,8 @@ def moved(shares: Shares, up: list[int], down: list[int], step: float) -> Shares
 def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torch.nn.Module:
     """A clone of the network with every layer truncated to its ranks."""
     network = clone(model.network)
-    for index, own in enumerate(factors.layers):
-        truncate_layer(network, index, own, ranks)
+    for index, layer_factors in enumerate(factors.layers):
+        truncate_layer(network, index, layer_factors, ranks)
     return network
 
 

@@ -1,6 +1,6 @@
 """The kinds of evidence that a policy may need, one row each, and measuring them.
 
-Whoever has to know what a policy measures reads this table: the core, the page and the errors.
+The core, the page and the error messages read in this table what a policy measures.
 """
 
 from ...models.load import LoadedModel
@@ -31,7 +31,7 @@ def evidence_of(policy: str) -> EvidenceKind:
 
 def evidence_key(recipe: Recipe) -> tuple[str, ...]:
     """What the recipe's policy measures on the model, as a key: the name of the evidence, and the
-    budget where it serves one alone; empty where it measures nothing.
+    budget where the evidence holds for one only; empty where it measures nothing.
 
     Raises InputError for an unknown policy.
     """
@@ -42,7 +42,7 @@ def measure_evidence(
     model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
 ) -> Factorisation:
     """The factorisation with the evidence that the recipe's policy needs, measured on the model
-    where it is not there yet. Others come back as they are.
+    unless it is there already; then the factorisation is returned as it is.
 
     Raises InputError for an unknown policy, and what measuring raises.
     """
