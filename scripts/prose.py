@@ -13,7 +13,8 @@ WIDTH = 100
 ITEM = re.compile(r"(\s*)([*-]|\d+\.) ")
 KEPT = re.compile(r"\s*(\||#|<!--|!\[|$)")
 BULLET = re.compile(r" (?=(?:\d+\.|[-*+#|]) )")  # at the start of a line it would begin an item
-CODE = re.compile(r"`[^`]{1,70}`")  # a longer span may break: it would not fit beside anything
+CODE = re.compile(r"`[^`]+`")
+LONGEST = 90  # columns of a code span that is not broken
 
 
 def wrap(text: str) -> str:
@@ -36,6 +37,11 @@ def wrap(text: str) -> str:
     return "\n".join(lines + fill(paragraph)) + ("\n" if text.endswith("\n") else "")
 
 
+def glued(span: re.Match[str]) -> str:
+    """A code span whose spaces do not break, unless it would hardly fit on a line."""
+    return span[0].replace(" ", "\0") if len(span[0]) <= LONGEST else span[0]
+
+
 def fill(paragraph: list[str]) -> list[str]:
     """One paragraph or list item as lines; short code spans are not broken."""
     if not paragraph:
@@ -44,7 +50,7 @@ def fill(paragraph: list[str]) -> list[str]:
     mark = item[0].lstrip() if item else ""
     indent = " " * (item.end() if item else len(paragraph[0]) - len(paragraph[0].lstrip()))
     words = " ".join(line.strip() for line in paragraph)[len(mark) :]
-    words = CODE.sub(lambda span: span[0].replace(" ", "\0"), words)
+    words = CODE.sub(glued, words)
     words = mark + BULLET.sub("\0", words)
     filled = textwrap.wrap(
         words,
