@@ -5,71 +5,133 @@ small = lrcore.compress(model, lrcore.Recipe(method="a3", ratio=0.2))
 print(lrcore.evaluate(small, "stories", samples=32).perplexity)
 """
 
-from .account import ModelAccount, Planned, SizeAndCost
-from .analyse import Analysis, analyse
-from .calibration.calibrate import Calibration, calibrate
-from .checkpoints.card import Usage, model_card
-from .checkpoints.checkpoint import load, save
-from .checkpoints.export import export, push
-from .checkpoints.stock import stock_fit
-from .compression.allocate import allocate
-from .compression.bounds import bounds
-from .compression.compress import compress, prepare, refits
-from .compression.evidence.probes import probe
-from .compression.evidence.table import evidence_key, measure_evidence
-from .compression.evidence.table import evidence_of as _evidence_of
-from .compression.factorise import Factorisation, factorise
-from .compression.healing.healing import Healing, heal
-from .compression.quantise import quantise
-from .compression.shortening.shorten import drop_layers, shorten
-from .compression.slicing.slicing import slice_hidden, sliced_size
-from .data import BUILTIN
-from .errors import Cancelled, InputError
-from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
-from .evaluation.compare import Comparison, compare
-from .evaluation.contributions import Contributions, contributions
-from .evaluation.cost import ModelCost, Speed, measure_cost, measure_speed
-from .evaluation.evaluate import Evaluation, evaluate, token_losses
-from .evaluation.local_errors import LocalErrors, local_errors
-from .evaluation.protocols import PROTOCOLS, EvaluationSettings
-from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
-from .generate import GenerationSettings, generate, stream
-from .history import (
-    Compressed,
-    Healed,
-    Quantised,
-    Shortened,
-    Sliced,
-    Step,
-    StockFit,
-    last_step,
-    stock_of,
-)
-from .may_follow import MAY_FOLLOW, refusal
-from .methods import METHODS
-from .models.load import DEMO_MODELS, LoadedModel
-from .plan import RankPlan
-from .policies import POLICIES
-from .progress import Progress
-from .provenance import BaseModel, Provenance
-from .recipe import BUDGETS, Recipe
-from .runs.differences import differences
-from .runs.runs import Run, Runs
-from .runs.runs import root as runs_root
-from .runs.sweep import Sweep, cross_calibration
-from .runs.sweep_engine import run_sweep
-from .runs.sweep_page import tables as sweep_tables
-from .runs.sweep_rows import SweepRow
-from .runs.sweep_store import Cell, CellFiles, SweepStore
-from .runs.tracking import Tracker
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-DATASETS = tuple(BUILTIN)
+if TYPE_CHECKING:
+    from .account import ModelAccount, Planned, SizeAndCost
+    from .analyse import Analysis, analyse
+    from .calibration.calibrate import Calibration, calibrate
+    from .checkpoints.card import Usage, model_card
+    from .checkpoints.checkpoint import load, save
+    from .checkpoints.export import export, push
+    from .checkpoints.stock import stock_fit
+    from .compression.allocate import allocate
+    from .compression.bounds import bounds
+    from .compression.compress import compress, prepare, refits
+    from .compression.evidence.probes import probe
+    from .compression.evidence.table import evidence_key, measure_evidence
+    from .compression.factorise import Factorisation, factorise
+    from .compression.healing.healing import heal
+    from .compression.healing.settings import Healing
+    from .compression.quantise import quantise
+    from .compression.shortening.shorten import drop_layers, shorten
+    from .compression.slicing.slicing import slice_hidden, sliced_size
+    from .data import DATASETS
+    from .errors import Cancelled, InputError
+    from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
+    from .evaluation.compare import Comparison, compare
+    from .evaluation.contributions import Contributions, contributions
+    from .evaluation.cost import ModelCost, Speed, measure_cost, measure_speed
+    from .evaluation.evaluate import Evaluation, evaluate, token_losses
+    from .evaluation.local_errors import LocalErrors, local_errors
+    from .evaluation.settings import PROTOCOLS, EvaluationSettings
+    from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
+    from .generate import GenerationSettings, generate, stream
+    from .history import (
+        Compressed,
+        Healed,
+        Quantised,
+        Shortened,
+        Sliced,
+        Step,
+        StockFit,
+        last_step,
+        stock_of,
+    )
+    from .may_follow import MAY_FOLLOW, refusal
+    from .methods import METHODS as METHODS
+    from .models.load import DEMO_MODELS, LoadedModel
+    from .plan import RankPlan
+    from .policies import POLICIES as POLICIES
+    from .progress import Progress
+    from .provenance import BaseModel, Provenance
+    from .recipe import BUDGETS, Recipe
+    from .runs.differences import differences
+    from .runs.runs import Run, Runs
+    from .runs.runs import root as runs_root
+    from .runs.sweep import Sweep, cross_calibration
+    from .runs.sweep_engine import run_sweep
+    from .runs.sweep_page import tables as sweep_tables
+    from .runs.sweep_rows import SweepRow
+    from .runs.sweep_store import Cell, CellFiles, SweepStore
+    from .runs.tracking import Tracker
 
 __version__ = "0.1.0"
+
+# Where each public name is, as `name` or `name=its name there`: a module is imported when the first
+# of its names is read, so that `import lrcore` takes no time.
+_HOMES = {
+    "account": "ModelAccount Planned SizeAndCost",
+    "analyse": "Analysis analyse",
+    "calibration.calibrate": "Calibration calibrate",
+    "checkpoints.card": "Usage model_card",
+    "checkpoints.checkpoint": "load save",
+    "checkpoints.export": "export push",
+    "checkpoints.stock": "stock_fit",
+    "compression.allocate": "allocate",
+    "compression.bounds": "bounds",
+    "compression.compress": "compress prepare refits",
+    "compression.evidence.probes": "probe",
+    "compression.evidence.table": "evidence_key measure_evidence",
+    "compression.factorise": "Factorisation factorise",
+    "compression.healing.healing": "heal",
+    "compression.healing.settings": "Healing",
+    "compression.quantise": "quantise",
+    "compression.shortening.shorten": "drop_layers shorten",
+    "compression.slicing.slicing": "slice_hidden sliced_size",
+    "data": "DATASETS",
+    "errors": "Cancelled InputError",
+    "evaluation.answers": "answers answers_csv in_turns read_prompts",
+    "evaluation.compare": "Comparison compare",
+    "evaluation.contributions": "Contributions contributions",
+    "evaluation.cost": "ModelCost Speed measure_cost measure_speed",
+    "evaluation.evaluate": "Evaluation evaluate token_losses",
+    "evaluation.local_errors": "LocalErrors local_errors",
+    "evaluation.settings": "PROTOCOLS EvaluationSettings",
+    "evaluation.tasks": "BUILTIN_TASKS LM_EVAL_TASKS TaskResult lm_eval score_choices",
+    "generate": "GenerationSettings generate stream",
+    "history": "Compressed Healed Quantised Shortened Sliced Step StockFit last_step stock_of",
+    "may_follow": "MAY_FOLLOW refusal",
+    "methods": "METHODS",
+    "models.load": "DEMO_MODELS LoadedModel",
+    "plan": "RankPlan",
+    "policies": "POLICIES",
+    "progress": "Progress",
+    "provenance": "BaseModel Provenance",
+    "recipe": "BUDGETS Recipe",
+    "runs.differences": "differences",
+    "runs.runs": "Run Runs runs_root=root",
+    "runs.sweep": "Sweep cross_calibration",
+    "runs.sweep_engine": "run_sweep",
+    "runs.sweep_page": "sweep_tables=tables",
+    "runs.sweep_rows": "SweepRow",
+    "runs.sweep_store": "Cell CellFiles SweepStore",
+    "runs.tracking": "Tracker",
+}
+_HOME = {
+    public: (module, own or public)
+    for module, names in _HOMES.items()
+    for public, _, own in (name.partition("=") for name in names.split())
+}
 
 
 def methods() -> list[dict]:
     """Every method: name, paper, components, supports, notes."""
+    from .methods import METHODS
+
     return [method.describe() for method in METHODS.values()]
 
 
@@ -77,10 +139,54 @@ def policies() -> list[dict]:
     """Every allocation policy: name, summary, whether it reads a temperature, its options, the
     evidence it needs, and whether that serves one budget alone.
     """
+    from .compression.evidence.table import evidence_of
+    from .policies import POLICIES
+
     return [
-        policy.describe() | {"one_budget": _evidence_of(policy.name).one_budget}
+        policy.describe() | {"one_budget": evidence_of(policy.name).one_budget}
         for policy in POLICIES.values()
     ]
+
+
+class _Package(ModuleType):
+    """The package. A module in it takes no public name's place: importing `lrcore/generate.py`
+    would set `lrcore.generate`, which is the function.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+if not TYPE_CHECKING:  # a type checker reads the imports above
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            module, own = _HOME[name]
+            value = getattr(import_module(f".{module}", __name__), own)
+        elif name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        else:
+            value = _module(name)
+        globals()[name] = value
+        return value
+
+
+def _module(name: str) -> ModuleType:
+    """A module of the package, for `lrcore.errors.InputError` without an import of its own."""
+    try:
+        return import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    """With the public names that have not been read yet."""
+    return sorted({*globals(), *_HOME})
 
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..evaluation.protocols import EvaluationSettings
+from ..evaluation.settings import EvaluationSettings
 from ..files import write_text
 from ..settings import setting
 from .arguments import AsJson, Batch, Loading, ModelOrFolder, ToTrackio

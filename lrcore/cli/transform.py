@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..compression.healing.healing import Healing
+from ..compression.healing.settings import Healing
 from ..recipe import Recipe
 from ..settings import setting
 from .arguments import AsJson, FolderOrRun, Loading, Model

@@ -5,8 +5,11 @@ from lrcore.data.texts import BUILTIN, Texts, load_texts
 from lrcore.data.tokens import Tokenised, tokenise
 from lrcore.data.windows import Windows, make_windows
 
+DATASETS = tuple(BUILTIN)
+
 __all__ = [
     "BUILTIN",
+    "DATASETS",
     "Texts",
     "Tokenised",
     "Windows",

@@ -14,7 +14,8 @@ from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..progress import Progress
 from .evaluate import _ROWS, Evaluation, batches, groups, summarise
-from .protocols import EvaluationSettings, make_passages
+from .protocols import make_passages
+from .settings import EvaluationSettings
 
 
 @dataclass(frozen=True, eq=False)

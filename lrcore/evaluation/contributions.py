@@ -13,7 +13,8 @@ from ..models.structure import sliced_modules
 from ..progress import Progress, silent
 from .compare import check_tokens
 from .evaluate import row_losses, summarise
-from .protocols import EvaluationSettings, make_passages
+from .protocols import make_passages
+from .settings import EvaluationSettings
 
 PARTS = (("qk",), ("ov",), ("mlp",), ("qk", "ov"), ("qk", "ov", "mlp"))
 

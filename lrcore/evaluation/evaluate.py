@@ -20,7 +20,8 @@ from ..generate import Decoder
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..progress import Progress
-from .protocols import EvaluationSettings, Passages, Row, make_passages
+from .protocols import Passages, Row, make_passages
+from .settings import EvaluationSettings
 
 # Logits of one forward pass; with a vocabulary of 128 k, 2048 tokens take 1 GB in float32.
 _LOGIT_BYTES = 2**29

@@ -24,7 +24,8 @@ from ..progress import Progress, silent
 from ..tables import frame
 from .compare import check_tokens
 from .contributions import check_same, mixed
-from .protocols import EvaluationSettings, make_passages
+from .protocols import make_passages
+from .settings import EvaluationSettings
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from .compare import compare
 from .contributions import contributions
 from .cost import measure_cost, measure_speed
 from .local_errors import local_errors
-from .protocols import EvaluationSettings
+from .settings import EvaluationSettings
 
 AXES = {
     "parameters": "parameters",

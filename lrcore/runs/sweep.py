@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ..errors import InputError, unknown
-from ..evaluation.protocols import EvaluationSettings, find_protocol
+from ..evaluation.settings import EvaluationSettings, find_protocol
 from ..methods import find_method
 from ..policies import find_policy
 from ..recipe import Recipe

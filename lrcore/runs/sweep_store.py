@@ -12,7 +12,7 @@ from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
-from ..evaluation.protocols import EvaluationSettings
+from ..evaluation.settings import EvaluationSettings
 from ..files import write_text
 from ..models.load import LoadedModel
 from ..progress import Progress

@@ -8,7 +8,8 @@ import torch
 
 import lrcore
 from lrcore.data import Texts, tokenise
-from lrcore.evaluation.protocols import PROTOCOLS, rolling, stride_spans
+from lrcore.evaluation.protocols import make_passages, rolling, stride_spans
+from lrcore.evaluation.settings import PROTOCOLS
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +68,7 @@ def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
     path.write_text(
         "".join(json.dumps({"text": f"Tom had {i} apples."}) + "\n" for i in range(1200))
     )
-    found = lrcore.evaluation.protocols.make_passages(
-        model, lrcore.evaluation.protocols.EvaluationSettings(str(path), protocol="gptq-2048-c4")
-    )
+    found = make_passages(model, lrcore.EvaluationSettings(str(path), protocol="gptq-2048-c4"))
     assert found.protocol["documents"] == 1100
     assert len(found.rows) == min(256, found.protocol["tokens_available"] // 128)
 

@@ -14,8 +14,6 @@ from ...models.layers import changed_projections, read_layer, write_layer
 from ...modules.latent import LatentAttention
 from ...modules.projections import LowRankLinear
 
-TRAINED = ("latents", "factors", "all")
-
 
 def add_channel(network: PreTrainedModel, size: int, seed: int = 0) -> None:
     """Give every layer whose keys are cached latents a decoupled rotary channel of `size` numbers

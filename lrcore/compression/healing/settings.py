@@ -1,0 +1,58 @@
+"""The settings of healing."""
+
+from dataclasses import dataclass
+
+from ...errors import InputError, unknown
+from ...settings import check_settings, setting
+
+TRAINED = ("latents", "factors", "all")
+
+
+@dataclass(frozen=True)
+class Healing:
+    """How to heal. Raises InputError where it is made with a value out of its range.
+
+    data: text to train on, None for the recipe's. samples windows of seq_len tokens, drawn at
+    random with seed; every step takes batch of them, all once before any twice. lr: the highest
+    learning rate of AdamW; latents take ten times as much as whole matrices and identity blocks do.
+    beta >= 0: weight of the divergence; temperature > 0: tau.
+    rotary_channel: d_r, an even number, 0 for none. train: "latents", "factors" (what compression
+    changed), "all" parameters, or "auto". test: text whose first test_samples windows are scored
+    before and after; None for the test split of `data`. A file that is trained on is no test, and
+    nothing is measured with test_samples 0.
+    """
+
+    data: str | None = setting(None, "Text to train on. Default: that of the calibration.")
+    samples: int = setting(512, "Windows to train on, drawn at random.")
+    seq_len: int = setting(256, "Tokens per window.")
+    steps: int = setting(200, "Steps of AdamW.", low=1)
+    batch: int = setting(8, "Windows per step.", low=1)
+    lr: float = setting(3e-4, "Highest learning rate; latents take ten times as much.")
+    beta: float = setting(
+        1.0, "Weight of the divergence from the dense model; 0: cross-entropy alone."
+    )
+    temperature: float = setting(2.0, "tau of the divergence, which counts beta tau^2.")
+    rotary_channel: int = setting(
+        0, "Of care: width of a new rotary channel per head; 0: none.", low=0, metavar="D_R"
+    )
+    train: str = setting(
+        "auto", "latents, factors (what compression changed), all, or auto (by the method)."
+    )
+    test: str | None = setting(None, "Text to measure on. Default: the test split of the data.")
+    test_samples: int = setting(16, "Windows measured before and after; 0: none.", low=0)
+    seed: int = setting(0, "Of windows, their order and the new channel.")
+
+    def __post_init__(self) -> None:
+        if self.train not in ("auto", *TRAINED):
+            raise unknown("choice of what to train", str(self.train), ("auto", *TRAINED))
+        check_settings(self)
+        if self.rotary_channel % 2:
+            raise InputError(
+                f"rotary_channel = {self.rotary_channel}: rotary positions turn pairs. Give an "
+                "even width, such as 8."
+            )
+        for name in ("lr", "temperature"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}.")
+        if not self.beta >= 0:
+            raise InputError(f"beta must be 0 (no teacher) or larger, got {self.beta!r}.")

@@ -1,0 +1,114 @@
+"""Perplexity protocols by name, and the settings of one evaluation.
+
+windows        non-overlapping (or randomly placed) full windows of the caller's length, without
+               special tokens
+gptq-2048      GPTQ's script, also SVD-LLM's, A3's and MoDeGPT's: rows joined by a blank line,
+               tokenised once with the tokenizer's special tokens, non-overlapping windows of 2048,
+               or of the context where that is shorter
+gptq-2048-c4   the same for C4: the first 1100 documents joined by a space, the first 256 windows
+               (`get_c4_new`)
+gptq-2048-ptb  the same for PTB: rows joined by a space (`get_ptb_new`)
+strided        a window that moves by `stride`: every token but the first is scored once, with at
+               least length - stride tokens before it
+lm-eval-word   per document, rolling, as lm-eval's `loglikelihood_rolling` with a context of one
+               token; perplexity per word and byte
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..errors import unknown
+from ..settings import setting
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol. kind: how rows are cut. None: decided by the data set or the caller."""
+
+    name: str
+    summary: str
+    kind: str
+    seq_len: int | None = None
+    join: str | None = None
+    documents: int | None = None
+    windows: int | None = None
+
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    row.name: row
+    for row in (
+        Protocol(
+            "windows", "full windows of a length of your choice, no special tokens", "windows"
+        ),
+        Protocol(
+            "gptq-2048",
+            "rows joined by a blank line, tokenised once, windows of 2048 (as for WikiText-2)",
+            "blocks",
+            2048,
+            "\n\n",
+        ),
+        Protocol(
+            "gptq-2048-c4",
+            "first 1100 documents joined by a space, first 256 windows of 2048",
+            "blocks",
+            2048,
+            " ",
+            1100,
+            256,
+        ),
+        Protocol("gptq-2048-ptb", "rows joined by a space, windows of 2048", "blocks", 2048, " "),
+        Protocol("strided", "a window that moves by a stride; every token scored once", "strided"),
+        Protocol(
+            "lm-eval-word",
+            "per document, rolling, per word and byte, as lm-eval defines it",
+            "documents",
+        ),
+    )
+}
+DEFAULT_LENGTH = 256
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The settings of one evaluation.
+
+    data: a data set, by name or file. samples: the most windows (documents, for a protocol on
+    documents); None: all. seq_len: tokens per window; None: the protocol's own, 256 for "windows"
+    and "strided". sampling ("first" or "random") and seed: of "windows". protocol: a name in
+    `PROTOCOLS`. stride: of "strided"; None: half of seq_len.
+    """
+
+    data: str = setting("stories", "Text to score: built-in name, file, or name:config:split.")
+    samples: int | None = setting(None, "Number of windows (or documents). Default: all.")
+    seq_len: int | None = setting(None, "Tokens per window. Default: the protocol's.")
+    sampling: str = setting("first", "Which windows: first or random.")
+    seed: int = setting(0, "Seed of the random choice.")
+    protocol: str = setting(
+        "windows", "windows, gptq-2048, gptq-2048-c4, gptq-2048-ptb, strided or lm-eval-word."
+    )
+    stride: int | None = setting(None, "Of protocol strided. Default: half a window.")
+
+    @classmethod
+    def of(
+        cls, data: "str | EvaluationSettings", settings: Mapping[str, Any], **defaults: Any
+    ) -> "EvaluationSettings":
+        """A data set and the other settings by name, or whole settings with some replaced.
+
+        defaults: for a data set, where `settings` has no value. Raises InputError where a setting
+        is unknown.
+        """
+        known = {field.name for field in fields(cls)} - {"data"}
+        for name in settings:
+            if name not in known:
+                raise unknown("evaluation setting", name, known)
+        if isinstance(data, EvaluationSettings):
+            return replace(data, **settings)
+        return cls(data, **(defaults | dict(settings)))
+
+
+def find_protocol(name: str) -> Protocol:
+    """The protocol of a name. Raises InputError, with the nearest name, where it is unknown."""
+    if name not in PROTOCOLS:
+        raise unknown("protocol", name, PROTOCOLS)
+    return PROTOCOLS[name]

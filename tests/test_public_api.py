@@ -1,0 +1,58 @@
+"""`import lrcore` is quick: its public names come from their modules when they are read."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrcore
+
+SLOW = {"torch", "transformers", "pandas", "numpy", "datasets", "gradio", "huggingface_hub"}
+# What a process has imported after some code, as one line.
+LOADED = "import sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
+
+
+def loaded(code: str) -> set[str]:
+    run = [sys.executable, "-c", f"{code}\n{LOADED}"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compress", "--help"], ["compress", "--no"]])
+def test_help_and_wrong_options_wait_for_no_import(arguments):
+    assert not loaded(f"from lrcore.cli import main; main({arguments})") & SLOW
+
+
+def test_a_public_name_is_not_replaced_by_the_module_that_shares_it():
+    code = """
+import lrcore
+import lrcore.generate, lrcore.analyse, lrcore.methods, lrcore.policies
+from lrcore import errors, generate
+assert all(map(callable, (generate, lrcore.analyse, lrcore.methods, lrcore.policies)))
+assert lrcore.errors.InputError is lrcore.InputError and errors is lrcore.errors
+"""
+    assert "torch" in loaded(code)
+
+
+def test_every_public_name_is_read_and_listed():
+    assert set(lrcore.__all__) <= set(dir(lrcore))
+    assert all(getattr(lrcore, name) is not None for name in lrcore.__all__)
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = lrcore.no_such
+
+
+def test_a_type_checker_sees_the_modules_that_the_names_come_from():
+    """The imports under TYPE_CHECKING are the table."""
+    source = Path(lrcore.__file__).read_text(encoding="utf-8")
+    seen = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == lrcore._HOME
+    assert seen.keys() | {"methods", "policies"} == {*lrcore.__all__, "METHODS", "POLICIES"}
