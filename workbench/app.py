@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 import lrcore
 
@@ -11,6 +12,7 @@ from .assets import PLOTLY_JS, STYLE, script
 from .components import QUIET, bind
 from .jobs import KINDS, start_analysis
 from .page import Page
+from .security import SecurityHeaders
 from .store import Store
 from .tabs import TABS
 from .theme import THEME
@@ -21,6 +23,7 @@ LAUNCH = {
     "css_paths": [STYLE],
     "run_history": False,
     "footer_links": ["settings"],
+    "app_kwargs": {"middleware": [Middleware(SecurityHeaders)]},
 }
 
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -81,15 +82,17 @@ def bind(handler: Callable, *given: Any) -> Callable:
 
 
 def shown(error: Exception) -> gr.Error:
-    """The message on the page for a failure in a handler."""
+    """The message on the page for a failure in a handler. Gradio shows it as HTML, and it may name
+    what a person typed, so it is escaped.
+    """
     if isinstance(error, gr.Error):
         return error
     if isinstance(error, lrcore.InputError):
-        return gr.Error(str(error), print_exception=False, duration=None)
+        return gr.Error(escape(str(error), quote=False), print_exception=False, duration=None)
     log.error("a handler failed", exc_info=error)
     line = (str(error).strip().splitlines() or [""])[0][:300]
     message = f"{type(error).__name__}: {line} The server's log has the details."
-    return gr.Error(message, print_exception=False, duration=None)
+    return gr.Error(escape(message, quote=False), print_exception=False, duration=None)
 
 
 def plot(elem_id: str, height: int) -> gr.HTML:

@@ -20,6 +20,13 @@ def note(sentence: str, kind: str = "plain") -> str:
     return f"<div class='note {kind}'>{escape(sentence)}</div>" if sentence else ""
 
 
+def as_markdown(text: str) -> str:
+    """Text with outside parts in it, safe to show as Markdown: its HTML and its pictures, which a
+    browser would fetch, are shown as they are written.
+    """
+    return escape(text, quote=False).replace("![", "!\\[")
+
+
 def about(name: str, line: str, more: str = "") -> str:
     """One line about what is chosen; the rest opens on a click."""
     rest = (

@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import memory, text
+from ... import markup, memory, text
 from ...components import LIVE, QUIET, bind, listen
 from ...jobs import CompressJob
 from ...page import Page
@@ -59,17 +59,18 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
         recipe, settings = read(values)
         plan, model = store.plan(recipe), store.peek_dense(recipe)
         if plan is None or model is None:
-            return text.paragraph(recipe, {}, settings), recipe.command()
+            described = text.paragraph(recipe, {}, settings)
+            return markup.as_markdown(described), recipe.command()
         summary = plan.summary()
         need = memory.needed(model, recipe, summary["megabytes"], settings)
     except lrcore.InputError as error:
-        return str(error), ""
+        return markup.as_markdown(str(error)), ""
     paragraphs = (
         text.paragraph(recipe, summary, settings),
         memory.sentence(need, memory.free(str(model.device))),
         text.stock(lrcore.stock_fit(model, plan)),
     )
-    return "\n\n".join(paragraphs), recipe.command()
+    return markup.as_markdown("\n\n".join(paragraphs)), recipe.command()
 
 
 def start(store: Store, name: str, *values: Any) -> str:

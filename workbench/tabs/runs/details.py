@@ -99,7 +99,9 @@ def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
         *described(run),
         *stock_export(run),
         "\n".join(folders),
-        export.model_card(run).split("\n---\n", 1)[-1],  # the front matter is for the hub
+        markup.as_markdown(
+            export.model_card(run).split("\n---\n", 1)[-1]
+        ),  # the front matter is for the hub
     )
 
 
@@ -124,7 +126,7 @@ def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:
     unchecked = gr.Checkbox(value=False, interactive=False)
     has_ranks = bool(fit and fit.ranks and not fit.qualifies)
     return (
-        text.stock(fit, not run.ranks_csv),
+        markup.as_markdown(text.stock(fit, not run.ranks_csv)),
         gr.Checkbox(interactive=True) if possible else unchecked,
         gr.Button(visible=has_ranks),
     )
