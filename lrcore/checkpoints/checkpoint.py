@@ -1,7 +1,8 @@
 """A compressed model as a folder, and back, bit for bit.
 
     model.safetensors   every tensor once (tied weights under their first name)
-    config.json         of the dense model        generation_config.json, tokenizer files
+    config.json         of the dense model, with a model_type of its own (see models/config.py)
+    generation_config.json, tokenizer files
     lrcore.json         format, base model, shapes of the replaced modules, which tensors are tied
     recipe.json         what was asked for        ranks.csv, report.json    what came out
 
@@ -9,6 +10,7 @@ The folder needs this package to be read: its layers have shapes that no config 
 describes.
 """
 
+import copy
 import csv
 import json
 import math
@@ -28,13 +30,13 @@ from transformers.initialization import no_init_weights
 
 from ..errors import InputError
 from ..files import OFFLOADED, beside, cache_folder, exchange
+from ..models.config import read_config, write_config
 from ..models.load import (
     LoadedModel,
     checked,
     empty_network,
     load_folder,
     locate,
-    read_config,
     read_tokenizer,
     resolve_device,
     resolve_dtype,
@@ -280,7 +282,7 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
         "licence": licence(model.folder),
     }
     write_weights(state, folder, shard)
-    network.config.save_pretrained(folder)
+    write_config(network, folder, own=not _is_native(network))
     write_companions(model, folder)
     write_json(folder / MARK, described)
     if model.history:
@@ -289,6 +291,13 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
         write_json(folder / "recipe.json", model.recipe.to_dict())
     if model.ranks:
         _write_csv(folder / "ranks.csv", [asdict(row) for row in model.ranks])
+
+
+def _is_native(network: PreTrainedModel) -> bool:
+    """Whether transformers makes just such modules of the network's config."""
+    with torch.device("meta"):
+        native = empty_network(copy.deepcopy(network.config), network.dtype)
+    return structure(native) == structure(network)
 
 
 def write_companions(model: LoadedModel, folder: Path) -> None:

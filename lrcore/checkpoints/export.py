@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..models.load import LoadedModel, auto_class
-from ..models.weights import MARK, read_json
+from ..models.config import auto_class, write_config
+from ..models.load import LoadedModel
+from ..models.structure import structure
+from ..models.weights import read_json
 from .card import Usage, model_card
-from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
+from .checkpoint import SHARD, write_checkpoint, write_folder
 from .portable import modeling_source
 from .stock import write_stock
 
 MODELING = "modeling_lowrank"
-CLASS = "LowRankForCausalLM"
+CLASS, CONFIG_CLASS = "LowRankForCausalLM", "LowRankConfig"
 
 
 def export(
@@ -58,20 +60,17 @@ def export(
 
 
 def _add_code(model: LoadedModel, folder: Path) -> None:
-    base = type(model.network).__name__
-    (folder / f"{MODELING}.py").write_text(modeling_source(base), encoding="utf-8")
-    config = read_json(folder / "config.json")
-    lowrank = {"layers": read_json(folder / MARK)["structure"]}
-    auto_map = {auto_class(model.network.config).__name__: f"{MODELING}.{CLASS}"}
-    write_json(
-        folder / "config.json",
-        config
-        | {
-            "architectures": [CLASS],
-            "auto_map": auto_map,
-            "dtype": model.dtype,
-            "lowrank": lowrank,
-        },
+    network = model.network
+    (folder / f"{MODELING}.py").write_text(modeling_source(network), encoding="utf-8")
+    loader = auto_class(network.config).__name__
+    write_config(
+        network,
+        folder,
+        own=True,
+        architectures=[CLASS],
+        auto_map={"AutoConfig": f"{MODELING}.{CONFIG_CLASS}", loader: f"{MODELING}.{CLASS}"},
+        dtype=model.dtype,
+        lowrank={"layers": structure(network)},
     )
 
 

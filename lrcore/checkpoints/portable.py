@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
+from ..models.config import own_type
+
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
 LEFT_OUT = ("of", "fill")
@@ -23,9 +27,16 @@ from __future__ import annotations
 '''
 MODEL = '''
 
+class LowRankConfig({config}):
+    """{config} with `lowrank`; its type is its own, so that no dense network is made of it."""
+
+    model_type = "{type}"
+
+
 class LowRankForCausalLM({base}):
     """{base} with the modules that config.lowrank describes in the place of its own."""
 
+    config_class = LowRankConfig
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -62,9 +73,9 @@ class Cut:
                 self.reach(file, used)
 
 
-def modeling_source(base: str) -> str:
-    """The text of a modeling file whose model subclasses `base`, the name of a causal language
-    model of transformers.
+def modeling_source(network: PreTrainedModel) -> str:
+    """The text of a modeling file whose model and config subclass those of a network, compressed
+    or not.
 
     Raises ValueError where two files define one name, since their contents share one file here.
     """
@@ -74,15 +85,15 @@ def modeling_source(base: str) -> str:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"defined in two of the files that an export joins: {', '.join(twice)}")
-    imports = _import_lines(cut.imports | {("transformers", base)})
+    base, config = type(network).__name__, type(network.config).__name__
+    imports = _import_lines(cut.imports | {("transformers", base), ("transformers", config)})
     pieces = [
         _text(file, node)
         for file in _in_order(START[0], list(cut.nodes))
         for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
-    return (
-        HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + MODEL.format(base=base)
-    )
+    model = MODEL.format(base=base, config=config, type=own_type(network.config.model_type))
+    return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 
 
 def _in_order(file: Path, among: list[Path]) -> list[Path]:

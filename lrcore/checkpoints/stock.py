@@ -21,8 +21,9 @@ from ..errors import InputError
 from ..history import StockFit
 from ..layer import Layer, Linear
 from ..models.architectures import architecture_of, decoder_layers, text_config
+from ..models.config import auto_class, quiet
 from ..models.layers import read_layer
-from ..models.load import LoadedModel, auto_class, quiet
+from ..models.load import LoadedModel
 from ..models.offload import stored_of
 from ..models.structure import sliced_modules
 from ..modules.sliced import StreamNorm, has_residual_matrices
@@ -138,6 +139,7 @@ def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
     Raises InputError with the reasons for another.
     """
     config, native = _stock_network(model.network)
+    config.architectures = [type(native).__name__]
     state = {
         name: tensor.detach().cpu() for name, tensor in _stock_state(model.network, native).items()
     }

@@ -2,25 +2,19 @@
 whatever is wrong with it.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
-from transformers.utils import logging
 
 from ..account import SizeAndCost
 from ..errors import InputError, unknown
@@ -30,11 +24,12 @@ from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
+from .config import auto_class, has_own_type, kernel_of, one_line, quiet, read_config
 from .hub import DEMO_MODELS, locate
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
-from .weights import check_finite, fingerprint, read_json, weight_files
+from .weights import check_finite, fingerprint, weight_files
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "load_folder", "load_model", "locate"]
 
@@ -160,53 +155,14 @@ def load_folder(
     return LoadedModel(name, network, tokenizer, fingerprint(folder, files), folder)
 
 
-def read_config(folder: Path) -> PretrainedConfig:
-    """The config of a supported family.
-
-    Raises InputError for a missing, broken or unsupported one.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InputError(
-            f"'{folder}' is no model folder: it has no config.json. Give the folder that holds "
-            "config.json and *.safetensors."
-        )
-    family = read_json(path).get("model_type")
-    if family not in ARCHITECTURES and family not in MULTIMODAL:
-        known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
-        raise InputError(
-            f"Model family '{family}' (model_type in '{path}') is not supported. Supported: "
-            f"{known}."
-        )
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # transformers checks fields with exceptions of many kinds
-        raise InputError(f"'{path}' is no valid {family} config: {_one_line(error)}") from error
-    text = config.get_text_config()
-    if text.model_type not in ARCHITECTURES:
-        raise InputError(
-            f"'{path}': the language model inside this {family} is a {text.model_type}, which is "
-            "not supported."
-        )
-    for name, supported in ARCHITECTURES[text.model_type].requires.items():
-        found = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
-        if found != supported and (found or supported):
-            raise InputError(
-                f"'{path}': a {family} model with {name} {found!r} is not supported, only with "
-                f"{supported!r}."
-            )
-    return config
-
-
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises InputError where there is none."""
+    # transformers picks the class by the model_type too, and knows none of ours
+    known = {"config": read_config(folder)} if has_own_type(folder) else {}
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
+                folder, local_files_only=True, trust_remote_code=False, **known
             )
     except Exception as error:  # from a missing file to a parse error in Rust
         found = sorted(path.name for path in folder.glob("*token*"))
@@ -243,21 +199,9 @@ def _read_network(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the last net under a library with many kinds of failure
-        raise InputError(f"The model in '{folder}' cannot be loaded: {_one_line(error)}") from error
+        raise InputError(f"The model in '{folder}' cannot be loaded: {one_line(error)}") from error
     _refuse_gaps(folder, info)
     return network
-
-
-def kernel_of(config: PretrainedConfig) -> str:
-    """The attention of transformers that a model runs with."""
-    return ARCHITECTURES[config.get_text_config().model_type].kernel
-
-
-def auto_class(
-    config: PretrainedConfig,
-) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
-    """What makes a network of a config."""
-    return AutoModelForImageTextToText if config.model_type in MULTIMODAL else AutoModelForCausalLM
 
 
 def _offloaded_network(
@@ -334,7 +278,7 @@ def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
         network.to(device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(
-            f"The model cannot be moved to '{device}' ({_one_line(error)}). Use device cpu or a "
+            f"The model cannot be moved to '{device}' ({one_line(error)}). Use device cpu or a "
             "smaller dtype."
         ) from error
     return network.eval().requires_grad_(False)
@@ -363,24 +307,3 @@ def resolve_dtype(dtype: str) -> torch.dtype | str:
     if dtype != "auto" and dtype not in DTYPES:
         raise unknown("dtype", dtype, [*DTYPES, "auto"])
     return DTYPES.get(dtype, dtype)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars and no warnings from transformers: what matters is checked here and
-    raised.
-    """
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:300] or type(error).__name__

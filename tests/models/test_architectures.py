@@ -14,8 +14,8 @@ from lrcore import InputError
 from lrcore.methods import METHODS, truncate
 from lrcore.methods.latentllm.joint import rotary_offsets
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
+from lrcore.models.config import read_config
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.models.load import read_config
 from lrcore.models.stream import LayerStream, rotate_states, starting_at
 from lrcore.models.structure import measure, structure
 from lrcore.modules.compressed import SIZES, whole_head

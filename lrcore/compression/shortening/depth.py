@@ -11,8 +11,8 @@ from transformers.initialization import no_init_weights
 
 from ...errors import InputError
 from ...models.architectures import architecture_of, decoder_layers, text_config
+from ...models.config import auto_class, quiet
 from ...models.layers import clone
-from ...models.load import auto_class, quiet
 from ...models.stream import exchanged, identity_layer
 
 PER_LAYER = (

@@ -15,7 +15,7 @@ from lrcore.cli import main
 from lrcore.compression.shortening.depth import skipping, without_layers
 from lrcore.errors import InputError
 from lrcore.models.architectures import decoder_layers
-from lrcore.models.load import kernel_of
+from lrcore.models.config import kernel_of
 
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
 MIXED = ("qwen3_moe", 0)  # its config says by number which layers have no experts

@@ -1,0 +1,140 @@
+"""config.json of a model folder, read and written.
+
+The config of a compressed model has a model_type of its own, such as "lowrank_llama": transformers
+would otherwise make the dense network of the family and fill what the files lack with random
+numbers.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from ..errors import InputError
+from .architectures import ARCHITECTURES, MULTIMODAL
+from .weights import read_json
+
+CONFIG = "config.json"
+OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
+OWN_FIELDS = ("architectures", "auto_map", "lowrank")  # of an export, for its modeling file
+
+
+def own_type(family: str) -> str:
+    """The model_type that a compressed model of a family has in its config.json."""
+    return OWN_TYPE + family
+
+
+def has_own_type(folder: Path) -> bool:
+    """Whether the config.json of a folder has a model_type that only this project writes."""
+    path = folder / CONFIG
+    return path.is_file() and str(read_json(path).get("model_type")).startswith(OWN_TYPE)
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The config of a supported family; of a compressed model, that of its family.
+
+    Raises InputError for a missing, broken or unsupported one.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise InputError(
+            f"'{folder}' is no model folder: it has no config.json. Give the folder that holds "
+            "config.json and *.safetensors."
+        )
+    values = read_json(path)
+    found = values.get("model_type")
+    family = found.removeprefix(OWN_TYPE) if isinstance(found, str) else found
+    if family not in ARCHITECTURES and family not in MULTIMODAL:
+        known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
+        raise InputError(
+            f"Model family '{found}' (model_type in '{path}') is not supported. Supported: {known}."
+        )
+    try:
+        with quiet():
+            config = _config_of(folder, family, values)
+    except Exception as error:  # transformers checks fields with exceptions of many kinds
+        raise InputError(f"'{path}' is no valid {family} config: {one_line(error)}") from error
+    _check_text(config, family, path)
+    return config
+
+
+def _config_of(folder: Path, family: str, values: Mapping[str, Any]) -> PretrainedConfig:
+    if values["model_type"] == family and "lowrank" not in values:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    kept = {name: value for name, value in values.items() if name not in OWN_FIELDS}
+    return CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
+
+
+def _check_text(config: PretrainedConfig, family: str, path: Path) -> None:
+    text = config.get_text_config()
+    if text.model_type not in ARCHITECTURES:
+        raise InputError(
+            f"'{path}': the language model inside this {family} is a {text.model_type}, which is "
+            "not supported."
+        )
+    for name, supported in ARCHITECTURES[text.model_type].requires.items():
+        found = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
+        if found != supported and (found or supported):
+            raise InputError(
+                f"'{path}': a {family} model with {name} {found!r} is not supported, only with "
+                f"{supported!r}."
+            )
+
+
+def write_config(network: PreTrainedModel, folder: Path, own: bool, **fields: Any) -> None:
+    """Write config.json into a folder that is there.
+
+    own: with the model_type of a compressed model. fields: further ones.
+    """
+    network.config.save_pretrained(folder)
+    values = read_json(folder / CONFIG) | {"architectures": [type(network).__name__]}
+    if own:
+        values["model_type"] = own_type(network.config.model_type)
+    text = json.dumps(values | fields, indent=2)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def kernel_of(config: PretrainedConfig) -> str:
+    """The attention of transformers that a model runs with."""
+    return ARCHITECTURES[config.get_text_config().model_type].kernel
+
+
+def auto_class(
+    config: PretrainedConfig,
+) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+    """What makes a network of a config."""
+    return AutoModelForImageTextToText if config.model_type in MULTIMODAL else AutoModelForCausalLM
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings from transformers: what matters is checked here and
+    raised.
+    """
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def one_line(error: Exception) -> str:
+    """What a library's error says, in one line of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] or type(error).__name__
