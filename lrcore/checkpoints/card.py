@@ -12,6 +12,7 @@ from ..account import SizeAndCost
 from ..history import Compressed, Healed, Quantised, Shortened, Sliced, Step, last_step
 from ..models.weights import MARK, read_json
 from ..provenance import Provenance
+from .paths import public_provenance, without_paths
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TASKS = {
@@ -43,7 +44,9 @@ def model_card(
 
     folder: where the model's files are. provenance: how it came to be. results: evaluations as
     `Evaluation.to_dict` gives them; those without a finite perplexity are left out of the metadata.
+    Paths of this machine become the names of files and folders.
     """
+    provenance, results = public_provenance(provenance), without_paths(results)
     base = title if provenance.base is None else provenance.base.name
     head: dict[str, Any] = {
         "library_name": "transformers",
@@ -117,7 +120,8 @@ def licence(folder: str | Path) -> dict[str, str]:
 
 def _entry(result: Mapping[str, Any]) -> dict[str, Any]:
     """One measurement as the hub's `model-index` wants it."""
-    data = str(result["protocol"].get("data", "text"))
+    protocol = result["protocol"]
+    data = str(protocol.get("source") or protocol.get("data") or "text")
     return {
         "task": {"type": "text-generation"},
         "dataset": {"name": data, "type": data},
@@ -139,7 +143,7 @@ def _usage(usage: Usage) -> str:
     return (
         f"## Use\n\n```python\nfrom transformers import {loader}, AutoTokenizer\n\n"
         f"model = {loader}.from_pretrained(folder{trust})\ntokenizer = "
-        f"AutoTokenizer.from_pretrained(folder)\n```\n\n{why} "
+        f"AutoTokenizer.from_pretrained(folder{trust})\n```\n\n{why} "
         'LoRA (PEFT) reaches factored matrices by `target_modules="all-linear"`.'
     )
 

@@ -13,9 +13,10 @@ from ..errors import InputError
 from ..models.config import auto_class, write_config
 from ..models.load import LoadedModel
 from ..models.structure import structure
-from ..models.weights import read_json
+from ..models.weights import MARK, read_json
 from .card import Usage, model_card
 from .checkpoint import SHARD, write_checkpoint, write_folder
+from .paths import names_a_path, public_model
 from .portable import modeling_source
 from .stock import write_stock
 
@@ -37,22 +38,25 @@ def export(
     results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an
     architecture of transformers with no code of ours; raises InputError with the reasons where the
     model does not fit one. shard: largest weight file, such as "5GB". The card's title is the
-    model's name, or the new folder's where the model came from a folder.
+    model's name, or the new folder's where the model came from a folder. What is written names
+    files and folders of this machine without their paths.
     Loaded with the dtype it was saved in, its logits are bit-identical, but for a sliced model as a
     stock one, whose norms round otherwise. Folders are refused as by `save`.
     """
 
+    from_folder = Path(model.name).expanduser().is_dir()
+    public = public_model(model)
+    title = Path(folder).name if from_folder else public.name
+
     def write(draft: Path) -> None:
         if stock:
-            write_stock(model, draft, shard)
+            write_stock(public, draft, shard)
         else:
-            write_checkpoint(model, draft, shard)
-            _add_code(model, draft)
-        from_folder = Path(model.name).expanduser().is_dir()
-        title = Path(folder).name if from_folder else model.name
-        usage = Usage(stock, auto_class(model.network.config).__name__)
+            write_checkpoint(public, draft, shard)
+            _add_code(public, draft)
+        usage = Usage(stock, auto_class(public.network.config).__name__)
         card = model_card(
-            title, model.folder, model.provenance, model.size.parameters, results, usage
+            title, public.folder, public.provenance, public.size.parameters, results, usage
         )
         (draft / "README.md").write_text(card, encoding="utf-8")
 
@@ -107,12 +111,13 @@ def push(folder: str | Path, repository: str, private: bool = True) -> str:
     Called on explicit request only.
 
     The token is the hub client's (HF_TOKEN or a login). Raises InputError in one line where the hub
-    refuses or cannot be reached.
+    refuses or cannot be reached, and for a folder whose files name paths of this machine.
     """
     from huggingface_hub import HfApi
 
     if not (Path(folder) / "config.json").is_file():
         raise InputError(f"'{folder}' is no exported model: it has no config.json. Export first.")
+    _check_public(Path(folder))
     try:
         address = HfApi().create_repo(repository, private=private, exist_ok=True)
         HfApi().upload_folder(repo_id=repository, folder_path=folder)
@@ -123,3 +128,12 @@ def push(folder: str | Path, repository: str, private: bool = True) -> str:
             "write there."
         ) from error
     return str(address)
+
+
+def _check_public(folder: Path) -> None:
+    for name in (MARK, "report.json", "recipe.json"):
+        if (folder / name).is_file() and names_a_path(read_json(folder / name)):
+            raise InputError(
+                f"'{folder / name}' holds paths of this machine, which the upload would publish. "
+                "Export the model (again) and push that folder: an export leaves them out."
+            )
