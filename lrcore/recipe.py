@@ -125,14 +125,14 @@ class Recipe:
     )
     options: Mapping[str, bool | int | float | str] = setting(
         dict,
-        "A setting of the method (see `methods`); may be repeated.",
+        "An option of the method; `methods` lists them with their defaults. May be repeated.",
         group="ranks",
         flag="option",
         metavar="NAME=VALUE",
     )
     policy_options: Mapping[str, bool | int | float | str] = setting(
         dict,
-        "A setting of the policy; may be repeated.",
+        "An option of the policy; `methods` lists them with their defaults. May be repeated.",
         group="ranks",
         flag="policy-option",
         metavar="NAME=VALUE",

@@ -30,11 +30,14 @@ from bench.energy import energy  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
+from bench.page import check  # noqa: E402 (after the path)
 from bench.quality import quality, solve  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 from bench.width import width  # noqa: E402 (after the path)
+
+import lrcore  # noqa: E402 (after the path)
 
 JOBS = {
     "variants": variants,
@@ -71,6 +74,10 @@ def main() -> None:
         help="for quality: only these; the record keeps the others",
     )
     arguments = parser.parse_args()
+    try:
+        check(arguments.models)
+    except lrcore.InputError as error:
+        parser.exit(2, f"error: {error}\n")
     if arguments.what in ("quality", "all"):
         quality(arguments.models, arguments.methods, arguments.policies)
     for name, run in JOBS.items():

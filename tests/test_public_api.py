@@ -25,6 +25,12 @@ def test_help_and_wrong_options_wait_for_no_import(arguments):
     assert not loaded(f"from lrcore.cli import main; main({arguments})") & SLOW
 
 
+def test_the_list_of_methods_waits_for_no_model():
+    assert not loaded("from lrcore.cli import main; main(['methods'])") & (
+        SLOW - {"torch", "numpy"}
+    )
+
+
 def test_a_public_name_is_not_replaced_by_the_module_that_shares_it():
     code = """
 import lrcore

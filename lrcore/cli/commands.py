@@ -6,9 +6,12 @@ Heavy imports wait until a command runs.
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from .. import __version__
 from ..errors import Cancelled, InputError
 from . import compress, evaluate, export, generate, runs, sweep, transform
 from .console import progress, say
@@ -20,11 +23,28 @@ app = typer.Typer(
     "hub data set name:config:split.",
     add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 for one in (compress, generate, evaluate, sweep, transform, export):
     app.add_typer(one.app)
 app.add_typer(runs.app, name="runs")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"lrcore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
         result = typer.main.get_command(app).main(
-            args=given, prog_name="python -m lrcore", standalone_mode=False
+            args=given, prog_name=_program(), standalone_mode=False
         )
         if result == 130:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
@@ -55,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("LRCORE_DEBUG"):
             raise
         return _stop(f"error: {type(error).__name__}: {error} (LRCORE_DEBUG=1 shows where)", 1)
+
+
+def _program() -> str:
+    """How it was called: by the installed command, or as a module."""
+    return "lrcore" if Path(sys.argv[0]).stem == "lrcore" else "python -m lrcore"
 
 
 def _stop(message: str, code: int) -> int:

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ..account import SizeAndCost
 from ..errors import InputError
 from ..recipe import Recipe
 from .arguments import AsJson, ToTrackio, load_dense
-from .console import print_json, print_table, progress, show
+from .console import print_json, print_table, progress, say, show
 from .flags import flags
-from .reports import compressed_report
+from .reports import compressed_report, growth, option_rows, ratio_counts
 
 app = typer.Typer()
 
@@ -25,13 +26,15 @@ Bounds = Annotated[
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
-    """List compression methods and allocation policies."""
+    """List compression methods and allocation policies, with their options."""
     import lrcore
 
-    listed, policies = lrcore.methods(), lrcore.policies()
+    listed = lrcore.methods()
     if as_json:
-        print_json({"methods": listed, "policies": policies})
+        print_json({"methods": listed, "policies": lrcore.policies()})
         return
+    # without what `lrcore.policies` adds, which takes transformers
+    policies = [policy.describe() for policy in lrcore.POLICIES.values()]
     print_table(
         [
             {"method": row["name"], "components": row["components"], "paper": row["paper"]}
@@ -40,6 +43,12 @@ def methods(as_json: AsJson = False) -> None:
     )
     print()
     print_table([{"policy": row["name"], "what it does": row["summary"]} for row in policies])
+    for kind, flag, rows in (
+        ("method", "--option", listed),
+        ("policy", "--policy-option", policies),
+    ):
+        print(f"\nOptions of a {kind}: {flag} NAME=VALUE, may be repeated")
+        print_table([one for row in rows for one in option_rows(kind, row)])
 
 
 @app.command()
@@ -100,6 +109,7 @@ def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) ->
     if bounds:
         values["bounds"] = lrcore.bounds(model, factors, plan, progress=progress)
     show(as_json, values, "ranks", plan.table().to_dict("records"))
+    note(as_json, recipe, plan.account)
 
 
 @app.command()
@@ -129,6 +139,7 @@ def compress(
     values = {"out": str(folder), **report, "total_seconds": _since(began)}
     rows = values.pop("ranks")
     show(as_json, values, "ranks", rows)
+    note(as_json, recipe, small.account)
 
 
 def _compressed(recipe: Recipe, bounds: bool) -> Any:
@@ -144,6 +155,15 @@ def _compressed(recipe: Recipe, bounds: bool) -> Any:
     checked = lrcore.bounds(model, factors, plan, progress=progress)
     small = lrcore.compress(model, recipe, factors, plan, progress=progress)
     return with_bounds(small, checked)
+
+
+def note(as_json: bool, recipe: Recipe, account: SizeAndCost) -> None:
+    """Say what the ratio counts, and whether the model grew; beside JSON the latter, on stderr."""
+    grown = growth(account)
+    if not as_json:
+        print(" ".join(filter(None, [ratio_counts(recipe, account), grown])))
+    elif grown:
+        say(f"warning: {grown}")
 
 
 def _since(began: float) -> float:

@@ -1,10 +1,13 @@
-"""What the commands print of a model that they made, as JSON: the keys stand here and nowhere
-else.
+"""What the commands print of a model that they made and of what there is to choose. The keys of
+their JSON stand here and nowhere else.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..account import SizeAndCost
 from ..history import Compressed
+from ..recipe import BUDGETS, Recipe
 
 
 def compressed_report(model: Any) -> dict[str, Any]:
@@ -28,3 +31,34 @@ def compressed_report(model: Any) -> dict[str, Any]:
 def step_report(step: Any) -> dict[str, Any]:
     """Of one step: its fields, but for whether the model fits a stock architecture."""
     return {name: value for name, value in step.fields_dict().items() if name != "stock"}
+
+
+def ratio_counts(recipe: Recipe, account: SizeAndCost) -> str:
+    """One sentence: what the ratio is a share of, and how much of it is removed."""
+    ratio, kind = recipe.ratio, BUDGETS[account.budget]
+    return f"The ratio {ratio:g} is the {kind}; {account.achieved:.4f} is reached."
+
+
+def growth(account: SizeAndCost) -> str:
+    """One sentence where the model has more parameters than the dense one, else ""."""
+    dense, own = account.dense.parameters, account.model.parameters
+    if own <= dense:
+        return ""
+    return (
+        f"The model has more parameters than the dense one: {own:,} against {dense:,} "
+        f"(+{own / dense - 1:.1%})."
+    )
+
+
+def option_rows(kind: str, described: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """A row per option of a method or policy, from what `describe` gives."""
+    for one in described["options"]:
+        low, high = (f"{one[side]:g}" if side in one else "" for side in ("low", "high"))
+        span = f"{low} to {high}" if high else f"at least {low}" if low else "true, false"
+        yield {
+            kind: described["name"],
+            "option": one["name"],
+            "default": str(one["default"]).lower(),
+            "values": ", ".join(one.get("choices", ())) or span,
+            "what it is": one["about"],
+        }

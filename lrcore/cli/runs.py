@@ -1,6 +1,7 @@
 """The command `runs`: list, open, rename, tag, delete, compare."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,8 +71,22 @@ def summary(run: Any) -> dict[str, Any]:
         "ratio": run.fields.get("ratio"),
         "parameters": None if run.account is None else run.account.model.parameters,
         "perplexity": last.get("perplexity"),
+        "protocol": protocol(last.get("protocol", {})),
         "tags": list(run.tags),
     }
+
+
+def protocol(described: Mapping[str, Any]) -> str:
+    """What a perplexity was measured on; only those with the same one compare."""
+    names = ("source", "name", "sampling")
+    known = [str(described[name]) for name in names if described.get(name)]
+    if described.get("sampling") == "random":
+        known.append(f"seed {described.get('seed')}")
+    if described.get("stride"):
+        known.append(f"stride {described['stride']}")
+    if described.get("windows") and described.get("seq_len"):
+        known.append(f"{described['windows']} x {described['seq_len']}")
+    return " ".join(known)
 
 
 @app.command("show")

@@ -14,6 +14,7 @@ import torch
 from prose import wrap
 
 import lrcore
+from lrcore.errors import unknown
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
@@ -52,6 +53,18 @@ class Subject:
     windows: int
 
 
+def check(models: list[str]) -> None:
+    """Raises InputError for a model that is no subject, or whose files are not on this machine."""
+    for name in models:
+        if name not in (*lrcore.DEMO_MODELS, "stories260K"):
+            raise unknown("model", name, (*lrcore.DEMO_MODELS, "stories260K"))
+        if name == "stories260K" and not os.environ.get("LRCORE_REFERENCE"):
+            raise lrcore.InputError(
+                "stories260K is not part of the project: set LRCORE_REFERENCE to the folder with "
+                "the reference data, which docs/benchmarks.md describes."
+            )
+
+
 def subjects(only: list[str]) -> Iterator[Subject]:
     """The demo models, and stories260K where LRCORE_REFERENCE names the folder that holds it; or
     those named.
@@ -71,6 +84,8 @@ def subjects(only: list[str]) -> Iterator[Subject]:
             sampling="first",
         )
         yield Subject("stories260K", recipe, str(text / "tinystories.evaluation.txt"), 128)
+    elif not only:
+        note("stories260K is left out: LRCORE_REFERENCE does not name the reference data.")
 
 
 def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:

@@ -1,0 +1,73 @@
+"""What the command line says to a person besides tables: options, ratios, versions, protocols."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.cli.runs import protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("command", [[], ["compress"], ["runs"], ["runs", "show"]])
+def test_h_is_help(command, capsys):
+    shown = []
+    for flag in ("-h", "--help"):
+        assert main([*command, flag]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != ""
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lrcore {lrcore.__version__}\n"
+
+
+def test_methods_shows_every_option_with_its_default(capsys):
+    assert main(["methods"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for row in [*lrcore.methods(), *lrcore.policies()]:
+        for option in row["options"]:
+            start = [row["name"], option["name"], str(option["default"]).lower()]
+            assert start in [line[:3] for line in lines]
+    assert main(["compress", "--help"]) == 0
+    assert "`methods` lists them with their defaults" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_ratio_of_the_cache_and_a_model_that_grows_are_named(capsys, story_file):
+    command = ["allocate", "demo-llama", "--method", "care", "--ratio", "0.2"]
+    command += ["--data", str(story_file), "--samples", "2", "--seq-len", "32"]
+    assert main(command) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("The ratio 0.2 is the share of the KV cache bytes removed; 0.2")
+    assert "more parameters than the dense one: 5,218,048 against 5,139,712 (+1.5%)" in last
+    assert main([*command, "--json"]) == 0
+    assert "warning: The model has more parameters" in capsys.readouterr().err
+
+
+def test_a_perplexity_in_the_list_of_runs_has_its_protocol():
+    windows = {"source": "stories/test", "name": "windows", "windows": 8, "seq_len": 256}
+    first = protocol(windows | {"sampling": "first", "seed": None})
+    assert first == "stories/test windows first 8 x 256"
+    assert protocol(windows | {"sampling": "random", "seed": 3}) != first
+    assert protocol({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "says"), [("stories260K", "LRCORE_REFERENCE"), ("demo-lama", "demo-llama")]
+)
+def test_benchmarks_without_their_data_stop_with_a_sentence(model, says, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.delenv("LRCORE_REFERENCE", raising=False)
+    import benchmarks
+
+    monkeypatch.setattr(sys, "argv", ["benchmarks.py", "quality", model])
+    with pytest.raises(SystemExit) as stop:
+        benchmarks.main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
