@@ -170,8 +170,8 @@ def page() -> str:
         + "\n## Commands\n\nEach is called by `python -m lrcore`; `--help` explains its flags.\n\n"
         + table(("command", "what it does", "flags"), commands())
         + "\n## Columns of a sweep\n\nA sweep writes these to table.csv and table.json, on the "
-        "command line and on the page. *Planned* figures are counted by formula, *measured* ones on "
-        "the running model.\n\n"
+        "command line and on the page. *Planned* figures are counted by formula, *measured* ones "
+        "on the running model.\n\n"
         + table(("column", "what it holds", "unit", "kind"), columns())
         + "\n## Endpoints of the page\n\nFor `gradio_client` and, as tools, for MCP. A recipe is a "
         "mapping with the fields of `lrcore.Recipe`; those left out keep their defaults.\n\n"

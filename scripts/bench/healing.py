@@ -46,10 +46,10 @@ def healing(only: list[str]) -> None:
         heading = (
             f"**demo-llama**: dense perplexity {dense:.3f}; uniform ranks, `care` by the share of "
             f"the KV cache. {healing_settings.steps} steps of "
-            f"{healing_settings.batch} windows of {healing_settings.seq_len} tokens out of {healing_settings.samples} (`stories`, "
-            "calibration split), "
-            f"temperature {healing_settings.temperature:g}; perplexity on the first {subject.windows} "
-            "windows of 256 of its test split."
+            f"{healing_settings.batch} windows of {healing_settings.seq_len} tokens out of "
+            f"{healing_settings.samples} (`stories`, calibration split), "
+            f"temperature {healing_settings.temperature:g}; perplexity on the first "
+            f"{subject.windows} windows of 256 of its test split."
         )
         write_section(
             "healing demo-llama", f"{heading}\n\n{table(header, rows)}"
