@@ -86,13 +86,16 @@ class Calibration:
 def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows:
     """The windows a recipe calibrates on.
 
-    Raises InputError where they exceed the model's context, or the data set cannot be read.
+    Raises InputError where they exceed the model's context or vocabulary, or the data set cannot be
+    read.
     """
     model.check_length(recipe.seq_len)
     texts = data.load_texts(recipe.data, role="calibration")
-    return data.make_windows(
+    windows = data.make_windows(
         texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed
     )
+    model.check_tokens(int(windows.tokens.max()))
+    return windows
 
 
 def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:

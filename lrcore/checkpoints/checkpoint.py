@@ -25,12 +25,13 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
 
 from ..errors import InputError
 from ..files import OFFLOADED, beside, cache_folder, exchange
 from ..models.config import read_config, write_config
+from ..models.in_memory import load_in_memory
 from ..models.load import (
     LoadedModel,
     checked,
@@ -65,21 +66,41 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 
 def load(
-    name: str,
-    revision: str | None = None,
+    name: str | Path | PreTrainedModel,
+    revision: str | PreTrainedTokenizerBase | None = None,
     dtype: str | None = None,
     device: str = "auto",
     offload: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
-    """A model by demo name, folder or hub id; a folder written by `save` comes back as the
-    compressed model it was.
+    """A model by demo name, folder or hub id, or of transformers in memory, `load(network,
+    tokenizer)`; a folder written by `save` comes back as the compressed model it was.
 
-    dtype None: float32 for a dense model, as saved for a checkpoint. offload: decoder layers wait
+    revision: of a hub id; of a model in memory, its tokenizer may stand there. dtype None: float32
+    for a dense model, as saved for a checkpoint, unchanged in memory. offload: decoder layers wait
     on disk and are read one at a time, so that a model larger than memory can be calibrated,
     compressed and saved; all results are the same to the bit.
     Raises InputError in one line for whatever is wrong.
     """
-    folder = locate(name, revision)
+    given = revision if isinstance(revision, PreTrainedTokenizerBase) else tokenizer
+    if isinstance(name, PreTrainedModel):
+        if given is None or offload:
+            raise InputError(
+                "A model in memory needs its tokenizer, load(network, tokenizer), and cannot be "
+                "offloaded: give its folder for that."
+            )
+        return load_in_memory(name, given, dtype, device)
+    if not isinstance(name, str | Path):
+        raise InputError(
+            f"Cannot load a {type(name).__name__}. Give a name or folder, or a transformers model "
+            "with its tokenizer; merge adapters first (merge_and_unload)."
+        )
+    if given is not None:
+        raise InputError(
+            f"'{name}' brings its own tokenizer. Give a tokenizer with a model in memory only."
+        )
+    name, version = str(name), None if revision is None else str(revision)
+    folder = locate(name, version)
     if (folder / MARK).is_file():
         return load_checkpoint(folder, dtype or "auto", device, name, offload)
     return load_folder(folder, name, dtype or "float32", device, offload)

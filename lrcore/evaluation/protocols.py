@@ -47,7 +47,7 @@ def make_passages(model: LoadedModel, settings: EvaluationSettings) -> Passages:
     """The rows that a protocol scores.
 
     Raises InputError where the protocol does not have a setting or a value is out of range, and
-    where the text is too short or cannot be read.
+    where the text is too short, cannot be read, or has tokens that the model does not know.
     """
     row = find_protocol(settings.protocol)
     if settings.stride is not None and row.kind != "strided":
@@ -70,7 +70,9 @@ def make_passages(model: LoadedModel, settings: EvaluationSettings) -> Passages:
             f"samples = {settings.samples!r}: give a whole number >= 1, or None for all."
         )
     texts = load_texts(settings.data, role="test")
-    return _CUTS[row.kind](_Source(model, texts, settings, row))
+    passages = _CUTS[row.kind](_Source(model, texts, settings, row))
+    model.check_tokens(max((int(tokens.max()) for tokens, _ in passages.rows), default=0))
+    return passages
 
 
 def _windows(source: _Source) -> Passages:

@@ -6,6 +6,7 @@ numbers.
 """
 
 import contextlib
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -54,20 +55,40 @@ def read_config(folder: Path) -> PretrainedConfig:
             "config.json and *.safetensors."
         )
     values = read_json(path)
-    found = values.get("model_type")
-    family = found.removeprefix(OWN_TYPE) if isinstance(found, str) else found
-    if family not in ARCHITECTURES and family not in MULTIMODAL:
-        known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
-        raise InputError(
-            f"Model family '{found}' (model_type in '{path}') is not supported. Supported: {known}."
-        )
+    family = _family(values.get("model_type"), str(path))
     try:
         with quiet():
             config = _config_of(folder, family, values)
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise InputError(f"'{path}' is no valid {family} config: {one_line(error)}") from error
-    _check_text(config, family, path)
+    _check_text(config, family, str(path))
     return config
+
+
+def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
+    """A copy of the config of a network in memory; of an export's, that of its family.
+
+    Raises InputError for an unsupported one.
+    """
+    family = _family(config.model_type, name)
+    copied = copy.deepcopy(config)
+    if config.model_type != family:
+        kept = {name: value for name, value in config.to_dict().items() if name not in OWN_FIELDS}
+        copied = CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
+    _check_text(copied, family, name)
+    return copied
+
+
+def _family(found: Any, where: str) -> str:
+    """The family that a model_type names, with or without the prefix of ours."""
+    family = str(found).removeprefix(OWN_TYPE)
+    if family not in ARCHITECTURES and family not in MULTIMODAL:
+        known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
+        raise InputError(
+            f"Model family '{found}' (model_type in '{where}') is not supported. Supported: "
+            f"{known}."
+        )
+    return family
 
 
 def _config_of(folder: Path, family: str, values: Mapping[str, Any]) -> PretrainedConfig:
@@ -77,7 +98,7 @@ def _config_of(folder: Path, family: str, values: Mapping[str, Any]) -> Pretrain
     return CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
 
 
-def _check_text(config: PretrainedConfig, family: str, path: Path) -> None:
+def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
     text = config.get_text_config()
     if text.model_type not in ARCHITECTURES:
         raise InputError(
