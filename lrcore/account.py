@@ -138,7 +138,8 @@ class SizeAndCost:
     @property
     def achieved(self) -> float:
         """The share removed that the budget counts."""
-        return getattr(self, f"removed_{self.budget}")
+        share: float = getattr(self, f"removed_{self.budget}")
+        return share
 
     @property
     def requested(self) -> float | None:

@@ -56,7 +56,9 @@ def round_to_ranks(
         return -(targets[slot] * dense - now) / (then - now), then - now
 
     def take(slot: Slot) -> None:
-        ranks[slot] = budget.next_rank(spectra[slot].cost, ranks[slot])
+        rank = budget.next_rank(spectra[slot].cost, ranks[slot])
+        assert rank is not None  # as `following` has seen
+        ranks[slot] = rank
 
     take_steps(spectra, left, following, take)
     return ranks

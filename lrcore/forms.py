@@ -84,7 +84,7 @@ class BlockDiagonal:
 
     blocks: Tensor
     WEIGHTS: ClassVar = ("blocks",)
-    DTYPES: ClassVar = {}
+    DTYPES: ClassVar[dict[str, torch.dtype]] = {}
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -269,7 +269,7 @@ def cast(matrix: Matrix, dtype: torch.dtype) -> Matrix:
     """A matrix [out, in] with its numbers in another dtype; integers stay as they are."""
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
-    tensors = {
+    tensors: dict[str, Any] = {
         name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors_of(matrix).items()
     }
     return type(matrix)(**tensors, **settings_of(matrix))

@@ -43,9 +43,9 @@ class StockFit:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; the ranks as a recipe's overrides name them, "layer.component"."""
-        ranks = self.ranks and {
-            f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()
-        }
+        ranks = None
+        if self.ranks is not None:
+            ranks = {f"{layer}.{name}": rank for (layer, name), rank in self.ranks.items()}
         return {"qualifies": self.qualifies, "reasons": list(self.reasons), "ranks": ranks}
 
     @classmethod

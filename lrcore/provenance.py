@@ -104,4 +104,5 @@ def _read_step(values: Mapping[str, Any]) -> Step:
             f"The report names a step '{kind}', which this program does not know. Use the version "
             "that wrote it."
         )
-    return STEPS[kind].from_dict(values)
+    step: Step = STEPS[kind].from_dict(values)
+    return step

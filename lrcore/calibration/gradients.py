@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
 
 from ..errors import InputError
 from ..files import cache_folder, cache_key
@@ -82,7 +83,9 @@ def fisher_information(
 
     Raises InputError as `with_gradients` does, which collects the gradients.
     """
-    folder, by_layer = with_gradients(model, calibration, progress).gradients, {}
+    folder = with_gradients(model, calibration, progress).gradients
+    assert folder is not None  # with_gradients sets it
+    by_layer: dict[int, list[str]] = {}
     for layer, name in matrices:
         by_layer.setdefault(layer, []).append(name)
     information = {}
@@ -97,7 +100,7 @@ def fisher_information(
     return information
 
 
-def collect(network: nn.Module, tokens: Tensor, progress: Progress) -> list[Moments]:
+def collect(network: PreTrainedModel, tokens: Tensor, progress: Progress) -> list[Moments]:
     """The statistics of every layer over windows tokens [n, t]."""
     weights = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
     sums: list[dict[Need, Tensor]] = [{} for _ in weights]
@@ -130,7 +133,7 @@ def statistics_of(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
     return statistics
 
 
-def window_gradients(network: nn.Module, tokens: Tensor) -> Iterator[list[Layer]]:
+def window_gradients(network: PreTrainedModel, tokens: Tensor) -> Iterator[list[Layer]]:
     """Of every window [t] of tokens [n, t]: the gradient of its mean token loss in nats, as layers
     that hold it in place of the weights.
 
@@ -165,7 +168,7 @@ def window_gradients(network: nn.Module, tokens: Tensor) -> Iterator[list[Layer]
         yield [read_layer(slopes, index) for index in range(len(decoder_layers(slopes)))]
 
 
-def _twin(network: nn.Module, own: dict[int, nn.Parameter]) -> nn.Module:
+def _twin(network: PreTrainedModel, own: dict[int, nn.Parameter]) -> PreTrainedModel:
     """The network's modules again with some parameters of its own, by id; all other tensors are
     shared.
     """

@@ -101,7 +101,8 @@ def licence(folder: str | Path) -> dict[str, str]:
     """
     card, mark = Path(folder) / "README.md", Path(folder) / MARK
     if mark.is_file():
-        return read_json(mark).get("licence", {})
+        fields: dict[str, str] = read_json(mark).get("licence", {})
+        return fields
     match = (
         re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8"), re.DOTALL)
         if card.is_file()

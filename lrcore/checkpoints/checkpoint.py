@@ -16,7 +16,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,9 @@ def load_checkpoint(
     described = _read_mark(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
     stored = resolve_dtype(described["dtype"])
-    into, tied = None if wanted in ("auto", stored) else wanted, described["tied"]
+    assert isinstance(stored, torch.dtype)  # a checkpoint names one
+    into = None if isinstance(wanted, str) or wanted == stored else wanted
+    tied = described["tied"]
     if offload:
         free_at_once()
     try:
@@ -333,7 +335,7 @@ def write_companions(model: LoadedModel, folder: Path) -> None:
 
 
 def write_weights(
-    state: dict[str, Tensor | StoredTensor], folder: Path, shard: str = SHARD
+    state: Mapping[str, Tensor | StoredTensor], folder: Path, shard: str = SHARD
 ) -> None:
     """Tensors [...] by name as safetensors: one file, or shards of at most `shard` with an index.
 

@@ -131,7 +131,8 @@ def _defining(tree: ast.Module, name: str) -> ast.stmt | None:
 
 def _imported(file: Path, node: ast.ImportFrom) -> Path:
     """The file of a relative import."""
-    return file.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
+    module = (node.module or "").split(".")
+    return file.parents[node.level - 1].joinpath(*module).with_suffix(".py")
 
 
 def _import_of(node: ast.Import | ast.ImportFrom, name: str) -> tuple[str, str]:
@@ -164,15 +165,15 @@ def _used(node: ast.AST) -> set[str]:
         return set()
     if isinstance(node, ast.Name):
         return {node.id} if isinstance(node.ctx, ast.Load) else set()
-    found = set().union(*map(_used, ast.iter_child_nodes(node)))
+    names: set[str] = set().union(*map(_used, ast.iter_child_nodes(node)))
     if isinstance(node, ast.FunctionDef):
-        found -= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
-        found -= {
+        names -= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+        names -= {
             part.id
             for part in ast.walk(node)
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
         }
-    return found
+    return names
 
 
 def _text(file: Path, node: ast.stmt) -> str:
@@ -185,14 +186,17 @@ def _text(file: Path, node: ast.stmt) -> str:
     for part in getattr(node, "body", []) if isinstance(node, ast.ClassDef) else []:
         if isinstance(part, ast.FunctionDef) and part.name in LEFT_OUT:
             dropped |= set(
-                range(_first_line(part), part.end_lineno + 2)
+                range(_first_line(part), _last_line(part) + 2)
             )  # with the blank line after it
     return "\n".join(
-        lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in dropped
+        lines[number - 1] for number in range(first, _last_line(node) + 1) if number not in dropped
     )
 
 
 def _first_line(node: ast.stmt) -> int:
-    return min(
-        [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]
-    )
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _last_line(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno

@@ -118,7 +118,8 @@ def _sliced(network: PreTrainedModel) -> list[str]:
 
 
 def _has_biases(network: PreTrainedModel) -> bool:
-    return read_layer(network, 0).mlp.down.bias is not None
+    mlp = read_layer(network, 0).mlp
+    return mlp is not None and mlp.down.bias is not None
 
 
 def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
@@ -165,11 +166,13 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     if len(widths) > 1:
         reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
     if not reasons:
-        setattr(text, row.width, widths.pop())
+        if row.width is not None:
+            setattr(text, row.width, widths.pop())
         if family in BIASES and any(layer.biased for layer in layers):
             setattr(text, BIASES[family], True)
         if outside := sliced_modules(network):
-            narrow, norm = network.get_input_embeddings().embedding_dim, outside[row.last_norm]
+            narrow = network.get_input_embeddings().embedding_dim
+            norm: Any = outside[row.last_norm]
             text.head_dim = layers[0].head_size
             text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
         config.dtype = network.dtype

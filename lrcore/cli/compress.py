@@ -105,7 +105,7 @@ def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) ->
     model = load_dense(recipe)
     factors = lrcore.prepare(model, recipe, progress=progress)
     plan = lrcore.allocate(factors, recipe)
-    values = {"recipe": recipe.to_dict(), "summary": plan.summary()}
+    values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}
     if bounds:
         values["bounds"] = lrcore.bounds(model, factors, plan, progress=progress)
     show(as_json, values, "ranks", plan.table().to_dict("records"))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Mapping[Any, Any]]
 
 
 class ProgressLine:

@@ -61,7 +61,7 @@ def flags(**chosen: Iterable[str]) -> Callable[[Callable[..., None]], Callable[.
     return decorate
 
 
-def _group(kind: type, chosen: frozenset[str]) -> _Group:
+def _group(kind: Any, chosen: frozenset[str]) -> _Group:
     own = [f for f in fields(kind) if "setting" in f.metadata]
     if chosen:
         own = [f for f in own if {f.name, f.metadata["setting"].group} & chosen]
@@ -87,7 +87,8 @@ def _recipe_group(own: list[Field]) -> _Group:
 
 def _parameter(field: Field, given: bool = True) -> inspect.Parameter:
     """The option of a field. given: it has the field's default; else None, and the help says it."""
-    one, kind, default = field.metadata["setting"], field.type, field.default
+    kind: Any = field.type
+    one, default = field.metadata["setting"], field.default
     about, names = one.help, [f"--{one.flag or field.name.replace('_', '-')}"]
     if get_origin(kind) is Mapping or kind is Mapping:
         kind, default = list[str] | None, None

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,7 +60,7 @@ def answers(
     texts = lrcore.read_prompts(prompts)
     loaded = [loading.load(name) for name in models]
     rows = lrcore.answers(loaded, texts, **asdict(generation), progress=progress)
-    values = {"prompts": len(texts)}
+    values: dict[str, Any] = {"prompts": len(texts)}
     if csv is not None:
         write_text(csv, lrcore.answers_csv(rows))
         values["csv"] = str(csv)

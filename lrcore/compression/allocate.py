@@ -44,7 +44,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     )
     plan = RankPlan(
         ranks=plan_ranks(row, options, evidence, budget, constraints),
-        spectra=factors.spectra,
+        spectra=dict(factors.spectra),
         shape=shape,
         budget=kind,
         requested=recipe.ratio,

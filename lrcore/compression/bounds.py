@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
+from ..history import Compressed
 from ..methods.bounds import BOUNDS, NEEDS
 from ..models.layers import clone, read_layer
 from ..models.load import LoadedModel
@@ -31,16 +32,19 @@ def bounds(
             "Error bounds exist for method 'modegpt' only (its Propositions 1 to 3); got "
             f"'{factors.method}'."
         )
-    progress, rows = progress or silent, []
+    progress = progress or silent
+    rows: list[dict[str, Any]] = []
     stream = LayerStream(clone(model.network), factors.calibration.tokens)
     for index, layer_factors in enumerate(factors.layers):
         progress("bounds", index, len(factors.layers))
         moments, layer = stream.run(index, NEEDS), read_layer(model.network, index)
+        assert moments is not None  # there are needs
         for name, factor in layer_factors.items():
             rank = plan.ranks[index, name]
             whole = rank >= factor.cost.full
+            bound_of: Any = BOUNDS[name]
             error, bound, statement = (
-                (0.0, 0.0, "untouched") if whole else BOUNDS[name](layer, moments, factor, rank)
+                (0.0, 0.0, "untouched") if whole else bound_of(layer, moments, factor, rank)
             )
             rows.append(
                 {
@@ -61,4 +65,5 @@ def with_bounds(model: LoadedModel, rows: Sequence[Mapping[str, Any]]) -> Loaded
     `bounds` returns them.
     """
     *before, step = model.history
+    assert isinstance(step, Compressed)  # bounds are of a compression
     return replace(model, history=(*before, replace(step, bounds=tuple(rows))))

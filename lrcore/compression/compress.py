@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from ..calibration.calibrate import calibrate
 from ..checkpoints.stock import stock_fit
@@ -71,7 +71,8 @@ def compress(
 
     Raises InputError for factors of another method, and as `prepare` and `allocate` do.
     """
-    progress, seconds = progress or silent, {}
+    progress = progress or silent
+    seconds: dict[str, float] = {}
     check_may_follow(Compressed, model.history, model.name)
     refit = refits(recipe, model.network)
     if factors is not None and (factors.method, factors.options) != (
@@ -116,7 +117,7 @@ def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
-def refits(recipe: Recipe, network: nn.Module) -> bool:
+def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
     """Whether a recipe refits: as it says, or as its method does by itself.
 
     Raises InputError where it says so and the family cannot.
@@ -140,7 +141,7 @@ def _write(
     plan: RankPlan,
     refit: bool,
     progress: Progress,
-) -> nn.Module:
+) -> PreTrainedModel:
     """A clone with every layer compressed, one after the other; the calibration windows pass
     through it where the recipe needs them.
     """
@@ -153,12 +154,15 @@ def _write(
         progress("compress", index, total)
         own = factors.layers[index]
         if sequential and needs:
-            moments = factors.calibration.joined(small.run(index, needs, advance=False), index)
+            assert small is not None  # the recipe is sequential
+            own_moments = small.run(index, needs, advance=False)
+            assert own_moments is not None  # there are needs
+            moments = factors.calibration.joined(own_moments, index)
             own = row.factor(read_layer(network, index), moments, factors.options)
         truncate_layer(network, index, own, plan.ranks)
-        if refit:
+        if dense is not None and small is not None:
             refit_layer(network, index, dense, small)
-        elif sequential:
+        elif small is not None:
             small.run(index)
     progress("compress", total, total)
     return network

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from ..account import SizeAndCost
 from ..models.counting import count_account
@@ -17,7 +17,7 @@ from ..provenance import BaseModel
 
 
 def derived(
-    model: LoadedModel, name: str, network: nn.Module, identity: Sequence[Any]
+    model: LoadedModel, name: str, network: PreTrainedModel, identity: Sequence[Any]
 ) -> LoadedModel:
     """The model of another network, whose fingerprint follows from that of `model` and from what
     was done, `identity`, JSON-able.

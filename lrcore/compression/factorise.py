@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration, also
 from ..calibration.gradients import with_gradients
@@ -69,8 +69,10 @@ def factorise(
         calibration = with_gradients(model, calibration, progress)
     total = len(decoder_layers(model.network))
     seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
-    layers = OffloadedList(cache_folder() / OFFLOADED, model.device) if model.offloaded else []
-    spectra, known, counted = {}, read_outliers(calibration.folder), []
+    offloaded = OffloadedList(cache_folder() / OFFLOADED, model.device) if model.offloaded else None
+    layers: OffloadedList | list[LayerFactors] = [] if offloaded is None else offloaded
+    spectra: dict[Slot, Spectrum] = {}
+    known, counted = read_outliers(calibration.folder), []
     for index in range(total):
         progress("factorise", index, total)
         layer, moments = read_layer(model.network, index), seen.moments(index)
@@ -95,7 +97,7 @@ def factorise(
 
 
 def truncate_layer(
-    network: nn.Module, index: int, layer_factors: LayerFactors, ranks: Mapping[Slot, int]
+    network: PreTrainedModel, index: int, layer_factors: LayerFactors, ranks: Mapping[Slot, int]
 ) -> None:
     """Replace layer `index` of `network` by itself truncated to its ranks."""
     own = {component: rank for (layer, component), rank in ranks.items() if layer == index}

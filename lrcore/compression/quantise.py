@@ -74,6 +74,7 @@ def quantised(layer: Layer, bits: int, group: int) -> Layer:
     def one(p: Projection) -> Projection:
         if isinstance(p, LowRank):
             return replace(p, down=code(p.down), up=code(p.up))
-        return Stored(code(p.form if isinstance(p, Stored) else p.weight), p.bias)
+        form = code(p.form if isinstance(p, Stored) else p.weight)
+        return p if isinstance(form, Tensor) else Stored(form, p.bias)  # one without numbers stays
 
     return layer.with_matrices(**{name: one(p) for name, p in layer.matrices().items()})

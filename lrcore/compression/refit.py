@@ -14,12 +14,14 @@ kept. A projection without a bias gets none here, so the parameters stay as plan
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..forms import IdentityRows, Quantised, dense, quantise
-from ..layer import Linear, LowRank, Projection
+from ..layer import Linear, LowRank, Projection, Stored
 from ..linalg import cholesky
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer, write_layer
@@ -37,10 +39,10 @@ class Regression:
     """Sums over tokens of a regression of y [n, out] on x [n, in], float64."""
 
     count: int = 0
-    x: Tensor | float = 0.0
-    y: Tensor | float = 0.0
-    xx: Tensor | float = 0.0
-    yx: Tensor | float = 0.0
+    x: Any = 0.0  # a float until the first batch, then a tensor
+    y: Any = 0.0
+    xx: Any = 0.0
+    yx: Any = 0.0
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add a batch x [..., in], y [..., out]: products in float32 at least, sums in float64."""
@@ -51,7 +53,7 @@ class Regression:
         self.xx = self.xx + (x.mT @ x).double()
         self.yx = self.yx + (y.mT @ x).double()
 
-    def solve(self, start: Linear, ridge: float = RIDGE) -> Linear:
+    def solve(self, start: Linear | Stored, ridge: float = RIDGE) -> Linear:
         """The ridge solution towards `start`, with a bias where start has one.
 
         ridge >= 0: share of the diagonal of E[x x^T].
@@ -68,7 +70,9 @@ class Regression:
         return Linear(weight.to(start.weight.dtype), bias)
 
 
-def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
+def refit_layer(
+    network: PreTrainedModel, index: int, dense: LayerStream, small: LayerStream
+) -> None:
     """Refit the output and down projections of layer `index` of the compressed network, then
     advance both streams beyond the layer.
 
@@ -78,7 +82,7 @@ def refit_layer(network: nn.Module, index: int, dense: LayerStream, small: Layer
         _refit(network, index, dense, small)
 
 
-def _refit(network: nn.Module, index: int, dense: LayerStream, small: LayerStream) -> None:
+def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: LayerStream) -> None:
     batches = range(len(small.hidden))
     fit, has_down = Regression(), False
     for number in batches:
@@ -90,12 +94,13 @@ def _refit(network: nn.Module, index: int, dense: LayerStream, small: LayerStrea
         fit = Regression()
         for number in batches:
             now = small.look(index, number)
+            assert now.down_in is not None  # the dense layer has one, too
             fit.add(now.down_in, dense.hidden[number] - small.hidden[number] - now.o_out)
         _install(network, index, "down", fit)
     small.run(index)
 
 
-def _install(network: nn.Module, index: int, name: str, fit: Regression) -> None:
+def _install(network: PreTrainedModel, index: int, name: str, fit: Regression) -> None:
     layer = read_layer(network, index)
     write_layer(network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)}))
 

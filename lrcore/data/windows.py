@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from lrcore.data.texts import Texts
 from lrcore.data.tokens import tokenise
 from lrcore.errors import InputError, unknown
 
-Sampling = Literal["random", "first"]
 SAMPLINGS = ("first", "random")
 
 
@@ -36,7 +35,7 @@ def make_windows(
     tokenizer: Callable[..., Any],
     samples: int | None,
     seq_len: int,
-    sampling: Sampling = "random",
+    sampling: str = "random",
     seed: int = 0,
 ) -> Windows:
     """Windows of ``seq_len`` tokens from the documents, tokenised as one text.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -103,11 +103,12 @@ class _counting(FlopCounterMode):
         super().__init__(display=False)
         self._plain = sdpa_kernel(SDPBackend.MATH)
 
-    def __enter__(self) -> "_counting":
+    def __enter__(self) -> Self:
         self._plain.__enter__()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._plain.__exit__(*error)
 

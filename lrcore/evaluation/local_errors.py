@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from ..errors import InputError
 from ..models.architectures import Architecture, architecture_of, decoder_layers
@@ -58,7 +59,7 @@ class LocalErrors:
                     "layer": layer,
                     "component": name,
                     "error": own[name],
-                    "predicted": self.predicted[layer].get(_SLOT.get(name)),
+                    "predicted": self.predicted[layer].get(_SLOT.get(name, "")),
                 }
                 for layer, own in enumerate(self.errors)
                 for name in COMPONENTS
@@ -125,7 +126,9 @@ class _Ratio:
         return self._off / self._all if self._all else float(self._off > 0) and float("inf")
 
 
-def _layer_errors(networks: list[nn.Module], index: int, stream: LayerStream) -> dict[str, float]:
+def _layer_errors(
+    networks: list[PreTrainedModel], index: int, stream: LayerStream
+) -> dict[str, float]:
     """Errors of one layer on the dense layer's input; the stream advances with the dense output.
 
     networks: dense, small, and dense with the OV of small.
@@ -203,7 +206,8 @@ def _scores(call: Mapping[str, Any]) -> Tensor:
     if mask is None:
         return scores.tril() if call.get("is_causal") else scores
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return scores * seen
+    shown: Tensor = scores * seen
+    return shown
 
 
 def _moved(values: Any, device: torch.device) -> Any:

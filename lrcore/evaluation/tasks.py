@@ -9,6 +9,7 @@ the choice, and the normalised score divides by the choice's characters. A quest
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,10 @@ LM_EVAL_TASKS = (
 
 
 def lm_eval(
-    model: LoadedModel, tasks: list[str | dict[str, Any]], limit: int | None = None, batch: int = 8
+    model: LoadedModel,
+    tasks: Sequence[str | dict[str, Any]],
+    limit: int | None = None,
+    batch: int = 8,
 ) -> dict[str, dict[str, float]]:
     """Results of lm-eval on a loaded model, {task: {metric: value}}; data come from the hub.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -272,12 +273,12 @@ MULTIMODAL = dict.fromkeys(
 )
 
 
-def text_config(network: nn.Module) -> Any:
+def text_config(network: PreTrainedModel) -> Any:
     """The config of the language model: the network's own, or one inside a multimodal config."""
     return network.config.get_text_config()
 
 
-def architecture_of(network: nn.Module) -> Architecture:
+def architecture_of(network: PreTrainedModel) -> Architecture:
     """The family's row for a loaded network; of the language model inside a multimodal one."""
     row = ARCHITECTURES[text_config(network).model_type]
     inside = MULTIMODAL.get(network.config.model_type)
@@ -286,6 +287,7 @@ def architecture_of(network: nn.Module) -> Architecture:
     return replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
 
 
-def decoder_layers(network: nn.Module) -> nn.ModuleList:
+def decoder_layers(network: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of a loaded network, in order."""
-    return network.get_submodule(architecture_of(network).layers)
+    layers: nn.ModuleList = network.get_submodule(architecture_of(network).layers)
+    return layers

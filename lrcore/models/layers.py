@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import MLP, Attention, Layer, LowRank, Projection, RotaryChannel
@@ -40,7 +41,7 @@ def module_at(layer: nn.Module, path: str) -> nn.Module | None:
         return None
 
 
-def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
+def rotary_frequencies(network: PreTrainedModel, head_size: int) -> Tensor | None:
     """Radians per position of every pair of a head, [head_size / 2], zero for unrotated pairs.
 
     From the rotary module of the language model; None where it has none, or more than one table.
@@ -54,20 +55,20 @@ def rotary_frequencies(network: nn.Module, head_size: int) -> Tensor | None:
     return None if table is None else nn.functional.pad(table, (0, head_size // 2 - len(table)))
 
 
-def read_layer(network: nn.Module, index: int) -> Layer:
+def read_layer(network: PreTrainedModel, index: int) -> Layer:
     """The values of decoder layer `index`, native or compressed; tensors are shared if possible."""
     module = decoder_layers(network)[index]
     with present(module):
         return _read(network, index, module)
 
 
-def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
+def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
     row = architecture_of(network)
     paths = projection_paths(row, module)
     own = {name: module.get_submodule(path) for name, path in paths.items()}
     attention = module.get_submodule(row.attention)
     if isinstance(attention, CompressedAttention):
-        values = {name: _read_projection(own[name]) for name in "qkvo"}
+        values: dict[str, Any] = {name: _read_projection(own[name]) for name in "qkvo"}
         rotary = attention.position == "rotary"
         sizes = {name: getattr(attention, name) for name in SIZES}
         value = Attention(
@@ -94,10 +95,10 @@ def _read(network: nn.Module, index: int, module: nn.Module) -> Layer:
 
 
 def _read_attention(
-    network: nn.Module, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]
+    network: PreTrainedModel, row: Architecture, attention: nn.Module, own: dict[str, nn.Module]
 ) -> Attention:
     sizes, config = head_sizes(network, attention), text_config(network)
-    values = {"o": _read_projection(own["o"])}
+    values: dict[str, Any] = {"o": _read_projection(own["o"])}
     for name in "qkv":
         rows = rows_of(row, sizes, name)
         whole = isinstance(own[name], LowRankLinear | StoredLinear) or (
@@ -117,22 +118,22 @@ def _read_attention(
         frequencies=rotary_frequencies(network, sizes.head_size) if sizes.rotary else None,
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
-        window=getattr(config, row.window) if local else None,
+        window=None if row.window is None or not local else getattr(config, row.window),
     )
 
 
 def _read_channel(attention: nn.Module) -> RotaryChannel | None:
-    modules = [getattr(attention, name, None) for name in ("q_channel", "k_channel")]
-    return (
-        None if None in modules else RotaryChannel(*(module.weight.detach() for module in modules))
-    )
+    q, k = (getattr(attention, name, None) for name in ("q_channel", "k_channel"))
+    if q is None or k is None:
+        return None
+    return RotaryChannel(q.weight.detach(), k.weight.detach())
 
 
 def _read_projection(module: nn.Module) -> Projection:
     return linear_of(module) if isinstance(module, Conv1D) else read_projection(module)
 
 
-def write_layer(network: nn.Module, layer: Layer) -> None:
+def write_layer(network: PreTrainedModel, layer: Layer) -> None:
     """Replace the modules of a layer whose values have changed.
 
     Unchanged modules are kept bit for bit; a fused matrix stays fused unless a part of it changed.
@@ -142,7 +143,7 @@ def write_layer(network: nn.Module, layer: Layer) -> None:
         _write(network, layer, module)
 
 
-def _write(network: nn.Module, layer: Layer, module: nn.Module) -> None:
+def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
     row = architecture_of(network)
     now, values = read_layer(network, layer.index), layer.matrices()
     changed = {
@@ -166,6 +167,7 @@ def _write(network: nn.Module, layer: Layer, module: nn.Module) -> None:
         and row.gate == row.up
         and not isinstance(module.get_submodule(row.mlp), CompressedMLP)
     ):
+        assert layer.mlp is not None  # its gate or up has changed
         module.set_submodule(row.mlp, CompressedMLP.of(layer.mlp))
         changed -= {"gate", "up", "down"}
     if any(isinstance(values[name], LowRank) for name in changed):
@@ -185,7 +187,9 @@ def _reshaped(now: Attention, then: Attention) -> bool:
     )
 
 
-def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.Module) -> bool:
+def _has_layout_of_its_own(
+    network: PreTrainedModel, row: Architecture, attention: nn.Module
+) -> bool:
     """Whether native queries, keys and values are laid out differently from `Attention`.
 
     They cannot be replaced one by one then.
@@ -196,7 +200,9 @@ def _has_layout_of_its_own(network: nn.Module, row: Architecture, attention: nn.
     return row.qkv != "apart" or 0 < sizes.rotary < sizes.head_size
 
 
-def changed_projections(network: nn.Module, other: nn.Module, index: int) -> dict[str, nn.Module]:
+def changed_projections(
+    network: PreTrainedModel, other: nn.Module, index: int
+) -> dict[str, nn.Module]:
     """The projections of decoder layer `index` whose numbers differ from those of `other`, by name.
 
     other: a network of the same family and sizes.
@@ -228,7 +234,7 @@ def _equal(a: Any, b: Any) -> bool:
     return (a.data_ptr(), a.stride()) == (b.data_ptr(), b.stride()) or torch.equal(a, b)
 
 
-def clone(network: nn.Module) -> nn.Module:
+def clone(network: PreTrainedModel) -> PreTrainedModel:
     """A copy of the modules that shares all parameters and buffers."""
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, memo=shared)

@@ -92,7 +92,8 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        return self.network.get_input_embeddings().weight.device
+        device: torch.device = self.network.get_input_embeddings().weight.device
+        return device
 
     @property
     def context(self) -> int | None:
@@ -218,7 +219,7 @@ def _offloaded_network(
         )
     free_at_once()
     stored = stored_in(files)
-    if dtype == "auto":
+    if isinstance(dtype, str):  # "auto"
         dtype = config.dtype or next(
             place.dtype for place in stored.values() if place.dtype.is_floating_point
         )
@@ -306,4 +307,5 @@ def resolve_dtype(dtype: str) -> torch.dtype | str:
     """The torch dtype, or "auto" unchanged. Raises InputError for another name."""
     if dtype != "auto" and dtype not in DTYPES:
         raise unknown("dtype", dtype, [*DTYPES, "auto"])
-    return DTYPES.get(dtype, dtype)
+    chosen: torch.dtype | str = DTYPES.get(dtype, dtype)
+    return chosen

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from ..tensor_files import StoredTensor
 from .architectures import architecture_of, decoder_layers
@@ -13,7 +13,7 @@ from .offload import Offloaded, named_tensors, offload, put_tensor
 
 
 def map_weights(
-    network: nn.Module, stored: Mapping[str, StoredTensor], device: torch.device, folder: Path
+    network: PreTrainedModel, stored: Mapping[str, StoredTensor], device: torch.device, folder: Path
 ) -> dict[str, Any]:
     """Connect every tensor of an empty network to its place in the files; layers are not read.
 
@@ -37,7 +37,7 @@ def map_weights(
 
 
 def _places(
-    network: nn.Module, needed: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]
+    network: PreTrainedModel, needed: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The places by the network's names.
 
@@ -57,7 +57,7 @@ def _places(
 
 
 def _attach(
-    network: nn.Module, places: Mapping[str, StoredTensor], device: torch.device, folder: Path
+    network: PreTrainedModel, places: Mapping[str, StoredTensor], device: torch.device, folder: Path
 ) -> None:
     prefix = f"{architecture_of(network).layers}."
     for index, layer in enumerate(decoder_layers(network)):

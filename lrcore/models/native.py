@@ -6,10 +6,11 @@ of angle zero. Contiguous rows are views, others copies.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import Linear
@@ -29,7 +30,7 @@ class HeadSizes:
     rotary: int
 
 
-def head_sizes(network: nn.Module, attention: nn.Module) -> HeadSizes:
+def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
     """Sizes from the config, and from the module where only some layers have rotary embedding."""
     row, config = architecture_of(network), text_config(network)
     n_q = config.num_attention_heads
@@ -40,7 +41,7 @@ def head_sizes(network: nn.Module, attention: nn.Module) -> HeadSizes:
     return HeadSizes(n_q, n_kv, size, int(size * share) if rotary else 0)
 
 
-def rows_of(row: Architecture, sizes: HeadSizes, name: Literal["q", "k", "v"]) -> Tensor:
+def rows_of(row: Architecture, sizes: HeadSizes, name: str) -> Tensor:
     """Rows of the native matrix that hold queries, keys or values, in the layout of `Attention`.
 
     Returns indices [heads * head_size].
@@ -68,15 +69,16 @@ def take(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
 
 def linear_of(module: nn.Module, index: Tensor | None = None) -> Linear:
     """Weight [out, in] and bias [out] of a native projection, or of the rows in index [k]."""
-    weight = module.weight.detach()
+    native: Any = module  # nn.Linear, or the Conv1D of transformers
+    weight = native.weight.detach()
     weight = weight.T if isinstance(module, Conv1D) else weight
-    bias = None if module.bias is None else module.bias.detach()
+    bias = None if native.bias is None else native.bias.detach()
     if index is None:
         return Linear(weight, bias)
     return Linear(take(weight, index), None if bias is None else take(bias, index))
 
 
-def gate_rows(module: nn.Module, name: Literal["gate", "up"]) -> Tensor:
+def gate_rows(module: Any, name: Literal["gate", "up"]) -> Tensor:
     """Rows of the gate or of up in a fused matrix: indices [d_f]."""
     half = module.weight.shape[0] // 2
     return torch.arange(half) + (half if name == "up" else 0)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..tensor_files import StoredTensor, Temporary, stored_tensors, write_tensors
 
@@ -128,7 +129,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def stored_of(network: nn.Module) -> dict[str, StoredTensor]:
+def stored_of(network: PreTrainedModel) -> dict[str, StoredTensor]:
     """The places of the tensors of all offloaded layers, by their names in the network."""
     places = {
         path: getattr(module, PLACE)

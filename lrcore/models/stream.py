@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..modules.compressed import CompressedAttention, whole_head
 from ..statistics import Accumulator, Moments, Need, check_finite_moments
@@ -70,7 +71,7 @@ class LayerStream:
     elsewhere at the same time.
     """
 
-    def __init__(self, network: nn.Module, tokens: Tensor, batch: int = 8) -> None:
+    def __init__(self, network: PreTrainedModel, tokens: Tensor, batch: int = 8) -> None:
         self.network, self.batch = network, batch
         self._calls: dict[int, list[Call]] = {}  # by batch size, one per layer
         self._hidden = [self._enter(part) for part in tokens.to(network.device).split(batch)]
@@ -196,7 +197,7 @@ class LayerStream:
 
 
 def score_states(
-    network: nn.Module,
+    network: PreTrainedModel,
     layer: nn.Module,
     name: str,
     out: Tensor,
@@ -212,7 +213,7 @@ def score_states(
     if isinstance(attention, CompressedAttention):
         return attention.states(name, out, angles).transpose(1, 2).flatten(2)
     sizes = head_sizes(network, attention)
-    states = take(out, rows_of(row, sizes, name), dim=-1)
+    states: Tensor = take(out, rows_of(row, sizes, name), dim=-1)
     if row.norms is not None:
         norm = attention.get_submodule(row.norms["qk".index(name)])
         if row.norm_over == "width":
@@ -233,11 +234,12 @@ def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     size = cos.shape[-1]
     heads = states.unflatten(-1, (-1, size))  # [b, t, n, size]
     half = torch.cat((-heads[..., size // 2 :], heads[..., : size // 2]), dim=-1)
-    return (heads * cos.unsqueeze(2) + half * sin.unsqueeze(2)).flatten(-2)
+    rotated: Tensor = heads * cos.unsqueeze(2) + half * sin.unsqueeze(2)
+    return rotated.flatten(-2)
 
 
 @contextmanager
-def starting_at(network: nn.Module, index: int, hidden: Tensor) -> Iterator[None]:
+def starting_at(network: PreTrainedModel, index: int, hidden: Tensor) -> Iterator[None]:
     """Inside, a forward pass starts at layer `index`, whose input is `hidden` [b, t, d].
 
     Final norm and head stay those of the model, so this works for every family.
@@ -255,13 +257,13 @@ def starting_at(network: nn.Module, index: int, hidden: Tensor) -> Iterator[None
         handle.remove()
 
 
-def identity_layer(network: nn.Module) -> nn.Module:
+def identity_layer(network: PreTrainedModel) -> nn.Module:
     """A replacement for a decoder layer that returns the hidden states unchanged."""
     return _Identity(architecture_of(network))
 
 
 @contextmanager
-def exchanged(network: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
+def exchanged(network: PreTrainedModel, others: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, the network has other layers; as many, since masks and angles depend on the index."""
     parent, _, name = architecture_of(network).layers.rpartition(".")
     holder, layers = network.get_submodule(parent), decoder_layers(network)

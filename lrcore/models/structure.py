@@ -1,9 +1,11 @@
 """What a network consists of now: its tensors, its replaced modules, its size."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..modules.install import describe_module
 from ..modules.projections import LowRankLinear, StoredLinear, describe
@@ -14,7 +16,7 @@ from .layers import module_at, projection_paths, read_layer
 from .offload import stored_of
 
 
-def untied(network: nn.Module) -> tuple[dict[str, Tensor | StoredTensor], dict[str, str]]:
+def untied(network: PreTrainedModel) -> tuple[dict[str, Tensor | StoredTensor], dict[str, str]]:
     """The unique tensors [...] by name, offloaded ones as their places, and the tied names.
 
     The second mapping leads from every further name of a tensor to its first.
@@ -35,7 +37,7 @@ def untied(network: nn.Module) -> tuple[dict[str, Tensor | StoredTensor], dict[s
     return unique, tied
 
 
-def structure(network: nn.Module) -> dict[str, Any]:
+def structure(network: PreTrainedModel) -> dict[str, Any]:
     """The replaced modules by layer, as `install` needs them to rebuild: JSON-able, no tensors."""
     row = architecture_of(network)
     described: dict[str, Any] = {}
@@ -54,7 +56,7 @@ def structure(network: nn.Module) -> dict[str, Any]:
     return described | ({"": _described(outside)} if outside else {})
 
 
-def _described(own: dict[str, nn.Module | None]) -> dict[str, Any]:
+def _described(own: Mapping[str, nn.Module | None]) -> dict[str, Any]:
     modules = {path: describe_module(module) for path, module in own.items()}
     projections = {
         path: module
@@ -67,7 +69,7 @@ def _described(own: dict[str, nn.Module | None]) -> dict[str, Any]:
     }
 
 
-def sliced_modules(network: nn.Module) -> dict[str, nn.Module]:
+def sliced_modules(network: PreTrainedModel) -> dict[str, nn.Module]:
     """Modules outside the layers that slicing has changed, by path; none in another network."""
     row = architecture_of(network)
     if not any(isinstance(layer, SlicedLayer) for layer in decoder_layers(network)):
@@ -103,7 +105,7 @@ class ModelSize:
         return self.kv_values * self.bytes_per_value
 
 
-def measure(network: nn.Module) -> ModelSize:
+def measure(network: PreTrainedModel) -> ModelSize:
     """The size of a network, compressed or not."""
     kv = decoder_linear = 0
     for index in range(len(decoder_layers(network))):

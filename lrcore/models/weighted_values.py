@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..errors import InputError
 from ..modules.compressed import CompressedAttention
@@ -23,7 +24,7 @@ class _Stop(Exception):
 
 
 def weighted_values(
-    network: nn.Module,
+    network: PreTrainedModel,
     layer: nn.Module,
     hidden: Tensor,
     args: tuple[Any, ...],

@@ -39,6 +39,10 @@ class CompressedAttention(nn.Module):
 
     is_causal = True
     latent = False
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    o_proj: nn.Module
 
     def __init__(self, sizes: Mapping[str, Any], layer_idx: int) -> None:
         super().__init__()
@@ -144,12 +148,17 @@ class CompressedAttention(nn.Module):
         k = self.states("k", self.k_proj(x), position_embeddings)
         heads = self.n_q if self.summed else self.n_kv
         v = self.v_proj(x).unflatten(-1, (heads, self.v_size)).transpose(1, 2)
-        return (q, k, v) if cache is None else (q, *cache.update(k, v, self.layer_idx))
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.softcap is None:
             mask = mask.to(q.dtype) if mask is not None and mask.is_floating_point() else mask
-            return sdpa_attention_forward(self, q, k, v, mask, dropout=0.0, scaling=self.scale)[0]
+            out: Tensor = sdpa_attention_forward(
+                self, q, k, v, mask, dropout=0.0, scaling=self.scale
+            )[0]
+            return out
         k, v = (states.repeat_interleave(self.num_key_value_groups, dim=1) for states in (k, v))
         scores = self.softcap * torch.tanh(q @ k.mT * self.scale / self.softcap)
         weights = torch.softmax(_add(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)
@@ -197,6 +206,10 @@ def _window(size: int, queries: int, keys: int, like: Tensor) -> Tensor:
 
 class CompressedMLP(nn.Module):
     """A gated MLP with separate gate and up, for families whose own module fuses them."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
 
     def __init__(self, activation: str) -> None:
         super().__init__()

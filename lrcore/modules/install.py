@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from .compressed import CompressedAttention, CompressedMLP
 from .latent import LatentAttention
@@ -13,12 +14,13 @@ from .sliced import SlicedLayer, StreamNorm, resized
 
 
 def attention_module(
-    network: nn.Module, place: str, sizes: Mapping[str, Any], index: int, native: nn.Module
+    network: PreTrainedModel, place: str, sizes: Mapping[str, Any], index: int, native: nn.Module
 ) -> CompressedAttention:
     """An attention without projections for layer `index`, at path `place` in the network.
 
     It uses the query and key norms of the native module that it replaces.
     """
+    module: CompressedAttention
     if sizes.get("latent", False):
         module = LatentAttention(sizes, index, _rotary_of(network, place), network.dtype)
     else:
@@ -28,7 +30,7 @@ def attention_module(
     return module
 
 
-def _rotary_of(network: nn.Module, place: str) -> nn.Module | None:
+def _rotary_of(network: PreTrainedModel, place: str) -> nn.Module | None:
     """The rotary embedding module beside the layers; None in a family without one."""
     return getattr(network.get_submodule(place.rsplit(".", 2)[0]), "rotary_emb", None)
 
@@ -49,7 +51,7 @@ def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
     return None
 
 
-def install(network: nn.Module, places: Mapping[str, Mapping[str, Any]]) -> None:
+def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -> None:
     """Install empty modules of the described shapes; the caller loads the weights.
 
     places: by path of a decoder layer ("" for changed modules outside the layers), its "parts" if
@@ -68,7 +70,7 @@ def install(network: nn.Module, places: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _empty_module(
-    network: nn.Module, place: str, described: Mapping[str, Any], native: nn.Module
+    network: PreTrainedModel, place: str, described: Mapping[str, Any], native: Any
 ) -> nn.Module:
     if described["kind"] == "mlp":
         return CompressedMLP(described["activation"])

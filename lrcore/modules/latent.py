@@ -36,7 +36,9 @@ class LatentAttention(CompressedAttention):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(sizes, layer_idx)
-        self.rotary, self.q_channel, self.k_channel = rotary, None, None
+        self.rotary: Any = rotary
+        self.q_channel: nn.Linear | None = None
+        self.k_channel: nn.Linear | None = None
         for name, (rows, columns) in (sizes.get("channel") or {}).items():
             setattr(self, name, nn.Linear(columns, rows, bias=False, dtype=dtype))
 
@@ -68,11 +70,11 @@ class LatentAttention(CompressedAttention):
             recent = cos[:, start:end], sin[:, start:end]
         q = self.states("q", self.q_proj(x), recent)
         k = self.states("k", _expand(self.k_proj, latent), angles)
-        if self.q_channel is not None:
+        if self.q_channel is not None and self.k_channel is not None and angles and recent:
             more_q = self.q_channel(x).unflatten(-1, (self.n_q, -1)).transpose(1, 2)
-            more_q = rotated(more_q, *self._channel_angles(recent))
+            more_q = rotated(more_q, *_channel_angles(recent, self.k_channel.out_features))
             more_k = self.k_channel(latent).unsqueeze(1)  # [b, 1, T, d_r], for all heads
-            more_k = rotated(more_k, *self._channel_angles(angles))
+            more_k = rotated(more_k, *_channel_angles(angles, self.k_channel.out_features))
             q = torch.cat((q, more_q), -1)
             k = torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1)
         v = _expand(self.v_proj, v).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
@@ -97,13 +99,6 @@ class LatentAttention(CompressedAttention):
         start = min(start, k.shape[1] - x.shape[1])  # a sliding cache has dropped the first tokens
         return k, k if shared else v, start
 
-    def _channel_angles(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """cos and sin of the channel's evenly spaced pairs, [1, t, width] -> [1, 1, t, d_r]."""
-        cos, sin = tables
-        half, pairs = cos.shape[-1] // 2, self.k_channel.out_features // 2
-        columns = [place + index * half // pairs for place in (0, half) for index in range(pairs)]
-        return cos[..., columns].unsqueeze(1), sin[..., columns].unsqueeze(1)
-
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """With a channel, values are padded to the width of the keys: fused kernels need that."""
         if self.q_channel is None:
@@ -113,17 +108,29 @@ class LatentAttention(CompressedAttention):
 
     def _all_angles(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0, 1, ..., [1, length, rotary part] each."""
-        kind = ()
+        kind: tuple[str, ...] = ()
         if hasattr(self.rotary, "layer_types"):  # Gemma 3: a table per type of layer
             kind = (self.rotary.config.layer_types[self.layer_idx],)
-        return self.rotary(like, torch.arange(length, device=like.device).unsqueeze(0), *kind)
+        positions = torch.arange(length, device=like.device).unsqueeze(0)
+        cos, sin = self.rotary(like, positions, *kind)
+        return cos, sin
+
+
+def _channel_angles(tables: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of a channel's evenly spaced pairs, [1, t, width] -> [1, 1, t, size]."""
+    cos, sin = tables
+    half, pairs = cos.shape[-1] // 2, size // 2
+    columns = [place + index * half // pairs for place in (0, half) for index in range(pairs)]
+    return cos[..., columns].unsqueeze(1), sin[..., columns].unsqueeze(1)
 
 
 def _latent(projection: nn.Module, x: Tensor) -> Tensor:
     """What is cached of a projection: [b, t, d] -> [b, t, r]."""
-    return projection.down(x) if isinstance(projection, LowRankLinear) else projection(x)
+    latent: Tensor = projection.down(x) if isinstance(projection, LowRankLinear) else projection(x)
+    return latent
 
 
 def _expand(projection: nn.Module, cached: Tensor) -> Tensor:
     """The projection's output from what is cached: [b, T, r] -> [b, T, n_kv * size]."""
-    return projection.up(cached) if isinstance(projection, LowRankLinear) else cached
+    states: Tensor = projection.up(cached) if isinstance(projection, LowRankLinear) else cached
+    return states

@@ -17,6 +17,8 @@ from ..layer import Linear, LowRank, Projection, Stored
 class StoredLinear(nn.Module):
     """`y = M x + bias` with M in a stored form: numbers are parameters, permutations buffers."""
 
+    bias: Tensor | None
+
     def __init__(self, form: Form, bias: Tensor | None = None) -> None:
         super().__init__()
         self.kind, self.settings = kind_of(form), settings_of(form)
@@ -30,15 +32,16 @@ class StoredLinear(nn.Module):
     @property
     def form(self) -> Form:
         """The form, sharing the module's tensors."""
-        kind = FORMS[self.kind]
+        kind: Any = FORMS[self.kind]
         names = [field.name for field in fields(kind) if field.name not in self.settings]
-        return kind(**{name: getattr(self, name) for name in names}, **self.settings)
+        form: Form = kind(**{name: getattr(self, name) for name in names}, **self.settings)
+        return form
 
     @property
     def uncounted(self) -> int:
         """Numbers of the form that are no parameters: quantised weights and sparse indices."""
         form = self.form
-        return count(form) - sum(getattr(form, name).numel() for name in form.WEIGHTS)
+        return count(form) - sum(int(getattr(form, name).numel()) for name in form.WEIGHTS)
 
     @property
     def in_features(self) -> int:
@@ -60,22 +63,24 @@ class LowRankLinear(nn.Module):
     r (in + out) parameters instead of in * out, or fewer where a part has a stored form.
     """
 
-    def __init__(self, down: nn.Module, up: nn.Module, sparse: nn.Module | None = None) -> None:
+    def __init__(self, down: Any, up: Any, sparse: Any = None) -> None:  # nn.Linear, StoredLinear
         super().__init__()
         self.down, self.up, self.sparse = down, up, sparse
 
     @property
     def in_features(self) -> int:
-        return self.down.in_features
+        return int(self.down.in_features)
 
     @property
     def out_features(self) -> int:
-        return self.up.out_features
+        return int(self.up.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         y: Tensor = self.up(self.down(x))
-        return y if self.sparse is None else y + self.sparse(x)
+        if self.sparse is not None:
+            y = y + self.sparse(x)
+        return y
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
@@ -121,25 +126,28 @@ def projection_modules(values: Mapping[str, Projection]) -> dict[str, nn.Module]
 def read_projection(module: nn.Module) -> Projection:
     """The value of a projection module; tensors are shared, not copied."""
     if isinstance(module, LowRankLinear):
-        sparse = None if module.sparse is None else _read_matrix(module.sparse)
+        sparse: Any = None if module.sparse is None else _read_matrix(module.sparse)
         down, up = _read_matrix(module.down), _read_matrix(module.up)
         return LowRank(down, up, _read_bias(module.up), sparse)
     matrix, bias = _read_matrix(module), _read_bias(module)
     return Linear(matrix, bias) if isinstance(matrix, Tensor) else Stored(matrix, bias)
 
 
-def _read_matrix(module: nn.Module) -> Matrix:
+def _read_matrix(module: Any) -> Matrix:
     if isinstance(module, StoredLinear):
         tensors = {name: tensor.detach() for name, tensor in tensors_of(module.form).items()}
-        return FORMS[module.kind](**tensors, **module.settings)
-    return module.weight.detach()
+        kind: Any = FORMS[module.kind]
+        form: Form = kind(**tensors, **module.settings)
+        return form
+    weight: Tensor = module.weight.detach()
+    return weight
 
 
-def _read_bias(module: nn.Module) -> Tensor | None:
+def _read_bias(module: Any) -> Tensor | None:
     return None if module.bias is None else module.bias.detach()
 
 
-def describe(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+def describe(modules: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Shapes and forms by name, from which `rebuild` makes empty modules; JSON-able."""
     described: dict[str, dict[str, Any]] = {}
     owners: dict[int, str] = {}
@@ -169,7 +177,7 @@ def _describe_form(part: str, module: nn.Module | None) -> dict[str, Any]:
 
 def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, nn.Module]:
     """Empty modules of the described shapes; the caller loads the state dict."""
-    modules: dict[str, nn.Module] = {}
+    modules: dict[str, Any] = {}
     for name, entry in described.items():
         size_in, size_out, rank, bias = entry["in"], entry["out"], entry["rank"], entry["bias"]
         if rank is None:
@@ -191,7 +199,7 @@ def _empty(
 ) -> nn.Module:
     if form is None:
         return nn.Linear(shape[1], shape[0], bias=bias, dtype=dtype)
-    kind = FORMS[form["kind"]]
+    kind: Any = FORMS[form["kind"]]
     empty = {
         name: torch.empty(*size, dtype=kind.DTYPES.get(name, dtype))
         for name, size in form["shapes"].items()

@@ -43,7 +43,8 @@ class SlicedLayer(nn.Module):
         for name, child in layer.named_children():
             self.add_module(name, child)
         self.parts = dict(parts)
-        self.attention_skip = self.mlp_skip = None
+        self.attention_skip: nn.Linear | None = None
+        self.mlp_skip: nn.Linear | None = None
         # the layer's positional arguments after self and the hidden states
         self._names = tuple(inspect.signature(type(layer).forward).parameters)[2:]
 
@@ -59,7 +60,8 @@ class SlicedLayer(nn.Module):
     def passed(self, component: str, hidden_states: Tensor) -> Tensor:
         """The residual path beside a component, [b, t, d'_in] -> [b, t, d'_out]."""
         skip = getattr(self, f"{component}_skip")
-        return hidden_states if skip is None else skip(hidden_states)
+        out: Tensor = hidden_states if skip is None else skip(hidden_states)
+        return out
 
     def added(self, component: str, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The output of a component, [b, t, d'_in] -> [b, t, d'_out].
@@ -71,9 +73,10 @@ class SlicedLayer(nn.Module):
             named = dict(zip(self._names, args, strict=False))
             out: Tensor = self.get_submodule(self.parts["attention"])(x, **named, **kwargs)[0]
             return out
+        fed: Tensor = x
         for path in self.parts["feed"]:
-            x = self.get_submodule(path)(x)
-        return x
+            fed = self.get_submodule(path)(fed)
+        return fed
 
 
 def resized(embedding: nn.Embedding, weight: Tensor) -> nn.Embedding:

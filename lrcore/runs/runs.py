@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ..account import SizeAndCost
-from ..checkpoints.checkpoint import MARK, save
+from ..checkpoints.checkpoint import save
 from ..errors import InputError
 from ..history import S, Step, last_step
 from ..models.load import LoadedModel
+from ..models.weights import MARK
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from .database import Database, Row

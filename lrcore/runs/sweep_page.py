@@ -71,7 +71,8 @@ def points(rows: Rows, axis: str) -> list[report.Point]:
 def _along(row: SweepRow, axis: str) -> float | None:
     if axis == "time":
         return 1 / row.decode_speedup if row.decode_speedup else None
-    return getattr(row, axis)
+    value: float | None = getattr(row, axis)
+    return value
 
 
 def cross_table(rows: Rows) -> list[dict[str, Any]]:

@@ -80,7 +80,8 @@ class Descent:
         )
         self.masters = [p if p.dtype.itemsize >= 4 else p.detach().float() for p in self.parameters]
         self.optimizer = torch.optim.AdamW(self.masters, lr=lr, weight_decay=0.0)
-        self.done, self.seconds, self.losses = 0, 0.0, []
+        self.done, self.seconds = 0, 0.0
+        self.losses: list[tuple[float, float]] = []
         if state is not None and state.is_file():
             self._resume()
 
@@ -152,6 +153,7 @@ class Descent:
             "seconds": str(self.seconds),
             "losses": json.dumps(self.losses),
         }
+        assert self.state is not None  # the caller has looked
         with draft_of(self.state) as draft:
             write_tensors(draft, tensors, metadata)
 

@@ -65,10 +65,12 @@ def heal(
     chosen = data if isinstance(data, Healing) else Healing(data, **settings)
     progress = progress or silent
     teacher, recipe = find_teacher(model, teacher), model.recipe
+    assert recipe is not None  # a compressed model has one
     train = _choice(chosen.train, recipe.method)
-    chosen = replace(chosen, data=chosen.data or recipe.data, train=train)
+    text = chosen.data or recipe.data
+    chosen = replace(chosen, data=text, train=train)
     model.check_length(chosen.seq_len)
-    texts = load_texts(chosen.data)
+    texts = load_texts(text)
     windows = make_windows(
         texts, model.tokenizer, chosen.samples, chosen.seq_len, "random", chosen.seed
     )
@@ -121,9 +123,13 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
             f"'{model.name}' is offloaded layer by layer, and training needs it in memory. Load "
             "it without offload."
         )
-    base, teacher = model.recipe.model, given
-    if not isinstance(given, LoadedModel):
-        revision = None if given else model.recipe.revision
+    recipe, dense = model.recipe, model.base
+    assert recipe is not None
+    assert dense is not None
+    if isinstance(given, LoadedModel):
+        teacher = given
+    else:
+        base, revision = recipe.model, None if given else recipe.revision
         try:
             teacher = load(given or base, revision, model.dtype, str(model.device))
         except InputError as error:
@@ -132,7 +138,7 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
                 f"loaded as its teacher: {error} "
                 "If it has moved, say where it is (--teacher)."
             ) from error
-    if teacher.fingerprint != model.base.fingerprint:
+    if teacher.fingerprint != dense.fingerprint:
         raise InputError(
             f"'{teacher.name}' is not the model that '{model.name}' was made of: its files have "
             "another fingerprint. "
@@ -182,7 +188,7 @@ def _scorer(
     """What evaluates a model on text that is not trained on; it gives an empty mapping where there
     is no such text.
     """
-    data = chosen.test or chosen.data
+    data = chosen.test or chosen.data or ""
     if (
         not chosen.test_samples
         or load_texts(data, "test").fingerprint == windows.protocol["fingerprint"]
@@ -216,6 +222,7 @@ def _account(model: LoadedModel, made: LoadedModel, context: int) -> SizeAndCost
 
     What the plan predicted of the perplexity no longer holds.
     """
+    assert model.account is not None  # a compressed model has one
     account = model.account.without_prediction()
     added = made.size.parameters - model.size.parameters
     if not added:

@@ -48,6 +48,7 @@ def add_channel(network: PreTrainedModel, size: int, seed: int = 0) -> None:
         )
     for layer in able:
         a = layer.attention
+        assert isinstance(a.k, LowRank)  # as _can_have_channel says
         weight = a.q.weight
         q = (
             torch.randn(a.n_q * size, weight.shape[1], generator=generator).to(weight)
@@ -86,7 +87,9 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
         attentions = [
             m for m in decoder_layers(network)[index].modules() if isinstance(m, LatentAttention)
         ]
-        channels = [m for a in attentions for m in (a.q_channel, a.k_channel) if m is not None]
+        channels: list[nn.Module] = [
+            m for a in attentions for m in (a.q_channel, a.k_channel) if m is not None
+        ]
         if train == "latents":
             latents = [
                 m for a in attentions for m in (a.k_proj, a.v_proj) if isinstance(m, LowRankLinear)
@@ -113,7 +116,7 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
     return list(found.values())
 
 
-def set_free(network: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+def set_free(network: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Put copies that can be trained in the places of these parameters, which other networks may
     share; what was one stays one.
     """

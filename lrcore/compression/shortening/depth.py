@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ...errors import InputError
@@ -24,7 +25,7 @@ PLACE = {"layer_idx", "layer_id"}  # what modules call their place in the KV cac
 
 
 @contextmanager
-def skipping(network: nn.Module, gone: Collection[int]) -> Iterator[None]:
+def skipping(network: PreTrainedModel, gone: Collection[int]) -> Iterator[None]:
     """Inside, the network passes its hidden states by the decoder layers named; they keep their
     places.
     """
@@ -38,7 +39,7 @@ def skipping(network: nn.Module, gone: Collection[int]) -> Iterator[None]:
         yield
 
 
-def without_layers(network: nn.Module, gone: Collection[int]) -> nn.Module:
+def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTrainedModel:
     """A second network over the same tensors that lacks the decoder layers named; the others move
     up, in modules and config.
 
@@ -70,7 +71,7 @@ def without_layers(network: nn.Module, gone: Collection[int]) -> nn.Module:
     return short
 
 
-def _shapes(network: nn.Module) -> dict[str, Any]:
+def _shapes(network: PreTrainedModel) -> dict[str, Any]:
     kinds = {
         i: getattr(layer, "attention_type", None) for i, layer in enumerate(decoder_layers(network))
     }

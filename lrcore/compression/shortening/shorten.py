@@ -90,14 +90,13 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
 
 def by_influence(model: LoadedModel, tokens: Tensor, layers: int, progress: Progress) -> list[int]:
     """The layers of least Block Influence on tokens [n, t], least first."""
-    stream, total, influence = (
-        LayerStream(clone(model.network), tokens),
-        len(decoder_layers(model.network)),
-        [],
-    )
+    stream, influence = LayerStream(clone(model.network), tokens), []
+    total = len(decoder_layers(model.network))
     for index in range(total):
         progress("influence", index, total)
-        influence.append(stream.run(index, {BLOCK_INFLUENCE}).influence)
+        moments = stream.run(index, {BLOCK_INFLUENCE})
+        assert moments is not None  # a need was given
+        influence.append(moments.influence)
     progress("influence", total, total)
     return sorted(range(total), key=influence.__getitem__)[:layers]
 

@@ -8,8 +8,10 @@ brought to the network's dtype.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ...errors import InputError
 from ...layer import Linear
@@ -35,15 +37,16 @@ class Norm:
     centred: bool
 
     @classmethod
-    def of(cls, network: nn.Module, module: nn.Module) -> "Norm":
+    def of(cls, network: PreTrainedModel, module: nn.Module) -> "Norm":
         """The values of a norm module of the network."""
         if isinstance(module, nn.LayerNorm):
             return cls(module.weight, module.bias, module.eps, centred=True)
-        eps = getattr(module, "variance_epsilon", None)
+        native: Any = module  # an RMSNorm of the family's own
+        eps = getattr(native, "variance_epsilon", None)
         return cls(
-            module.weight.double() + architecture_of(network).norm_offset,
+            native.weight.double() + architecture_of(network).norm_offset,
             None,
-            module.eps if eps is None else eps,
+            native.eps if eps is None else eps,
             centred=False,
         )
 
@@ -52,22 +55,23 @@ class Norm:
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
 
-def check_stream(network: nn.Module) -> None:
+def check_stream(network: PreTrainedModel) -> None:
     """Raise InputError for a network whose components do not each read the stream through a norm
     and add to it, one after another.
     """
     row, config = architecture_of(network), text_config(network)
-    found = {name: getattr(config, name, None) for name in row.sequential or {}}
+    required = row.sequential or {}
+    settings = {name: getattr(config, name, None) for name in required}
     if (
         row.sequential is None
         or row.experts
         or config is not network.config
-        or found != dict(row.sequential)
+        or settings != dict(required)
     ):
         why = "".join(
             f", with {name} {value!r}"
-            for name, value in found.items()
-            if value != row.sequential[name]
+            for name, value in settings.items()
+            if value != required[name]
         )
         raise InputError(
             f"The residual stream of this {network.config.model_type} model cannot be "
@@ -82,12 +86,12 @@ def check_stream(network: nn.Module) -> None:
         )
 
 
-def last_norm(network: nn.Module) -> Norm:
+def last_norm(network: PreTrainedModel) -> Norm:
     """The norm before the head of a dense network."""
     return Norm.of(network, network.get_submodule(architecture_of(network).last_norm))
 
 
-def block_norms(network: nn.Module, index: int) -> list[nn.Module]:
+def block_norms(network: PreTrainedModel, index: int) -> list[nn.Module]:
     """The norm modules of a decoder layer, attention's and MLP's."""
     return [
         decoder_layers(network)[index].get_submodule(path)
@@ -95,7 +99,7 @@ def block_norms(network: nn.Module, index: int) -> list[nn.Module]:
     ]
 
 
-def turn_embeddings(network: nn.Module, q: Tensor) -> None:
+def turn_embeddings(network: PreTrainedModel, q: Tensor) -> None:
     """Embeddings and positions that write to the stream in the basis q [d, d']."""
     onto = last_norm(network).centre(q.T).T  # M Q
     row = architecture_of(network)
@@ -106,7 +110,7 @@ def turn_embeddings(network: nn.Module, q: Tensor) -> None:
         resized(module, _times(module.weight, onto))
 
 
-def take_over(network: nn.Module, index: int) -> SlicedLayer:
+def take_over(network: PreTrainedModel, index: int) -> SlicedLayer:
     """Put a sliced layer in the place of decoder layer `index`; its modules are still the native
     ones.
     """
@@ -118,13 +122,15 @@ def take_over(network: nn.Module, index: int) -> SlicedLayer:
         "feed": feed,
         "tuple": row.layer_returns == "tuple",
     }
-    layers[index] = SlicedLayer(layers[index], parts)
-    return layers[index]
+    layer = SlicedLayer(layers[index], parts)
+    layers[index] = layer
+    return layer
 
 
-def turn_input(network: nn.Module, index: int, component: str, q: Tensor) -> None:
+def turn_input(network: PreTrainedModel, index: int, component: str, q: Tensor) -> None:
     """Let a component read the stream in the basis q [d, d']: W diag(scale) Q, b + W shift."""
     layer, width = decoder_layers(network)[index], len(q)
+    assert isinstance(layer, SlicedLayer)  # take_over has been called
     path = layer.parts["norms"][COMPONENTS.index(component)]
     norm = Norm.of(network, layer.get_submodule(path))
     layer.set_submodule(path, StreamNorm(width, norm.eps))
@@ -134,7 +140,7 @@ def turn_input(network: nn.Module, index: int, component: str, q: Tensor) -> Non
 
 
 def turn_output(
-    network: nn.Module, index: int, component: str, q: Tensor, following: Tensor
+    network: PreTrainedModel, index: int, component: str, q: Tensor, following: Tensor
 ) -> None:
     """Let a component that reads in the basis q [d, d'_in] write in the basis `following` [d,
     d'_out]: (M Q)^T W, (M Q)^T b.
@@ -149,7 +155,7 @@ def turn_output(
         setattr(layer, f"{component}_skip", linear_module((following.T @ q).to(own.weight.dtype)))
 
 
-def turn_head(network: nn.Module, q: Tensor) -> None:
+def turn_head(network: PreTrainedModel, q: Tensor) -> None:
     """Let the head read the stream in the basis q [d, d'].
 
     It is no longer tied to the embeddings: only it holds the last norm's scale.
@@ -184,7 +190,7 @@ def _module(linear: Linear) -> nn.Linear:
     return linear_module(linear.weight, linear.bias)
 
 
-def stream_linear(network: nn.Module, index: int) -> tuple[int, int]:
+def stream_linear(network: PreTrainedModel, index: int) -> tuple[int, int]:
     """Of decoder layer `index` of a dense network once it is sliced: numbers per column of the
     stream, and numbers that stay.
     """

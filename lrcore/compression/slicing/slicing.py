@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ...calibration.calibrate import make_calibration_windows
 from ...checkpoints.stock import structural_reasons
@@ -188,8 +189,8 @@ def _linear_parameters(model: LoadedModel, rotations: str) -> Callable[[int], in
 
 @torch.no_grad()
 def sliced_network(
-    dense: nn.Module, tokens: Tensor, width: int, rotations: str, progress: Progress
-) -> nn.Module:
+    dense: PreTrainedModel, tokens: Tensor, width: int, rotations: str, progress: Progress
+) -> PreTrainedModel:
     """A second network whose stream is `width` wide, with bases found on tokens [n, t]; the dense
     one is untouched.
 
@@ -238,7 +239,8 @@ def principal(moment: Tensor, width: int) -> Tensor:
     """The eigenvectors [d, width] of greatest eigenvalue of a second moment [d, d] float64: no
     other subspace holds more of its energy.
     """
-    return torch.linalg.eigh(moment).eigenvectors.flip(1)[:, :width].contiguous()
+    vectors: Tensor = torch.linalg.eigh(moment).eigenvectors.flip(1)
+    return vectors[:, :width].contiguous()
 
 
 def second_moment(parts: Iterable[Tensor]) -> Tensor:
@@ -251,7 +253,7 @@ def second_moment(parts: Iterable[Tensor]) -> Tensor:
 
 
 @torch.inference_mode()
-def mean_moment(dense: nn.Module, tokens: Tensor, progress: Progress) -> Tensor:
+def mean_moment(dense: PreTrainedModel, tokens: Tensor, progress: Progress) -> Tensor:
     """The mean over all components and the head of the second moment of what each reads of the
     dense network, normed. [d, d] float64
     """

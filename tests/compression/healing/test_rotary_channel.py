@@ -253,7 +253,9 @@ def test_its_parameters_and_products_are_counted(tiny_llama, story_file) -> None
         == more
     )
     cost = lrcore.measure_cost(made, 32)
-    assert cost.flops_prefill == cost.flops_formula > lrcore.measure_cost(small, 32).flops_prefill
+    # the formula leaves the token's product with itself out
+    assert cost.flops_decode == pytest.approx(cost.flops_formula, rel=0.01)
+    assert cost.flops_formula > lrcore.measure_cost(small, 32).flops_formula
 
 
 def test_other_jobs_keep_it_or_refuse_it(tiny_llama, story_file) -> None:
