@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import (
     CONFIG_MAPPING,
@@ -132,11 +132,11 @@ def kernel_of(config: PretrainedConfig) -> str:
     return ARCHITECTURES[config.get_text_config().model_type].kernel
 
 
-def auto_class(
-    config: PretrainedConfig,
-) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
-    """What makes a network of a config."""
-    return AutoModelForImageTextToText if config.model_type in MULTIMODAL else AutoModelForCausalLM
+def auto_class(config: PretrainedConfig) -> type[Any]:
+    """The Auto class of transformers that makes a network of a config."""
+    if config.model_type in MULTIMODAL:
+        return cast(type, AutoModelForImageTextToText)
+    return cast(type, AutoModelForCausalLM)
 
 
 @contextlib.contextmanager

@@ -155,10 +155,8 @@ class CompressedAttention(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.softcap is None:
             mask = mask.to(q.dtype) if mask is not None and mask.is_floating_point() else mask
-            out: Tensor = sdpa_attention_forward(
-                self, q, k, v, mask, dropout=0.0, scaling=self.scale
-            )[0]
-            return out
+            q, _ = sdpa_attention_forward(self, q, k, v, mask, dropout=0.0, scaling=self.scale)
+            return q
         k, v = (states.repeat_interleave(self.num_key_value_groups, dim=1) for states in (k, v))
         scores = self.softcap * torch.tanh(q @ k.mT * self.scale / self.softcap)
         weights = torch.softmax(_add(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)

@@ -20,11 +20,10 @@ def attention_module(
 
     It uses the query and key norms of the native module that it replaces.
     """
-    module: CompressedAttention
-    if sizes.get("latent", False):
-        module = LatentAttention(sizes, index, _rotary_of(network, place), network.dtype)
-    else:
+    if not sizes.get("latent", False):
         module = CompressedAttention(sizes, index)
+    else:
+        module = LatentAttention(sizes, index, _rotary_of(network, place), network.dtype)
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module

@@ -111,8 +111,7 @@ class LatentAttention(CompressedAttention):
         kind: tuple[str, ...] = ()
         if hasattr(self.rotary, "layer_types"):  # Gemma 3: a table per type of layer
             kind = (self.rotary.config.layer_types[self.layer_idx],)
-        positions = torch.arange(length, device=like.device).unsqueeze(0)
-        cos, sin = self.rotary(like, positions, *kind)
+        cos, sin = self.rotary(like, torch.arange(length, device=like.device).unsqueeze(0), *kind)
         return cos, sin
 
 

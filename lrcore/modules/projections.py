@@ -3,7 +3,7 @@
 They are made from values, read back as values, described, and rebuilt from their description.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -17,8 +17,6 @@ from ..layer import Linear, LowRank, Projection, Stored
 class StoredLinear(nn.Module):
     """`y = M x + bias` with M in a stored form: numbers are parameters, permutations buffers."""
 
-    bias: Tensor | None
-
     def __init__(self, form: Form, bias: Tensor | None = None) -> None:
         super().__init__()
         self.kind, self.settings = kind_of(form), settings_of(form)
@@ -27,15 +25,14 @@ class StoredLinear(nn.Module):
                 self.register_parameter(name, _frozen(tensor))
             else:
                 self.register_buffer(name, tensor)
-        self.register_parameter("bias", None if bias is None else _frozen(bias))
+        self.bias = None if bias is None else _frozen(bias)
 
     @property
     def form(self) -> Form:
         """The form, sharing the module's tensors."""
-        kind: Any = FORMS[self.kind]
-        names = [field.name for field in fields(kind) if field.name not in self.settings]
-        form: Form = kind(**{name: getattr(self, name) for name in names}, **self.settings)
-        return form
+        kind: Callable[..., Form] = FORMS[self.kind]
+        names = [f.name for f in fields(FORMS[self.kind]) if f.name not in self.settings]
+        return kind(**{name: getattr(self, name) for name in names}, **self.settings)
 
     @property
     def uncounted(self) -> int:
@@ -78,9 +75,8 @@ class LowRankLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         y: Tensor = self.up(self.down(x))
-        if self.sparse is not None:
-            y = y + self.sparse(x)
-        return y
+        out: Tensor = y if self.sparse is None else y + self.sparse(x)
+        return out
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
@@ -136,9 +132,8 @@ def read_projection(module: nn.Module) -> Projection:
 def _read_matrix(module: Any) -> Matrix:
     if isinstance(module, StoredLinear):
         tensors = {name: tensor.detach() for name, tensor in tensors_of(module.form).items()}
-        kind: Any = FORMS[module.kind]
-        form: Form = kind(**tensors, **module.settings)
-        return form
+        kind: Callable[..., Form] = FORMS[module.kind]
+        return kind(**tensors, **module.settings)
     weight: Tensor = module.weight.detach()
     return weight
 

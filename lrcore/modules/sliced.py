@@ -68,15 +68,15 @@ class SlicedLayer(nn.Module):
 
         args, kwargs: those that the native layer is called with.
         """
-        x = self.get_submodule(self.parts["norms"][COMPONENTS.index(component)])(hidden_states)
+        norm = self.get_submodule(self.parts["norms"][COMPONENTS.index(component)])
+        x: Tensor = norm(hidden_states)
         if component == "attention":
             named = dict(zip(self._names, args, strict=False))
             out: Tensor = self.get_submodule(self.parts["attention"])(x, **named, **kwargs)[0]
             return out
-        fed: Tensor = x
         for path in self.parts["feed"]:
-            fed = self.get_submodule(path)(fed)
-        return fed
+            x = self.get_submodule(path)(x)
+        return x
 
 
 def resized(embedding: nn.Embedding, weight: Tensor) -> nn.Embedding:

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ...evidence import LossCurve, Probes
 from ...files import cache_folder, cache_key, write_text
@@ -66,7 +67,7 @@ Points = dict[Slot, list[tuple[int, float]]]
 
 @torch.inference_mode()
 def measure_rises(
-    network: nn.Module, factors: Factorisation, tokens: Tensor, progress: Progress
+    network: PreTrainedModel, factors: Factorisation, tokens: Tensor, progress: Progress
 ) -> tuple[float, Points]:
     """Mean loss (nats/token) of the dense network on tokens [windows, length], and the increase for
     each slot alone at each probed rank.

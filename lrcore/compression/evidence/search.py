@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from ...files import cache_folder, cache_key, write_text
 from ...models.layers import clone
@@ -99,7 +100,7 @@ def moved(shares: Shares, up: list[int], down: list[int], step: float) -> Shares
     )
 
 
-def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> torch.nn.Module:
+def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> PreTrainedModel:
     """A clone of the network with every layer truncated to its ranks."""
     network = clone(model.network)
     for index, layer_factors in enumerate(factors.layers):
