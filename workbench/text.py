@@ -310,8 +310,8 @@ def stock(fit: lrcore.StockFit | None, dense: bool = False) -> str:
     if fit.qualifies:
         return SHORT_STOCK if dense else STOCK_YES
     width = next((rank for (_, name), rank in (fit.ranks or {}).items() if name == "mlp"), None)
-    said = (STOCK_NOT if dense else STOCK_NO).format("; ".join(fit.reasons))
-    return said + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
+    sentence = (STOCK_NOT if dense else STOCK_NO).format("; ".join(fit.reasons))
+    return sentence + (STOCK_RANKS.format(f"{width} neurons in every MLP") if width else "")
 
 
 def healed(history: Sequence[lrcore.Step]) -> str:

@@ -228,10 +228,10 @@ def read_provenance(folder: Path) -> Provenance:
 
 def _read_mark(folder: Path) -> dict[str, Any]:
     described = read_json(folder / MARK)
-    found = described.get("format")
-    if found != FORMAT:
+    version = described.get("format")
+    if version != FORMAT:
         raise InputError(
-            f"'{folder}' has checkpoint format {found!r}, but this version reads {FORMAT}. Use "
+            f"'{folder}' has checkpoint format {version!r}, but this version reads {FORMAT}. Use "
             "the version that wrote it."
         )
     lacking = [key for key in ("dtype", "structure", "tied") if key not in described]

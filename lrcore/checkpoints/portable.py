@@ -105,8 +105,8 @@ def _in_order(file: Path, among: list[Path]) -> list[Path]:
         for node in parsed(file).body
         if isinstance(node, ast.ImportFrom) and node.level
     ]
-    found = [inner for other in before if other in among for inner in _in_order(other, among)]
-    return list(dict.fromkeys([*found, file]))
+    files = [inner for other in before if other in among for inner in _in_order(other, among)]
+    return list(dict.fromkeys([*files, file]))
 
 
 @cache

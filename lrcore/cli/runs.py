@@ -93,14 +93,14 @@ def protocol(described: Mapping[str, Any]) -> str:
 def show_run(ctx: typer.Context, run: RunName, as_json: AsJson = False) -> None:
     """Show all that is known of a run. Recipe, account, results, samples."""
     kept = _runs(ctx)
-    found = kept.find(run)
+    entry = kept.find(run)
     values = {
-        **summary(found),
-        "folder": str(found.checkpoint),
-        "account": {} if found.account is None else found.account.to_dict(),
-        "evaluations": found.evaluations,
+        **summary(entry),
+        "folder": str(entry.checkpoint),
+        "account": {} if entry.account is None else entry.account.to_dict(),
+        "evaluations": entry.evaluations,
     }
-    show(as_json, {**values, "recipe": found.recipe.to_dict(), "samples": kept.samples(found.id)})
+    show(as_json, {**values, "recipe": entry.recipe.to_dict(), "samples": kept.samples(entry.id)})
 
 
 @app.command()
@@ -118,9 +118,9 @@ def add(
 def rename(ctx: typer.Context, run: RunName, name: str, as_json: AsJson = False) -> None:
     """Give a run another name."""
     kept = _runs(ctx)
-    found = kept.find(run)
-    kept.rename(found.id, name)
-    show(as_json, summary(kept.get(found.id)))
+    entry = kept.find(run)
+    kept.rename(entry.id, name)
+    show(as_json, summary(kept.get(entry.id)))
 
 
 @app.command()
@@ -133,10 +133,10 @@ def tag(
 ) -> None:
     """Put tags on a run, or take them off."""
     kept = _runs(ctx)
-    found = kept.find(run)
+    entry = kept.find(run)
     for one in tags:
-        (kept.untag if remove else kept.tag)(found.id, one)
-    show(as_json, summary(kept.get(found.id)))
+        (kept.untag if remove else kept.tag)(entry.id, one)
+    show(as_json, summary(kept.get(entry.id)))
 
 
 @app.command()
@@ -156,10 +156,10 @@ def track(
     from ..runs.tracking import Tracker
 
     kept, tracker = _runs(ctx), Tracker(project)
-    found = [kept.find(run) for run in runs] if runs else kept.all()
-    for run in found:
+    chosen = [kept.find(run) for run in runs] if runs else kept.all()
+    for run in chosen:
         tracker.log_run(run)
-    show(as_json, {"project": project, "runs": [run.id for run in found]})
+    show(as_json, {"project": project, "runs": [run.id for run in chosen]})
 
 
 @app.command()
@@ -171,14 +171,14 @@ def delete(
 ) -> None:
     """Delete a run and its checkpoint. Asks first; of a run that was only added, the files stay."""
     kept = _runs(ctx)
-    found = kept.find(run)
+    entry = kept.find(run)
     if not yes and (
         as_json
-        or not typer.confirm(f"Delete '{found.name}' ({found.id}) in {found.folder}?", err=True)
+        or not typer.confirm(f"Delete '{entry.name}' ({entry.id}) in {entry.folder}?", err=True)
     ):
-        raise InputError(f"'{found.name}' was not deleted. Say --yes to delete without a question.")
-    kept.delete(found.id)
-    show(as_json, {"deleted": found.id})
+        raise InputError(f"'{entry.name}' was not deleted. Say --yes to delete without a question.")
+    kept.delete(entry.id)
+    show(as_json, {"deleted": entry.id})
 
 
 @app.command()
@@ -187,5 +187,5 @@ def compare(ctx: typer.Context, runs: list[str], as_json: AsJson = False) -> Non
     from ..runs.differences import differences
 
     kept = _runs(ctx)
-    found = [kept.find(one) for one in runs]
-    show(as_json, {"compared": [run.id for run in found]}, "differences", differences(found))
+    chosen = [kept.find(one) for one in runs]
+    show(as_json, {"compared": [run.id for run in chosen]}, "differences", differences(chosen))

@@ -171,9 +171,9 @@ def measure_speed(
         progress("speed", turn, rounds + 1)
         for i, model in enumerate(models):
             reset_peak(model.device)
-            found = _time(model, _prompt(model, prompt), new)
+            result = _time(model, _prompt(model, prompt), new)
             if turn:
-                times[i].append(found)
+                times[i].append(result)
                 peaks[i] = max(filter(None, (peaks[i], read_peak(model.device))), default=None)
     progress("speed", rounds + 1, rounds + 1)
     return [

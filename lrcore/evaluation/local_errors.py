@@ -219,8 +219,8 @@ def _moved(values: Any, device: torch.device) -> Any:
 
 
 def _predicted(small: LoadedModel, layers: int) -> list[dict[str, float]]:
-    found: list[dict[str, float]] = [{} for _ in range(layers)]
+    predicted: list[dict[str, float]] = [{} for _ in range(layers)]
     for row in small.ranks:
         if row.component in _SLOT.values():
-            found[row.layer][row.component] = 1 - row.energy
-    return found
+            predicted[row.layer][row.component] = 1 - row.energy
+    return predicted

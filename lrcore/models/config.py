@@ -79,13 +79,13 @@ def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     return copied
 
 
-def _family(found: Any, where: str) -> str:
+def _family(model_type: Any, where: str) -> str:
     """The family that a model_type names, with or without the prefix of ours."""
-    family = str(found).removeprefix(OWN_TYPE)
+    family = str(model_type).removeprefix(OWN_TYPE)
     if family not in ARCHITECTURES and family not in MULTIMODAL:
         known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
         raise InputError(
-            f"Model family '{found}' (model_type in '{where}') is not supported. Supported: "
+            f"Model family '{model_type}' (model_type in '{where}') is not supported. Supported: "
             f"{known}."
         )
     return family
@@ -106,10 +106,10 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
             "not supported."
         )
     for name, supported in ARCHITECTURES[text.model_type].requires.items():
-        found = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
-        if found != supported and (found or supported):
+        value = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
+        if value != supported and (value or supported):
             raise InputError(
-                f"'{path}': a {family} model with {name} {found!r} is not supported, only with "
+                f"'{path}': a {family} model with {name} {value!r} is not supported, only with "
                 f"{supported!r}."
             )
 

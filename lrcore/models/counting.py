@@ -53,17 +53,17 @@ def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
 
 def _matrices(layer: Layer) -> list[Matrix]:
     """Every matrix once, without biases."""
-    found: list[Matrix] = []
+    matrices: list[Matrix] = []
     for p in layer.matrices().values():
         if isinstance(p, LowRank):
-            shared = any(same_matrix(p.down, other) for other in found)
-            found += [p.up] if shared else [p.down, p.up]
-            found += [] if p.sparse is None else [p.sparse]
+            shared = any(same_matrix(p.down, other) for other in matrices)
+            matrices += [p.up] if shared else [p.down, p.up]
+            matrices += [] if p.sparse is None else [p.sparse]
         elif isinstance(p, Linear):
-            found.append(p.weight)
+            matrices.append(p.weight)
         elif isinstance(p, Stored):
-            found.append(p.form)
-    return found
+            matrices.append(p.form)
+    return matrices
 
 
 def _multiplied(matrix: Matrix) -> int:

@@ -41,7 +41,8 @@ def load_in_memory(
             f"Weights of '{name}' are offloaded. Load it without device_map, or give its folder."
         )
     config = family_config(own, name)
-    stored = resolve_dtype(dtype) if dtype not in (None, "auto") else network.dtype
+    named = None if dtype is None else resolve_dtype(dtype)
+    stored = named if isinstance(named, torch.dtype) else network.dtype
     shell = _around(tensors, config, stored, name, getattr(own, "lowrank", None))
     check_finite(shell.state_dict().items(), Path(name), shell.dtype)
     settle(shell, network.device if device == "auto" else resolve_device(device))
@@ -85,5 +86,5 @@ def _fingerprint(config: Any, tensors: dict[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        whole.update(flat.view(torch.uint8).numpy())
+        whole.update(flat.view(torch.uint8).numpy().data)
     return whole.hexdigest()

@@ -166,10 +166,10 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 folder, local_files_only=True, trust_remote_code=False, **known
             )
     except Exception as error:  # from a missing file to a parse error in Rust
-        found = sorted(path.name for path in folder.glob("*token*"))
+        tokenizer_files = sorted(path.name for path in folder.glob("*token*"))
         state = (
-            f"its tokenizer files ({', '.join(found)}) cannot be read"
-            if found
+            f"its tokenizer files ({', '.join(tokenizer_files)}) cannot be read"
+            if tokenizer_files
             else "it has no tokenizer files"
         )
         raise InputError(

@@ -99,16 +99,16 @@ class Database:
         }
 
     def get(self, run_id: str) -> Row | None:
-        found = self._rows("select * from runs where id = ?", run_id)
+        rows = self._rows("select * from runs where id = ?", run_id)
         return (
             Row(
                 **{
-                    **found[0],
-                    "recipe": json.loads(found[0]["recipe"]),
-                    "report": json.loads(found[0]["report"]),
+                    **rows[0],
+                    "recipe": json.loads(rows[0]["recipe"]),
+                    "report": json.loads(rows[0]["report"]),
                 }
             )
-            if found
+            if rows
             else None
         )
 
@@ -170,10 +170,10 @@ class Database:
 
     def samples(self, run_id: str) -> list[dict[str, Any]]:
         """Oldest first."""
-        found = self._rows("select * from samples where run = ? order by created, rowid", run_id)
+        rows = self._rows("select * from samples where run = ? order by created, rowid", run_id)
         return [
             {"prompt": row["prompt"], "text": row["text"], "settings": json.loads(row["settings"])}
-            for row in found
+            for row in rows
         ]
 
 

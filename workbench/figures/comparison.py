@@ -26,14 +26,14 @@ def dominating(one: Point, points: Sequence[Point]) -> Point | None:
     """The best of the points that dominate this one: no larger, no higher perplexity, and better
     in one of the two; None where none does.
     """
-    found = [
+    candidates = [
         p
         for p in points
         if p.x <= one.x
         and p.perplexity <= one.perplexity
         and (p.x, p.perplexity) != (one.x, one.perplexity)
     ]
-    return min(found, key=lambda p: p.perplexity, default=None)
+    return min(candidates, key=lambda p: p.perplexity, default=None)
 
 
 def front(points: Sequence[Point]) -> dict[str, Any]:

@@ -52,7 +52,6 @@ def heal(
     """A compressed model with its factors trained; the one given is untouched.
 
     The arguments in `settings` are the fields of `Healing`.
-
     teacher: the dense model, or where it is now; None for the one its recipe names. state: a file
     that is written every 50 steps and from which the same healing goes on; the caller deletes it.
     On a CPU the same seed gives the same model, stopped in between or not.
@@ -66,9 +65,8 @@ def heal(
     progress = progress or silent
     teacher, recipe = find_teacher(model, teacher), model.recipe
     assert recipe is not None  # a compressed model has one
-    train = _choice(chosen.train, recipe.method)
     text = chosen.data or recipe.data
-    chosen = replace(chosen, data=text, train=train)
+    chosen = replace(chosen, data=text, train=_choice(chosen.train, recipe.method))
     model.check_length(chosen.seq_len)
     texts = load_texts(text)
     windows = make_windows(

@@ -103,8 +103,8 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
         for name, p in module.named_parameters()
         if p.is_floating_point()
     ]
-    found = {id(p): p for name, p in named if train != "latents" or name != "bias"}
-    if not found:
+    parameters = {id(p): p for name, p in named if train != "latents" or name != "bias"}
+    if not parameters:
         what = {
             "latents": "no latents: no key or value is factored in numbers",
             "factors": "no number that compression changed",
@@ -113,7 +113,7 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
             f"There is nothing to train: the model has {what[train]}. Quantised weights "
             "are not trained; heal first, then quantise."
         )
-    return list(found.values())
+    return list(parameters.values())
 
 
 def set_free(network: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

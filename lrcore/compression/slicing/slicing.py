@@ -163,17 +163,17 @@ def stream_width(model: LoadedModel, ratio: float, rotations: str, multiple: int
     def removed(width: int) -> float:
         return 1 - linear(width) / dense
 
-    found = next(
+    width = next(
         (width for width in range(of - of % multiple, 0, -multiple) if removed(width) >= ratio),
         None,
     )
-    if found is None:
+    if width is None:
         raise InputError(
             f"Slicing '{model.name}' in steps of {multiple} removes at most "
             f"{removed(multiple):.1%} of its decoder-linear parameters, its "
             f"residual matrices counted; {ratio:.1%} were to go. Ask for less."
         )
-    return found
+    return width
 
 
 def _linear_parameters(model: LoadedModel, rotations: str) -> Callable[[int], int]:

@@ -11,7 +11,7 @@ from ...forms import cast
 from ...layer import Attention, Layer, LowRank, Projection
 from ...spectra import Cost
 from ..factors import moved_bias
-from .hosvd import Pair, Side, alternate, pair, side
+from .hosvd import Pair, alternate, pair, side
 from .junction import join, per_head_identity
 from .local import factored_size
 
@@ -200,16 +200,9 @@ def _joint_cost(
 
 
 def _joint(
-    a: Attention,
-    kind: str,
-    left: Side,
-    right: Side,
-    rotations: Tensor | None,
-    junction: str,
-    per_head: bool,
-    mean: Tensor | None,
+    a: Attention, kind: str, p: Pair, junction: str, per_head: bool, mean: Tensor | None
 ) -> JointHeads:
-    p = pair(left, right, rotations)
+    left, right = p.left, p.right
     # Both identities in a head need columns to spare: with heads wider than half of the model,
     # the cost would fall where the rank grows.
     spare = 2 * right.coordinates.shape[1] <= right.lift.shape[1]
@@ -248,7 +241,7 @@ def joint_qk(
     rotations = None
     if a.frequencies is not None and window:
         rotations = rotary_offsets(a.frequencies.double().to(q.lift.device), a.qk_size, window)
-    return _joint(a, "qk", q, k, rotations, junction, a.position == "none", mean)
+    return _joint(a, "qk", pair(q, k, rotations), junction, a.position == "none", mean)
 
 
 def joint_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction: str) -> JointHeads:
@@ -258,7 +251,8 @@ def joint_vo(a: Attention, metric: Tensor | None, mean: Tensor | None, junction:
     """
     o = side(a.o.weight.mT, a.n_q, None, None)
     v = side(a.v.weight, a.n_kv, metric, None)
-    return _joint(a, "vo", o, v, None, junction, mean is not None or a.v.bias is None, mean)
+    per_head = mean is not None or a.v.bias is None
+    return _joint(a, "vo", pair(o, v, None), junction, per_head, mean)
 
 
 def rotary_offsets(frequencies: Tensor, size: int, window: int) -> Tensor:

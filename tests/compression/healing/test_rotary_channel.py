@@ -26,7 +26,7 @@ FAMILIES = (
     "gemma2",
     "phi",
     "smollm3",
-)  # scaled angles, norms, softcap and windows, half a head turned, layers without
+)  # scaled angles, norms, softcap and windows, half a head rotated, layers without
 ELSEWHERE = """
 import importlib.util, json, sys
 import torch

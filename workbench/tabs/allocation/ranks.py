@@ -66,13 +66,13 @@ def rank_rows(plan: Any, by_hand: Mapping[str, int]) -> pd.DataFrame:
 
 def ranks_typed(rows: pd.DataFrame) -> dict[str, int]:
     """The ranks in the table by slot. Raises InputError for one that is no whole number."""
-    found = {}
+    ranks = {}
     for row in rows.itertuples():
         try:
-            found[f"{int(row.layer)}.{row.component}"] = int(float(row.rank))
+            ranks[f"{int(row.layer)}.{row.component}"] = int(float(row.rank))
         except (TypeError, ValueError):
             raise lrcore.InputError(
                 f"'{row.rank}' is no rank for {row.component} of layer {row.layer}: type a whole "
                 "number."
             ) from None
-    return found
+    return ranks

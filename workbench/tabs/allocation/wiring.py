@@ -15,7 +15,7 @@ from .layout import AllocationTab
 class Changes:
     """Events after which the ranks may be others.
 
-    settled: once a slider is let go; moving: while the ratio moves, too.
+    settled: once a slider is released; moving: while the ratio moves, too.
     """
 
     settled: list[Any]

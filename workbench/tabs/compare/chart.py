@@ -28,7 +28,7 @@ def points(
 
     Times are shares of the dense model's, which took turns with the run.
     """
-    found: list[Point] = []
+    drawn: list[Point] = []
     for run in runs:
         one = next(
             (
@@ -41,12 +41,12 @@ def points(
         if one is None or (axis in SPEEDS and run.id not in speeds):
             continue
         x, dense_x = place(run, axis, speeds)
-        if not found and one["dense_perplexity"]:
-            found.append(Point("dense", "dense", dense_x, one["dense_perplexity"], protocol, ""))
+        if not drawn and one["dense_perplexity"]:
+            drawn.append(Point("dense", "dense", dense_x, one["dense_perplexity"], protocol, ""))
         summary = run.account.to_dict()
         note = f"{run.policy}, {summary['achieved']:.1%} {summary['budget']} removed"
-        found.append(Point(run.name, run.method, x, one["perplexity"], note, run.id))
-    return found
+        drawn.append(Point(run.name, run.method, x, one["perplexity"], note, run.id))
+    return drawn
 
 
 def place(run: lrcore.Run, axis: str, speeds: Mapping[str, Any]) -> tuple[float, float]:

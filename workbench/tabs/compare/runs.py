@@ -123,11 +123,11 @@ def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
 def draw_chart(store: Store, protocol: str | None, axis: str) -> tuple[str, str]:
     """Perplexity over the axis, and which runs no other dominates."""
     runs, of_speed = store.runs.all(), AXES[axis] in SPEEDS
-    found = points(runs, protocol, AXES[axis], speeds(store, runs) if of_speed else {})
-    note = conclusion(found) if runs else ""
-    if runs and not found and of_speed:
+    drawn = points(runs, protocol, AXES[axis], speeds(store, runs) if of_speed else {})
+    note = conclusion(drawn) if runs else ""
+    if runs and not drawn and of_speed:
         note = text.NO_SPEED
-    return scatter(found, axis), markup.note(note)
+    return scatter(drawn, axis), markup.note(note)
 
 
 def measure_runs(store: Store, ids: list[str], *values: Any) -> None:
@@ -142,5 +142,5 @@ def measure_speed(store: Store, ids: list[str]) -> None:
 
 def speeds(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Any]:
     """The latest speeds, {"dense", "small"}, of the runs that have any, by id."""
-    found = {run.id: store.runs.results(run.id, "speed") for run in runs}
-    return {run_id: own[-1] for run_id, own in found.items() if own}
+    speeds_of = {run.id: store.runs.results(run.id, "speed") for run in runs}
+    return {run_id: own[-1] for run_id, own in speeds_of.items() if own}
