@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 found = {}
 for folder, text, windows, length in json.loads(sys.argv[1]):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     ids = tokenizer(open(text, encoding="utf-8").read(), add_special_tokens=False)["input_ids"]
     tokens = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)[:windows]
     losses = []
