@@ -26,7 +26,7 @@ def figure(number: float | None) -> str:
 def report_html(run: lrcore.Run) -> str:
     """One page that needs nothing else: summary, measurements, recipe, ranks."""
     recipe_rows = "".join(row(name, value) for name, value in run.fields.items())
-    measured = "".join(
+    results = "".join(
         row(
             text.protocol(one["protocol"]),
             figure(one["perplexity"]),
@@ -45,7 +45,7 @@ def report_html(run: lrcore.Run) -> str:
         "report.html",
         name=escape(run.name),
         summary=markup.summary(run.account.to_dict()),
-        perplexity=row("protocol", "this model", "dense", tag="th") + measured,
+        perplexity=row("protocol", "this model", "dense", tag="th") + results,
         recipe=recipe_rows,
         seconds=seconds,
         ranks=ranks,

@@ -111,7 +111,7 @@ class Live:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="live", daemon=True).start()
 
-    def ask(self, request: LiveRequest) -> None:
+    def request(self, request: LiveRequest) -> None:
         """Request a figure, instead of what this browser requested before."""
         with self._changed:
             self._newest[request.browser] = request.key
@@ -131,7 +131,7 @@ class Live:
 
     def wait(self, request: LiveRequest, stop: threading.Event) -> None:
         """Wait until the figure of a request is known, or `stop` is set."""
-        self.ask(request)
+        self.request(request)
         while self.peek(request.key) is None and not stop.wait(0.05):
             pass
         self.forget(request.browser)

@@ -134,23 +134,23 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
     )
 
 
-def ranking(measured: Sequence[tuple[float, str, str, bool]]) -> str:
+def ranking(results: Sequence[tuple[float, str, str, bool]]) -> str:
     """Measured (perplexity, method, policy, whether on show) at one budget, given lowest first;
     nothing for fewer than two.
     """
-    if len(measured) < 2:
+    if len(results) < 2:
         return ""
-    best = measured[0]
-    now = next((one for one in measured if one[3]), None)
+    best = results[0]
+    now = next((one for one in results if one[3]), None)
     sentence = text.RANKED.format(best[1], best[2])
     if now is not None and now[0] / best[0] - 1 > TELLING:
         sentence += text.RANKED_HURTS.format(now[1], now[2], now[0] / best[0] - 1)
-    rest = [one for one in measured[MOST_CHANGES:] if one[3]]
+    rest = [one for one in results[MOST_CHANGES:] if one[3]]
     rows = "".join(
         f"<tr class='{'shown' if shown else ''}'><td>{escape(method)}</td>"
         f"<td>{escape(policy)}</td><td>{value:.4f}</td>"
         f"<td>{'lowest' if value == best[0] else f'+{value / best[0] - 1:.1%}'}</td></tr>"
-        for value, method, policy, shown in [*measured[:MOST_CHANGES], *rest]
+        for value, method, policy, shown in [*results[:MOST_CHANGES], *rest]
     )
     head = "<tr><th>method</th><th>policy</th><th>perplexity</th><th>above the lowest</th></tr>"
     return f"{note(sentence)}<table class='changes'>{head}{rows}</table>"

@@ -34,7 +34,7 @@ class Survey:
     refused: tuple[str, ...]
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A measured perplexity; shown: whether these are the ranks on show."""
 
     perplexity: float
@@ -57,7 +57,7 @@ def survey(store: Store, recipe: lrcore.Recipe | None) -> Survey:
     )
 
 
-def measured(store: Store, recipe: lrcore.Recipe | None) -> list[Measured]:
+def measurements(store: Store, recipe: lrcore.Recipe | None) -> list[Measurement]:
     """The measured perplexities of methods and policies at a recipe's budget, lowest first; of
     those whose ratio counts the same thing. None of them where ranks were set by hand.
     """
@@ -71,7 +71,7 @@ def measured(store: Store, recipe: lrcore.Recipe | None) -> list[Measured]:
             figure = store.live.peek(line.key) if line.budget == counted else None
             if figure is not None and figure.perplexity is not None:
                 shown = (method, policy) == (recipe.method, recipe.policy)
-                figures.append(Measured(figure.perplexity, method, policy, shown))
+                figures.append(Measurement(figure.perplexity, method, policy, shown))
     return sorted(figures)
 
 

@@ -39,14 +39,14 @@ def _flat(run: Run) -> dict[str, Any]:
         name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True)
         for name, value in run.fields.items()
     }
-    measured = {}
+    perplexities = {}
     for one in run.evaluations:
         protocol = one["protocol"]
         of = (
             f"{protocol.get('source')}, {protocol.get('name', 'windows')} "
             f"{protocol.get('windows')} x {protocol.get('seq_len')}"
         )
-        measured[f"perplexity: {of}"] = one["perplexity"]
+        perplexities[f"perplexity: {of}"] = one["perplexity"]
     account = {} if run.account is None else run.account.to_dict()
     healed = last_step(run.history, Healed)
     healing = {
@@ -58,5 +58,5 @@ def _flat(run: Run) -> dict[str, Any]:
         recipe
         | {f"result: {name}": value for name, value in account.items() if name not in recipe}
         | healing
-        | measured
+        | perplexities
     )

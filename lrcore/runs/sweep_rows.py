@@ -97,8 +97,8 @@ class SweepRow:
                 "ratio": recipe.ratio,
             }
         planned = {name: account.get(name) for name in named("planned")}
-        measured = {name: figures.get(name) for name in named("measured")}
-        return cls(**made, **{**planned, **measured, **more})
+        results = {name: figures.get(name) for name in named("measured")}
+        return cls(**made, **{**planned, **results, **more})
 
     @property
     def title(self) -> str:

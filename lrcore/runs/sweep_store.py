@@ -134,16 +134,16 @@ class CellFiles(SweepStore):
         self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress
     ) -> Mapping[str, Any]:
         cost = measure_cost(model, min(256, (dense.context or 257) - 1))
-        measured = {
+        costs = {
             "measured_kv_bytes_per_token": cost.kv_bytes_per_token,
             "measured_flops_per_token": cost.flops_decode,
             "measured_context": cost.context,
         }
         if speed:
             first, own = measure_speed([dense, model], rounds=3, progress=progress)
-            measured["prefill_speedup"] = own.prefill / first.prefill
-            measured["decode_speedup"] = own.decode / first.decode
-        return measured
+            costs["prefill_speedup"] = own.prefill / first.prefill
+            costs["decode_speedup"] = own.decode / first.decode
+        return costs
 
     def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
         recipe = None if cell.recipe is None else cell.recipe.to_dict()

@@ -60,16 +60,16 @@ class Tracker:
 
     def log_run(self, run: Run) -> None:
         """A kept run: its recipe, its account, and what was measured, by text and protocol."""
-        measured = {}
+        results = {}
         for one in run.evaluations:
             protocol = one["protocol"]
-            measured[f"{protocol.get('source')}, {protocol.get('name', 'windows')}"] = {
+            results[f"{protocol.get('source')}, {protocol.get('name', 'windows')}"] = {
                 **one,
                 "protocol": None,
                 "settings": None,
             }
         account = {} if run.account is None else run.account.to_dict()
-        self.log(run.name, run.fields, account | measured)
+        self.log(run.name, run.fields, account | results)
 
     def log_sweep(self, rows: Iterable[SweepRow], sweep: Mapping[str, Any]) -> None:
         """One run per row of a sweep that was measured. sweep: `Sweep.to_dict()`."""

@@ -40,7 +40,7 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
     live = Live(ObjectCache())
     requests = [request(factors, small(ratio=ratio)) for ratio in (0.5, 0.4, 0.3)]
     for one in requests:
-        live.ask(one)
+        live.request(one)
     assert live.newest("one") == requests[-1].key
     figure = settled(live, requests[-1].key)
     assert [live.peek(one.key) for one in requests[:-1]] == [
@@ -113,14 +113,14 @@ def test_each_browser_has_its_own_request(factors):
         request(factors, small(ratio=0.2), "one"),
         request(factors, small(ratio=0.6), "two"),
     )
-    live.ask(first)
-    live.ask(second)
+    live.request(first)
+    live.request(second)
     assert settled(live, first.key).perplexity < settled(live, second.key).perplexity
 
 
 def test_a_figure_that_cannot_be_had_says_why(factors):
     live, one = Live(ObjectCache()), request(factors, small(ratio=0.2, data="no-such-text"))
-    live.ask(one)
+    live.request(one)
     assert "no-such-text" in settled(live, one.key).error
 
 

@@ -12,7 +12,7 @@ from workbench import live, memory
 from workbench.job_record import ENDED
 from workbench.jobs import KINDS, CompressJob, SurveyJob, start_analysis
 from workbench.store import Store
-from workbench.survey import measured, survey
+from workbench.survey import measurements, survey
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_no_refit_is_counted_where_the_architecture_allows_none(
     with pytest.raises(lrcore.InputError, match="no refit"):
         memory.needed(model, on, 1.0, None)
     request = store.live_request(on, "browser")
-    store.live.ask(request)
+    store.live.request(request)
     while store.live.peek(request.key) is None:
         time.sleep(0.02)
     assert "no refit" in store.live.peek(request.key).error
@@ -132,7 +132,7 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     assert everything.missing == ()
     assert {"uniform", "softmax"} <= everything.shares["svd"].keys()
     assert len(everything.shares["svd"]["uniform"]) == 3
-    figures = measured(store, recipe)
+    figures = measurements(store, recipe)
     assert figures == sorted(figures)
     assert [one.shown for one in figures].count(True) == 1
-    assert measured(store, recipe.with_(overrides={"0.mlp": 3})) == []
+    assert measurements(store, recipe.with_(overrides={"0.mlp": 3})) == []

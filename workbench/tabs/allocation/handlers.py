@@ -108,7 +108,7 @@ def actual(store: Store, recipe: lrcore.Recipe, browser: gr.Request) -> str:
     request = store.live_request(recipe, browser.session_hash)
     if request is None:
         return markup.cell("actual perplexity", text.NOT_MEASURED, text.TOO_LARGE)
-    store.live.ask(request)
+    store.live.request(request)
     return markup.actual(request.key, store.live.peek(request.key))
 
 
@@ -126,7 +126,7 @@ def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) ->
     if request is None or request.key == key:
         store.live.forget(for_uniform(browser))
         return ""
-    store.live.ask(request)
+    store.live.request(request)
     return markup.against_uniform(key, store.live.peek(key), store.live.peek(request.key))
 
 

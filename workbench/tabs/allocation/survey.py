@@ -5,7 +5,7 @@ import lrcore
 from ... import markup, text
 from ...figures.allocation import policy_curves
 from ...store import Store
-from ...survey import measured, survey
+from ...survey import measurements, survey
 
 
 def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
@@ -20,4 +20,4 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
 
 def ranking(store: Store, recipe: lrcore.Recipe | None) -> str:
     """The measured perplexities at this budget as a table, lowest first."""
-    return markup.ranking(measured(store, recipe))
+    return markup.ranking(measurements(store, recipe))

@@ -22,12 +22,12 @@ def all_cards(runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[
 def dense_card(run: lrcore.Run, evaluation: dict[str, Any] | None) -> str:
     """The dense model of a run."""
     summary = run.account.to_dict()
-    measured = evaluation and evaluation["dense_perplexity"]
+    known = evaluation and evaluation["dense_perplexity"]
     kv, flops = summary["dense_kv_bytes_per_token"], summary["dense_flops_per_token"]
     cells = [
         markup.cell(
             "perplexity",
-            f"{evaluation['dense_perplexity']:.4f}" if measured else text.NOT_MEASURED,
+            f"{evaluation['dense_perplexity']:.4f}" if known else text.NOT_MEASURED,
         ),
         markup.cell("size", text.megabytes(summary["dense_megabytes"])),
         markup.cell("KV cache per token", f"{text.count(kv)} B"),

@@ -90,11 +90,11 @@ def run_rows(runs: list[lrcore.Run]) -> list[list[Any]]:
 
 
 def run_row(run: lrcore.Run) -> list[Any]:
-    summary, measured = run.account.to_dict(), ["", "", ""]
+    summary, results = run.account.to_dict(), ["", "", ""]
     if run.evaluations:
         last = run.evaluations[-1]
         perplexities = [export.figure(last[name]) for name in ("perplexity", "dense_perplexity")]
-        measured = [*perplexities, text.protocol(last["protocol"])]
+        results = [*perplexities, text.protocol(last["protocol"])]
     return [
         run.name,
         ", ".join(run.tags),
@@ -103,6 +103,6 @@ def run_row(run: lrcore.Run) -> list[Any]:
         run.policy,
         f"{summary['achieved']:.1%} {summary['budget']}",
         round(summary["megabytes"], 2),
-        *measured,
+        *results,
         run.id,
     ]
