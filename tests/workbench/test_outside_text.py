@@ -1,0 +1,19 @@
+"""HTML in text that a person, a file or a model gives is shown as it is written."""
+
+from lrcore import InputError
+from workbench import markup
+from workbench.components import shown
+
+PICTURE = '<img src="http://other.example/x.png">'
+
+
+def test_messages_are_escaped():
+    for error in (InputError(f"Unknown component '{PICTURE}'."), ValueError(PICTURE)):
+        assert "<" not in shown(error).message
+        assert "&lt;img" in shown(error).message
+
+
+def test_markdown_holds_no_html_and_no_picture():
+    escaped = markup.as_markdown(f"{PICTURE} and ![x](http://other.example/y.png)")
+    assert "<" not in escaped
+    assert "![" not in escaped
