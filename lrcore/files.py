@@ -31,9 +31,9 @@ def cache_folder() -> Path:
 def cache_key(*parts: Any) -> str:
     """Name of a cache entry: 24 hexadecimal digits of the sha256 of the JSON of all `parts`.
 
-    parts: JSON-able; give the sorted items of a mapping.
+    parts: JSON-able; the order of a mapping's items does not count.
     """
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @contextmanager

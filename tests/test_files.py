@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lrcore.files import draft_of, exchange, folder_of_this_process, write_text
+from lrcore.files import cache_key, draft_of, exchange, folder_of_this_process, write_text
 
 
 def test_a_file_appears_whole_and_nothing_is_left_beside_it(tmp_path):
@@ -40,6 +40,12 @@ def test_two_drafts_of_one_file_do_not_meet(tmp_path):
         one.write_text("one", encoding="utf-8")
         two.write_text("two", encoding="utf-8")
     assert path.read_text() == "one"  # the outer block ended last
+
+
+def test_keys_stay_what_they_were_and_the_order_of_a_mapping_does_not_count():
+    """A key that changes would make every calibration on disk anew."""
+    assert cache_key("ab", 2, [1, 0.5], None, ("x", 3)) == "614b419249dab833ebc12bcb"
+    assert cache_key({"a": 1, "b": 2}) == cache_key({"b": 2, "a": 1}) != cache_key({"a": 2, "b": 1})
 
 
 def test_a_folder_takes_the_place_of_another(tmp_path):

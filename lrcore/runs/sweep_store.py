@@ -1,6 +1,5 @@
 """Where a sweep keeps what it has made: `SweepStore`, and its cells as files, `CellFiles`."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from ..compression.factorise import Factorisation, factorise
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
 from ..evaluation.settings import EvaluationSettings
-from ..files import write_text
+from ..files import cache_key, write_text
 from ..models.load import LoadedModel
 from ..progress import Progress
 from ..recipe import Recipe
@@ -54,8 +53,7 @@ def _key(model: LoadedModel, sweep: Sweep, recipe: Recipe | None) -> str:
         options = sorted(recipe.options.items())
         made = {**recipe.to_dict(), "device": str(model.device), "options": options}
     evaluations = [asdict(one) for one in sweep.evaluations]
-    parts = [FORMAT, model.fingerprint, model.dtype, made, evaluations, sweep.speed]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_key(FORMAT, model.fingerprint, model.dtype, made, evaluations, sweep.speed)
 
 
 class SweepStore:

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,6 +194,16 @@ def test_another_store_is_run_by_the_same_engine(asked, counted, tmp_path):
     assert len(unmeasured.models) == 4
     with pytest.raises(lrcore.InputError, match="measures nothing"):
         lrcore.run_sweep(model, replace(asked, evaluations=()), tmp_path)
+
+
+def test_keys_of_cells_stay_what_they_were_so_that_old_sweeps_go_on():
+    model = SimpleNamespace(fingerprint="0123abcd", dtype="float32", device="cpu")
+    base = lrcore.Recipe(
+        options={"rope": "exact", "mlp": "cur"}, component_ratios={"qk": 0.3, "mlp": 0.1}
+    )
+    sweep = lrcore.Sweep(base, ["a3"], evaluations=(lrcore.EvaluationSettings("stories"),))
+    keys = ["eaf0341092cf0d9e794d06b8", "3b22592db781ba1ec0bf36ba"]
+    assert [cell.key for cell in cells(model, sweep)] == keys
 
 
 def test_every_column_says_what_it_is():
