@@ -7,7 +7,6 @@ Layers before the slot are not run again.
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...evidence import LossCurve, Probes
-from ...files import cache_folder, cache_key, write_text
+from ...files import write_text
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer, write_layer
 from ...models.load import LoadedModel
@@ -23,6 +22,7 @@ from ...models.stream import LayerStream
 from ...progress import Progress, silent
 from ...spectra import Cost, Slot, Spectrum
 from ..factorise import Factorisation
+from .cache import cache_file
 from .kind import EvidenceKind
 from .losses import BATCH, LENGTH, WINDOWS, mean_loss
 
@@ -51,7 +51,7 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     disk beside the calibration.
     """
     tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
-    path = _cache_file(factors, tokens)
+    path = cache_file("probes", factors, KEEP, list(tokens.shape))
     if path.is_file():
         base, points = _read(path)
     else:
@@ -144,19 +144,6 @@ def interpolate(x: Tensor, known_x: Tensor, known_y: Tensor) -> Tensor:
     low, high = known_x[right - 1], known_x[right]
     share = ((x - low) / (high - low)).clamp(0, 1)
     return known_y[right - 1] + share * (known_y[right] - known_y[right - 1])
-
-
-def _cache_file(factors: Factorisation, tokens: Tensor) -> Path:
-    slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
-    key = cache_key(
-        factors.calibration.key,
-        factors.method,
-        sorted(asdict(factors.options).items()),
-        KEEP,
-        list(tokens.shape),
-        slots,
-    )
-    return cache_folder() / "probes" / f"{key}.json"
 
 
 def _write(path: Path, base: float, points: Points) -> None:

@@ -9,13 +9,11 @@ otherwise the step is halved.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from ...files import cache_folder, cache_key, write_text
+from ...files import write_text
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
@@ -24,6 +22,7 @@ from ...recipe import Recipe
 from ...spectra import Slot
 from ..allocate import allocate, allocation_key
 from ..factorise import Factorisation, truncate_layer
+from .cache import cache_file
 from .kind import EvidenceKind
 from .losses import BATCH, LENGTH, WINDOWS, mean_loss
 
@@ -42,10 +41,11 @@ def measure(
     tokens; kept on disk under a key of the calibration, the method, its options and the whole
     recipe.
     """
-    path = _cache_file(factors, recipe)
+    budget = allocation_key(recipe)
+    path = cache_file("searches", factors, budget, STEP, ROUNDS, WINDOWS, LENGTH)
     if path.is_file():
         return tuple(json.loads(path.read_text()))
-    tokens, budget = factors.calibration.tokens[:WINDOWS, :LENGTH], allocation_key(recipe)
+    tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
     stream = LayerStream(clone(model.network), tokens, BATCH)
     batches, seen = tokens.to(model.network.device).split(BATCH), {}
 
@@ -106,22 +106,6 @@ def compressed(model: LoadedModel, factors: Factorisation, ranks: Ranks) -> PreT
     for index, layer_factors in enumerate(factors.layers):
         truncate_layer(network, index, layer_factors, ranks)
     return network
-
-
-def _cache_file(factors: Factorisation, recipe: Recipe) -> Path:
-    slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
-    key = cache_key(
-        factors.calibration.key,
-        factors.method,
-        sorted(asdict(factors.options).items()),
-        allocation_key(recipe),
-        STEP,
-        ROUNDS,
-        WINDOWS,
-        LENGTH,
-        slots,
-    )
-    return cache_folder() / "searches" / f"{key}.json"
 
 
 KIND = EvidenceKind(

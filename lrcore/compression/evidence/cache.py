@@ -1,0 +1,20 @@
+"""Where the measurements of evidence are kept on disk."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...files import cache_folder, cache_key
+from ..factorise import Factorisation
+
+
+def cache_file(folder: str, factors: Factorisation, *parts: Any) -> Path:
+    """The file of a measurement on these factors, in `folder` of the cache.
+
+    parts: JSON-able; what the measurement depends on besides the calibration, the method with its
+    options, and the slots.
+    """
+    slots = sorted((*slot, s.cost.full) for slot, s in factors.spectra.items())
+    options = sorted(asdict(factors.options).items())
+    key = cache_key(factors.calibration.key, factors.method, options, *parts, slots)
+    return cache_folder() / folder / f"{key}.json"
