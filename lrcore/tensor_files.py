@@ -99,9 +99,16 @@ def stored_in(files: Iterable[Path]) -> dict[str, StoredTensor]:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str]
+    path: Path,
+    tensors: Mapping[str, Tensor | StoredTensor],
+    metadata: Mapping[str, str],
+    check: Callable[[str, Tensor], None] | None = None,
 ) -> None:
-    """Write a safetensors file of tensors of any shape [...], loading at most one at a time."""
+    """Write a safetensors file of tensors of any shape [...], loading at most one at a time.
+
+    check(name, tensor): called with each before it is written; what it raises leaves a part of a
+    file.
+    """
     # widest dtype first, so that every tensor is aligned
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -120,6 +127,8 @@ def write_tensors(
         for name in order:
             given = tensors[name]
             tensor = given.map() if isinstance(given, StoredTensor) else given
+            if check is not None:
+                check(name, tensor)
             flat = tensor.detach().cpu().contiguous().flatten()
             opened.write(flat.view(torch.uint8).numpy().data)
 

@@ -13,7 +13,6 @@ describes.
 import copy
 import csv
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -339,16 +338,9 @@ def write_weights(
 ) -> None:
     """Tensors [...] by name as safetensors: one file, or shards of at most `shard` with an index.
 
-    Those on disk are read one at a time. Raises InputError, before anything is written, where one
-    holds NaN or infinity.
+    Those on disk are read one at a time, once. folder: a draft, as `write_folder` makes: raises
+    InputError where a tensor holds NaN or infinity, after others were written.
     """
-    for name, tensor in state.items():
-        if count := nonfinite(tensor if isinstance(tensor, Tensor) else tensor.map()):
-            raise InputError(
-                f"'{name}' of the model to be saved holds NaN or infinity ({count:,} of "
-                f"{math.prod(tensor.shape):,} values), so nothing is written. Compress it in "
-                "dtype float32 or bfloat16, or remove less."
-            )
     shapes = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         for name, tensor in state.items()
@@ -357,10 +349,20 @@ def write_weights(
         shapes, max_shard_size=shard, filename_pattern="model{suffix}.safetensors"
     )
     for file, names in split.filename_to_tensors.items():
-        write_tensors(folder / file, {name: state[name] for name in names}, {"format": "pt"})
+        tensors = {name: state[name] for name in names}
+        write_tensors(folder / file, tensors, {"format": "pt"}, _check_to_save)
     if split.is_sharded:
         write_json(
             folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        )
+
+
+def _check_to_save(name: str, tensor: Tensor) -> None:
+    if count := nonfinite(tensor):
+        raise InputError(
+            f"'{name}' of the model to be saved holds NaN or infinity ({count:,} of "
+            f"{tensor.numel():,} values), so nothing is written. Compress it in dtype float32 or "
+            "bfloat16, or remove less."
         )
 
 

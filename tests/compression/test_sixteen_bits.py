@@ -47,13 +47,17 @@ def test_activations_that_are_not_finite_are_named(tiny_llama, story_file):
         lrcore.calibrate(replace(model, fingerprint="another"), recipe)
 
 
-def test_weights_that_are_not_finite_are_not_written(tiny_llama, tmp_path):
-    model = lrcore.load(str(tiny_llama))
+@pytest.mark.parametrize("offload", [False, True])
+def test_weights_that_are_not_finite_are_not_written(tiny_llama, tmp_path, offload):
+    model = lrcore.load(str(tiny_llama), offload=offload)
+    folder = lrcore.save(model, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     network = clone(model.network)
     layer = read_layer(network, 0)
     broken = Linear(layer.attention.q.weight.clone(), None)
     broken.weight[2, 1] = torch.nan
     write_layer(network, layer.with_matrices(q=broken))
     with pytest.raises(InputError, match=r"q_proj.*holds NaN or infinity \(1 of .*nothing is writ"):
-        lrcore.save(replace(model, network=network), tmp_path / "broken")
-    assert not (tmp_path / "broken").exists()
+        lrcore.save(replace(model, network=network), folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [folder]

@@ -19,6 +19,7 @@ from lrcore.files import OFFLOADED, cache_folder
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
 from lrcore.models.layers import clone, read_layer
 from lrcore.models.offload import named_tensors, present
+from lrcore.tensor_files import StoredTensor
 from tests.tiny_models import tiny
 
 VARIED = {
@@ -178,6 +179,19 @@ def test_nothing_is_left_on_disk(sharded, story_file, tmp_path, monkeypatch):
     del small
     gc.collect()
     assert not list((cache_folder() / OFFLOADED).rglob("*.safetensors"))
+
+
+def test_a_tensor_on_disk_is_read_once_to_be_saved(sharded, tmp_path, monkeypatch):
+    model, read, plain = lrcore.load(str(sharded), offload=True), [], StoredTensor.map
+
+    def counted(stored):
+        read.append(stored.name)
+        return plain(stored)
+
+    monkeypatch.setattr(StoredTensor, "map", counted)
+    lrcore.save(model, tmp_path / "saved")
+    assert read
+    assert len(read) == len(set(read))
 
 
 def test_a_model_that_lacks_weights_is_refused(sharded, tmp_path):
