@@ -33,10 +33,8 @@ class CompressJob(Job):
         dense = load_dense(store, recipe, reporter)
         factors = store.factors(recipe, reporter.progress)
         small = lrcore.compress(dense, recipe, factors, store.plan(recipe), reporter.progress)
-        run = keep_run(store, reporter, recipe, self.name or run_name(recipe), small)
-        if self.evaluation is not None:
-            evaluate_run(store, run, self.evaluation, reporter)
-        return [run.id]
+        name = self.name or run_name(recipe)
+        return keep_measured(store, reporter, recipe, name, small, self.evaluation)
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,8 @@ class ShortenJob(Job):
         small = lrcore.shorten(dense, self.recipe, self.layers, self.by, progress=reporter.progress)
         step = small.step(lrcore.Shortened)
         reporter.note(text.shortened(small.history))
-        name = f"without {len(step.gone)} of {step.of} layers, {step.by}"
-        run = keep_run(store, reporter, self.recipe, self.name or name, small)
-        if self.evaluation is not None:
-            evaluate_run(store, run, self.evaluation, reporter)
-        return [run.id]
+        name = self.name or f"without {len(step.gone)} of {step.of} layers, {step.by}"
+        return keep_measured(store, reporter, self.recipe, name, small, self.evaluation)
 
 
 @dataclass(frozen=True)
@@ -89,11 +84,8 @@ class SliceJob(Job):
         )
         step = small.step(lrcore.Sliced)
         reporter.note(text.sliced(small.history))
-        name = f"sliced to {step.width} of {step.of}, {step.rotations}"
-        run = keep_run(store, reporter, recipe, self.name or name, small)
-        if self.evaluation is not None:
-            evaluate_run(store, run, self.evaluation, reporter)
-        return [run.id]
+        name = self.name or f"sliced to {step.width} of {step.of}, {step.rotations}"
+        return keep_measured(store, reporter, recipe, name, small, self.evaluation)
 
 
 def run_name(recipe: lrcore.Recipe) -> str:
@@ -113,3 +105,20 @@ def keep_run(
     run = store.keep(name, recipe, model)
     reporter.note(f"kept as {run.name} ({run.id})")
     return run
+
+
+def keep_measured(
+    store: Store,
+    reporter: Reporter,
+    recipe: lrcore.Recipe,
+    name: str,
+    model: lrcore.LoadedModel,
+    evaluation: lrcore.EvaluationSettings | None,
+) -> list[str]:
+    """Keep a model as a run, measured against its dense model unless evaluation is None; its id is
+    the result of the job.
+    """
+    run = keep_run(store, reporter, recipe, name, model)
+    if evaluation is not None:
+        evaluate_run(store, run, evaluation, reporter)
+    return [run.id]
