@@ -1,5 +1,6 @@
 """A job is a value: what to do, whole, so that it can be queued, stored and started again."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from threading import Event
@@ -27,7 +28,7 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(ABC):
     """The base of every kind of job.
 
     kind: its name in records. kept: whether its record is on disk. once: whether an equal job that
@@ -39,16 +40,16 @@ class Job:
     once: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """What the page calls it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, store: Any, reporter: Reporter) -> list[str]:
         """Do it with what a Store holds; returns the ids of the runs it made.
 
         Raises lrcore.InputError where it cannot be done, lrcore.Cancelled where it was cancelled.
         """
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: its kind and its fields."""

@@ -1,6 +1,7 @@
 """Where a sweep keeps what it has made: `SweepStore`, and its cells as files, `CellFiles`."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def _key(model: LoadedModel, sweep: Sweep, recipe: Recipe | None) -> str:
     return cache_key(FORMAT, model.fingerprint, model.dtype, made, evaluations, sweep.speed)
 
 
-class SweepStore:
+class SweepStore(ABC):
     """What `run_sweep` asks for every cell, in the order of these methods.
 
     `finished` and `keep` must be written; the others have a default.
@@ -64,9 +65,9 @@ class SweepStore:
 
     _factors: tuple[tuple[str, str], Factorisation] | None = None
 
+    @abstractmethod
     def finished(self, cell: Cell) -> list[SweepRow] | None:
         """The rows of a cell that is made and measured; None where there is something to do."""
-        raise NotImplementedError
 
     def model(self, cell: Cell) -> LoadedModel | None:
         """The compressed model of a cell that was kept before it was measured, else None."""
@@ -87,6 +88,7 @@ class SweepStore:
 
     def keep_model(self, cell: Cell, model: LoadedModel) -> None:
         """Called with the compressed model, before it is measured."""
+        del cell, model
 
     def costs(
         self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress
@@ -102,9 +104,9 @@ class SweepStore:
         del cell
         return evaluate(model, settings, progress=progress).to_dict()
 
+    @abstractmethod
     def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
         """Called with all rows of a cell; where it could not be made, they hold the error."""
-        raise NotImplementedError
 
 
 class CellFiles(SweepStore):

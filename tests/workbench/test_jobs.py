@@ -26,6 +26,9 @@ class Steps(Job):
     def title(self) -> str:
         return f"job {self.n}"
 
+    def run(self, store, reporter):
+        pytest.fail("the queue was given other work")
+
 
 @dataclass(frozen=True)
 class Once(Steps):
@@ -87,6 +90,14 @@ def test_jobs_run_in_order_and_say_how_many_come_first(bench):
     assert [ended(jobs, job).state for job in queued] == ["done"] * 3
     assert order == [0, 1, 2]
     assert jobs.get(queued[0].id).result == ["run-1"]
+
+
+def test_a_kind_of_job_without_its_work_is_refused():
+    class Idle(Job):
+        kind = title = "idle"
+
+    with pytest.raises(TypeError, match="run"):
+        Idle()
 
 
 def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
