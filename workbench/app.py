@@ -45,6 +45,9 @@ def build_app(store: Store | None = None) -> gr.Blocks:
         api.build(store)
         demo.load(bind(analyse_default, store), None, None, **QUIET)
         demo.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
+        for event in demo.fns.values():
+            if event.renderable:  # gr.render takes no show_progress_on; see QUIET
+                event.show_progress_on = []
     return demo
 
 

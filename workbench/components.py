@@ -18,7 +18,9 @@ from .assets import PLOTLY_JS, script
 
 log = logging.getLogger("workbench")
 
-QUIET = {"api_visibility": "private", "show_progress": "hidden"}
+# An event without a sign of progress names no component that shows one: Gradio's page would go
+# through the states of all outputs of all events, several times for each event.
+QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
 
 
@@ -128,7 +130,7 @@ def pending_cells() -> gr.HTML:
     return unseen("pending-cells", "pending.js")
 
 
-def unseen(elem_id: str, *files: str, value: str = "") -> gr.HTML:
+def unseen(elem_id: str, *files: str, value: str = "", **more: Any) -> gr.HTML:
     """A component that shows nothing: these scripts in assets act on its value."""
     return gr.HTML(
         value,
@@ -136,7 +138,21 @@ def unseen(elem_id: str, *files: str, value: str = "") -> gr.HTML:
         js_on_load=script(*files),
         elem_id=elem_id,
         elem_classes="unseen",
+        **more,
     )
+
+
+def heartbeat(elem_id: str, version: Callable[[], str]) -> gr.HTML:
+    """Unseen; its `tick` event comes while what the page shows may change: a second after
+    `version()`, which must be cheap, gives something new, and for some seconds after a person does
+    something. A page at rest asks for the version alone, past Gradio's queue, which costs the
+    browser next to nothing.
+    """
+
+    def version_now(_: Any = None) -> str:
+        return version()
+
+    return unseen(elem_id, "heartbeat.js", server_functions=[version_now])
 
 
 def small_button(label: str, elem_id: str, width: int = 110, **more: Any) -> gr.Button:

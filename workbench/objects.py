@@ -34,6 +34,7 @@ class ObjectCache:
         self._lock = threading.Lock()
         self._kept: dict[str, OrderedDict[Hashable, Any]] = defaultdict(OrderedDict)
         self._making: dict[tuple[str, Hashable], threading.Lock] = defaultdict(threading.Lock)
+        self.changes = 0  # how often an object came or went
 
     def peek(self, kind: str, key: Hashable) -> Any | None:
         """The object if it is here; never makes one."""
@@ -58,6 +59,7 @@ class ObjectCache:
     def put(self, kind: str, key: Hashable, value: Any) -> Any:
         """Keep an object and return it; the least recently used of its kind may go."""
         with self._lock:
+            self.changes += 1
             self._kept[kind][key] = value
             self._kept[kind].move_to_end(key)
             while len(self._kept[kind]) > ROOM[kind]:
@@ -66,4 +68,5 @@ class ObjectCache:
 
     def drop(self, kind: str, key: Hashable) -> None:
         with self._lock:
+            self.changes += 1
             self._kept[kind].pop(key, None)

@@ -1,14 +1,15 @@
-"""Once a second, and when the page opens: the status bar, the jobs, and keys that change when
-something is ready.
+"""When the page opens and while something happens: the status bar, the jobs, and keys that change
+when something is ready.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
 
 from . import job_markup, markup, steps, text
-from .components import LIVE, QUIET, bind, download, event_data
+from .components import LIVE, QUIET, bind, download, event_data, heartbeat
 from .form import try_recipe
 from .jobs.sweep import tables
 from .keys import calibration_key, factor_key
@@ -32,11 +33,24 @@ def wire(page: Page, store: Store) -> None:
         page.steps,
     ]
     look, inputs, outputs = bind(poll, store), [sent, *page.form.all], [*watched, sent]
-    gr.Timer(1).tick(look, inputs, outputs, **QUIET, concurrency_limit=None)
+    heartbeat("heartbeat", lambda: version(store)).tick(look, inputs, outputs, **LIVE)
+    page.choice.change(look, inputs, outputs, **LIVE)  # a recipe was put into the form
     for board in (page.status_bar, page.job_list):
         board.select(bind(act, store), None, page.downloads, **QUIET).then(
             look, inputs, outputs, **LIVE
         )
+
+
+def version(store: Store) -> str:
+    """Changes whenever something does that `state` shows beside what the form holds."""
+    parts = (
+        job_markup.status_bar(store.jobs),
+        job_markup.job_list(store.jobs),
+        store.live.count(),
+        store.runs.stamp(),
+        store.objects.changes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def poll(store: Store, sent: Sequence[Any], *values: Any) -> list[Any]:
