@@ -129,12 +129,15 @@ class Live:
             self._newest.pop(browser, None)
             self._requests.pop(browser, None)
 
-    def wait(self, request: LiveRequest, stop: threading.Event) -> None:
-        """Wait until the figure of a request is known, or `stop` is set."""
-        self.request(request)
-        while self.peek(request.key) is None and not stop.wait(0.05):
-            pass
-        self.forget(request.browser)
+    def measure(
+        self, request: LiveRequest, dense: lrcore.LoadedModel, progress: lrcore.Progress
+    ) -> None:
+        """Measure what is not known yet in the thread of the caller, a job, which is as urgent as
+        its other work. dense: a model that no other thread changes. Raises Cancelled where
+        `progress` does.
+        """
+        if self.peek(request.key) is None:
+            self._keep(request.key, self._figure(request, dense, progress))
 
     def count(self) -> int:
         """How many figures were measured so far: where it changes, there may be more to show."""
@@ -154,24 +157,24 @@ class Live:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             request = self._next()
-            try:
-                figure = self._measure(request)
-            except lrcore.Cancelled:
-                continue
-            except lrcore.InputError as error:
-                figure = Figure(error=str(error))
-            except Exception as error:
-                log.exception("the live figure failed")
-                figure = Figure(error=f"{type(error).__name__}. The server's log has the details.")
-            with self._changed:
-                self._known[request.key] = figure
-                self._count += 1
-                while len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-                for browser in [
-                    browser for browser, other in self._requests.items() if other.key == request.key
-                ]:
-                    del self._requests[browser]
+
+            def go_on(stage: str, done: int, total: int, key: str = request.key) -> None:
+                if all(other.key != key for other in list(self._requests.values())):
+                    raise lrcore.Cancelled(stage)
+
+            with suppress(lrcore.Cancelled):
+                self._keep(request.key, self._figure(request, None, go_on))
+
+    def _keep(self, key: str, figure: Figure) -> None:
+        """Remember a figure; who requested it is served."""
+        with self._changed:
+            self._known[key] = figure
+            self._count += 1
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            served = [name for name, other in self._requests.items() if other.key == key]
+            for browser in served:
+                del self._requests[browser]
 
     def _next(self) -> LiveRequest:
         """The oldest request of those that have been still for a moment."""
@@ -185,18 +188,31 @@ class Live:
                     return oldest
                 self._changed.wait(wait)
 
-    def _measure(self, request: LiveRequest) -> Figure:
-        def go_on(stage: str, done: int, total: int) -> None:
-            if all(other.key != request.key for other in list(self._requests.values())):
-                raise lrcore.Cancelled(stage)
+    def _figure(
+        self, request: LiveRequest, dense: lrcore.LoadedModel | None, progress: lrcore.Progress
+    ) -> Figure:
+        """Measured; with an error where that failed. dense: the worker's own where it is None."""
+        try:
+            return self._measure(request, dense, progress)
+        except lrcore.Cancelled:
+            raise
+        except lrcore.InputError as error:
+            return Figure(error=str(error))
+        except Exception as error:
+            log.exception("the live figure failed")
+            return Figure(error=f"{type(error).__name__}. The server's log has the details.")
 
+    def _measure(
+        self, request: LiveRequest, dense: lrcore.LoadedModel | None, progress: lrcore.Progress
+    ) -> Figure:
         recipe = request.recipe
         where = model_key(recipe)
-        dense = self.objects.get("live", where, lambda: lrcore.load(*where))
+        if dense is None:
+            dense = self.objects.get("live", where, lambda: lrcore.load(*where))
         sample = {"data": recipe.data, "samples": WINDOWS, "seq_len": LENGTH, "batch": 2}
         before = self.objects.get(
             "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, **sample)
         )
-        small = lrcore.compress(dense, recipe, request.factors, request.plan, go_on)
-        after = lrcore.evaluate(small, **sample, progress=go_on).to_dict()
+        small = lrcore.compress(dense, recipe, request.factors, request.plan, progress)
+        after = lrcore.evaluate(small, **sample, progress=progress).to_dict()
         return Figure(after["perplexity"], before.to_dict()["perplexity"], after["protocol"])

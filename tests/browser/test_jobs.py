@@ -49,7 +49,7 @@ def test_start_shows_stage_count_and_time_left(workbench):
     workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
     workbench.start(samples=64)
     seen = running(workbench, 2)
-    assert re.search(r"\d+/\d+", seen["words"])
+    assert re.search(r"\d+/\d+", seen["text"])
     workbench.until(
         lambda: re.search(r"about .+ left", workbench.status()["text"]), 30, "no time left is shown"
     )
@@ -100,10 +100,10 @@ def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server)
     workbench.locator("#status-bar button.cancel").click()
     workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
     lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
-    asked = next(i for i, line in enumerate(lines) if "cancel asked" in line)
+    requested = next(i for i, line in enumerate(lines) if "cancel requested" in line)
     ended = next(i for i, line in enumerate(lines) if re.search(r": cancelled", line))
-    steps = [line for line in lines[asked:ended] if re.search(r" \d+/\d+$", line)]
-    assert len(steps) <= 1, lines[asked:]  # at most the step that was under way
+    steps = [line for line in lines[requested:ended] if re.search(r" \d+/\d+$", line)]
+    assert len(steps) <= 1, lines[requested:]  # at most the step that was under way
     assert ended == len(lines) - 1
     workbench.start("after a cancel")
     workbench.page.wait_for_selector(".job.done >> text=a3")

@@ -13,10 +13,12 @@ from workbench.live import LENGTH, WINDOWS, Figure, Live, LiveRequest, affordabl
 from workbench.objects import ObjectCache
 from workbench.tabs.allocation import handlers
 
+MODEL = "demo-llama"
+
 
 @pytest.fixture(scope="module")
 def factors():
-    return lrcore.prepare(lrcore.load("demo-llama"), small())
+    return lrcore.prepare(lrcore.load(MODEL), small())
 
 
 def small(**changes):
@@ -47,7 +49,7 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
         None,
         None,
     ]  # nobody looks at them any longer
-    model = lrcore.load("demo-llama")
+    model = lrcore.load(MODEL)
     found = lrcore.evaluate(
         lrcore.compress(model, requests[-1].recipe, factors),
         "stories",
@@ -59,15 +61,26 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
     assert figure.protocol["tokens"] == WINDOWS * LENGTH
 
 
-def test_who_waits_is_told_and_requests_nothing_afterwards(factors):
-    live, one = Live(ObjectCache()), request(factors, small(ratio=0.3))
-    live.wait(one, threading.Event())
+def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
+    live, one, dense = Live(ObjectCache()), request(factors, small(ratio=0.3)), lrcore.load(MODEL)
+    threads = set()
+
+    def step(*_):
+        threads.add(threading.get_ident())
+
+    live.measure(one, dense, step)
     assert live.peek(one.key).perplexity > 1
+    assert threads == {threading.get_ident()}
+    live.measure(one, dense, step)
     assert (live.newest("one"), live.count()) == (None, 1)
-    stop = threading.Event()
-    stop.set()
-    live.wait(request(factors, small(ratio=0.4)), stop)
-    assert live.newest("one") is None
+
+    def cancelled(*_):
+        raise lrcore.Cancelled("measure")
+
+    other = request(factors, small(ratio=0.4))
+    with pytest.raises(lrcore.Cancelled):
+        live.measure(other, dense, cancelled)
+    assert live.peek(other.key) is None
 
 
 def test_ranks_on_show_are_held_against_even_ones():

@@ -1,7 +1,7 @@
 """What the Spectra and Allocation tabs need of a model: nothing of it is kept on disk."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import lrcore
 
@@ -52,13 +52,17 @@ class SurveyJob(Job):
         return f"Every method on {self.recipe.model}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        load_dense(store, self.recipe, reporter)
+        dense = load_dense(store, self.recipe, reporter)
         for one in store.by_method(self.recipe):
             reporter.part = one.method
             store.factors(one, reporter.progress)
         reporter.part, requests = "", live_requests(store, self.recipe, reporter.id)
         for done, request in enumerate(requests):
-            reporter.progress("measure", done, len(requests))
-            store.live.wait(request, reporter.cancelled)
+
+            def step(*_: Any, done: int = done) -> None:
+                reporter.progress("measure", done, len(requests))
+
+            step()
+            store.live.measure(request, dense, step)
         reporter.progress("measure", len(requests), len(requests))
         return []
