@@ -1,5 +1,5 @@
-// Fills cells that become known later than the panel they stand in. The value maps plan keys to HTML;
-// each cell names its plan, so one of an earlier slider position has no place to go.
+// Fills cells that become known later than the panel they stand in. The value maps plan keys to
+// HTML; each cell names its plan, so one of an earlier slider position has no place to go.
 const known = {};
 let seen = null;
 function place() {
@@ -11,5 +11,8 @@ watch('value', () => {
   const panel = document.querySelector('#size-and-cost');
   Object.assign(known, JSON.parse(props.value));
   place();
-  if (panel && panel !== seen) { seen = panel; new MutationObserver(place).observe(panel, {childList: true, subtree: true}); }
+  if (panel && panel !== seen) {
+    seen = panel;
+    new MutationObserver(place).observe(panel, { childList: true, subtree: true });
+  }
 });

@@ -1,32 +1,52 @@
-// What a plot does in the browser: draw in the page's colours, keep its zoom, report clicks, mark the selected slot, save itself.
+// What a plot does in the browser: draw in the page's colours, keep its zoom, report clicks, mark
+// the selected slot, save itself.
 // Runs as js_on_load of a gr.HTML, which gives element, props, trigger and watch.
 //
-// Colours come from the page at drawing time, so that one figure serves light and dark. A plot drawn while its tab was hidden has no
-// width: the observer redraws it once it has one. What a figure's layout.meta says:
+// Colours come from the page at drawing time, so that one figure serves light and dark. A plot
+// drawn while its tab was hidden has no width: the observer redraws it once it has one. What a
+// figure's layout.meta says:
 //   mark: how to show the selected slot: "cell" of a heatmap, "bar", or "layer" (a band across)
-//   axes: for bars, component -> its y axis       steps: component -> [least step of a rank]: the selected bar gets a handle
+//   axes: for bars, component -> its y axis
+//   steps: component -> [least step of a rank]: the selected bar gets a handle
 const host = element.querySelector('.plot');
-const style = name => getComputedStyle(element).getPropertyValue(name).trim();
-let figure = null, handle = null, dragged = null;
+const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
+let figure = null,
+  handle = null,
+  dragged = null;
 
 function marks() {
-  const at = window.selectedSlot, meta = figure.layout.meta || {};
+  const at = window.selectedSlot,
+    meta = figure.layout.meta || {};
   if (!at || !meta.mark) return [];
-  const line = {color: style('--select'), width: 2.5}, half = 0.5;
-  const box = {type: 'rect', x0: at.layer - half, x1: at.layer + half, line, name: 'selected'};
-  if (meta.mark === 'layer') return [{...box, yref: 'paper', y0: 0, y1: 1, line: {width: 0}, fillcolor: style('--select'), opacity: 0.14}];
+  const line = { color: style('--select'), width: 2.5 },
+    half = 0.5;
+  const box = { type: 'rect', x0: at.layer - half, x1: at.layer + half, line, name: 'selected' };
+  if (meta.mark === 'layer')
+    return [
+      {
+        ...box,
+        yref: 'paper',
+        y0: 0,
+        y1: 1,
+        line: { width: 0 },
+        fillcolor: style('--select'),
+        opacity: 0.14,
+      },
+    ];
   if (meta.mark === 'cell') {
     const row = figure.data[0].y.indexOf(at.component);
-    return row < 0 ? [] : [{...box, y0: row - half, y1: row + half}];
+    return row < 0 ? [] : [{ ...box, y0: row - half, y1: row + half }];
   }
   const axis = meta.axes[at.component];
-  return axis ? [{...box, yref: axis, y0: 0, y1: 1.03}] : [];
+  return axis ? [{ ...box, yref: axis, y0: 0, y1: 1.03 }] : [];
 }
 
 function selectedBar() {
   const at = window.selectedSlot;
-  for (const trace of figure.data) for (const [i, point] of (trace.customdata || []).entries())
-    if (at && point[0] === at.layer && point[1] === at.component) return {trace, i, rank: point[2], full: point[3]};
+  for (const trace of figure.data)
+    for (const [i, point] of (trace.customdata || []).entries())
+      if (at && point[0] === at.layer && point[1] === at.component)
+        return { trace, i, rank: point[2], full: point[3] };
   return null;
 }
 
@@ -39,132 +59,250 @@ function place() {
   put(bar, bar.rank);
 }
 function put(bar, rank) {
-  const at = window.selectedSlot, l = host._fullLayout, axis = figure.layout.meta.axes[at.component].replace('y', 'yaxis');
-  const x = l.xaxis, y = l[axis], wide = Math.abs(x.d2p(at.layer + 0.45) - x.d2p(at.layer - 0.45)), middle = x.d2p(at.layer);
-  if (!(middle >= 0 && middle <= x._length)) { handle.hidden = true; return; }
-  handle.style.left = (x._offset + middle - wide / 2) + 'px';
+  const at = window.selectedSlot,
+    l = host._fullLayout,
+    axis = figure.layout.meta.axes[at.component].replace('y', 'yaxis');
+  const x = l.xaxis,
+    y = l[axis],
+    wide = Math.abs(x.d2p(at.layer + 0.45) - x.d2p(at.layer - 0.45)),
+    middle = x.d2p(at.layer);
+  if (!(middle >= 0 && middle <= x._length)) {
+    handle.hidden = true;
+    return;
+  }
+  handle.style.left = x._offset + middle - wide / 2 + 'px';
   handle.style.width = wide + 'px';
-  handle.style.top = (y._offset + y.d2p(rank / bar.full)) + 'px';
+  handle.style.top = y._offset + y.d2p(rank / bar.full) + 'px';
   handle.dataset.rank = rank;
-  const least = figure.layout.meta.steps[at.component][0], label = `Rank of layer ${at.layer}, ${at.component}`;
-  const said = {label, valuemin: least, valuemax: bar.full, valuenow: rank};
-  for (const [name, value] of Object.entries(said)) handle.setAttribute('aria-' + name, value);
+  const least = figure.layout.meta.steps[at.component][0],
+    label = `Rank of layer ${at.layer}, ${at.component}`;
+  const state = { label, valuemin: least, valuemax: bar.full, valuenow: rank };
+  for (const [name, value] of Object.entries(state)) handle.setAttribute('aria-' + name, value);
 }
 function near(rank, bar) {
   const step = figure.layout.meta.steps[window.selectedSlot.component][0];
-  return rank > bar.full - step / 2 ? bar.full : Math.min(bar.full, Math.max(step, Math.round(rank / step) * step));
+  return rank > bar.full - step / 2
+    ? bar.full
+    : Math.min(bar.full, Math.max(step, Math.round(rank / step) * step));
 }
-let burst = null, waiting = null, sent = 0;
-/* At most one edit in 80 ms, and always the last one. Edits of one gesture (a drag, a burst of keys) are undone together. */
+let burst = null,
+  waiting = null,
+  sent = 0;
+// At most one edit in 80 ms, and always the last one. Edits of one gesture (a drag, a burst of
+// keys) are undone together.
 function edit(rank, gesture) {
   clearTimeout(waiting);
-  const slot = {...window.selectedSlot};
-  waiting = setTimeout(() => { sent = Date.now(); trigger('edit', {...slot, rank, gesture}); }, Math.max(0, sent + 80 - Date.now()));
+  const slot = { ...window.selectedSlot };
+  waiting = setTimeout(
+    () => {
+      sent = Date.now();
+      trigger('edit', { ...slot, rank, gesture });
+    },
+    Math.max(0, sent + 80 - Date.now()),
+  );
 }
-const QUIET = 1000;  // ms without a key that end a burst
-/* While keys are pressed the handle runs ahead of the bar: an answer to the first press must not take back the third. */
-const keyed = () => burst && burst.slot === JSON.stringify(window.selectedSlot) && Date.now() - burst.last < QUIET;
+const QUIET = 1000; // ms without a key that end a burst
+// While keys are pressed the handle runs ahead of the bar: an answer to the first press must not
+// take back the third.
+const keyed = () =>
+  burst && burst.slot === JSON.stringify(window.selectedSlot) && Date.now() - burst.last < QUIET;
 function ofKeys() {
-  const now = Date.now(), slot = JSON.stringify(window.selectedSlot);
-  burst = keyed() ? {...burst, last: now} : {name: 'keys' + now, last: now, slot};
+  const now = Date.now(),
+    slot = JSON.stringify(window.selectedSlot);
+  burst = keyed() ? { ...burst, last: now } : { name: 'keys' + now, last: now, slot };
   setTimeout(place, QUIET + 20);
   return burst.name;
 }
 function makeHandle() {
   handle = document.createElement('div');
   handle.className = 'handle';
-  Object.assign(handle, {tabIndex: 0, hidden: true});
+  Object.assign(handle, { tabIndex: 0, hidden: true });
   handle.setAttribute('role', 'slider');
   handle.setAttribute('aria-orientation', 'vertical');
   host.parentElement.style.position = 'relative';
   host.parentElement.appendChild(handle);
-  handle.addEventListener('pointerdown', e => {
+  handle.addEventListener('pointerdown', (e) => {
     handle.setPointerCapture(e.pointerId);
     dragged = String(Date.now());
     e.preventDefault();
     handle.focus();
   });
-  handle.addEventListener('pointermove', e => {
+  handle.addEventListener('pointermove', (e) => {
     const bar = dragged && selectedBar();
     if (!bar) return;
-    const y = host._fullLayout[figure.layout.meta.axes[window.selectedSlot.component].replace('y', 'yaxis')];
-    const rank = near(bar.full * y.p2d(e.clientY - host.getBoundingClientRect().top - y._offset), bar);
+    const y =
+      host._fullLayout[
+        figure.layout.meta.axes[window.selectedSlot.component].replace('y', 'yaxis')
+      ];
+    const rank = near(
+      bar.full * y.p2d(e.clientY - host.getBoundingClientRect().top - y._offset),
+      bar,
+    );
     if (rank === +handle.dataset.rank) return;
     put(bar, rank);
     edit(rank, dragged);
   });
-  for (const end of ['pointerup', 'pointercancel']) handle.addEventListener(end, () => { dragged = null; });
-  handle.addEventListener('blur', () => { burst = null; place(); });
-  handle.addEventListener('keydown', e => {
-    const bar = selectedBar(), now = +handle.dataset.rank, step = bar && figure.layout.meta.steps[window.selectedSlot.component][0];
-    const moves = {ArrowUp: step, ArrowRight: step, ArrowDown: -step, ArrowLeft: -step, PageUp: 5 * step, PageDown: -5 * step};
+  for (const end of ['pointerup', 'pointercancel'])
+    handle.addEventListener(end, () => {
+      dragged = null;
+    });
+  handle.addEventListener('blur', () => {
+    burst = null;
+    place();
+  });
+  handle.addEventListener('keydown', (e) => {
+    const bar = selectedBar(),
+      now = +handle.dataset.rank,
+      step = bar && figure.layout.meta.steps[window.selectedSlot.component][0];
+    const moves = {
+      ArrowUp: step,
+      ArrowRight: step,
+      ArrowDown: -step,
+      ArrowLeft: -step,
+      PageUp: 5 * step,
+      PageDown: -5 * step,
+    };
     if (!bar || !(e.key in moves || e.key === 'Delete')) return;
     e.preventDefault();
-    if (e.key === 'Delete') { edit(null, null); return; }
-    const rank = near(now === bar.full && moves[e.key] < 0 ? now + moves[e.key] - now % step : now + moves[e.key], bar);
+    if (e.key === 'Delete') {
+      edit(null, null);
+      return;
+    }
+    const rank = near(
+      now === bar.full && moves[e.key] < 0 ? now + moves[e.key] - (now % step) : now + moves[e.key],
+      bar,
+    );
     put(bar, rank);
     edit(rank, ofKeys());
   });
 }
 
 const title = () => host.parentElement.closest('[id]').id;
-const save = format => Plotly.downloadImage(host, {format, filename: title(), scale: format === 'png' ? 2 : 1});
+const save = (format) =>
+  Plotly.downloadImage(host, { format, filename: title(), scale: format === 'png' ? 2 : 1 });
 function csv() {
-  const quote = v => `"${String(v ?? '').replaceAll('"', '""')}"`, rows = [['series', 'x', 'y', 'value']];
+  const quote = (v) => `"${String(v ?? '').replaceAll('"', '""')}"`,
+    rows = [['series', 'x', 'y', 'value']];
   for (const t of host.data) {
-    if (t.type === 'heatmap') t.y.forEach((y, j) => t.x.forEach((x, i) => rows.push([t.name, x, y, t.customdata?.[j][i][2] ?? t.z[j][i]])));
+    if (t.type === 'heatmap')
+      t.y.forEach((y, j) =>
+        t.x.forEach((x, i) => rows.push([t.name, x, y, t.customdata?.[j][i][2] ?? t.z[j][i]])),
+      );
     else t.y.forEach((y, i) => rows.push([t.name, t.x[i], y, t.customdata?.[i]?.[2]]));
   }
   const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([rows.map(r => r.map(quote).join(',')).join('\n') + '\n'], {type: 'text/csv'}));
+  link.href = URL.createObjectURL(
+    new Blob([rows.map((r) => r.map(quote).join(',')).join('\n') + '\n'], { type: 'text/csv' }),
+  );
   link.download = title() + '.csv';
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
-const letters = word => ({width: 1000, height: 1000, path: '', svg:
-  `<svg viewBox="0 0 36 16" style="width:28px"><text x="18" y="13" text-anchor="middle" font-size="13" font-weight="600" fill="currentColor">${word}</text></svg>`});
-const SAVES = [['PNG', () => save('png')], ['SVG', () => save('svg')], ['CSV', csv]].map(([word, click]) =>
-  ({name: 'save ' + word, title: 'Save as ' + word, icon: letters(word), click}));
-const CONFIG = {displaylogo: false, showSendToCloud: false, responsive: true, modeBarButtonsToAdd: SAVES,
-                modeBarButtonsToRemove: ['toImage', 'lasso2d', 'select2d', 'autoScale2d']};
+const letters = (word) => ({
+  width: 1000,
+  height: 1000,
+  path: '',
+  svg:
+    '<svg viewBox="0 0 36 16" style="width:28px"><text x="18" y="13" text-anchor="middle" ' +
+    `font-size="13" font-weight="600" fill="currentColor">${word}</text></svg>`,
+});
+const SAVES = [
+  ['PNG', () => save('png')],
+  ['SVG', () => save('svg')],
+  ['CSV', csv],
+].map(([word, click]) => ({
+  name: 'save ' + word,
+  title: 'Save as ' + word,
+  icon: letters(word),
+  click,
+}));
+const CONFIG = {
+  displaylogo: false,
+  showSendToCloud: false,
+  responsive: true,
+  modeBarButtonsToAdd: SAVES,
+  modeBarButtonsToRemove: ['toImage', 'lasso2d', 'select2d', 'autoScale2d'],
+};
 
 function draw() {
-  if (!window.Plotly) { setTimeout(draw, 30); return; }
-  host.style.display = props.value ? '' : 'none';
-  if (!props.value) { figure = null; if (handle) handle.hidden = true; return; }
-  figure = JSON.parse(props.value);
-  const layout = figure.layout, grid = style('--border-color-primary');
-  const font = {family: getComputedStyle(element).fontFamily, color: style('--body-text-color'), size: 12};
-  const lines = {gridcolor: grid, zerolinecolor: grid, linecolor: grid};
-  layout.font = {...font, ...layout.font};
-  layout.hoverlabel = {font, bgcolor: style('--background-fill-primary'), bordercolor: grid};
-  layout.meta ||= {};
-  layout.modebar = {...layout.modebar, color: style('--body-text-color-subdued'), activecolor: font.color};
-  for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) {
-    layout[name] = {...lines, ...layout[name]};
-    if (layout[name].title) layout[name].title = {...layout[name].title, font: {size: 12, ...layout[name].title.font}};
+  if (!window.Plotly) {
+    setTimeout(draw, 30);
+    return;
   }
-  for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])]) (cut.line || cut.font).color = style('--select');
-  // on a narrow page a long legend takes several lines: they come on top of the height that the axes need
-  const named = figure.data.filter(trace => trace.name && trace.showlegend !== false).length;
-  if (layout.height && window.innerWidth < 600 && named > 4) layout.height += 20 * Math.ceil(named / 2);
+  host.style.display = props.value ? '' : 'none';
+  if (!props.value) {
+    figure = null;
+    if (handle) handle.hidden = true;
+    return;
+  }
+  figure = JSON.parse(props.value);
+  const layout = figure.layout,
+    grid = style('--border-color-primary');
+  const font = {
+    family: getComputedStyle(element).fontFamily,
+    color: style('--body-text-color'),
+    size: 12,
+  };
+  const lines = { gridcolor: grid, zerolinecolor: grid, linecolor: grid };
+  layout.font = { ...font, ...layout.font };
+  layout.hoverlabel = { font, bgcolor: style('--background-fill-primary'), bordercolor: grid };
+  layout.meta ||= {};
+  layout.modebar = {
+    ...layout.modebar,
+    color: style('--body-text-color-subdued'),
+    activecolor: font.color,
+  };
+  for (const name of Object.keys(layout))
+    if (/^[xy]axis/.test(name)) {
+      layout[name] = { ...lines, ...layout[name] };
+      if (layout[name].title)
+        layout[name].title = {
+          ...layout[name].title,
+          font: { size: 12, ...layout[name].title.font },
+        };
+    }
+  for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])])
+    (cut.line || cut.font).color = style('--select');
+  // on a narrow page a long legend takes several lines: they come on top of the height that the
+  // axes need
+  const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  if (layout.height && window.innerWidth < 600 && named > 4)
+    layout.height += 20 * Math.ceil(named / 2);
   if (layout.height) host.style.height = layout.height + 'px';
-  Plotly.react(host, figure.data, {...layout, shapes: [...(layout.shapes || []), ...marks()]}, CONFIG).then(() => {
+  Plotly.react(
+    host,
+    figure.data,
+    { ...layout, shapes: [...(layout.shapes || []), ...marks()] },
+    CONFIG,
+  ).then(() => {
     host.dataset.drawn = (+host.dataset.drawn || 0) + 1;
     if (figure && figure.layout.meta.steps && !handle) makeHandle();
     place();
     if (host.wired) return;
     host.wired = true;
-    // Where a page has a <base>, plotly names clips and gradients by the address at the first drawing, and loses them when that changes.
-    if (host._context._baseUrl) { host._context._baseUrl = ''; Plotly.redraw(host); }
-    host.on('plotly_click', e => { const p = e.points[0]; trigger('select', {x: p.x, y: p.y, z: p.z, custom: p.customdata}); });
+    // Where a page has a <base>, plotly names clips and gradients by the address at the first
+    // drawing, and loses them when that changes.
+    if (host._context._baseUrl) {
+      host._context._baseUrl = '';
+      Plotly.redraw(host);
+    }
+    host.on('plotly_click', (e) => {
+      const p = e.points[0];
+      trigger('select', { x: p.x, y: p.y, z: p.z, custom: p.customdata });
+    });
     host.on('plotly_relayout', place);
     window.addEventListener('lrw-selected', () => {
-      if (figure && figure.layout.meta.mark) Plotly.relayout(host, {shapes: [...(figure.layout.shapes || []), ...marks()]}).then(place);
+      if (figure && figure.layout.meta.mark)
+        Plotly.relayout(host, { shapes: [...(figure.layout.shapes || []), ...marks()] }).then(
+          place,
+        );
     });
     let width = host.clientWidth;
     new ResizeObserver(() => {
-      if (host.clientWidth && host.clientWidth !== width) { width = host.clientWidth; Plotly.Plots.resize(host).then(place); }
+      if (host.clientWidth && host.clientWidth !== width) {
+        width = host.clientWidth;
+        Plotly.Plots.resize(host).then(place);
+      }
     }).observe(host);
   });
 }
