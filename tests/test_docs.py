@@ -19,7 +19,7 @@ import api  # noqa: E402
 import architectures as families  # noqa: E402
 from prose import wrap  # noqa: E402
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

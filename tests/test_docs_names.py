@@ -14,7 +14,7 @@ import lrcore
 from lrcore.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = sorted(
     path for folder in ("lrcore", "workbench", "scripts") for path in (ROOT / folder).rglob("*.py")
 )
