@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from .evaluation.local_errors import LocalErrors, local_errors
     from .evaluation.settings import PROTOCOLS, EvaluationSettings
     from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
-    from .generate import GenerationSettings, generate, stream
+    from .generate import generate, stream
+    from .generation_settings import GenerationSettings
     from .history import (
         Compressed,
         Healed,
@@ -102,7 +103,8 @@ _HOMES = {
     "evaluation.local_errors": "LocalErrors local_errors",
     "evaluation.settings": "PROTOCOLS EvaluationSettings",
     "evaluation.tasks": "BUILTIN_TASKS LM_EVAL_TASKS TaskResult lm_eval score_choices",
-    "generate": "GenerationSettings generate stream",
+    "generate": "generate stream",
+    "generation_settings": "GenerationSettings",
     "history": "Compressed Healed Quantised Shortened Sliced Step StockFit last_step stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",

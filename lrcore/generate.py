@@ -1,51 +1,17 @@
 """Text from a model, piece by piece. Closing the iterator stops the work at the next token."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .errors import InputError
+from .generation_settings import GenerationSettings
 from .models.load import LoadedModel
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer shows for the bytes of an unfinished character
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """Sampling settings, named and checked as in transformers' GenerationConfig.
-
-    max_new_tokens >= 1. temperature >= 0; 0 is greedy. top_p in (0, 1]: the nucleus sampled from.
-    seed: of a generator of its own, so the same seed gives the same text whatever else runs.
-    Raises InputError where a value is out of range.
-    """
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise InputError(f"temperature must be 0 (greedy) or larger, got {self.temperature!r}.")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must lie in (0, 1], got {self.top_p!r}.")
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens!r}.")
-
-    @classmethod
-    def of(
-        cls, settings: "GenerationSettings | None", fields: Mapping[str, Any]
-    ) -> "GenerationSettings":
-        """The settings with some fields replaced, the defaults where None is given."""
-        return replace(settings or cls(), **fields)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name, as keyword arguments of `stream` and `generate`."""
-        return asdict(self)
 
 
 def stream(

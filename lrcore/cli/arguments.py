@@ -1,4 +1,4 @@
-"""What several commands take: the model, how it is loaded, how it generates, where figures go."""
+"""What several commands take: the model, how it is loaded, where figures go."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -50,16 +50,6 @@ class Loading:
         import lrcore
 
         return lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
-
-
-@dataclass(frozen=True)
-class Generation:
-    """How text is generated."""
-
-    max_new_tokens: int = setting(64, "The most tokens to add.")
-    temperature: float = setting(0.0, "0 is greedy.")
-    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this share.")
-    seed: int = setting(0, "The same seed gives the same text, for every prompt and model.")
 
 
 def load_dense(recipe: Recipe) -> Any:

@@ -1,13 +1,13 @@
 """The commands that let models write. Heavy imports wait until a command runs."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..files import write_text
-from .arguments import AsJson, Generation, Loading, ModelOrFolder
+from ..generation_settings import GenerationSettings
+from .arguments import AsJson, Loading, ModelOrFolder
 from .console import print_json, progress, show
 from .flags import flags
 
@@ -19,14 +19,14 @@ app = typer.Typer()
 def generate(
     model: ModelOrFolder,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    generation: Generation,
+    generation: GenerationSettings,
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt. Prints it and, as it is made, what follows."""
     import lrcore
 
-    settings = asdict(generation)
+    settings = generation.to_dict()
     pieces = lrcore.stream(loading.load(model), prompt, **settings)
     if as_json:
         print_json({"model": model, "prompt": prompt, "text": "".join(pieces), **settings})
@@ -44,7 +44,7 @@ def answers(
     prompts: Annotated[
         Path, typer.Option(metavar="FILE", help="Prompts: .txt (one per line), .jsonl or .json.")
     ],
-    generation: Generation,
+    generation: GenerationSettings,
     loading: Loading,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the table to this file.")
@@ -59,7 +59,7 @@ def answers(
 
     texts = lrcore.read_prompts(prompts)
     loaded = [loading.load(name) for name in models]
-    rows = lrcore.answers(loaded, texts, **asdict(generation), progress=progress)
+    rows = lrcore.answers(loaded, texts, generation, progress=progress)
     values: dict[str, Any] = {"prompts": len(texts)}
     if csv is not None:
         write_text(csv, lrcore.answers_csv(rows))

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..data import load_texts
 from ..errors import InputError
-from ..generate import GenerationSettings, stream
+from ..generate import stream
+from ..generation_settings import GenerationSettings
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
 

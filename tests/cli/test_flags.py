@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 import pytest
 import typer
 
-from lrcore import EvaluationSettings, Healing, Recipe
+from lrcore import EvaluationSettings, GenerationSettings, Healing, Recipe
 from lrcore.cli.commands import app
 from lrcore.cli.flags import flags
 from lrcore.settings import settings_of
@@ -31,7 +31,13 @@ def named(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "kind"), [("compress", Recipe), ("evaluate", EvaluationSettings), ("heal", Healing)]
+    ("command", "kind"),
+    [
+        ("compress", Recipe),
+        ("evaluate", EvaluationSettings),
+        ("heal", Healing),
+        ("generate", GenerationSettings),
+    ],
 )
 def test_every_field_is_an_option(command, kind):
     assert len(settings_of(kind)) == len(fields(kind))
