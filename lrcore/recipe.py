@@ -94,53 +94,53 @@ class Recipe:
         REFIT,
         group="passes",
     )
-    method: str = setting("a3", "One of those that `methods` lists.", group="ranks")
+    method: str = setting("a3", "One of those that `methods` lists.", group="methods")
     policy: str = setting(
-        "uniform", "How the budget is shared: one of those that `methods` lists.", group="ranks"
+        "uniform", "How the budget is shared: one of those that `methods` lists.", group="methods"
     )
-    ratio: float = setting(0.2, "Share to remove, between 0 and 1.", group="ranks")
+    ratio: float = setting(0.2, "Share to remove, between 0 and 1.", group="plan")
     budget: str = setting(
         "auto",
         "What the ratio counts: params (decoder linears), total, kv, or auto.",
         BUDGETS,
-        group="ranks",
+        group="plan",
     )
     temperature: float | None = setting(
         None,
         "Of policy softmax: small is uneven. Default: its rule of thumb.",
-        group="ranks",
+        group="methods",
     )
     rounding: str = setting(
-        "down", "down (never over the budget) or nearest.", ROUNDING, group="ranks"
+        "down", "down (never over the budget) or nearest.", ROUNDING, group="plan"
     )
     multiple: int = setting(
-        1, "Every rank is a multiple of this, such as 8 or 16, or full.", low=1, group="ranks"
+        1, "Every rank is a multiple of this, such as 8 or 16, or full.", low=1, group="plan"
     )
     component_ratios: Mapping[str, float] = setting(
         dict,
         "Share to remove from one component, such as qk=0.3; may be repeated.",
-        group="ranks",
+        group="plan",
         flag="component-ratio",
         metavar="COMPONENT=RATIO",
     )
     options: Mapping[str, bool | int | float | str] = setting(
         dict,
         "An option of the method; `methods` lists them with their defaults. May be repeated.",
-        group="ranks",
+        group="methods",
         flag="option",
         metavar="NAME=VALUE",
     )
     policy_options: Mapping[str, bool | int | float | str] = setting(
         dict,
         "An option of the policy; `methods` lists them with their defaults. May be repeated.",
-        group="ranks",
+        group="methods",
         flag="policy-option",
         metavar="NAME=VALUE",
     )
     overrides: Mapping[str, int] = setting(
         dict,
         "A rank set by hand; may be repeated.",
-        group="ranks",
+        group="plan",
         flag="override",
         metavar="LAYER.COMPONENT=RANK",
     )
@@ -201,6 +201,14 @@ class Recipe:
     def to_json(self) -> str:
         """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def fields_of(cls, *groups: str) -> tuple[str, ...]:
+        """The names of the fields of some groups, in their order: "source" (the model), "windows"
+        (the calibration text), "passes", "methods" (with policy and options), "plan" (the budget
+        and its ranks).
+        """
+        return tuple(name for name, one in settings_of(cls).items() if one.group in groups)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":

@@ -3,6 +3,7 @@ the same.
 """
 
 import shlex
+from dataclasses import fields
 
 import pytest
 import yaml
@@ -72,3 +73,8 @@ def test_the_command_line_says_the_same() -> None:
     assert pairs["--policy-option"] == "cap=0.8"
     assert pairs["--out"] == "out dir"
     assert "--budget" not in pairs  # defaults stay unsaid
+
+
+def test_every_field_is_of_one_group() -> None:
+    groups = [Recipe.fields_of(one) for one in ("source", "windows", "passes", "methods", "plan")]
+    assert sorted(sum(groups, ())) == sorted(f.name for f in fields(Recipe))

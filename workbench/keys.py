@@ -2,26 +2,9 @@
 
 import lrcore
 
-SOURCES = (
-    "model",
-    "revision",
-    "dtype",
-    "device",
-    "offload",
-    "data",
-    "samples",
-    "seq_len",
-    "sampling",
-    "seed",
-)
-PLANNED = (
-    "ratio",
-    "budget",
-    "rounding",
-    "multiple",
-    "component_ratios",
-    "overrides",
-)  # what a search for a plan depends on
+MODEL = lrcore.Recipe.fields_of("source")
+WINDOWS = lrcore.Recipe.fields_of("windows")
+PLANNED = lrcore.Recipe.fields_of("plan")  # what a search for a plan depends on
 START = lrcore.Recipe()
 UNIFORM = START.policy
 
@@ -29,18 +12,11 @@ Key = tuple
 
 
 def model_key(recipe: lrcore.Recipe) -> Key:
-    return (recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
+    return tuple(getattr(recipe, name) for name in MODEL)
 
 
 def calibration_key(recipe: lrcore.Recipe) -> Key:
-    return (
-        *model_key(recipe),
-        recipe.data,
-        recipe.samples,
-        recipe.seq_len,
-        recipe.sampling,
-        recipe.seed,
-    )
+    return (*model_key(recipe), *(getattr(recipe, name) for name in WINDOWS))
 
 
 def factor_key(recipe: lrcore.Recipe) -> Key:
@@ -57,7 +33,7 @@ def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
     on; a policy only counts if it measures.
     """
     row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
-    names = [*SOURCES, "method", "options", *(PLANNED if row["one_budget"] else ())]
+    names = [*MODEL, *WINDOWS, "method", "options", *(PLANNED if row["one_budget"] else ())]
     kept = {name: getattr(recipe, name) for name in names}
     return START.with_(**kept, policy=recipe.policy if lrcore.evidence_key(recipe) else UNIFORM)
 

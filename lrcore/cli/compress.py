@@ -94,7 +94,7 @@ def spectra(
 
 
 @app.command()
-@flags(recipe=("source", "windows", "ranks"))
+@flags(recipe=("source", "windows", "methods", "plan"))
 def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) -> None:
     """Show the ranks of a recipe.
 
@@ -113,7 +113,7 @@ def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) ->
 
 
 @app.command()
-@flags(recipe=("source", "windows", "passes", "ranks"))
+@flags(recipe=("source", "windows", "passes", "methods", "plan"))
 def compress(
     recipe: Recipe,
     out: Annotated[

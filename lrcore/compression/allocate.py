@@ -63,20 +63,8 @@ def allocation_key(recipe: Recipe) -> str:
     """What the ranks depend on besides the factors, the policy and its options; equal for recipes
     that differ in nothing else. Evidence that serves one budget alone is measured for this key.
     """
-    free = (
-        "calibration",
-        "refit",
-        "temperature",
-        "policy",
-        "policy_options",
-        "model",
-        "revision",
-        "device",
-        "offload",
-        "options",
-        "method",
-    )
-    kept = {name: value for name, value in recipe.to_dict().items() if name not in free}
+    names = {"dtype", *Recipe.fields_of("windows", "plan")}
+    kept = {name: value for name, value in recipe.to_dict().items() if name in names}
     return json.dumps(kept, sort_keys=True)
 
 

@@ -13,18 +13,7 @@ WHOLE: dict[type[Any], tuple[str, str]] = {
     Sliced: ("slice", "rotations"),
     Shortened: ("shorten", "by"),
 }
-READ = (
-    "model",
-    "revision",
-    "dtype",
-    "device",
-    "offload",
-    "data",
-    "samples",
-    "seq_len",
-    "sampling",
-    "seed",
-)
+READ = Recipe.fields_of("source", "windows")
 
 
 def whole(history: Sequence[Step]) -> Sliced | Shortened | None:
