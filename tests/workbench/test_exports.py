@@ -13,6 +13,7 @@ from workbench.job_record import ENDED
 from workbench.jobs import CompressJob, ExportJob, HealJob, PushJob, QuantiseJob
 from workbench.store import Store
 from workbench.tabs.compare import cards, chart, differences, protocols
+from workbench.tabs.runs import derive
 
 LOAD = """
 import sys, torch
@@ -118,6 +119,12 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     assert sweeps.made([made, run], recipe) is run
     again = done(store, QuantiseJob(made.id, 8))
     assert "is quantised already" in again.error
+    count = len(store.jobs.all())
+    with pytest.raises(lrcore.InputError, match="is quantised already"):
+        derive.quantise(store, made.id, 8)
+    with pytest.raises(lrcore.InputError, match="heal first, then quantise"):
+        derive.heal(store, made.id, 9, 1e-3, 1.0, 0)
+    assert len(store.jobs.all()) == count
 
 
 def test_nothing_is_pushed_unless_asked_and_then_the_export_is(

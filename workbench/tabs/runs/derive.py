@@ -63,13 +63,26 @@ def wire(store: Store, parts: Derive, opened: gr.State) -> None:
 
 
 def quantise(store: Store, run_id: str, bits: int) -> None:
-    """Queue a quantised copy of a run."""
-    store.jobs.submit(QuantiseJob(run_id, bits, store.runs.get(run_id).name))
+    """Queue a quantised copy of a run. Raises InputError at once where the run takes none."""
+    run = run_that_may(store, run_id, lrcore.Quantised)
+    store.jobs.submit(QuantiseJob(run_id, bits, run.name))
 
 
 def heal(store: Store, run_id: str, steps: float, rate: float, beta: float, channel: float) -> None:
-    """Queue a healed copy of a run. Raises InputError at once for wrong settings."""
+    """Queue a healed copy of a run. Raises InputError at once for wrong settings, and where the
+    run cannot be healed.
+    """
     healing = lrcore.Healing(
         steps=int(steps or 0), lr=rate or 0.0, beta=beta or 0.0, rotary_channel=int(channel or 0)
     )
-    store.jobs.submit(HealJob(run_id, healing, store.runs.get(run_id).name))
+    run = run_that_may(store, run_id, lrcore.Healed)
+    store.jobs.submit(HealJob(run_id, healing, run.name))
+
+
+def run_that_may(store: Store, run_id: str, step: type) -> lrcore.Run:
+    """The run, where this step may follow its history. Raises InputError with the reason if not."""
+    run = store.runs.get(run_id)
+    reason = lrcore.refusal(step, run.history, run.name)
+    if reason is not None:
+        raise lrcore.InputError(reason)
+    return run
