@@ -3,7 +3,7 @@
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +66,17 @@ class Budget(Prices):
 
 
 def make_budget(
-    kind: str, ratio: float, spectra: Spectra, decoder_linear: int, total: int
+    kind: str,
+    ratio: float,
+    spectra: Spectra,
+    decoder_linear: int,
+    total: int,
+    shrinking: Sequence[str] = (),
 ) -> Budget:
     """The budget that removes `ratio` of what `kind` names.
 
-    decoder_linear and total are the dense model's parameter counts.
+    decoder_linear and total are the dense model's parameter counts. shrinking: the methods that
+    shrink the KV cache, for a message that names them.
 
     Raises InputError where the method does not shrink what this kind of budget counts, or not by
     that ratio.
@@ -79,9 +85,10 @@ def make_budget(
     prices = Prices(kind)
     counted = [s.cost for s in spectra.values() if prices.counts(s.cost)]
     if not counted:
+        names = f": {', '.join(shrinking)}" if shrinking else ""
         raise InputError(
-            "This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks "
-            "it, such as a3 or care."
+            "This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks it"
+            f"{names}."
         )
     dense = sum(prices.price(cost, cost.full) for cost in counted)
     least = sum(prices.price(cost, prices.least(cost)) for cost in counted)

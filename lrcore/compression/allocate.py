@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..allocation import Constraints, plan_ranks
 from ..budget import make_budget
 from ..errors import InputError
-from ..methods import find_method
+from ..methods import METHODS, find_method
 from ..plan import RankPlan
 from ..policies import find_policy
 from ..recipe import Recipe
@@ -30,9 +30,9 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         {slot: s.in_multiples(recipe.multiple) for slot, s in factors.spectra.items()}
     )
     kind = find_method(recipe.method).budget(recipe.budget)
-    budget = make_budget(
-        kind, recipe.ratio, evidence.spectra, shape.decoder_linear, shape.parameters
-    )
+    sizes = (shape.decoder_linear, shape.parameters)
+    shrinking = [row.name for row in METHODS.values() if row.shrinks_kv]
+    budget = make_budget(kind, recipe.ratio, evidence.spectra, *sizes, shrinking)
     counted = {slot: s for slot, s in evidence.spectra.items() if budget.counts(s.cost)}
     options, temperature, suggested = row.choose(recipe.policy_options), None, None
     if row.suggest is not None:

@@ -125,6 +125,8 @@ def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(asked, tmp_path):
     )
     assert [bool(row.error) for row in rows] == [False, False, False, True, True]
     assert "KV cache" in rows[3].error
+    names = [row["name"] for row in lrcore.methods() if row["supports"]["kv_budget"]]
+    assert rows[3].error.endswith(f": {', '.join(names)}.")
     to_csv(rows)
 
 
