@@ -148,6 +148,7 @@ def page() -> Fresh:
 
 def serve() -> None:
     """Import, then fork a process per line of stdin, and note the status of those that end."""
+    import gc
     import importlib
 
     asked = json.loads(sys.argv[1])
@@ -157,6 +158,7 @@ def serve() -> None:
         if name == "lrcore":  # whose public names are imported when they are read
             for public in module.__all__:
                 getattr(module, public)
+    gc.freeze()  # what was imported stays: a collection need not look at it, nor copy its pages
     answers, running, lines = os.fdopen(os.dup(1), "w"), {}, b""
     os.dup2(2, 1)
     while True:

@@ -69,7 +69,7 @@ class Cut:
             self.imports.add(_import_of(node, name))
         elif node is not None and name not in own:
             own[name] = node
-            for used in sorted(_used(node)):
+            for used in _used_by(file, name):
                 self.reach(file, used)
 
 
@@ -112,6 +112,13 @@ def _in_order(file: Path, among: list[Path]) -> list[Path]:
 @cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def _used_by(file: Path, name: str) -> tuple[str, ...]:
+    """Names that the statement uses which defines `name` in a file, in order."""
+    node = _defining(parsed(file), name)
+    return () if node is None else tuple(sorted(_used(node)))
 
 
 def _defining(tree: ast.Module, name: str) -> ast.stmt | None:
