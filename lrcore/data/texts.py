@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -96,6 +97,7 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
     return Texts(tuple(documents), source)
 
 
+@cache
 def _builtin(name: str, split: str) -> Texts:
     if split not in SPLITS:
         raise unknown(f"split of {name}", split, SPLITS)
