@@ -3,7 +3,8 @@
 Importing torch, transformers and this project takes seconds, and many tests need a process of their
 own. A `Fresh` is a process that imports modules once and does nothing else; every `start` is a fork
 of it, which has run none of the tests' code, with an environment, folder and streams of its own.
-What the modules read from the environment when they are imported is that of the `Fresh`.
+What the modules read from the environment when they are imported is that of the `Fresh`, but for
+what huggingface_hub does: where the hub is, and whether it may be asked.
 """
 
 import atexit
@@ -127,14 +128,6 @@ def outside() -> Fresh:
 
 
 @cache
-def before_the_hub() -> Fresh:
-    """For this project with any hub: huggingface_hub, which reads HF_* when it is imported, is
-    left to each process.
-    """
-    return _kept(Fresh(("torch", "pandas", "safetensors.torch"), os.environ, [str(ROOT)]))
-
-
-@cache
 def project() -> Fresh:
     """This project, as the environment of the tests has it."""
     return _kept(Fresh(("lrcore", "lrcore.cli.commands"), os.environ, [str(ROOT)]))
@@ -221,6 +214,24 @@ def become(job: dict) -> None:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    read_hub_settings()
+
+
+def read_hub_settings() -> None:
+    """HF_* as this environment has them, where they are kept and where they were copied to."""
+    import importlib
+
+    if (settings := sys.modules.get("huggingface_hub.constants")) is None:
+        return
+    before = dict(vars(settings))
+    now = vars(importlib.reload(settings))
+    changed = {name: now[name] for name in now if name.isupper() and now[name] != before.get(name)}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("huggingface_hub", "transformers"):
+            for setting in changed.keys() & vars(module).keys():
+                setattr(module, setting, changed[setting])
+    if changed.get("HF_HUB_DISABLE_PROGRESS_BARS"):  # what transformers made of it when imported
+        sys.modules["transformers.utils.logging"]._tqdm_active = False
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ def call(hub, tmp_path):
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         command = ["-c", PUSH, *map(str, words)]
-        done = fresh.before_the_hub().run(command, os.environ | own, tmp_path)
+        done = fresh.project().run(command, os.environ | own, tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     return run

@@ -2,10 +2,10 @@
 nothing on stdout.
 """
 
+import os
 import shutil
-import subprocess
-import sys
 
+import fresh
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -148,12 +148,7 @@ def test_empty_prompt(said, tiny_llama):
 
 def test_as_a_program(broken):
     (broken / "config.json").write_text("{")
-    done = subprocess.run(
-        [sys.executable, "-m", "lrcore", "evaluate", str(broken)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh.project().run(["-m", "lrcore", "evaluate", str(broken)], os.environ, fresh.ROOT)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("error: ")
     assert "config.json" in done.stderr

@@ -1,7 +1,7 @@
 """Hub data sets from a hub on this machine: what is read, and what a person reads when it does not
 work.
 
-The client reads HF_ENDPOINT when it is imported, so all cases run in one process of their own.
+The client reads HF_ENDPOINT once per process, so all cases run in one of their own.
 """
 
 import hashlib
@@ -163,7 +163,7 @@ def read(tmp_path):
             "OMP_NUM_THREADS": "1",
         }
         command = ["-c", MANY, json.dumps(cases), str(characters)]
-        done = fresh.before_the_hub().run(command, os.environ | own, tmp_path)
+        done = fresh.project().run(command, os.environ | own, tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

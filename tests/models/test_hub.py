@@ -1,6 +1,6 @@
 """Models from a hub on this machine: what works, and what a person reads when it does not.
 
-The client reads HF_ENDPOINT when it is imported, so each case is a process of its own.
+The client reads HF_ENDPOINT once per process, so each case is a process of its own.
 """
 
 import json
@@ -64,7 +64,7 @@ def run(hub, tmp_path):
             "NO_PROXY": "*",
         }
         command = ["-c", MANY, json.dumps([case.split() for case in cases])]
-        done = fresh.before_the_hub().run(command, os.environ | own | environment, tmp_path)
+        done = fresh.project().run(command, os.environ | own | environment, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 

@@ -7,13 +7,11 @@ import importlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
+import fresh
 import pytest
 
 import lrcore
@@ -223,11 +221,13 @@ def test_a_sweep_is_read_as_it_is_written(asked):
 
 
 def start(file, out):
-    environment = os.environ | {"PYTHONPATH": str(Path(lrcore.__file__).parents[1])}
-    return subprocess.Popen(
-        [sys.executable, "-m", "lrcore", "sweep", str(file), "--out", str(out), "--json"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    command = ["-m", "lrcore", "sweep", str(file), "--out", str(out), "--json"]
+    return fresh.project().start(command, os.environ, fresh.ROOT)
+
+
+def table(process):
+    assert process.wait(300) == 0, process.err.read_text()[-2000:]
+    return json.loads(process.out.read_text())["rows"]
 
 
 @pytest.mark.slow
@@ -239,19 +239,18 @@ def test_killed_half_way_and_started_again_it_gives_the_same_table(asked, tmp_pa
             | {"ratios": [0.1, 0.2, 0.3, 0.4, 0.5], "methods": ["a3", "svd", "svd_llm", "modegpt"]}
         )
     )
-    whole = json.loads(start(file, tmp_path / "whole").communicate(timeout=300)[0])
+    whole = table(start(file, tmp_path / "whole"))
     cells = tmp_path / "killed" / "cells"
     victim, began = start(file, tmp_path / "killed"), time.monotonic()
     while len(list(cells.glob("*.json"))) < 5 and time.monotonic() - began < 120:
         time.sleep(0.01)
     victim.send_signal(signal.SIGKILL)
-    victim.wait(timeout=30)
-    victim.stdout.close()
+    assert victim.wait(30) == -signal.SIGKILL
     kept = {path: path.stat().st_mtime_ns for path in cells.glob("*.json")}
     assert 5 <= len(kept) < 21
-    again = json.loads(start(file, tmp_path / "killed").communicate(timeout=300)[0])
-    assert again["rows"] == whole["rows"]
-    assert len(again["rows"]) == 21
+    again = table(start(file, tmp_path / "killed"))
+    assert again == whole
+    assert len(again) == 21
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert not list((tmp_path / "killed").rglob("*.tmp")) or all(
         path.name.startswith(".") for path in cells.glob("*.tmp")
