@@ -257,7 +257,7 @@ def merge_output_heads(weight: Tensor) -> Tensor:
     return weight.transpose(0, 1).reshape(weight.shape[1], -1)
 
 
-def map_rows(linear: Linear, maps: Tensor, dtype: torch.dtype | None = None) -> Linear:
+def map_rows(linear: Projection, maps: Tensor, dtype: torch.dtype | None = None) -> Linear:
     """Apply a small map to each head's state: weight `T_h W_h`, bias `T_h b_h`.
 
     maps T [heads, r, size]; the result's weight is [heads * r, d]. dtype: of the result, the

@@ -27,7 +27,7 @@ from ..options import option
 from ..statistics import Moments
 from .attention_factors import ColumnOrder, HeadMaps, SummedValues, ValueMaps
 from .costs import mlp_cost, ov_cost, qk_cost, summed_ov_cost
-from .factors import LayerFactors, NeuronOrder, pooled
+from .factors import LayerFactors, NeuronOrder, mlp_of, pooled
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .ranking import magnitudes, neuron_scores, pair_products
@@ -231,10 +231,11 @@ def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
     ranked by; cross terms are left out, as in the paper. Other rankings are the baselines of the
     papers' tables, see `neuron_scores`.
     """
-    losses = moments.square("mlp_hidden") * column_squares(layer.mlp.down.weight)
-    ranking = losses if mlp == "a3" else neuron_scores(layer.mlp, moments, mlp)
+    m = mlp_of(layer)
+    losses = moments.square("mlp_hidden") * column_squares(m.down.weight)
+    ranking = losses if mlp == "a3" else neuron_scores(m, moments, mlp)
     order = ranking.sort(descending=True, stable=True).indices
-    return NeuronOrder(losses[order].sqrt(), mlp_cost(layer.mlp), None, order)
+    return NeuronOrder(losses[order].sqrt(), mlp_cost(m), None, order)
 
 
 METHOD = Method(

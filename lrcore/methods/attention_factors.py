@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..layer import Layer, Linear, heads, map_rows, merge_output_heads, output_heads
+from ..layer import (
+    Layer,
+    Linear,
+    Projection,
+    heads,
+    map_rows,
+    merge_output_heads,
+    output_heads,
+)
 from ..spectra import Cost
 
 
@@ -59,7 +67,7 @@ class ColumnOrder:
         return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank, rotary_pairs=pairs))
 
 
-def select_rows(linear: Linear, columns: Tensor) -> Linear:
+def select_rows(linear: Projection, columns: Tensor) -> Linear:
     """The projection with these entries of every head's state alone. columns [heads, r]."""
     count = columns.shape[0]
     size = linear.weight.shape[0] // count

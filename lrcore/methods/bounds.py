@@ -12,7 +12,7 @@ from ..layer import Layer, output_heads
 from ..linalg import EPS, eigh_descending, leverage_complement
 from ..statistics import Moments
 from .attention_factors import ColumnOrder, ValueMaps
-from .factors import NystromOrder
+from .factors import NystromOrder, mlp_of
 from .grams import by_group, head_gram
 
 # the error, its bound (None: nothing bounds it), and the statement that gives the bound
@@ -28,7 +28,7 @@ def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -
     eps = k (n - k) / n) the proposition says nothing; the bound is then Theorem 1,
     `V <= |W|^2 |C^{-1}| |C - C_Nys|_F^2`. None for a singular C.
     """
-    gram, weight = moments.second("mlp_hidden"), layer.mlp.down.weight.double()
+    gram, weight = moments.second("mlp_hidden"), mlp_of(layer).down.weight.double()
     kept, dropped = factor.order[:rank], factor.order[rank:]
     gap = weight.clone()
     gap[:, kept] -= narrow_down(layer, factor, rank)
@@ -47,7 +47,7 @@ def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -
 
 def narrow_down(layer: Layer, factor: NystromOrder, rank: int) -> Tensor:
     """The down projection at this rank [d, rank], in the order of the kept neurons."""
-    return factor.truncate(layer, rank).mlp.down.weight.double()
+    return mlp_of(factor.truncate(layer, rank)).down.weight.double()
 
 
 def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> Bound:

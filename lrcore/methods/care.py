@@ -84,17 +84,19 @@ def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> La
     """
     a, whitening = layer.attention, options.whitening
     c = None if whitening == "identity" else shrunk(moments.second("attn_in"), options.shrinkage)
-    solve = covariance_svd if whitening == "covariance" else whitened_svd
+
+    def solve(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if c is not None and whitening == "covariance":
+            return split(*covariance_svd(weight, c))
+        return split(*whitened_svd(weight, c))
+
     groups = count_groups(a.n_kv, options.group, options.joint)
     if options.joint:
-        up, values, down = split(*solve(torch.cat((a.k.weight, a.v.weight)), c))
+        up, values, down = solve(torch.cat((a.k.weight, a.v.weight)))
         return {"kv": JointLatent(values, joint_latent_cost(layer), None, up, down)}
     if groups > 1:
-        return {
-            name: grouped(layer, name, groups, lambda weight: split(*solve(weight, c)))
-            for name in ("k", "v")
-        }
-    solved = {name: split(*solve(getattr(a, name).weight, c)) for name in ("k", "v")}
+        return {name: grouped(layer, name, groups, solve) for name in ("k", "v")}
+    solved = {name: solve(getattr(a, name).weight) for name in ("k", "v")}
     return {
         name: LatentMatrix(values, latent_cost(layer, name), None, name, up, down)
         for name, (up, values, down) in solved.items()

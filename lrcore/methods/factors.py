@@ -13,11 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..layer import (
-    Layer,
-    Linear,
-    LowRank,
-)
+from ..layer import MLP, Layer, Linear, LowRank, Projection
 from ..spectra import Cost, Spectrum
 
 
@@ -62,6 +58,12 @@ def truncate(layer: Layer, layer_factors: LayerFactors, ranks: Mapping[str, int]
     return layer
 
 
+def mlp_of(layer: Layer) -> MLP:
+    """The MLP of a layer that has slots in it."""
+    assert layer.mlp is not None
+    return layer.mlp
+
+
 def pooled(values: Tensor) -> Tensor:
     """Loss curve of heads that share one rank: the root of the sum of squares.
 
@@ -85,7 +87,7 @@ class NeuronOrder:
         if rank >= self.cost.full:
             return layer
         kept = self.order[:rank].sort().values
-        return narrow_mlp(layer, kept, layer.mlp.down.weight[:, kept])
+        return narrow_mlp(layer, kept, mlp_of(layer).down.weight[:, kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ class NystromOrder:
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        kept, old = self.order[:rank], layer.mlp.down
+        kept, old = self.order[:rank], mlp_of(layer).down
         down = torch.linalg.solve_triangular(
             self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False
         )
@@ -118,10 +120,11 @@ class NystromOrder:
         if self.mean is None:
             return small
         bias = moved_bias(old, old.weight.double() @ self.mean - down @ self.mean[kept])
-        return replace(small, mlp=replace(small.mlp, down=replace(small.mlp.down, bias=bias)))
+        mlp = mlp_of(small)
+        return replace(small, mlp=replace(mlp, down=replace(mlp.down, bias=bias)))
 
 
-def moved_bias(linear: Linear, shift: Tensor) -> Tensor:
+def moved_bias(linear: Projection, shift: Tensor) -> Tensor:
     """The bias [out] of a projection plus shift [out], what its approximation loses of the mean; a
     projection without a bias gets one.
     """
@@ -133,13 +136,12 @@ def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:
     projection.
     """
 
-    def rows(p: Linear | None) -> Linear | None:
-        if p is None:
-            return None
+    def rows(p: Projection) -> Linear:
         return Linear(p.weight[kept], None if p.bias is None else p.bias[kept])
 
-    m = layer.mlp
-    small = replace(m, up=rows(m.up), gate=rows(m.gate), down=Linear(down, m.down.bias))
+    m = mlp_of(layer)
+    gate = None if m.gate is None else rows(m.gate)
+    small = replace(m, up=rows(m.up), gate=gate, down=Linear(down, m.down.bias))
     return replace(layer, mlp=small)
 
 

@@ -24,7 +24,7 @@ from ..spectra import Cost
 from ..statistics import Moments
 from .attention_factors import HeadMaps
 from .costs import mlp_cost, ov_cost, qk_cost
-from .factors import LayerFactors, NystromOrder, moved_bias, pooled
+from .factors import LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .modegpt import DAMPING, qk_cr
@@ -135,12 +135,13 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     That is the j of least `|w_j|^2 / [C^{-1}]_jj`, C the covariance of the hidden state. The loss
     curve is exact.
     """
-    covariance, down = moments.centred("mlp_hidden"), layer.mlp.down.weight.double()
+    mlp = mlp_of(layer)
+    covariance, down = moments.centred("mlp_hidden"), mlp.down.weight.double()
     order = elimination_order(down, covariance, DAMPING)
     lower = cholesky(covariance[order][:, order], DAMPING)
     product = down[:, order] @ lower
-    cost = mlp_cost(layer.mlp)
-    if layer.mlp.down.bias is None:
+    cost = mlp_cost(mlp)
+    if mlp.down.bias is None:
         cost = cost.with_biases(down.shape[0])
     return NystromOrder(
         product.norm(dim=0), cost, None, order, lower, product, moments.mean("mlp_hidden")

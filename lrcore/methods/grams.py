@@ -56,4 +56,5 @@ def diagonal_input(moments: Moments) -> Moments:
 
 def by_group(per_head: Tensor, a: Attention) -> Tensor:
     """Query heads by their kv head: [n_q, ...] -> [n_kv, group, ...]."""
-    return per_head.unflatten(0, (a.n_kv, a.group))
+    groups: Tensor = per_head.unflatten(0, (a.n_kv, a.group))
+    return groups

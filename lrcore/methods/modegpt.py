@@ -9,6 +9,8 @@ One matrix decomposition per type of module:
   `d_h x d_h` form). GQA as in the paper's appendix.
 """
 
+from collections.abc import Callable
+
 from ..layer import Attention, Layer, output_heads
 from ..linalg import cholesky, eigh_descending, leverage_complement
 from ..options import NO_OPTIONS, NoOptions
@@ -16,7 +18,7 @@ from ..statistics import Moments
 from .a3 import per_head_values
 from .attention_factors import ColumnOrder, ValueMaps
 from .costs import mlp_cost, ov_cost, qk_cost
-from .factors import LayerFactors, NystromOrder, pooled
+from .factors import Factor, LayerFactors, NystromOrder, mlp_of, pooled
 from .grams import by_group, head_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 
@@ -37,7 +39,7 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
     vo = vo_svd if a.group == 1 else vo_group
-    solve = {
+    solve: dict[str, Callable[[], Factor]] = {
         "qk": lambda: qk_cr(a, moments),
         "ov": lambda: vo(a, moments),
         "mlp": lambda: mlp_nystrom(layer, moments),
@@ -95,8 +97,8 @@ def mlp_nystrom(layer: Layer, moments: Moments) -> NystromOrder:
     gram = moments.second("mlp_hidden")
     order = leverage_complement(gram * moments.tokens, RIDGE).sort(stable=True).indices
     lower = cholesky(gram[order][:, order], DAMPING)
-    product = layer.mlp.down.weight.double()[:, order] @ lower
-    return NystromOrder(product.norm(dim=0), mlp_cost(layer.mlp), None, order, lower, product)
+    product = mlp_of(layer).down.weight.double()[:, order] @ lower
+    return NystromOrder(product.norm(dim=0), mlp_cost(mlp_of(layer)), None, order, lower, product)
 
 
 METHOD = Method(

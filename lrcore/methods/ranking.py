@@ -15,7 +15,8 @@ def pair_products(q: Tensor, k: Tensor, a: Attention) -> Tensor:
 
     [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2].
     """
-    return (by_group(q, a) * k.unsqueeze(1)).sum(1).unflatten(-1, (2, -1)).sum(1)
+    pairs: Tensor = (by_group(q, a) * k.unsqueeze(1)).sum(1).unflatten(-1, (2, -1))
+    return pairs.sum(1)
 
 
 def magnitudes(projection: Projection, count: int) -> Tensor:
@@ -41,4 +42,5 @@ def neuron_scores(m: MLP, moments: Moments, kind: str) -> Tensor:
     rows = {name: p for name, p in {"up": m.up, "gate": m.gate}.items() if p is not None}
     if kind == "abs":
         return down + sum(p.weight.abs().sum(1, dtype=torch.float64) for p in rows.values())
-    return sum(moments.values[name, "taylor"].abs() for name in ("down", *rows))
+    parts = [moments.values[name, "taylor"].abs() for name in ("down", *rows)]
+    return sum(parts[1:], parts[0])

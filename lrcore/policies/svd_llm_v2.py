@@ -45,7 +45,8 @@ def svd_llm_v2(evidence: Evidence, budget: Budget, options: SvdLlmV2Options) -> 
     e^level: `log L_l = level + log (L_l / min L)`. No layer loses more than the share cap: the
     excess is shared by the others of the type, in proportion.
     """
-    spectra, targets = evidence.spectra, {}
+    targets: Targets = {}
+    spectra = evidence.spectra
     for kind in dict.fromkeys(name for _, name in spectra):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == kind}
         weights = [1 / (options.level + excess) for excess in log_losses(pool, budget)]

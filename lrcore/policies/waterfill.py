@@ -54,7 +54,9 @@ def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int
         return key, budget.price(s.cost, rank) - budget.price(s.cost, ranks[slot])
 
     def take(slot: Slot) -> None:
-        ranks[slot] = budget.next_rank(pool[slot].cost, ranks[slot])
+        rank = budget.next_rank(pool[slot].cost, ranks[slot])
+        assert rank is not None  # only steps that `following` gives are taken
+        ranks[slot] = rank
 
     take_steps(pool, left, following, take)
     return ranks

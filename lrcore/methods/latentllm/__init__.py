@@ -30,7 +30,7 @@ from ..method import Method
 from .joint import joint_qk, joint_vo
 from .joint_attention import attention_aware_vo
 from .junction import JUNCTIONS, PRECONDITIONERS, squared_metric
-from .local import split_heads, stacked
+from .local import StackedMatrices, split_heads, stacked
 from .mlp import joint_ud
 from .quantised import quantised
 from .sparse import plus_sparse
@@ -146,7 +146,7 @@ class Problem:
         )
         return self.metric(TAPS[names[0]], centred)
 
-    def stacked(self, *names: str) -> Factor:
+    def stacked(self, *names: str) -> StackedMatrices:
         """The named projections over one shared A."""
         return stacked(self.layer, names, *self.metric_of(*names), self.options.junction)
 

@@ -58,11 +58,13 @@ class AttentionProblem:
 
     def by_group(self, per_head: Tensor) -> Tensor:
         """Sum over the query heads of a group, [n_q, ...] -> [n_kv, ...]."""
-        return per_head.unflatten(0, (len(self.shift), -1)).sum(1)
+        groups: Tensor = per_head.unflatten(0, (len(self.shift), -1))
+        return groups.sum(1)
 
     def spread(self, maps: Tensor) -> Tensor:
         """`E[T c (c, 1)^T]` for maps T [n_kv, s, k], [n_q s, n_q k + 1]."""
-        return (self.by_head(maps) @ self.second[:-1].unflatten(0, (-1, self.width))).flatten(0, 1)
+        blocks: Tensor = self.second[:-1].unflatten(0, (-1, self.width))
+        return (self.by_head(maps) @ blocks).flatten(0, 1)
 
     def rows(self, maps: Tensor) -> Tensor:
         """`E[(T c + shift) (c, 1)^T]` for maps T [n_kv, s, k], [n_q s, n_q k + 1]."""
@@ -70,7 +72,8 @@ class AttentionProblem:
 
     def gram(self, rows: Tensor, maps: Tensor) -> Tensor:
         """`E[(T c + shift) (T c + shift)^T]` from `rows` of maps T, [n_q s, n_q s]."""
-        blocks = rows[:, :-1].unflatten(1, (-1, self.width)).transpose(0, 1)  # [n_q, n_q s, k]
+        split: Tensor = rows[:, :-1].unflatten(1, (-1, self.width))
+        blocks = split.transpose(0, 1)  # [n_q, n_q s, k]
         states = (blocks @ self.by_head(maps).mT).transpose(0, 1).flatten(1)
         return states + rows[:, -1:] * self.by_head(self.shift).flatten()
 
@@ -89,7 +92,8 @@ class AttentionProblem:
     def dense(self) -> Tensor:
         """The maps of the dense layer: every value head picks its own values, [n_kv, s, k]."""
         eye = torch.eye(self.width, dtype=self.second.dtype, device=self.second.device)
-        return eye.unflatten(0, tuple(self.shift.shape))
+        maps: Tensor = eye.unflatten(0, tuple(self.shift.shape))
+        return maps
 
 
 @dataclass(frozen=True, eq=False)

@@ -143,6 +143,7 @@ class JointHeads:
             up.new_ones(1, up.shape[2]),
             "right_identity",
         )
+        assert isinstance(joined, Tensor)  # of one head, it has no form
         maps, form = per_head_identity(joined.unflatten(0, up.shape[:2]), bias)
         return LowRank(cast(stored_down, dtype), cast(form, dtype)), maps
 

@@ -116,4 +116,8 @@ def per_head_identity(up: Tensor, bias: Tensor | None) -> tuple[Tensor, Identity
         return torch.cat((up, spare), 2), IdentityColumns(up.new_empty(heads, size, 0), order)
     eye = torch.eye(size, dtype=up.dtype, device=up.device).expand(heads, -1, -1)
     blocks, form = join(eye, up, up.new_ones(heads, size), "right_identity")
-    return (blocks.blocks if isinstance(blocks, BlockDiagonal) else blocks.unsqueeze(0)), form
+    assert isinstance(form, IdentityColumns)  # as this junction stores it
+    if isinstance(blocks, BlockDiagonal):
+        return blocks.blocks, form
+    assert isinstance(blocks, Tensor)
+    return blocks.unsqueeze(0), form

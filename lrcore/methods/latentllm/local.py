@@ -2,12 +2,13 @@
 head (LatentLLM sections 3.2-3.3, C, D).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ...forms import IdentityRows, Matrix, cast
+from ...forms import Matrix, cast
 from ...layer import Layer, LowRank, heads
 from ...linalg import whitened_svd
 from ...spectra import Cost
@@ -75,7 +76,7 @@ class StackedMatrices:
         )
         matrices = {name: layer.matrices()[name] for name in self.names}
         sizes = [matrix.weight.shape[0] for matrix in matrices.values()]
-        parts = [up] if isinstance(up, IdentityRows) else up.split(sizes)
+        parts: Sequence[Matrix] = up.split(sizes) if isinstance(up, Tensor) else [up]
         dtype = next(iter(matrices.values())).weight.dtype
         down = cast(down, dtype)  # one object for all: a shared matrix is stored once
         changed = {}

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ...forms import cast
-from ...layer import Layer, Linear, LowRank
+from ...layer import Layer, LowRank, Projection
 from ...linalg import cholesky, whitened_svd
 from ...spectra import Cost
+from ..factors import mlp_of
 from .junction import join
 from .local import StackedMatrices, factored_size
 
@@ -141,12 +142,13 @@ class JointMLP:
         if rank >= self.cost.full:
             return layer
         up, down = alternate(self.up, self.down, self.sample, rank)
+        mlp = mlp_of(layer)
         return layer.with_matrices(
-            up=self._stored(layer.mlp.up, self.up, up),
-            down=self._stored(layer.mlp.down, self.down, down),
+            up=self._stored(mlp.up, self.up, up),
+            down=self._stored(mlp.down, self.down, down),
         )
 
-    def _stored(self, old: Linear, dense: Dense, small: Fit) -> LowRank:
+    def _stored(self, old: Projection, dense: Dense, small: Fit) -> LowRank:
         up, down = join(
             small.up.unsqueeze(0), small.down.unsqueeze(0), small.values.unsqueeze(0), self.junction
         )
@@ -170,7 +172,7 @@ def joint_ud(
     """
     values = (ALPHA * own["up"].values ** 2 + GAMMA * own["down"].values ** 2).sqrt()
     costs = [own[name].cost for name in ("up", "down")]
-    size = sum(layer.mlp.up.weight.shape)
+    size = sum(mlp_of(layer).up.weight.shape)
     curve = tuple(2 * factored_size(rank, size, 0, junction) for rank in range(1, costs[0].full))
     cost = replace(
         costs[0],

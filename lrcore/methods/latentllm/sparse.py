@@ -53,7 +53,9 @@ class LowRankPlusSparse:
         if self.mean is not None:
             bias = moved_bias(old, (weight - rest) @ self.mean - raw_up @ (raw_down @ self.mean))
         index = rest.flatten().abs().topk(self.entries).indices.sort().values
-        sparse = Sparse(rest.flatten()[index].to(dtype), index.int(), tuple(rest.shape))
+        sparse = Sparse(
+            rest.flatten()[index].to(dtype), index.int(), (rest.shape[0], rest.shape[1])
+        )
         return layer.with_matrices(
             **{self.name: LowRank(cast(down, dtype), cast(up, dtype), bias, sparse)}
         )
