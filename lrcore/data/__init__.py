@@ -2,7 +2,7 @@
 
 from lrcore.data.stories import probes as stories_probes
 from lrcore.data.texts import BUILTIN, Texts, load_texts
-from lrcore.data.tokens import Tokenised, tokenise
+from lrcore.data.tokens import Tokenised, tokenise, tokenise_all
 from lrcore.data.windows import Windows, make_windows
 
 DATASETS = tuple(BUILTIN)
@@ -17,4 +17,5 @@ __all__ = [
     "make_windows",
     "stories_probes",
     "tokenise",
+    "tokenise_all",
 ]

@@ -1,5 +1,8 @@
 """One text as tokens, with the byte offset at which each token ends."""
 
+import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from lrcore.data.texts import Texts
+
+KEPT = 8  # tokenised texts: a million tokens take 16 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +49,33 @@ def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
         return Tokenised(ids, None)
     ends = np.maximum.accumulate(np.array([end for _, end in encoded["offset_mapping"]]))
     return Tokenised(ids, torch.from_numpy(_bytes_before(text)[ends]))
+
+
+_kept: OrderedDict[tuple[str, str, bool], Tokenised] = OrderedDict()
+_lock = threading.Lock()
+
+
+def tokenise_all(
+    texts: Texts, tokenizer: Callable[..., Any], special_tokens: bool = False
+) -> Tokenised:
+    """The documents tokenised as one text.
+
+    The last few are kept, since models of one tokenizer are measured on one text again and again;
+    under a key of all that a fast tokenizer holds. The tensors are shared: do not write to them.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        return tokenise(texts.joined(), tokenizer, special_tokens)
+    state = tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
+    key = (hashlib.sha256(state.encode()).hexdigest(), texts.fingerprint, special_tokens)
+    with _lock:
+        found = _kept.get(key)
+    found = found or tokenise(texts.joined(), tokenizer, special_tokens)
+    with _lock:
+        _kept[key] = found
+        _kept.move_to_end(key)
+        while len(_kept) > KEPT:
+            _kept.popitem(last=False)
+    return found
 
 
 def _bytes_before(text: str) -> NDArray[np.int64]:

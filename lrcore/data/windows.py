@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lrcore.data.texts import Texts
-from lrcore.data.tokens import tokenise
+from lrcore.data.tokens import tokenise_all
 from lrcore.errors import InputError, unknown
 
 SAMPLINGS = ("first", "random")
@@ -48,7 +48,7 @@ def make_windows(
     Raises InputError for values out of range and for a text shorter than one window.
     """
     _check(samples, seq_len, sampling, seed)
-    text = tokenise(texts.joined(), tokenizer)
+    text = tokenise_all(texts, tokenizer)
     available = len(text.ids)
     if available < seq_len:
         shorter = f"Use seq_len <= {available} or a longer text."

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import Texts, Tokenised, load_texts, make_windows, tokenise
+from ..data import Texts, Tokenised, load_texts, make_windows, tokenise, tokenise_all
 from ..errors import InputError
 from ..models.load import LoadedModel
 from .settings import DEFAULT_LENGTH, EvaluationSettings, Protocol, find_protocol
@@ -92,7 +92,7 @@ def _blocks(source: _Source) -> Passages:
     assert row.seq_len is not None
     assert row.join is not None
     texts = Texts(source.texts.documents[: row.documents], source.texts.source, row.join)
-    text = tokenise(texts.joined(), model.tokenizer, special_tokens=True)
+    text = tokenise_all(texts, model.tokenizer, special_tokens=True)
     length = min(row.seq_len, model.context or row.seq_len)
     limits = [n for n in (row.windows, source.settings.samples) if n is not None]
     starts = range(0, len(text.ids) - length + 1, length)[: min(limits, default=None)]
@@ -116,7 +116,7 @@ def _strided(source: _Source) -> Passages:
         raise InputError(
             f"A stride goes from 1 to seq_len - 1; got stride {stride} with seq_len {length}."
         )
-    text = tokenise(texts.joined(), model.tokenizer)
+    text = tokenise_all(texts, model.tokenizer)
     if len(text.ids) < 2:
         raise InputError(
             f"{texts.source} has {len(text.ids)} tokens; at least 2 are needed, one to read and "
