@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def uses(path: Path) -> set[str]:
     return names
 
 
-USED = set().union(*map(uses, [*SOURCES, *OTHERS]))
+@cache
+def used() -> set[str]:
+    return set().union(*map(uses, [*SOURCES, *OTHERS]))
 
 
 def defined(path: Path) -> set[str]:
@@ -56,4 +59,4 @@ def defined(path: Path) -> set[str]:
 def test_what_is_defined_is_used(path: Path) -> None:
     public = set(lrcore.__all__) | CALLED_BY_OTHERS
     public |= set(re.findall(r"`(\w+)\(\)`", DOCS))  # methods of public classes, listed in api.md
-    assert not {name for name in defined(path) - public if name not in USED}
+    assert not {name for name in defined(path) - public if name not in used()}
