@@ -1,5 +1,6 @@
 """What every method must keep, whatever it solves."""
 
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -99,9 +100,14 @@ EVERY = [
 
 
 def solve(variant: tuple[str, dict], kind: tuple):
-    (method, options), case = variant, toy(*kind)
-    row = ROWS[method]
-    chosen = row.choose(options)
+    """A layer of a kind and its factors by a method; the same values for every test of them."""
+    return _solved(variant[0], tuple(variant[1].items()), kind)
+
+
+@cache
+def _solved(method: str, options: tuple, kind: tuple):
+    row, case = ROWS[method], _case(kind)
+    chosen = row.choose(dict(options))
     needs = row.reads(chosen) | {
         need
         for need in case.moments.values
@@ -112,6 +118,11 @@ def solve(variant: tuple[str, dict], kind: tuple):
         Moments({need: case.moments.values[need] for need in needs}, case.moments.tokens),
         chosen,
     )
+
+
+@cache
+def _case(kind: tuple):
+    return toy(*kind)
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
@@ -182,7 +193,7 @@ def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kind: tuple) -> None:
-    case, _ = solve(method, kind)
+    case = _case(kind)
     single = case.layer.with_matrices(
         **{
             name: type(p)(p.weight.float(), None if p.bias is None else p.bias.float())
