@@ -2,6 +2,8 @@
 modes.
 """
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -12,14 +14,20 @@ from lrcore.models.structure import measure
 FOLDERS = ["tiny_llama", "tiny_llama_bias", "tiny_opt"]
 
 
-@pytest.fixture(params=FOLDERS)
+@pytest.fixture(scope="module", params=FOLDERS)
 def model(request):
     return lrcore.load(str(request.getfixturevalue(request.param)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def recipe(story_file):
     return lrcore.Recipe(data=str(story_file), samples=6, seq_len=32)
+
+
+@pytest.fixture(scope="module")
+def prepared(model, recipe):
+    """The factors of the model by a method: made once, allocated by many policies."""
+    return cache(lambda method: lrcore.prepare(model, recipe.with_(method=method)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -143,10 +151,10 @@ def test_a_float64_model_at_nearly_full_rank_maps_reproduces_the_dense_logits(
 
 @pytest.mark.parametrize("policy", ["softmax", "softmax_dual", "energy", "marginal"])
 def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_where_all_are_named(
-    model, recipe, policy: str
+    prepared, recipe, policy: str
 ) -> None:
     for method in ("svd_llm", "modegpt"):
-        factors = lrcore.prepare(model, recipe.with_(method=method))
+        factors = prepared(method)
         names = {component for _, component in factors.spectra}
         first = sorted(names)[0]
         plan = lrcore.allocate(
