@@ -7,6 +7,10 @@ import os
 from typing import Any
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+# By default Gradio summarises its last 10,000 events after each event, for a page that is not
+# served: a server that has run for a while would spend more on that than on drawing.
+os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
+os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 
 __all__ = ["LAUNCH", "build_app"]
 

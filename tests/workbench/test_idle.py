@@ -1,0 +1,55 @@
+"""What the page costs while nothing happens, and per event."""
+
+import time
+
+import gradio as gr
+import pytest
+
+import lrcore
+from workbench import build_app, polling
+from workbench.live import LiveRequest
+from workbench.store import Store
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return build_app(Store(tmp_path_factory.mktemp("runs")))
+
+
+def test_no_clock_of_gradio_runs(page):
+    assert not [block for block in page.blocks.values() if isinstance(block, gr.Timer)]
+
+
+def test_an_event_without_progress_touches_no_other_component(page):
+    """Gradio's page goes through the targets of every event so far, at every event."""
+    events = page.config["dependencies"]
+    hidden = [event for event in events if event["show_progress"] == "hidden"]
+    drawn_anew = [event for event in events if event["api_name"].startswith("apply")]  # gr.render
+    assert len(hidden) > 80
+    assert len(drawn_anew) == 2
+    private = [event for event in hidden + drawn_anew if event["api_visibility"] != "public"]
+    assert {len(event["show_progress_on"]) for event in private} == {0}
+
+
+def test_gradio_summarises_no_events(page):
+    queue = page._queue
+    queue.events_recorded = 1
+    record = {"time": time.time(), "status": "success", "process_time": 1.0, "function": "on_poll"}
+    assert queue.compute_analytics_summary([record]) == {"functions": {}}
+
+
+def test_the_version_changes_with_what_is_shown_and_with_nothing_else(tmp_path):
+    store = Store(tmp_path)
+    seen = [polling.version(store)]
+    assert polling.version(store) == seen[0]
+    store.objects.put("small", "one", object())
+    seen.append(polling.version(store))
+    store.objects.drop("small", "one")
+    seen.append(polling.version(store))
+    store.live.request(LiveRequest("key", "browser", None, lrcore.Recipe(model="none"), None))
+    end = time.monotonic() + 60
+    while store.live.peek("key") is None:  # its error: there is no such model
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    seen.append(polling.version(store))
+    assert len({*seen}) == 4
