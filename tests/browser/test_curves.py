@@ -126,15 +126,25 @@ def shown_ranks(workbench):
     }
 
 
-def test_every_policy_of_every_method_is_drawn(workbench):
+def short_calibration(workbench):
+    """Few and short windows, on which surveys refit `fused` in a second."""
+    workbench.open("Calibration text")
+    workbench.type_into("field-samples", "16")
+    workbench.type_into("field-seq_len", "64")
+    workbench.click("#analyse")
     workbench.allocation()
+
+
+def test_every_policy_of_every_method_is_drawn(open_page):
+    workbench = open_page()
+    short_calibration(workbench)
     workbench.click("#survey")
-    strips = {row["name"] for row in lrcore.methods()}
+    methods = {row["name"] for row in lrcore.methods()}
 
     def drawn():
         plot = workbench.plot("policy-curves")
         return (
-            plot and {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= strips and plot
+            plot and {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= methods and plot
         )
 
     figure = workbench.until(drawn, 90, "not every method is drawn")
@@ -154,7 +164,7 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
 ):
     """On demo-llama the dual scores starve single layers (docs/benchmarks.md)."""
     workbench = open_page()
-    workbench.allocation()
+    short_calibration(workbench)
     workbench.set_range("field-ratio", 0.3)
     workbench.choose("field-policy", "softmax_dual")
     cell = workbench.locator("#size-and-cost .against")

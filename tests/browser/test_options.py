@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .test_curves import shown_ranks
+from .test_curves import short_calibration, shown_ranks
 from .test_selection import click_bar, selected
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -39,13 +39,17 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     assert workbench.recipe()["options"] == {}
 
 
-def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench):
+def test_a_choice_is_kept_while_slow_figures_are_drawn(open_page):
     """With every method surveyed the figures take a while; what was chosen meanwhile stays."""
-    workbench.allocation()
+    workbench = open_page()
+    short_calibration(workbench)
     workbench.open("Options of")
     workbench.click("#survey")
-    workbench.page.wait_for_timeout(1500)
-    workbench.until_idle()
+    workbench.until(
+        lambda: "Every method" in (bar := workbench.status())["text"] and bar["state"] == "done",
+        120,
+        "the survey does not end",
+    )
     for _ in range(3):
         workbench.choose("field-method", "latentllm")
         workbench.page.wait_for_selector("#option-junction")
