@@ -25,6 +25,9 @@ LAUNCH = {
     "footer_links": ["settings"],
     "app_kwargs": {"middleware": [Middleware(SecurityHeaders)]},
 }
+# Seconds between two looks of Gradio's queue at itself; its own millisecond costs a server at rest
+# a tenth of a core.
+IDLE = 0.01
 
 
 def build_app(store: Store | None = None) -> gr.Blocks:
@@ -45,6 +48,7 @@ def build_app(store: Store | None = None) -> gr.Blocks:
         api.build(store)
         demo.load(bind(analyse_default, store), None, None, **QUIET)
         demo.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
+        demo.queue()._queue.sleep_when_free = IDLE
         for event in demo.fns.values():
             if event.renderable:  # gr.render takes no show_progress_on; see QUIET
                 event.show_progress_on = []

@@ -53,3 +53,7 @@ def test_the_version_changes_with_what_is_shown_and_with_nothing_else(tmp_path):
         time.sleep(0.02)
     seen.append(polling.version(store))
     assert len({*seen}) == 4
+
+
+def test_the_queue_of_a_server_at_rest_is_looked_at_seldom(page):
+    assert page._queue.sleep_when_free >= 0.01
