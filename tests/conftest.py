@@ -133,10 +133,10 @@ def small_of(story_file):
     """A compressed model of a folder by a method, not saved."""
 
     def make(folder, method, **changes):
-        asked = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
+        requested = {"samples": 4, "seq_len": 32, "ratio": 0.5} | changes
         return lrcore.compress(
             lrcore.load(str(folder)),
-            lrcore.Recipe(str(folder), data=str(story_file), method=method, **asked),
+            lrcore.Recipe(str(folder), data=str(story_file), method=method, **requested),
         )
 
     return make

@@ -144,9 +144,9 @@ def serve() -> None:
     import gc
     import importlib
 
-    asked = json.loads(sys.argv[1])
-    sys.path[0:1] = [*asked["path"]]
-    for name in asked["modules"]:
+    requested = json.loads(sys.argv[1])
+    sys.path[0:1] = [*requested["path"]]
+    for name in requested["modules"]:
         module = importlib.import_module(name)
         if name == "lrcore":  # whose public names are imported when they are read
             for public in module.__all__:

@@ -27,7 +27,7 @@ class Hub(BaseHTTPRequestHandler):
     store = None  # a folder for repositories that are created
     created: dict = {}  # noqa: RUF012 (repository: "private" or "public")
     cut = None  # a file name whose download breaks off half way
-    asked: list = []  # noqa: RUF012
+    requested: list = []  # noqa: RUF012
 
     def do_GET(self):
         self.respond(body=True)
@@ -40,16 +40,16 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_POST(self):
         path, body = unquote(self.path.split("?")[0]).strip("/"), self.body()
-        self.asked.append(f"POST {path}")
+        self.requests.append(f"POST {path}")
         if not self.writers.get((self.headers.get("Authorization") or "").removeprefix("Bearer ")):
             return self.refuse(403 if self.headers.get("Authorization") else 401, "")
         if path == "api/validate-yaml":
             return self.json({"errors": [], "warnings": []})
-        asked = [json.loads(line) for line in body.splitlines()]
+        requested = [json.loads(line) for line in body.splitlines()]
         if path == "api/repos/create":
-            repository = f"{asked[0]['organization']}/{asked[0]['name']}"
-            private = asked[0].get(
-                "private", asked[0].get("visibility") == "private"
+            repository = f"{requested[0]['organization']}/{requested[0]['name']}"
+            private = requested[0].get(
+                "private", requested[0].get("visibility") == "private"
             )  # older clients say it the one way, newer the other
             self.created[repository] = "private" if private else "public"
             self.repositories.setdefault(repository, self.store / repository).mkdir(
@@ -61,7 +61,7 @@ class Hub(BaseHTTPRequestHandler):
         if path.endswith("/preupload/main"):
             modes = [
                 (file["path"], "lfs" if file["path"].endswith(".safetensors") else "regular")
-                for file in asked[0]["files"]
+                for file in requested[0]["files"]
             ]
             return self.json(
                 {
@@ -74,11 +74,11 @@ class Hub(BaseHTTPRequestHandler):
         if path.endswith("/info/lfs/objects/batch"):
             places = [
                 one | {"actions": {"upload": {"href": f"{self.endpoint}/lfs/{one['oid']}"}}}
-                for one in asked[0]["objects"]
+                for one in requested[0]["objects"]
             ]
             return self.json({"transfer": "basic", "objects": places})
         repository = path.removeprefix("api/models/").removesuffix("/commit/main")
-        for entry in asked[1:]:
+        for entry in requested[1:]:
             value = entry["value"]
             content = (
                 b64decode(value["content"])
@@ -113,7 +113,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def respond(self, body):
         path = unquote(self.path.split("?")[0]).strip("/")
-        self.asked.append(path)
+        self.requests.append(path)
         if path.startswith("api/models/"):
             return self.api(path.removeprefix("api/models/").split("/"))
         owner, name, *where = path.split("/")

@@ -334,11 +334,13 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
         def price(choice) -> int:
             return sum(s.cost.parameters(r) for s, r in zip(spectra.values(), choice, strict=True))
 
-        found = [ranks[slot] for slot in spectra]
+        result = [ranks[slot] for slot in spectra]
         every = list(product(range(1, 7), repeat=3))
         step = max(s.cost.per_rank for s in spectra.values())
-        assert price(found) <= budget.limit
-        assert loss(found) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
+        assert price(result) <= budget.limit
+        assert (
+            loss(result) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
+        )
 
 
 @pytest.mark.parametrize("policy", POLICIES)

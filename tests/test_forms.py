@@ -117,9 +117,9 @@ def test_a_module_is_described_rebuilt_and_read_back(name, bias):
         empty[key].load_state_dict(module.state_dict(), strict=True, assign=True)
         x = randn(4, module.in_features)
         assert torch.equal(empty[key](x), module(x))
-    found = read_projection(empty["q"])
-    assert torch.equal(found.weight, value.weight)
-    assert found.parameters == value.parameters
+    result = read_projection(empty["q"])
+    assert torch.equal(result.weight, value.weight)
+    assert result.parameters == value.parameters
     x = randn(3, inp)
     expected = x @ value.weight.mT + (0 if value.bias is None else value.bias)
     assert torch.allclose(made["q"](x), expected, atol=1e-12)
@@ -144,12 +144,12 @@ def test_codes_are_the_printed_uniform_quantisation(bits, chunk):
     """LatentLLM eq. 242, chunk by chunk; a constant chunk comes back as it was."""
     matrix = randn(6, 15)
     matrix[0] = 0.3
-    found = dense(quantise(matrix, bits, chunk)).flatten()
+    result = dense(quantise(matrix, bits, chunk)).flatten()
     for start in range(0, matrix.numel(), chunk):
         x = matrix.flatten()[start : start + chunk]
         low, scale = x.min(), (2**bits - 1) / (x.max() - x.min())
         expected = torch.round((x - low) * scale) / scale + low if x.max() > x.min() else x
-        assert torch.allclose(found[start : start + chunk], expected, atol=1e-12)
+        assert torch.allclose(result[start : start + chunk], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("bits", "size"), [(8, 90), (5, 90), (4, 45), (2, 45)])

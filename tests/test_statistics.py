@@ -48,10 +48,12 @@ def test_sums_of_squares_of_float16_activations_do_not_overflow():
     rows = torch.randn(2048, 5)
     rows[:, 0] += 6  # the sum of squares is above float16's largest number, 65,504
     rows[7, 1] = 300  # and so is one square
-    found = moments_at(rows.half(), "second", "square", "mean", "abs")
+    result = moments_at(rows.half(), "second", "square", "mean", "abs")
     wanted = rows.half().double()
-    torch.testing.assert_close(found.second("mlp_in"), wanted.mT @ wanted / 2048, rtol=1e-5, atol=0)
-    torch.testing.assert_close(found.square("mlp_in"), (wanted**2).mean(0), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        result.second("mlp_in"), wanted.mT @ wanted / 2048, rtol=1e-5, atol=0
+    )
+    torch.testing.assert_close(result.square("mlp_in"), (wanted**2).mean(0), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

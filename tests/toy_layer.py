@@ -126,20 +126,20 @@ def moments_of(
     for tap, values in taps.items():
         accumulator.observe(tap, values)
     accumulator.observe_block(x, x + a[:, :1], x)
-    found = accumulator.moments()
-    return Moments({**found.values, **slopes(layer)}, found.tokens)
+    result = accumulator.moments()
+    return Moments({**result.values, **slopes(layer)}, result.tokens)
 
 
 def slopes(layer: Layer) -> dict:
     """Statistics of gradients that nobody took, of the right shapes, for options that read them."""
-    g, found = torch.Generator().manual_seed(5), {}
+    g, result = torch.Generator().manual_seed(5), {}
     for name, projection in layer.matrices().items():
-        found[name, "fisher"] = torch.rand(
+        result[name, "fisher"] = torch.rand(
             projection.weight.shape[1], generator=g, dtype=torch.float64
         )
         if name in ("gate", "up", "down"):
-            found[name, "taylor"] = torch.randn(D_F, generator=g, dtype=torch.float64)
-    return found
+            result[name, "taylor"] = torch.randn(D_F, generator=g, dtype=torch.float64)
+    return result
 
 
 def rotated(states: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def rotated(states: Tensor) -> Tensor:
 
 
 def relative(
-    found: float | Tensor, expected: float | Tensor, scale: float | Tensor | None = None
+    result: float | Tensor, expected: float | Tensor, scale: float | Tensor | None = None
 ) -> float:
     """|found - expected| as a share of expected (or of scale)."""
-    return float(abs(found - expected) / abs(expected if scale is None else scale))
+    return float(abs(result - expected) / abs(expected if scale is None else scale))

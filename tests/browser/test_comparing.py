@@ -192,13 +192,13 @@ def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     workbench.page.locator("#runs-table [role=gridcell]", has_text="svd 30% uniform").first.click()
     workbench.page.locator("#run-report").wait_for(state="visible")
     run.write_text(workbench.download("run-report"), encoding="utf-8")
-    context, asked = workbench.page.context.browser.new_context(offline=True), []
-    context.on("request", lambda request: asked.append(request.url))
+    context, requested = workbench.page.context.browser.new_context(offline=True), []
+    context.on("request", lambda request: requested.append(request.url))
     page = context.new_page()
     for path in (sweep, run):
         page.goto(path.as_uri())
         assert page.locator("table").count() > 1
-    assert asked == [sweep.as_uri(), run.as_uri()]
+    assert requested == [sweep.as_uri(), run.as_uri()]
     page.goto(sweep.as_uri())
     assert page.locator("svg circle").count() > 10
     context.close()

@@ -185,17 +185,17 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
         rows = [
             row.inner_text().split("\t") for row in workbench.locator("#ranking tbody tr").all()
         ]
-        found = [(method, policy, float(value)) for method, policy, value, _ in rows[1:]]
-        all_here = {method for method, _, _ in found} == methods and {
+        result = [(method, policy, float(value)) for method, policy, value, _ in rows[1:]]
+        all_here = {method for method, _, _ in result} == methods and {
             ("a3", "softmax_dual"),
             ("a3", "uniform"),
-        } <= {f[:2] for f in found}
-        return found if all_here else None
+        } <= {f[:2] for f in result}
+        return result if all_here else None
 
-    found = workbench.until(ranked, 180, "not every method is measured")
-    assert [value for _, _, value in found] == sorted(value for _, _, value in found)
-    assert {f[:2]: f[2] for f in found}["a3", "softmax_dual"] == shown
-    assert {f[:2]: f[2] for f in found}["a3", "uniform"] == even
+    result = workbench.until(ranked, 180, "not every method is measured")
+    assert [value for _, _, value in result] == sorted(value for _, _, value in result)
+    assert {f[:2]: f[2] for f in result}["a3", "softmax_dual"] == shown
+    assert {f[:2]: f[2] for f in result}["a3", "uniform"] == even
     workbench.until(
         lambda: (
             "a3 with softmax_dual, shown above, is" in workbench.locator("#ranking").inner_text()
@@ -323,7 +323,7 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     )
     model, recipe = lrcore.load("demo-llama"), lrcore.Recipe(ratio=ratio)
     small = lrcore.compress(model, recipe)
-    asked = {"data": recipe.data, "samples": live.WINDOWS, "seq_len": live.LENGTH}
-    assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **asked).perplexity:.4f}"
-    assert f"({lrcore.evaluate(model, **asked).perplexity:.4f})" in cell.inner_text()
+    requested = {"data": recipe.data, "samples": live.WINDOWS, "seq_len": live.LENGTH}
+    assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
+    assert f"({lrcore.evaluate(model, **requested).perplexity:.4f})" in cell.inner_text()
     assert "held-out stories" in cell.inner_text()

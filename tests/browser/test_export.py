@@ -25,11 +25,11 @@ def make(workbench, name: str) -> None:
 
 def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(workbench):
     make(workbench, "uneven")
-    said = workbench.locator("#stock-fit")
+    message = workbench.locator("#stock-fit")
     workbench.until(
         lambda: (
-            "No stock architecture" in said.inner_text()
-            and "neurons in every MLP" in said.inner_text()
+            "No stock architecture" in message.inner_text()
+            and "neurons in every MLP" in message.inner_text()
         ),
         10,
         "no reason",
@@ -44,7 +44,7 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
 
     make(workbench, "stock one")
     workbench.until(
-        lambda: "fit a stock architecture" in said.inner_text(), 10, "the ranks do not fit"
+        lambda: "fit a stock architecture" in message.inner_text(), 10, "the ranks do not fit"
     )
     workbench.locator("#export-stock input").check()
     workbench.click("#export")

@@ -202,10 +202,10 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     other.locator("#sidebar input[type=file]").first.set_input_files(path)
     other.until(lambda: other.value("field-seed") == "3", 20, "the recipe is not loaded")
     assert other.recipe() == saved
-    asked = [sys.executable, "-m", "lrcore", "allocate", "--recipe", str(path), "--json"]
-    told = subprocess.run(asked, cwd=ROOT, env=server.env, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    request_made = [sys.executable, "-m", "lrcore", "allocate", "--recipe", str(path), "--json"]
+    output = subprocess.run(request_made, cwd=ROOT, env=server.env, capture_output=True, text=True)
+    assert output.returncode == 0, output.stderr
     answer = Client(server.url, verbose=False).predict(saved, api_name="/allocate")
-    assert [row["rank"] for row in json.loads(told.stdout)["ranks"]] == [
+    assert [row["rank"] for row in json.loads(output.stdout)["ranks"]] == [
         row["rank"] for row in answer["ranks"]
     ]

@@ -29,7 +29,7 @@ def test_a_click_brings_one_cell(large):
     received = []
     wire = large.page.context.new_cdp_session(large.page)
     wire.send("Network.enable")
-    wire.on("Network.dataReceived", lambda said: received.append(said["dataLength"]))
+    wire.on("Network.dataReceived", lambda message: received.append(message["dataLength"]))
     click_cell(large, 57, "mlp")
     large.page.wait_for_selector("#cell-heading h3[data-layer='57'][data-name='mlp']")
     large.page.wait_for_timeout(2000)

@@ -85,24 +85,25 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     kept = workbench.until(lambda: workbench.recipe()["overrides"], 15, "no rank is set by hand")
     workbench.page.wait_for_timeout(3000)
 
-    asked = []
+    requested = []
     workbench.page.on(
         "request",
         lambda request: (
-            "queue/join" in request.url and asked.append(json.loads(request.post_data)["fn_index"])
+            "queue/join" in request.url
+            and requested.append(json.loads(request.post_data)["fn_index"])
         ),
     )
     for name in ("method", "policy"):
         workbench.locator(f"#field-{name} input").focus()
         workbench.page.keyboard.press("Tab")
     workbench.page.wait_for_timeout(2000)
-    asked.clear()
+    requested.clear()
     workbench.page.wait_for_timeout(3000)
     clock = workbench.evaluate(
         "() => gradio_config.dependencies.filter(d => d.targets.some(t => t[1] === 'tick')).map(d "
         "=> d.id)"
     )
-    assert {*asked} <= {*clock}
+    assert {*requested} <= {*clock}
     assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == (
         {"junction": "symmetric"},
         kept,

@@ -59,15 +59,15 @@ def test_a_gradient_lies_as_the_layer_does(family: str, step: float) -> None:
                     ),
                 )
                 sides.append(loss(moved, TOKENS[0]))
-            found = float((slopes[index].matrices()[name].weight * direction).sum())
-            assert found == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=5e-3)
+            result = float((slopes[index].matrices()[name].weight * direction).sum())
+            assert result == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=5e-3)
     assert all(p.grad is None and not p.requires_grad for p in network.parameters())
 
 
 def test_statistics_are_means_over_windows(tiny_llama) -> None:
     network = lrcore.load(str(tiny_llama)).network
-    found = collect(network, TOKENS, lambda *_: None)
-    for index, moments in enumerate(found):
+    result = collect(network, TOKENS, lambda *_: None)
+    for index, moments in enumerate(result):
         weights = read_layer(network, index).matrices()
         slopes = [layers[index].matrices() for layers in windows(network)]
         for name, projection in weights.items():

@@ -52,8 +52,8 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory):
                     (folder / f"{family}-{method}").rename(folder / "away" / f"{family}-{method}")
                 )
         return {
-            key: (logits, found)
-            for (key, logits), found in zip(
+            key: (logits, result)
+            for (key, logits), result in zip(
                 own.items(), loaded_elsewhere(moved, folder), strict=True
             )
         }
@@ -65,11 +65,11 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory):
 def test_an_export_moved_away_gives_the_same_logits_without_this_project(
     family, method, here_and_there
 ) -> None:
-    own, found = here_and_there(family in FEW)[family, method]
-    assert isinstance(found, torch.Tensor), found
+    own, result = here_and_there(family in FEW)[family, method]
+    assert isinstance(result, torch.Tensor), result
     if ARCHITECTURES[
         family
     ].experts:  # the last bit of their grouped products depends on where a weight lies in memory
-        assert torch.allclose(found, own, atol=1e-5)
+        assert torch.allclose(result, own, atol=1e-5)
     else:
-        assert torch.equal(found, own)
+        assert torch.equal(result, own)

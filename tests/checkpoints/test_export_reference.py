@@ -44,7 +44,7 @@ def known(reference):
 
 
 def test_trained_models_keep_their_perplexities_elsewhere(known, reference, tmp_path) -> None:
-    asked, expected = [], {}
+    requested, expected = [], {}
     for name, (folder, text, windows, length, dense) in known.items():
         model = lrcore.load(str(folder))
         calibration = str(reference / "text/tinystories.calibration.txt") if dense else str(text)
@@ -65,13 +65,13 @@ def test_trained_models_keep_their_perplexities_elsewhere(known, reference, tmp_
         }.items():
             out = lrcore.export(one, tmp_path / f"{name}-{kind}")
             if kind == "dense" and dense:
-                asked.append((str(out), str(text), windows, length))
+                requested.append((str(out), str(text), windows, length))
                 expected[str(out)] = dense
             else:
-                asked.append((str(out), str(text), 8, length))
+                requested.append((str(out), str(text), 8, length))
                 expected[str(out)] = lrcore.evaluate(
                     one, str(text), samples=8, seq_len=length, sampling="first"
                 ).perplexity
-    found = json.loads(elsewhere(PERPLEXITY, json.dumps(asked), cwd=tmp_path))
+    result = json.loads(elsewhere(PERPLEXITY, json.dumps(requested), cwd=tmp_path))
     for folder, value in expected.items():
-        assert found[folder] == pytest.approx(value, rel=1e-4), folder
+        assert result[folder] == pytest.approx(value, rel=1e-4), folder

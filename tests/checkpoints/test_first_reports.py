@@ -68,8 +68,8 @@ def test_it_is_saved_in_the_new_form_and_goes_on(model, tmp_path):
 
 
 def test_a_database_keeps_its_runs(runs):
-    found = {run.name: run for run in runs.all()}
-    made = {name: [step.kind for step in run.history] for name, run in found.items()}
+    result = {run.name: run for run in runs.all()}
+    made = {name: [step.kind for step in run.history] for name, run in result.items()}
     assert made == {
         "care, healed, 4 bit": ["compressed", "healed", "quantised"],
         "without a layer": ["shortened"],
@@ -77,18 +77,18 @@ def test_a_database_keeps_its_runs(runs):
         "a3": ["compressed"],
         "a3 on fewer layers": ["compressed"],
     }
-    assert all(run.account is not None and run.base is not None for run in found.values())
-    assert [found[name].method for name in ("a3", "sliced", "without a layer")] == [
+    assert all(run.account is not None and run.base is not None for run in result.values())
+    assert [result[name].method for name in ("a3", "sliced", "without a layer")] == [
         "a3",
         "slice",
         "shorten",
     ]
-    healed = found["care, healed, 4 bit"]
+    healed = result["care, healed, 4 bit"]
     assert (healed.tags, healed.evaluations[0]["perplexity"]) == (("old",), 61.5)
     assert runs.samples(healed.id)[0]["text"] == " upon"
-    sliced = found["sliced"].step(lrcore.Sliced)
+    sliced = result["sliced"].step(lrcore.Sliced)
     assert sliced.requested == 0.2
-    assert sliced.removed == pytest.approx(found["sliced"].account.removed_params)
+    assert sliced.removed == pytest.approx(result["sliced"].account.removed_params)
 
 
 def test_folders_without_a_row_are_taken_up(runs):

@@ -38,11 +38,16 @@ def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None
     kept = lrcore.load(str(lrcore.save(model, tmp_path / "kept")))
     places = {str(tmp_path.parent), str(tiny_llama.parent), str(data.parent)}
     for name, one in (("made", model), ("kept", kept), ("dense", lrcore.load(str(tiny_llama)))):
-        found = texts(lrcore.export(one, tmp_path / "out" / name, [result]))
-        assert {"README.md", "lrcore.json", "config.json", "tokenizer_config.json"} <= found.keys()
-        for file, text in found.items():
+        got_result = texts(lrcore.export(one, tmp_path / "out" / name, [result]))
+        assert {
+            "README.md",
+            "lrcore.json",
+            "config.json",
+            "tokenizer_config.json",
+        } <= got_result.keys()
+        for file, text in got_result.items():
             assert not [place for place in places if place in text], (name, file)
-        assert data.name in found["README.md"]
+        assert data.name in got_result["README.md"]
     exported = lrcore.load(str(tmp_path / "out" / "kept"))
     assert exported.recipe.model == exported.base.name == tiny_llama.name
     assert exported.base.fingerprint == model.base.fingerprint
@@ -52,8 +57,8 @@ def test_no_file_of_an_export_holds_a_path(healed, tiny_llama, tmp_path) -> None
 
 
 def test_a_stock_export_holds_no_path(tiny_llama, tmp_path) -> None:
-    found = texts(lrcore.export(lrcore.load(str(tiny_llama)), tmp_path / "out", stock=True))
-    for text in found.values():
+    got_result = texts(lrcore.export(lrcore.load(str(tiny_llama)), tmp_path / "out", stock=True))
+    for text in got_result.values():
         assert str(tiny_llama.parent) not in text
         assert str(tmp_path) not in text
 

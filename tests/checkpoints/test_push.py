@@ -55,7 +55,7 @@ def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(
     lrcore.save(small, tmp_path / "small")
     out = tmp_path / "out"
     assert call("export", tmp_path / "small", out)[0] == 0
-    assert hub.asked == []  # not a word to the hub before the flag is there
+    assert hub.requests == []  # not a word to the hub before the flag is there
     code, printed, err = call(
         "export", tmp_path / "small", out, "--push-to-hub", "me/small", "--json", token="writer"
     )
@@ -67,7 +67,10 @@ def test_an_export_is_uploaded_when_asked_and_loads_from_the_hub(
         path.name: path.read_bytes() for path in there.iterdir() if path.name != ".gitattributes"
     }
     assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
-    assert any(asked.startswith("POST") and asked.endswith("objects/batch") for asked in hub.asked)
+    assert any(
+        requested.startswith("POST") and requested.endswith("objects/batch")
+        for requested in hub.requests
+    )
     code, text, err = call("generate", "me/small", "--prompt", "Once", "--max-new-tokens", "4")
     assert (code, err) == (0, "")
     assert text.strip() == ("Once" + lrcore.generate(small, "Once", max_new_tokens=4)).strip()
@@ -87,8 +90,10 @@ def test_a_refused_upload_is_one_line_with_a_remedy(hub, call, tiny_llama, tmp_p
 
 
 def test_a_public_repository_is_made_only_where_asked(tiny_llama, tmp_path, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(lrcore, "push", lambda folder, name, private: asked.append(private) or name)
+    requested = []
+    monkeypatch.setattr(
+        lrcore, "push", lambda folder, name, private: requested.append(private) or name
+    )
     for flags in ([], ["--public"]):
         assert (
             main(
@@ -103,7 +108,7 @@ def test_a_public_repository_is_made_only_where_asked(tiny_llama, tmp_path, monk
             )
             == 0
         )
-    assert asked == [True, False]
+    assert requested == [True, False]
 
 
 def test_only_an_export_is_pushed(tmp_path):

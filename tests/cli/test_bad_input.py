@@ -13,7 +13,7 @@ from lrcore.cli import main
 
 
 @pytest.fixture
-def said(capsys):
+def message(capsys):
     """Run a command that must be refused; returns its line."""
 
     def run(*arguments):
@@ -38,30 +38,34 @@ def quick(story_file):
     return ["--data", story_file, "--samples", 2, "--seq-len", 16]
 
 
-def test_unknown_model(said, quick):
-    assert "Did you mean 'demo-llama'?" in said("calibrate", "demo-lama", *quick)
-    assert "'/no/model'" in said("evaluate", "/no/model")
-    assert "'nobody/nothing'" in said("generate", "nobody/nothing", "--prompt", "Once")
+def test_unknown_model(message, quick):
+    assert "Did you mean 'demo-llama'?" in message("calibrate", "demo-lama", *quick)
+    assert "'/no/model'" in message("evaluate", "/no/model")
+    assert "'nobody/nothing'" in message("generate", "nobody/nothing", "--prompt", "Once")
 
 
-def test_unknown_method_and_policy(said, tiny_llama, quick, tmp_path):
-    assert "Did you mean 'modegpt'?" in said("allocate", tiny_llama, "--method", "modgpt", *quick)
-    assert "Did you mean 'softmax'?" in said(
+def test_unknown_method_and_policy(message, tiny_llama, quick, tmp_path):
+    assert "Did you mean 'modegpt'?" in message(
+        "allocate", tiny_llama, "--method", "modgpt", *quick
+    )
+    assert "Did you mean 'softmax'?" in message(
         "compress", tiny_llama, "--policy", "sofmax", "--out", tmp_path / "out", *quick
     )
     assert not (tmp_path / "out").exists()
 
 
-def test_unknown_data(said, tiny_llama):
-    assert "Did you mean 'stories'?" in said(
+def test_unknown_data(message, tiny_llama):
+    assert "Did you mean 'stories'?" in message(
         "evaluate", tiny_llama, "--data", "storys", "--seq-len", 16
     )
-    assert "/no/text.txt" in said("spectra", tiny_llama, "--data", "/no/text.txt", "--seq-len", 16)
+    assert "/no/text.txt" in message(
+        "spectra", tiny_llama, "--data", "/no/text.txt", "--seq-len", 16
+    )
 
 
 @pytest.mark.parametrize("ratio", ["0", "1", "1.5", "-0.2", "nan"])
-def test_ratio_out_of_range(said, tiny_llama, quick, ratio):
-    assert f"got {float(ratio)!r}" in said("allocate", tiny_llama, "--ratio", ratio, *quick)
+def test_ratio_out_of_range(message, tiny_llama, quick, ratio):
+    assert f"got {float(ratio)!r}" in message("allocate", tiny_llama, "--ratio", ratio, *quick)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_ratio_out_of_range(said, tiny_llama, quick, ratio):
         ("--seq-len", "500", "128"),
     ],
 )
-def test_other_fields_out_of_range(said, tiny_llama, story_file, wrong, capsys):
+def test_other_fields_out_of_range(message, tiny_llama, story_file, wrong, capsys):
     flag, value, word = wrong
     given = {"--data": story_file, "--samples": 2, "--seq-len": 16, flag: value}
     if word in (
@@ -101,49 +105,51 @@ def test_other_fields_out_of_range(said, tiny_llama, story_file, wrong, capsys):
         )
         assert word in capsys.readouterr().err.splitlines()[-1]
         return
-    assert word in said("allocate", tiny_llama, *(part for pair in given.items() for part in pair))
+    assert word in message(
+        "allocate", tiny_llama, *(part for pair in given.items() for part in pair)
+    )
 
 
-def test_a_folder_without_weights(said, broken):
+def test_a_folder_without_weights(message, broken):
     (broken / "model.safetensors").unlink()
-    assert str(broken) in said("evaluate", broken)
+    assert str(broken) in message("evaluate", broken)
 
 
-def test_truncated_weights(said, broken):
+def test_truncated_weights(message, broken):
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert str(file) in said("evaluate", broken)
+    assert str(file) in message("evaluate", broken)
 
 
-def test_weights_that_are_no_numbers(said, broken):
+def test_weights_that_are_no_numbers(message, broken):
     state = load_file(broken / "model.safetensors")
     state["model.norm.weight"][3] = float("nan")
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
-    assert "'model.norm.weight'" in said("generate", broken, "--prompt", "Once")
+    assert "'model.norm.weight'" in message("generate", broken, "--prompt", "Once")
 
 
-def test_empty_and_short_text(said, tiny_llama, tmp_path):
+def test_empty_and_short_text(message, tiny_llama, tmp_path):
     text = tmp_path / "text.txt"
     for content, word in [("", "text.txt"), (" \n", "text.txt"), ("Once upon a time", "seq_len")]:
         text.write_text(content)
         for command in ("evaluate", "calibrate"):
-            assert word in said(command, tiny_llama, "--data", text, "--seq-len", 64)
+            assert word in message(command, tiny_llama, "--data", text, "--seq-len", 64)
 
 
-def test_an_output_that_would_overwrite_something(said, tiny_llama, quick, tmp_path):
+def test_an_output_that_would_overwrite_something(message, tiny_llama, quick, tmp_path):
     (tmp_path / "diary.txt").touch()
-    assert str(tmp_path) in said("compress", tiny_llama, "--out", tmp_path, *quick)
+    assert str(tmp_path) in message("compress", tiny_llama, "--out", tmp_path, *quick)
 
 
-def test_recipe_files_that_are_none(said, tmp_path):
+def test_recipe_files_that_are_none(message, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model: demo-llama\nmethd: a3\n")
-    assert "Did you mean 'method'?" in said("allocate", "--recipe", tmp_path / "recipe.yaml")
+    assert "Did you mean 'method'?" in message("allocate", "--recipe", tmp_path / "recipe.yaml")
     (tmp_path / "recipe.yaml").write_text("a: [b\n")
-    assert "recipe.yaml" in said("allocate", "--recipe", tmp_path / "recipe.yaml")
+    assert "recipe.yaml" in message("allocate", "--recipe", tmp_path / "recipe.yaml")
 
 
-def test_empty_prompt(said, tiny_llama):
-    assert "prompt is empty" in said("generate", tiny_llama, "--prompt", "")
+def test_empty_prompt(message, tiny_llama):
+    assert "prompt is empty" in message("generate", tiny_llama, "--prompt", "")
 
 
 def test_as_a_program(broken):

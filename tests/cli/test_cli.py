@@ -39,13 +39,13 @@ def run_json(capsys, *arguments):
 
 
 def test_methods(capsys):
-    found = run_json(capsys, "methods")
-    assert {"svd", "svd_llm", "a3", "modegpt"} <= {row["name"] for row in found["methods"]}
+    result = run_json(capsys, "methods")
+    assert {"svd", "svd_llm", "a3", "modegpt"} <= {row["name"] for row in result["methods"]}
     assert all(
         {"name", "paper", "components", "supports", "notes"} <= row.keys()
-        for row in found["methods"]
+        for row in result["methods"]
     )
-    assert {"uniform", "softmax", "waterfill"} <= {row["name"] for row in found["policies"]}
+    assert {"uniform", "softmax", "waterfill"} <= {row["name"] for row in result["policies"]}
     assert main(["methods"]) == 0
     assert "modegpt" in capsys.readouterr().out
 
@@ -60,9 +60,9 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert spectra["protocol"] == collected["protocol"]
 
     flags = "--method modegpt --policy softmax --temperature 0.5 --ratio 0.3 --budget total"
-    asked = [*flags.split(), *calibration]
-    plan = run_json(capsys, "allocate", tiny_llama, *asked)
-    made = run_json(capsys, "compress", tiny_llama, *asked, "--out", tmp_path / "small")
+    requested = [*flags.split(), *calibration]
+    plan = run_json(capsys, "allocate", tiny_llama, *requested)
+    made = run_json(capsys, "compress", tiny_llama, *requested, "--out", tmp_path / "small")
     assert plan["recipe"] == made["recipe"]
     assert plan["ranks"] == made["ranks"]
     assert plan["summary"] == made["summary"]
@@ -76,12 +76,12 @@ def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
     assert scored["perplexity"] == again.perplexity
 
     once = ["--prompt", "Once", "--max-new-tokens", "8", "--seed", "3", "--temperature", "1"]
-    told = run_json(capsys, "generate", made["out"], *once)
-    assert told["text"] == lrcore.generate(
+    output = run_json(capsys, "generate", made["out"], *once)
+    assert output["text"] == lrcore.generate(
         lrcore.load(made["out"]), "Once", 8, temperature=1.0, seed=3
     )
     assert main(["generate", made["out"], *once]) == 0
-    assert capsys.readouterr().out == f"Once{told['text']}\n"
+    assert capsys.readouterr().out == f"Once{output['text']}\n"
 
 
 def test_a_recipe_file_drives_the_command_and_flags_override_it(
@@ -99,8 +99,8 @@ def test_a_recipe_file_drives_the_command_and_flags_override_it(
         overrides=by_hand,
     )
     file.write_text(recipe.to_json())
-    found = run_json(capsys, "allocate", "--recipe", file)
-    assert lrcore.Recipe.from_dict(found["recipe"]) == recipe
+    result = run_json(capsys, "allocate", "--recipe", file)
+    assert lrcore.Recipe.from_dict(result["recipe"]) == recipe
     changed = run_json(
         capsys,
         "allocate",
@@ -143,12 +143,12 @@ def test_the_command_a_recipe_shows_is_the_recipe(tiny_llama, story_file, tmp_pa
 
 def test_tables_for_people(capsys, tiny_llama, calibration):
     assert main(["allocate", str(tiny_llama), "--method", "a3", *calibration]) == 0
-    said = capsys.readouterr()
-    head, *rows = said.out.splitlines()
+    message = capsys.readouterr()
+    head, *rows = message.out.splitlines()
     assert head.split()[:3] == ["layer", "component", "rank"]
     assert len([row for row in rows if " mlp " in row]) == 3
-    assert "summary.achieved" in said.out
-    assert [line.split()[0] for line in said.err.splitlines()] == ["calibrate", "factorise"]
+    assert "summary.achieved" in message.out
+    assert [line.split()[0] for line in message.err.splitlines()] == ["calibrate", "factorise"]
 
 
 def test_help_names_every_command(capsys):
@@ -176,10 +176,10 @@ def test_help_names_every_command(capsys):
 )
 def test_wrong_usage_is_one_line_and_2(arguments, capsys):
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
+    message = capsys.readouterr()
+    assert message.out == ""
+    assert message.err.startswith("error: ")
+    assert message.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("stop", [lrcore.Cancelled, KeyboardInterrupt])
@@ -230,7 +230,7 @@ def test_json_has_no_nan(capsys):
 
 
 def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
-    asked = [
+    requested = [
         "evaluate",
         str(tiny_opt),
         "--data",
@@ -242,14 +242,14 @@ def test_as_a_program_only_json_goes_to_stdout(tiny_opt, story_file):
         "--json",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "lrcore", *asked], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "lrcore", *requested], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout)["windows"] == 2
     assert done.stderr == "evaluate (2)\n"
 
 
 def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibration, capsys) -> None:
-    asked = [
+    requested = [
         "--method",
         "a3",
         "--option",
@@ -261,7 +261,7 @@ def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibratio
         "--component-ratio",
         "mlp=0.5",
     ]
-    got = run_json(capsys, "allocate", tiny_opt, *asked, "--ratio", "0.4", *calibration)
+    got = run_json(capsys, "allocate", tiny_opt, *requested, "--ratio", "0.4", *calibration)
     assert got["recipe"]["component_ratios"] == {"mlp": 0.5}
     assert got["recipe"]["options"] == {"qk": "q_only"}
     own = [row for row in got["ranks"] if row["component"] == "mlp"]
@@ -280,13 +280,13 @@ def test_component_ratios_and_settings_of_method_and_policy(tiny_opt, calibratio
 def test_bounds_stand_beside_the_errors_and_go_into_the_report(
     tiny_opt, calibration, capsys, tmp_path
 ):
-    asked = ["--method", "modegpt", "--ratio", "0.4", "--bounds", *calibration]
-    got = run_json(capsys, "compress", tiny_opt, "--out", tmp_path / "small", *asked)
+    requested = ["--method", "modegpt", "--ratio", "0.4", "--bounds", *calibration]
+    got = run_json(capsys, "compress", tiny_opt, "--out", tmp_path / "small", *requested)
     assert all(
         row["bound"] is None or row["error"] <= row["bound"] * (1 + 1e-9) for row in got["bounds"]
     )
     assert len(got["bounds"]) == len(got["ranks"])
     (step,) = json.loads((tmp_path / "small" / "report.json").read_text())["history"]
     assert step["bounds"] == got["bounds"]
-    assert run_json(capsys, "allocate", tiny_opt, *asked)["bounds"] == got["bounds"]
+    assert run_json(capsys, "allocate", tiny_opt, *requested)["bounds"] == got["bounds"]
     assert main(["allocate", str(tiny_opt), "--method", "a3", "--bounds", *calibration]) == 2

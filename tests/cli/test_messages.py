@@ -68,6 +68,6 @@ def test_benchmarks_without_their_data_stop_with_a_sentence(model, says, monkeyp
     with pytest.raises(SystemExit) as stop:
         benchmarks.main()
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert says in message
+    assert message.count("\n") == 1

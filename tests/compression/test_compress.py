@@ -173,13 +173,13 @@ def test_component_ratios_hold_for_every_method_and_the_overall_ratio_follows_wh
 
 
 def test_policies_read_the_influence_of_both_halves_of_a_layer(model, recipe) -> None:
-    found = lrcore.calibrate(model, recipe).influence
-    assert all(len(found[part]) == len(found["block"]) for part in ("attention", "mlp"))
+    result = lrcore.calibrate(model, recipe).influence
+    assert all(len(result[part]) == len(result["block"]) for part in ("attention", "mlp"))
     with torch.inference_mode():
         hidden = model.network(
             lrcore.calibrate(model, recipe).tokens, output_hidden_states=True
         ).hidden_states
-    layer = len(found["block"]) - 2  # the last hidden state is normed
+    layer = len(result["block"]) - 2  # the last hidden state is normed
     seen = {}
     module = next(
         m for name, m in model.network.named_modules() if name.endswith(f"layers.{layer}.self_attn")
@@ -194,4 +194,4 @@ def test_policies_read_the_influence_of_both_halves_of_a_layer(model, recipe) ->
         "mlp": (middle, hidden[layer + 1]),
     }.items():
         expected = 1 - float(torch.nn.functional.cosine_similarity(start, end, dim=-1).mean())
-        assert found[part][layer] == pytest.approx(expected, abs=1e-5)
+        assert result[part][layer] == pytest.approx(expected, abs=1e-5)

@@ -157,9 +157,9 @@ def test_the_command_quantises_a_folder_and_evaluate_and_compare_read_it(
         )
         == 0
     )
-    said = json.loads(capsys.readouterr().out)
-    assert said["quantised"] == {"method": "hqq", "bits": 4, "group": 32}
-    assert said["megabytes"] < said["megabytes_before"]
+    message = json.loads(capsys.readouterr().out)
+    assert message["quantised"] == {"method": "hqq", "bits": 4, "group": 32}
+    assert message["megabytes"] < message["megabytes_before"]
     settings = ["--data", str(story_file), "--samples", "2", "--seq-len", "32", "--json"]
     assert main(["compare", str(tmp_path / "small"), str(tmp_path / "made"), *settings]) == 0
     small, made = json.loads(capsys.readouterr().out)["models"]

@@ -93,14 +93,14 @@ def test_an_identity_in_the_up_factor_stays_and_so_do_codes_and_sparse_terms():
 
 
 def recipe(folder, story_file, **more):
-    asked = {
+    requested = {
         "samples": 8,
         "seq_len": 32,
         "ratio": 0.3,
         "method": "fused",
         "dtype": "float64",
     } | more
-    return lrcore.Recipe(model=str(folder), data=str(story_file), **asked)
+    return lrcore.Recipe(model=str(folder), data=str(story_file), **requested)
 
 
 def stream_error(model, small, tokens):
@@ -126,10 +126,10 @@ def stream_error(model, small, tokens):
 def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
     kind, method, options, request, story_file
 ):
-    asked = recipe(request.getfixturevalue(kind), story_file, method=method, options=options)
-    model = lrcore.load(asked.model, dtype="float64")
-    tokens = lrcore.calibrate(model, asked).tokens
-    plain, refit = (lrcore.compress(model, asked.with_(refit=word)) for word in ("off", "on"))
+    requested = recipe(request.getfixturevalue(kind), story_file, method=method, options=options)
+    model = lrcore.load(requested.model, dtype="float64")
+    tokens = lrcore.calibrate(model, requested).tokens
+    plain, refit = (lrcore.compress(model, requested.with_(refit=word)) for word in ("off", "on"))
     with torch.inference_mode():
         assert stream_error(model, refit, tokens) < stream_error(model, plain, tokens)
     assert refit.size == plain.size
@@ -138,12 +138,12 @@ def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
 
 
 def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
-    asked = recipe(tiny_opt, story_file, refit="on", ratio=0.01)
-    model = lrcore.load(asked.model, dtype="float64")
-    factors = lrcore.prepare(model, asked)
-    plan = lrcore.allocate(factors, asked)
+    requested = recipe(tiny_opt, story_file, refit="on", ratio=0.01)
+    model = lrcore.load(requested.model, dtype="float64")
+    factors = lrcore.prepare(model, requested)
+    plan = lrcore.allocate(factors, requested)
     plan.ranks.update({slot: s.cost.full for slot, s in factors.spectra.items()})
-    small = lrcore.compress(model, asked, factors, plan)
+    small = lrcore.compress(model, requested, factors, plan)
     tokens = factors.calibration.tokens
     with torch.inference_mode():
         assert torch.allclose(model.network(tokens).logits, small.network(tokens).logits, atol=1e-9)

@@ -63,8 +63,8 @@ class Hub(BaseHTTPRequestHandler):
         self.respond(body=False)
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
-        self.send([entry(name) for name in FILES if name in asked])
+        requested = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+        self.send([entry(name) for name in FILES if name in requested])
 
     def log_message(self, *_):
         pass

@@ -97,11 +97,11 @@ def test_probe_shape():
 
 @pytest.fixture(scope="module")
 def by_kind():
-    found: dict[str, list[dict]] = {}
+    result: dict[str, list[dict]] = {}
     for probe in stories.probes("test", 1200):
-        found.setdefault(probe["kind"], []).append(probe)
-    assert set(found) == {"holder", "spot", "place", "count", "pronoun", "number"}
-    return found
+        result.setdefault(probe["kind"], []).append(probe)
+    assert set(result) == {"holder", "spot", "place", "count", "pronoun", "number"}
+    return result
 
 
 def _answer(probe):
@@ -120,13 +120,13 @@ def test_the_holder_is_the_last_one_who_got_the_thing(by_kind):
     for probe in by_kind["holder"]:
         thing = re.search(r"the one who had (.*) was$", probe["question"])[1]
         story = probe["question"].rsplit("\n", 1)[0]
-        found = [
+        result = [
             next(name for name in match.groups() if name)
             for match in re.finditer(got.replace("{t}", re.escape(thing)), story)
         ]
-        found = [name.split(" because ")[0] for name in found]
-        if found and "It was a present" not in story and "back" not in story:
-            assert found[-1] == _answer(probe), probe
+        result = [name.split(" because ")[0] for name in result]
+        if result and "It was a present" not in story and "back" not in story:
+            assert result[-1] == _answer(probe), probe
             checked += 1
     assert checked > 80
 

@@ -26,9 +26,9 @@ def counted(monkeypatch):
 
 def test_a_text_is_tokenised_once_for_equal_tokenizers(counted):
     first, second = (lrcore.load("demo-llama").tokenizer for _ in range(2))
-    found = tokenise_all(TEXTS, first)
-    assert tokenise_all(TEXTS, second) is found
-    assert found.ids.tolist() == tokenise(TEXTS.joined(), first).ids.tolist()
+    result = tokenise_all(TEXTS, first)
+    assert tokenise_all(TEXTS, second) is result
+    assert result.ids.tolist() == tokenise(TEXTS.joined(), first).ids.tolist()
     assert len(counted) == 1
 
 

@@ -41,11 +41,11 @@ def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
         module.time, "perf_counter", lambda: float(next(clock))
     )  # every turn takes one second
     lengths, settings = [], {"max_new_tokens": 5, "temperature": 0.8, "seed": 3}
-    for found in lrcore.in_turns(models, "Once", **settings):
-        lengths.append([len(one.text) for one in found])
+    for result in lrcore.in_turns(models, "Once", **settings):
+        lengths.append([len(one.text) for one in result])
     assert lengths[0] == [0, 0]
     assert lengths[1][0] > 0 == lengths[1][1] < lengths[2][1]  # one after the other, a piece each
-    for model, one in zip(models, found, strict=True):
+    for model, one in zip(models, result, strict=True):
         assert one.text == lrcore.generate(model, "Once", **settings)
         pieces = len(list(lrcore.stream(model, "Once", **settings)))
         assert one.seconds == pieces + 1  # the last turn finds the end

@@ -38,24 +38,24 @@ def by_hand(pair, ids):
 
 
 def test_losses_divergence_and_agreement_are_those_of_a_straight_loop(pair, story_file, story_text):
-    found = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
+    result = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
     ids = torch.tensor(pair[0].tokenizer(story_text, add_special_tokens=False).input_ids)
     rows = torch.cat([by_hand(pair, ids[i * 16 : i * 16 + 16]) for i in range(2)])
-    assert found.dense.nll == pytest.approx(float(rows[:, 0].mean()), rel=1e-5)
-    assert found.small.nll == pytest.approx(float(rows[:, 1].mean()), rel=1e-5)
-    assert found.kl == pytest.approx(float(rows[:, 2].mean()), rel=1e-4)
-    assert found.top1 == pytest.approx(float(rows[:, 3].mean()))
-    assert found.delta == pytest.approx(float((rows[:, 1] - rows[:, 0]).mean()), rel=1e-4)
-    dense, small = (torch.cat([part[i].flatten() for part in found.losses]) for i in (0, 1))
+    assert result.dense.nll == pytest.approx(float(rows[:, 0].mean()), rel=1e-5)
+    assert result.small.nll == pytest.approx(float(rows[:, 1].mean()), rel=1e-5)
+    assert result.kl == pytest.approx(float(rows[:, 2].mean()), rel=1e-4)
+    assert result.top1 == pytest.approx(float(rows[:, 3].mean()))
+    assert result.delta == pytest.approx(float((rows[:, 1] - rows[:, 0]).mean()), rel=1e-4)
+    dense, small = (torch.cat([part[i].flatten() for part in result.losses]) for i in (0, 1))
     assert torch.allclose(dense.double(), rows[:, 0], rtol=1e-4)
     assert torch.allclose(small.double(), rows[:, 1], rtol=1e-4)
 
 
 def test_the_evaluations_are_those_of_evaluate(pair, story_file):
-    found = lrcore.compare(
+    result = lrcore.compare(
         *pair, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
     )
-    for model, one in zip(pair, (found.dense, found.small), strict=True):
+    for model, one in zip(pair, (result.dense, result.small), strict=True):
         alone = lrcore.evaluate(
             model, str(story_file), seq_len=20, protocol="strided", stride=8, samples=5
         )
@@ -68,8 +68,8 @@ def test_the_evaluations_are_those_of_evaluate(pair, story_file):
 
 
 def test_a_model_agrees_with_itself(pair, story_file):
-    found = lrcore.compare(pair[0], pair[0], str(story_file), samples=2, seq_len=16)
-    assert (found.kl, found.top1, found.delta) == (0.0, 1.0, 0.0)
+    result = lrcore.compare(pair[0], pair[0], str(story_file), samples=2, seq_len=16)
+    assert (result.kl, result.top1, result.delta) == (0.0, 1.0, 0.0)
 
 
 def test_predictions_that_are_no_numbers_are_told(pair, story_file):
@@ -82,12 +82,12 @@ def test_predictions_that_are_no_numbers_are_told(pair, story_file):
 
     pair[1].network.forward = spoiled
     try:
-        found = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
+        result = lrcore.compare(*pair, str(story_file), samples=2, seq_len=16)
     finally:
         del pair[1].network.forward
-    assert math.isnan(found.kl)
-    assert (found.dense.nonfinite, found.small.nonfinite) == (0, 2)
-    assert found.to_dict()["top1"] is None
+    assert math.isnan(result.kl)
+    assert (result.dense.nonfinite, result.small.nonfinite) == (0, 2)
+    assert result.to_dict()["top1"] is None
 
 
 def test_models_of_other_tokens_are_refused(pair, tiny_opt, story_file, tmp_path):

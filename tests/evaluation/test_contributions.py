@@ -32,11 +32,11 @@ def test_all_parts_are_the_compressed_model_and_none_is_the_dense_one(pair):
 
 def test_the_table(pair, story_file):
     dense, small = pair
-    found = contributions(dense, small, str(story_file), samples=4, seq_len=16)
-    rows = {row["parts"]: row for row in found.rows}
+    result = contributions(dense, small, str(story_file), samples=4, seq_len=16)
+    rows = {row["parts"]: row for row in result.rows}
     assert list(rows) == ["qk", "ov", "mlp", "qk + ov", "qk, ov", "all"]
     settings = {"samples": 4, "seq_len": 16}
-    assert found.dense_perplexity == pytest.approx(
+    assert result.dense_perplexity == pytest.approx(
         lrcore.evaluate(dense, str(story_file), **settings).perplexity, rel=1e-6
     )
     assert rows["all"]["perplexity"] == pytest.approx(

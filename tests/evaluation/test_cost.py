@@ -33,17 +33,17 @@ def compressed(folder, method, story_file, policy="uniform"):
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
 def test_costs_are_those_of_modules_cache_and_shapes(family, method, request, story_file):
     for model in compressed(request.getfixturevalue(family), method, story_file):
-        found = measure_cost(model, context=24)
-        assert found.parameters == sum(p.numel() for p in model.network.parameters())
+        result = measure_cost(model, context=24)
+        assert result.parameters == sum(p.numel() for p in model.network.parameters())
         cache = model.network(
             input_ids=torch.zeros(1, 10, dtype=torch.long), use_cache=True
         ).past_key_values
         held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) * 4
         assert (
-            found.kv_bytes_per_token == held / 10 == cache_bytes(cache) / 10 == model.size.kv_bytes
+            result.kv_bytes_per_token == held / 10 == cache_bytes(cache) / 10 == model.size.kv_bytes
         )
-        assert found.flops_prefill == pytest.approx(found.flops_formula, rel=0.01)
-        assert found.flops_decode == pytest.approx(predicted_flops(model, 25), rel=0.01)
+        assert result.flops_prefill == pytest.approx(result.flops_formula, rel=0.01)
+        assert result.flops_decode == pytest.approx(predicted_flops(model, 25), rel=0.01)
 
 
 def test_a_plan_counts_the_same_flops():
@@ -71,10 +71,10 @@ def test_models_take_turns(tiny_llama, story_file, monkeypatch):
     monkeypatch.setattr(
         module, "_time", lambda model, *rest: order.append(model.name) or plain(model, *rest)
     )
-    found = measure_speed(models, prompt=8, new=2, rounds=3)
+    result = measure_speed(models, prompt=8, new=2, rounds=3)
     assert order == [model.name for model in models] * 4
-    assert [one.name for one in found] == [model.name for model in models]
-    assert all(one.prefill > 0 and one.decode > 0 and one.rounds == 3 for one in found)
+    assert [one.name for one in result] == [model.name for model in models]
+    assert all(one.prefill > 0 and one.decode > 0 and one.rounds == 3 for one in result)
 
 
 def test_the_peak_sees_memory_that_was_used_in_between():

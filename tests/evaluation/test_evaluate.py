@@ -42,12 +42,12 @@ def cut(model, text, count, length):
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
 def test_perplexity_is_that_of_a_straight_loop(family, request, story_file, story_text):
     model = lrcore.load(str(request.getfixturevalue(family)))
-    found = evaluate(model, str(story_file), samples=3, seq_len=12)
+    result = evaluate(model, str(story_file), samples=3, seq_len=12)
     losses = by_hand(model, cut(model, story_text, 3, 12))
-    assert found.tokens == len(losses) == 33
-    assert found.windows == 3
-    assert found.nll == pytest.approx(sum(losses) / 33, rel=1e-6)
-    assert found.perplexity == pytest.approx(math.exp(found.nll))
+    assert result.tokens == len(losses) == 33
+    assert result.windows == 3
+    assert result.nll == pytest.approx(sum(losses) / 33, rel=1e-6)
+    assert result.perplexity == pytest.approx(math.exp(result.nll))
 
 
 def test_all_full_windows_are_scored_and_batches_do_not_matter(model, story_file, story_text):
@@ -69,10 +69,10 @@ def test_the_loss_in_pieces_is_the_loss_in_one(model, monkeypatch):
 
 
 def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
-    found = evaluate(model, str(story_file), samples=2, seq_len=16, sampling="random", seed=5)
-    said = found.protocol
+    result = evaluate(model, str(story_file), samples=2, seq_len=16, sampling="random", seed=5)
+    message = result.protocol
     assert {
-        key: said[key] for key in ("join", "special_tokens", "seq_len", "sampling", "seed")
+        key: message[key] for key in ("join", "special_tokens", "seq_len", "sampling", "seed")
     } == {
         "join": "\n\n",
         "special_tokens": False,
@@ -80,11 +80,11 @@ def test_the_protocol_names_all_that_the_figure_depends_on(model, story_file):
         "sampling": "random",
         "seed": 5,
     }
-    assert (said["windows"], said["tokens"], said["dtype"]) == (2, 32, "float32")
-    assert said["source"]
-    assert said["device"]
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert found.seconds > 0
+    assert (message["windows"], message["tokens"], message["dtype"]) == (2, 32, "float32")
+    assert message["source"]
+    assert message["device"]
+    json.dumps(result.to_dict(), allow_nan=False)
+    assert result.seconds > 0
 
 
 def test_numbers_that_are_none_are_counted_never_dropped(tiny_llama, story_file):
@@ -145,12 +145,12 @@ def test_windows_beyond_the_context_and_foreign_tokenizers_are_refused(model, st
     "text", ["Once upon a time, “Où est Zoë?” 🙂 said 日本 .", "a", " two  spaces\n\nand lines "]
 )
 def test_token_losses_line_up_with_the_text(model, text):
-    found = token_losses(model, text)
+    result = token_losses(model, text)
     ids = model.tokenizer(text, add_special_tokens=False).input_ids
-    assert "".join(piece for piece, _ in found) == text
-    assert len(found) == len(ids)
-    assert math.isnan(found[0][1])
-    assert [loss for _, loss in found[1:]] == pytest.approx(
+    assert "".join(piece for piece, _ in result) == text
+    assert len(result) == len(ids)
+    assert math.isnan(result[0][1])
+    assert [loss for _, loss in result[1:]] == pytest.approx(
         by_hand(model, torch.tensor([ids])), rel=1e-4
     )
     with pytest.raises(lrcore.InputError, match="empty"):
@@ -159,12 +159,12 @@ def test_token_losses_line_up_with_the_text(model, text):
 
 def test_the_published_figure_of_a_real_model(reference):
     model = lrcore.load(str(reference / "models" / "stories260K"))
-    found = evaluate(
+    result = evaluate(
         model, str(reference / "text" / "tinystories.evaluation.txt"), samples=128, seq_len=256
     )
-    assert isinstance(found, Evaluation)
-    assert (found.windows, found.tokens, found.nonfinite) == (128, 128 * 255, 0)
-    assert found.perplexity == pytest.approx(8.0763, abs=5e-5)
+    assert isinstance(result, Evaluation)
+    assert (result.windows, result.tokens, result.nonfinite) == (128, 128 * 255, 0)
+    assert result.perplexity == pytest.approx(8.0763, abs=5e-5)
 
 
 def test_pieces_of_a_real_tokenizer_give_the_text_back(reference):

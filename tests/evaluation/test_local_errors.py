@@ -27,8 +27,8 @@ def compressed(folder, method, story_file, ratio=0.4):
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
 def test_an_untouched_model_has_no_error(family, request, story_file):
     dense = lrcore.load(str(request.getfixturevalue(family)))
-    found = local_errors(dense, dense, str(story_file), samples=3, seq_len=16)
-    assert all(value == 0 for row in found.errors for value in row.values())
+    result = local_errors(dense, dense, str(story_file), samples=3, seq_len=16)
+    assert all(value == 0 for row in result.errors for value in row.values())
 
 
 def relative(true, other):
@@ -39,7 +39,7 @@ def relative(true, other):
 @pytest.mark.parametrize("method", ["a3", "svd_llm"])
 def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, request, story_file):
     dense, small = compressed(request.getfixturevalue(family), method, story_file)
-    found = local_errors(dense, small, str(story_file), samples=3, seq_len=16)
+    result = local_errors(dense, small, str(story_file), samples=3, seq_len=16)
     ids = torch.tensor(dense.tokenizer(story_file.read_text(), add_special_tokens=False).input_ids)[
         :48
     ].view(3, 16)
@@ -48,14 +48,14 @@ def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, req
         model.network(input_ids=ids, **run).hidden_states for model in (dense, small)
     )
     for index, own in enumerate(
-        found.errors[:-1]
+        result.errors[:-1]
     ):  # the last hidden state has gone through the final norm
         assert own["residual"] == pytest.approx(
             relative(states[index + 1], drifted[index + 1]), rel=1e-8
         )
     # every layer alone in an otherwise dense model: its MLP, on inputs that its own attention
     # already changed, is not comparable, but its attention is
-    for index in range(len(found.errors)):
+    for index in range(len(result.errors)):
         seen = []
         for model in (dense, small):
             mixed = lrcore.load(dense.name, dtype="float64")
@@ -67,7 +67,7 @@ def test_errors_are_those_of_the_modules_on_the_dense_inputs(family, method, req
             with torch.inference_mode():
                 mixed.network(input_ids=ids, use_cache=False)
             handle.remove()
-        assert found.errors[index]["attention"] == pytest.approx(relative(*seen), rel=1e-8)
+        assert result.errors[index]["attention"] == pytest.approx(relative(*seen), rel=1e-8)
 
 
 def test_the_error_of_scores_is_the_predicted_one_where_the_theory_is_exact(tiny_opt, story_file):
@@ -75,8 +75,8 @@ def test_the_error_of_scores_is_the_predicted_one_where_the_theory_is_exact(tiny
     windows of noise that is what is measured.
     """
     dense, small = compressed(tiny_opt, "a3", story_file)
-    found = local_errors(dense, small, str(story_file), samples=16, seq_len=64)
-    for row in found.table().query("component == 'scores'").itertuples():
+    result = local_errors(dense, small, str(story_file), samples=16, seq_len=64)
+    for row in result.table().query("component == 'scores'").itertuples():
         assert row.error == pytest.approx(row.predicted, rel=1.0)
         assert 0 < row.error < 1
 
@@ -106,9 +106,9 @@ def test_the_mlp_is_measured_on_the_dense_input(tiny_llama, story_file):
 
 def test_ov_is_measured_under_the_dense_scores(tiny_llama, story_file):
     dense, small = compressed(tiny_llama, "a3", story_file)
-    found = local_errors(dense, small, str(story_file), samples=2, seq_len=16)
+    result = local_errors(dense, small, str(story_file), samples=2, seq_len=16)
     only = local_errors(dense, mixed(dense, small, ("ov",)), str(story_file), samples=2, seq_len=16)
-    for both, one in zip(found.errors, only.errors, strict=True):
+    for both, one in zip(result.errors, only.errors, strict=True):
         assert both["ov"] == one["ov"] == one["attention"] > 0
         assert one["scores"] == 0
 

@@ -23,7 +23,7 @@ def run_json(capsys, *arguments):
 
 
 def test_evaluate_by_protocol(capsys, folders, story_file):
-    found = run_json(
+    result = run_json(
         capsys,
         "evaluate",
         folders[1],
@@ -38,8 +38,8 @@ def test_evaluate_by_protocol(capsys, folders, story_file):
         "--samples",
         3,
     )
-    assert found["protocol"]["name"] == "strided"
-    assert found["tokens"] == 19 + 5 + 5
+    assert result["protocol"]["name"] == "strided"
+    assert result["tokens"] == 19 + 5 + 5
     assert main(["evaluate", folders[0], "--protocol", "stride"]) == 2
     assert "Did you mean 'strided'" in capsys.readouterr().err
 
@@ -47,17 +47,17 @@ def test_evaluate_by_protocol(capsys, folders, story_file):
 def test_compare_lays_models_side_by_side_and_writes_a_page(capsys, folders, story_file, tmp_path):
     page = tmp_path / "report.html"
     settings = ["--data", story_file, "--samples", 2, "--seq-len", 16]
-    found = run_json(
+    result = run_json(
         capsys, "compare", *folders, folders[0], *settings, "--speed", "--local", "--html", page
     )
-    assert [row["name"] for row in found["models"]] == [*folders, folders[0]]
-    dense, small, again = found["models"]
+    assert [row["name"] for row in result["models"]] == [*folders, folders[0]]
+    dense, small, again = result["models"]
     assert (dense["kl"], dense["top1"], again["kl"], again["top1"]) == (0, 1, 0, 1)
     assert small["kl"] > 0
     assert small["parameters"] == lrcore.load(folders[1]).size.parameters
     assert small["bytes_on_disk"] > 0
-    assert all(row["decode_tokens_per_second"] > 0 for row in found["models"])
-    assert {row["parts"] for row in found["details"][0]["contributions"]} == {
+    assert all(row["decode_tokens_per_second"] > 0 for row in result["models"])
+    assert {row["parts"] for row in result["details"][0]["contributions"]} == {
         "qk",
         "ov",
         "mlp",
@@ -81,10 +81,10 @@ def test_compare_needs_two(capsys, folders):
 def test_tasks_and_cost(capsys, folders, tmp_path):
     items = tmp_path / "items.jsonl"
     items.write_text('{"question": "Tom went to the", "choices": ["park", "tree"], "label": 0}\n')
-    found = run_json(
+    result = run_json(
         capsys, "tasks", folders[1], "--task", items, "--task", "stories", "--items", 1
     )
-    assert [row["items"] for row in found["tasks"]] == [1, 1]
+    assert [row["items"] for row in result["tasks"]] == [1, 1]
     measured = run_json(capsys, "cost", folders[1], "--context", 20, "--dense", folders[0])
     assert measured["parameters"] == lrcore.load(folders[1]).size.parameters
     assert [row["name"] for row in measured["speed"]] == list(folders)

@@ -48,19 +48,19 @@ def test_gptq_is_one_text_in_windows_as_long_as_the_context(
     model, rows_file, documents, name, join
 ):
     ids = ids_of(model, join.join(documents), special=True)
-    found = lrcore.evaluate(model, str(rows_file), samples=2, protocol=name)
+    result = lrcore.evaluate(model, str(rows_file), samples=2, protocol=name)
     windows = [ids[:128], ids[128:256]]
     losses = [loss(model, window[:t], window[t]) for window in windows for t in range(1, 128)]
-    assert found.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-    assert (found.windows, found.tokens) == (2, 2 * 127)
-    said = found.protocol
-    assert (said["name"], said["seq_len"], said["join"], said["special_tokens"]) == (
+    assert result.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert (result.windows, result.tokens) == (2, 2 * 127)
+    message = result.protocol
+    assert (message["name"], message["seq_len"], message["join"], message["special_tokens"]) == (
         name,
         128,
         join,
         True,
     )
-    assert said["special_tokens_added"] == model.tokenizer.num_special_tokens_to_add()
+    assert message["special_tokens_added"] == model.tokenizer.num_special_tokens_to_add()
 
 
 def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
@@ -68,9 +68,9 @@ def test_the_documents_and_windows_of_c4_are_limited(model, tmp_path):
     path.write_text(
         "".join(json.dumps({"text": f"Tom had {i} apples."}) + "\n" for i in range(1200))
     )
-    found = make_passages(model, lrcore.EvaluationSettings(str(path), protocol="gptq-2048-c4"))
-    assert found.protocol["documents"] == 1100
-    assert len(found.rows) == min(256, found.protocol["tokens_available"] // 128)
+    result = make_passages(model, lrcore.EvaluationSettings(str(path), protocol="gptq-2048-c4"))
+    assert result.protocol["documents"] == 1100
+    assert len(result.rows) == min(256, result.protocol["tokens_available"] // 128)
 
 
 def test_a_stride_scores_every_token_once(model, story_file, story_text):
@@ -78,15 +78,15 @@ def test_a_stride_scores_every_token_once(model, story_file, story_text):
     path = story_file.with_name("short.txt")
     path.write_text(model.tokenizer.decode(ids))
     ids = ids_of(model, path.read_text())
-    found = lrcore.evaluate(model, str(path), seq_len=40, protocol="strided", stride=12)
+    result = lrcore.evaluate(model, str(path), seq_len=40, protocol="strided", stride=12)
     losses, reached = [], 1
     for first in range(0, len(ids), 12):
         last = min(first + 40, len(ids))
         losses += [loss(model, ids[first:t], ids[t]) for t in range(reached, last)]
         reached = max(reached, last)
-    assert len(losses) == len(ids) - 1 == found.tokens
-    assert found.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-    assert (found.protocol["stride"], found.protocol["seq_len"]) == (12, 40)
+    assert len(losses) == len(ids) - 1 == result.tokens
+    assert result.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert (result.protocol["stride"], result.protocol["seq_len"]) == (12, 40)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_stride_spans_cover_all_but_the_first(tokens, length, stride):
 
 
 def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
-    found = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")
+    result = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")
     total = 0.0
     for document in documents:
         ids = ids_of(model, document)
@@ -120,10 +120,10 @@ def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
             done += scored
     words = sum(len(document.split(" ")) for document in documents)
     octets = sum(len(document.encode()) for document in documents)
-    assert found.word_perplexity == pytest.approx(math.exp(total / words), rel=1e-6)
-    assert found.byte_perplexity == pytest.approx(math.exp(total / octets), rel=1e-6)
-    assert found.bits_per_byte == pytest.approx(total / octets / math.log(2), rel=1e-6)
-    assert found.protocol["prefix_token"] == "<s>"
+    assert result.word_perplexity == pytest.approx(math.exp(total / words), rel=1e-6)
+    assert result.byte_perplexity == pytest.approx(math.exp(total / octets), rel=1e-6)
+    assert result.bits_per_byte == pytest.approx(total / octets / math.log(2), rel=1e-6)
+    assert result.protocol["prefix_token"] == "<s>"
 
 
 def test_the_rolling_windows_of_a_document():
@@ -135,17 +135,17 @@ def test_the_rolling_windows_of_a_document():
 
 
 def test_bits_per_byte_count_the_text_that_was_predicted(model, story_file, story_text):
-    found = lrcore.evaluate(model, str(story_file), samples=1, seq_len=30)
+    result = lrcore.evaluate(model, str(story_file), samples=1, seq_len=30)
     ids = ids_of(model, story_text)
     octets = len(model.tokenizer.decode(ids[1:30]).encode())
-    assert found.bits_per_byte == pytest.approx(found.nll * 29 / octets / math.log(2), rel=1e-9)
+    assert result.bits_per_byte == pytest.approx(result.nll * 29 / octets / math.log(2), rel=1e-9)
 
 
 def test_bytes_of_a_character_over_several_tokens_count_once(model):
     text = "a🙂b é"
-    found = tokenise(text, model.tokenizer)
-    assert found.bytes(0, len(found.ids)) == len(text.encode())
-    assert sum(found.bytes(i, i + 1) for i in range(len(found.ids))) == len(text.encode())
+    result = tokenise(text, model.tokenizer)
+    assert result.bytes(0, len(result.ids)) == len(text.encode())
+    assert sum(result.bytes(i, i + 1) for i in range(len(result.ids))) == len(text.encode())
 
 
 def test_a_spoiled_document_is_counted_not_dropped(tiny_llama, rows_file):
@@ -159,14 +159,14 @@ def test_a_spoiled_document_is_counted_not_dropped(tiny_llama, rows_file):
         return out
 
     model.network.forward = spoiled
-    found = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word").to_dict()
-    assert found["nonfinite"] == 2
-    assert (found["perplexity"], found["word_perplexity"], found["bits_per_byte"]) == (
+    result = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word").to_dict()
+    assert result["nonfinite"] == 2
+    assert (result["perplexity"], result["word_perplexity"], result["bits_per_byte"]) == (
         None,
         None,
         None,
     )
-    assert found["nll_finite"] is not None
+    assert result["nll_finite"] is not None
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_settings_that_a_protocol_lacks_are_refused(model, rows_file, settings, 
 
 def test_every_protocol_says_what_it_is(model, rows_file):
     for name in PROTOCOLS:
-        found = lrcore.evaluate(model, str(rows_file), samples=1, protocol=name).to_dict()
-        json.dumps(found, allow_nan=False)
-        assert found["protocol"].keys() >= {
+        result = lrcore.evaluate(model, str(rows_file), samples=1, protocol=name).to_dict()
+        json.dumps(result, allow_nan=False)
+        assert result["protocol"].keys() >= {
             "name",
             "join",
             "seq_len",
@@ -201,7 +201,7 @@ def test_every_protocol_says_what_it_is(model, rows_file):
             "source",
             "fingerprint",
         }
-        assert found["seconds"] > 0
+        assert result["seconds"] > 0
 
 
 def test_the_word_perplexity_is_that_of_lm_eval(model, documents, rows_file):
@@ -214,11 +214,11 @@ def test_the_word_perplexity_is_that_of_lm_eval(model, documents, rows_file):
     wrapped = HFLM(
         pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=1
     )
-    asked = [Instance("loglikelihood_rolling", {}, (document,), 0) for document in documents]
-    total = -sum(wrapped.loglikelihood_rolling(asked, disable_tqdm=True))
-    found = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")
+    requested = [Instance("loglikelihood_rolling", {}, (document,), 0) for document in documents]
+    total = -sum(wrapped.loglikelihood_rolling(requested, disable_tqdm=True))
+    result = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")
     words = sum(len(document.split(" ")) for document in documents)
-    assert found.word_perplexity == pytest.approx(math.exp(total / words), rel=1e-6)
+    assert result.word_perplexity == pytest.approx(math.exp(total / words), rel=1e-6)
 
 
 def test_joining_is_part_of_the_fingerprint():

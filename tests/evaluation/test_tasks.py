@@ -55,10 +55,10 @@ def test_scores_are_those_of_a_straight_loop(model, file):
         right += raw.index(max(raw)) == item["label"]
         each = [score / n for score, n in zip(raw, lengths, strict=True)]
         normalised += each.index(max(each)) == item["label"]
-    found = lrcore.score_choices(model, str(file), batch=2)
-    assert (found.accuracy, found.accuracy_normalised) == (right / 3, normalised / 3)
-    assert found.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
-    assert (found.items, found.nonfinite, found.cut) == (3, 0, 0)
+    result = lrcore.score_choices(model, str(file), batch=2)
+    assert (result.accuracy, result.accuracy_normalised) == (right / 3, normalised / 3)
+    assert result.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
+    assert (result.items, result.nonfinite, result.cut) == (3, 0, 0)
 
 
 def test_batches_of_unequal_rows_change_nothing(model):
@@ -98,9 +98,9 @@ def test_long_questions_lose_their_beginning(model, tmp_path):
 
 
 def test_the_demo_model_answers_its_own_probes_better_than_chance():
-    found = lrcore.score_choices(lrcore.load("demo-llama"), "stories", items=24)
-    assert found.accuracy > found.chance + 0.2
-    json.dumps(found.to_dict(), allow_nan=False)
+    result = lrcore.score_choices(lrcore.load("demo-llama"), "stories", items=24)
+    assert result.accuracy > result.chance + 0.2
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_joint_qk_equals_the_stacked_d_by_d_optimum_for_gqa(bias: bool, rank: in
             root, _ = roots(x.T @ x / len(x))
             stacked.append(root @ wq.T @ wk @ root)
         s = torch.linalg.svdvals(torch.cat(stacked))
-        found = sum(score_error(case, small, i) for i in range(g * a.group, (g + 1) * a.group))
-        assert relative(found, float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
+        result = sum(score_error(case, small, i) for i in range(g * a.group, (g + 1) * a.group))
+        assert relative(result, float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
 
 
 def output_error(case, small, i: int) -> float:
@@ -130,8 +130,8 @@ def test_joint_ov_equals_the_stacked_d_by_d_optimum_for_gqa(rank: int) -> None:
             ],
             1,
         )
-        found = ((dense - small / len(v) ** 0.5) ** 2).sum()
-        assert relative(found, float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
+        result = ((dense - small / len(v) ** 0.5) ** 2).sum()
+        assert relative(result, float((s[rank:] ** 2).sum()), float((s**2).sum())) < 1e-6
 
 
 def test_rotary_pairs_are_scored_by_pre_rotary_diagonals_and_kept_whole() -> None:

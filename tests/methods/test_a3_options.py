@@ -172,12 +172,12 @@ def test_overall_ov_is_theorem_b_1_on_the_stacked_heads(kind: tuple, rank: int) 
     small = factor.truncate(case.layer, rank).attention
     own = apply(small.v, case.x[:60]).unflatten(-1, (a.n_q, rank))
     summed = sum(m @ own[:, i] for i, m in enumerate(mixtures))
-    found, dense = summed @ small.o.weight.T, stacked @ weight
+    result, dense = summed @ small.o.weight.T, stacked @ weight
     total = float((dense**2).sum())
-    assert float(((found - literal) ** 2).sum()) < 1e-9 * total
+    assert float(((result - literal) ** 2).sum()) < 1e-9 * total
     assert (
         relative(
-            float(((found - dense) ** 2).sum()),
+            float(((result - dense) ** 2).sum()),
             200 * float((factor.values[rank:] ** 2).sum()),
             total,
         )

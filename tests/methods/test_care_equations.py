@@ -205,10 +205,10 @@ def test_ill_conditioned_layers_give_the_answer_of_the_pseudo_inverse(
             literal = (
                 u[:, :rank] @ s[:rank].diag() @ vt[:rank] @ torch.linalg.pinv(metric, rtol=1e-10)
             )
-            found, expected = (
+            result, expected = (
                 float(((weight - w) @ metric).norm() ** 2) for w in (small.weight, literal)
             )
-            assert abs(found - expected) <= 1e-6 * float((s**2).sum()) + 1e-20
+            assert abs(result - expected) <= 1e-6 * float((s**2).sum()) + 1e-20
 
 
 def test_nothing_seen_at_all_falls_back_to_the_weight() -> None:

@@ -38,15 +38,15 @@ def test_centred_keys_leave_the_exact_tail_and_beat_a3_in_what_softmax_sees(
     case = toy(*kind)
     a = case.layer.attention
     factor = fused.qk_centred(a, case.moments)
-    found = centred_score_error(case, factor.truncate(case.layer, rank))
+    result = centred_score_error(case, factor.truncate(case.layer, rank))
     assert (
-        relative(found, float((factor.values[rank:] ** 2).sum()), float((factor.values**2).sum()))
+        relative(result, float((factor.values[rank:] ** 2).sum()), float((factor.values**2).sum()))
         < 1e-6
     )
     theirs = (a3.qk_svd if a.group == 1 else a3.qk_joint)(a, case.moments).truncate(
         case.layer, rank
     )
-    assert found <= centred_score_error(case, theirs) * (1 + 1e-9)
+    assert result <= centred_score_error(case, theirs) * (1 + 1e-9)
 
 
 def narrowed(case, small) -> torch.Tensor:
@@ -106,12 +106,12 @@ def test_mlp_refit_is_least_squares_with_an_intercept_and_its_curve_is_exact(ran
     design = torch.cat((kept, torch.ones(len(kept), 1, dtype=kept.dtype)), 1)
     best = ((design @ torch.linalg.lstsq(design, target).solution - target) ** 2).sum(1).mean()
     total = ((target - target.mean(0)) ** 2).sum(1).mean()
-    found = ((apply(small.down, kept) - target) ** 2).sum(1).mean()
-    assert relative(found, best, total) < 1e-6
+    result = ((apply(small.down, kept) - target) ** 2).sum(1).mean()
+    assert relative(result, best, total) < 1e-6
     assert relative((factor.values[rank:] ** 2).sum(), best, total) < 1e-6
     theirs = modegpt.mlp_nystrom(case.layer, case.moments).truncate(case.layer, rank).mlp
     z = case.z[:, modegpt.mlp_nystrom(case.layer, case.moments).order[:rank]]
-    assert found <= ((apply(theirs.down, z) - target) ** 2).sum(1).mean() * (1 + 1e-6)
+    assert result <= ((apply(theirs.down, z) - target) ** 2).sum(1).mean() * (1 + 1e-6)
 
 
 def test_elimination_is_the_greedy_search_over_all_refits() -> None:

@@ -82,13 +82,13 @@ ROWS = [(name, options) for name in METHODS for options in ({}, *VARIANTS.get(na
 def test_no_method_breaks_or_gives_numbers_that_are_none(row: tuple, case: str) -> None:
     method, options = METHODS[row[0]], METHODS[row[0]].choose(row[1])
     for kind in KINDS:
-        found = CASES[case](kind)
+        result = CASES[case](kind)
         single = {
             n: Linear(p.weight.float(), None if p.bias is None else p.bias.float())
-            for n, p in found.layer.matrices().items()
+            for n, p in result.layer.matrices().items()
         }
-        for layer in (found.layer, found.layer.with_matrices(**single)):
-            factors = method.factor(layer, found.moments, options)
+        for layer in (result.layer, result.layer.with_matrices(**single)):
+            factors = method.factor(layer, result.moments, options)
             for name, factor in factors.items():
                 assert torch.isfinite(factor.values).all()
                 for rank in {
@@ -223,15 +223,15 @@ def closed_form(method: str, name: str, kind: tuple):
 @pytest.mark.parametrize("method", ["svd_llm", "a3", "modegpt", "fused"])
 def test_the_error_is_that_of_the_pseudo_inverse(method: str, case: str) -> None:
     for kind in KINDS:
-        found = CASES[case](kind)
+        result = CASES[case](kind)
         moments = Moments(
-            {need: found.moments.values[need] for need in METHODS[method].needs},
-            found.moments.tokens,
+            {need: result.moments.values[need] for need in METHODS[method].needs},
+            result.moments.tokens,
         )
-        for name, factor in METHODS[method].factor(found.layer, moments).items():
+        for name, factor in METHODS[method].factor(result.layer, moments).items():
             measure = closed_form(method, name, kind)
             for rank in (1, 4, 7) if measure else ():
-                error, best, total = measure(found, name, factor, rank)
+                error, best, total = measure(result, name, factor, rank)
                 assert abs(float(error - best)) <= 1e-6 * float(total), (
                     kind,
                     name,
@@ -244,11 +244,11 @@ def test_the_error_is_that_of_the_pseudo_inverse(method: str, case: str) -> None
 @pytest.mark.parametrize("case", CASES)
 def test_plain_svd_leaves_the_tail_of_the_weight(case: str) -> None:
     for kind in KINDS:
-        found = CASES[case](kind)
-        for name, factor in METHODS["svd"].factor(found.layer, found.moments).items():
-            weight = found.layer.matrices()[name].weight
+        result = CASES[case](kind)
+        for name, factor in METHODS["svd"].factor(result.layer, result.moments).items():
+            weight = result.layer.matrices()[name].weight
             for rank in (1, 4, 7):
-                gap = weight - factor.truncate(found.layer, rank).matrices()[name].weight
+                gap = weight - factor.truncate(result.layer, rank).matrices()[name].weight
                 assert abs(float((gap**2).sum() - tail(weight, rank))) <= 1e-6 * float(
                     (weight**2).sum()
                 )

@@ -41,13 +41,13 @@ def problem_and_start(kind: tuple, rank: int, **options):
     return case, factor, factor.problem, factor.start(case.layer, rank)
 
 
-def turns(problem, found, rounds: int = 4):
+def turns(problem, result, rounds: int = 4):
     """The start, and what every turn makes of it."""
-    yield found
+    yield result
     for _ in range(rounds):
         for turn in (attention_solver.fit_out, attention_solver.fit_up, attention_solver.fit_down):
-            found = turn(problem, found)
-            yield found
+            result = turn(problem, result)
+            yield result
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,9 +58,9 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
     attend to).
     """
     case, factor, problem, start = problem_and_start(kind, rank, bias=bias)
-    found = attention_solver.alternate(problem, start)
+    result = attention_solver.alternate(problem, start)
     ours = error(case, factor.truncate(case.layer, rank))
-    assert relative(ours, attention_solver.lost(problem, found)) < 1e-6
+    assert relative(ours, attention_solver.lost(problem, result)) < 1e-6
     joint = latentllm.factor(
         case.layer, case.moments, latentllm.LatentLLMOptions(vo="joint", bias=bias)
     )["joint_vo"].truncate(case.layer, rank)
@@ -71,7 +71,7 @@ def test_the_loss_is_the_error_of_the_output_and_never_above_that_of_joint_vo(ki
 @pytest.mark.parametrize("rank", [2, 7, 15, 20])
 def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
     _, _, problem, start = problem_and_start(kind, rank)
-    losses = [attention_solver.lost(problem, found) for found in turns(problem, start)]
+    losses = [attention_solver.lost(problem, result) for result in turns(problem, start)]
     scale = attention_solver.lost(problem, replace(start, out=start.out * 0))
     assert all(later <= earlier + 1e-11 * scale for earlier, later in pairwise(losses))
 
@@ -81,10 +81,10 @@ def test_the_loss_never_rises_from_turn_to_turn(kind, rank):
 def test_alpha_solves_the_kronecker_system(kind, bias):
     """eq. 222, its (r_v k)^2 numbers written out."""
     _, _, problem, start = problem_and_start(kind, 3, bias=bias)
-    found = attention_solver.fit_out(problem, start)
+    result = attention_solver.fit_out(problem, start)
     k, n_q = problem.width, problem.width * problem.group // problem.shift.shape[1]
     moment, n = problem.second, n_q * k
-    h = (output_heads(found.out, n_q) @ problem.by_head(found.up)).unbind(
+    h = (output_heads(result.out, n_q) @ problem.by_head(result.up)).unbind(
         0
     )  # H_i, B_o included: [d, r]
     system = sum(
@@ -94,17 +94,17 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
     )  # on alpha laid out row by row
     wanted = (
         problem.weight @ problem.rows(problem.dense())
-        - found.out @ problem.by_head(problem.shift).reshape(-1, 1) * moment[-1]
+        - result.out @ problem.by_head(problem.shift).reshape(-1, 1) * moment[-1]
     )
     right = sum(h[i].mT @ wanted[:, :n][:, i * k : (i + 1) * k] for i in range(n_q))
     alpha = torch.linalg.lstsq(system, right.reshape(-1, 1), driver="gelsd").solution.view_as(
-        found.down
+        result.down
     )
-    best = attention_solver.lost(problem, replace(found, down=alpha))
+    best = attention_solver.lost(problem, replace(result, down=alpha))
     assert attention_solver.lost(
-        problem, attention_solver.fit_down(problem, found, steps=500)
+        problem, attention_solver.fit_down(problem, result, steps=500)
     ) == pytest.approx(best, rel=1e-7)
-    assert attention_solver.lost(problem, attention_solver.fit_down(problem, found)) < 1.01 * best
+    assert attention_solver.lost(problem, attention_solver.fit_down(problem, result)) < 1.01 * best
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,20 +112,23 @@ def test_alpha_solves_the_kronecker_system(kind, bias):
 def test_up_is_the_least_squares_solution(kind, rank):
     """eq. 216 for all heads at once, by the quadratic form of the loss itself."""
     _, _, problem, start = problem_and_start(kind, rank)
-    found = attention_solver.fit_out(problem, start)
-    flat = found.up.flatten().clone().requires_grad_()
+    result = attention_solver.fit_out(problem, start)
+    flat = result.up.flatten().clone().requires_grad_()
 
     def loss(up: torch.Tensor) -> torch.Tensor:
-        states = problem.rows(up.view_as(found.up) @ found.down), up.view_as(found.up) @ found.down
-        cross = found.out * (problem.weight @ problem.gram(states[0], problem.dense()).mT)
-        return (found.out @ problem.gram(*states) * found.out).sum() - 2 * cross.sum()
+        states = (
+            problem.rows(up.view_as(result.up) @ result.down),
+            up.view_as(result.up) @ result.down,
+        )
+        cross = result.out * (problem.weight @ problem.gram(states[0], problem.dense()).mT)
+        return (result.out @ problem.gram(*states) * result.out).sum() - 2 * cross.sum()
 
     gradient = torch.autograd.functional.jacobian(loss, flat)
     curvature = torch.autograd.functional.hessian(loss, flat)
     step = torch.linalg.lstsq(curvature, -gradient.unsqueeze(1), driver="gelsd").solution
-    best = attention_solver.lost(problem, replace(found, up=found.up + step.view_as(found.up)))
+    best = attention_solver.lost(problem, replace(result, up=result.up + step.view_as(result.up)))
     assert attention_solver.lost(
-        problem, attention_solver.fit_up(problem, found, steps=500)
+        problem, attention_solver.fit_up(problem, result, steps=500)
     ) == pytest.approx(best, rel=1e-7)
 
 
@@ -240,11 +243,11 @@ def test_moments_rounded_below_zero_do_no_harm(kind):
         case.moments.tokens,
     )
     for rank in (4, 13, 22):
-        exact, found = (
+        exact, result = (
             latentllm.factor(case.layer, m, latentllm.LatentLLMOptions(vo="attention"))[
                 "joint_vo"
             ].truncate(case.layer, rank)
             for m in (case.moments, rough)
         )
         total = float((output(case, case.layer) ** 2).sum(1).mean())
-        assert error(case, found) < error(case, exact) + 1e-3 * total
+        assert error(case, result) < error(case, exact) + 1e-3 * total

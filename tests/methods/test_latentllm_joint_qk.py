@@ -135,9 +135,9 @@ def test_the_window_sums_the_score_error_over_offsets(kind):
     left, right = hosvd.alternate(
         factor.pair, *joint.side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
     )
-    found = error(factor.truncate(case.layer, rank))
-    assert relative(found, hosvd.lost(factor.pair, left, right)) < 1e-6
-    assert found < error(
+    result = error(factor.truncate(case.layer, rank))
+    assert relative(result, hosvd.lost(factor.pair, left, right)) < 1e-6
+    assert result < error(
         latentllm.factor(case.layer, case.moments, latentllm.LatentLLMOptions(window=0))[
             "joint_qk"
         ].truncate(case.layer, rank)

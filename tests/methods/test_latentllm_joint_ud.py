@@ -26,8 +26,8 @@ def decoupled_loss(fits, dense, x, z, a, y) -> float:
     """eq. 20 per token, and the prior of the two fits, each a pair of up and down."""
     up, down = fits
     loss = ((up(x) - z) ** 2).sum() + ((a - torch.relu(z)) ** 2).sum() + ((down(a) - y) ** 2).sum()
-    for found, dense_ in zip(fits, dense, strict=True):
-        gap = found.up @ found.down - dense_.weight
+    for result, dense_ in zip(fits, dense, strict=True):
+        gap = result.up @ result.down - dense_.weight
         loss = loss + len(x) * mlp.PRIOR * (gap @ dense_.second * gap).sum()
     return float(loss) / len(x)
 

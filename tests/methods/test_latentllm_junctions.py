@@ -39,12 +39,12 @@ def test_table_1_is_the_svd_of_the_preconditioned_weight(preconditioner, name):
     assert torch.allclose(factors[name].values, s, rtol=1e-6, atol=1e-6 * float(s[0]))
     for rank in (1, 4, 11):
         literal = u[:, :rank] * s[:rank] @ v[:rank] @ torch.linalg.inv(p)
-        found = factors[name].truncate(case.layer, rank).matrices()[name].weight
+        result = factors[name].truncate(case.layer, rank).matrices()[name].weight
         # the Hessian's inverse is damped by 1e-8, and squaring the covariance costs half of the
         # digits of its small directions
         assert (
             relative(
-                ((found - literal) @ roots(second)[0]).norm(),
+                ((result - literal) @ roots(second)[0]).norm(),
                 0.0,
                 (weight @ roots(second)[0]).norm(),
             )

@@ -85,8 +85,8 @@ def test_split_heads_are_each_their_own_svd():
     small = latentllm.factor(
         case.layer, case.moments, latentllm.LatentLLMOptions(attention="split_head")
     )["q"].truncate(case.layer, 3)
-    for weight, found in zip(
+    for weight, result in zip(
         heads(case.layer.attention.q.weight, 4), heads(small.attention.q.weight, 4), strict=True
     ):
         best = float((torch.linalg.svdvals(case.x @ weight.T)[3:] ** 2).sum())
-        assert relative(float(((case.x @ (weight - found).T) ** 2).sum()), best) < 1e-9
+        assert relative(float(((case.x @ (weight - result).T) ** 2).sum()), best) < 1e-9

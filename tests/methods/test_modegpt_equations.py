@@ -21,11 +21,11 @@ def test_nystrom_mlp_equals_selection_by_leverage_and_the_pseudo_inverse_refit(r
     refit = weight @ gram[:, kept] @ torch.linalg.pinv(gram[kept][:, kept])
     small = factor.truncate(case.layer, rank).mlp
     dense = case.z @ weight.T
-    found, expected = (
+    result, expected = (
         ((dense - case.z[:, kept] @ w.T) ** 2).sum(1).mean() for w in (small.down.weight, refit)
     )
     total = (dense**2).sum(1).mean()
-    assert relative(found, expected, total) < 1e-6
+    assert relative(result, expected, total) < 1e-6
     assert relative((factor.values[rank:] ** 2).sum(), expected, total) < 1e-6
     assert torch.equal(small.up.bias, case.layer.mlp.up.bias[kept])
 

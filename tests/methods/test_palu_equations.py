@@ -33,10 +33,10 @@ def test_every_group_is_whitened_and_cut_on_its_own(
     lower = torch.linalg.cholesky(case.moments.second("attn_in"))
     small = getattr(factor.truncate(case.layer, groups * each).attention, name)
     losses = torch.zeros(min(group * HEAD, D), dtype=torch.float64)
-    for dense, found in zip(heads(weight, groups), heads(small.weight, groups), strict=True):
+    for dense, result in zip(heads(weight, groups), heads(small.weight, groups), strict=True):
         u, s, vt = torch.linalg.svd(dense @ lower, full_matrices=False)
         literal = u[:, :each] @ s[:each].diag() @ vt[:each] @ torch.linalg.inv(lower)
-        assert torch.allclose(found, literal, atol=1e-7)
+        assert torch.allclose(result, literal, atol=1e-7)
         losses += s**2
     assert torch.allclose(factor.values, losses.sqrt(), atol=1e-9)
     assert torch.equal(small.bias, getattr(case.layer.attention, name).bias)

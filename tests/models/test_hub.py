@@ -84,7 +84,7 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(run, hub):
     code, out, err = run("owner/tiny")[0]
     assert (code, err) == (0, "")
     assert out.startswith("Once")
-    assert not any(path.endswith(".bin") for path in hub.asked)
+    assert not any(path.endswith(".bin") for path in hub.requests)
     here, elsewhere = run("owner/tiny", "owner/other", HF_HUB_OFFLINE="1")
     assert here == [0, out, ""]
     assert_refused(elsewhere, "'owner/other'", "HF_HUB_OFFLINE", "folder")
@@ -105,7 +105,7 @@ def test_revisions_and_what_a_hub_refuses(run, hub):
         "owner/down",
     )
     assert older[0] == 0
-    assert any(COMMIT["older"] in path for path in hub.asked)
+    assert any(COMMIT["older"] in path for path in hub.requests)
     assert_refused(newest, "'owner/tiny'", "no revision 'newest'")
     assert_refused(gated, "'owner/gated' is gated", "HF_TOKEN")
     assert_refused(nothing, "'owner/nothing'", "demo-llama")

@@ -66,5 +66,5 @@ def test_a_family_is_measured_part_by_part(family, seen):
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom", "phi3"])
 def test_the_flops_of_a_family_are_those_of_the_formula(family):
     for model in pair(family):
-        found = measure_cost(model, context=20)
-        assert found.flops_prefill == pytest.approx(found.flops_formula, rel=0.01)
+        result = measure_cost(model, context=20)
+        assert result.flops_prefill == pytest.approx(result.flops_formula, rel=0.01)

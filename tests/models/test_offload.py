@@ -77,11 +77,11 @@ def in_memory(network) -> list[int]:
 
 def files(folder: Path) -> dict[str, bytes]:
     """All that a checkpoint says, but for the seconds that it took."""
-    found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    report = json.loads(found.pop("report.json"))
+    result = {path.name: path.read_bytes() for path in folder.iterdir()}
+    report = json.loads(result.pop("report.json"))
     for step in report["history"]:
         step.pop("seconds", None)
-    return found | {"report": json.dumps(report)}
+    return result | {"report": json.dumps(report)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -89,12 +89,12 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_checkpoint_is_the_same_to_the_byte(
     name, dtype, sharded, story_file, tmp_path, monkeypatch
 ):
-    asked, made = recipe(story_file, name, **VARIED[name]), {}
+    requested, made = recipe(story_file, name, **VARIED[name]), {}
     for offload in (False, True):
         monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / f"cache-{offload}"))
         model = lrcore.load(str(sharded), dtype=dtype, offload=offload)
         assert model.offloaded == offload
-        small = lrcore.compress(model, asked)
+        small = lrcore.compress(model, requested)
         assert (
             in_memory(small.network) == in_memory(model.network) == ([] if offload else [0, 1, 2])
         )
@@ -205,14 +205,16 @@ def test_a_model_that_lacks_weights_is_refused(sharded, tmp_path):
 @pytest.mark.parametrize("stock", [False, True])
 def test_exports_are_the_same_to_the_byte(stock, sharded, story_file, tmp_path):
     whole = {"qk": 8, "ov": 8, "mlp": 32}
-    asked = recipe(
+    requested = recipe(
         story_file,
         "a3",
         overrides={f"{i}.{name}": rank for i in range(3) for name, rank in whole.items()},
     ).with_(ratio=0.1)
     made = []
     for offload in (False, True):
-        small = lrcore.compress(lrcore.load(str(sharded), dtype="bfloat16", offload=offload), asked)
+        small = lrcore.compress(
+            lrcore.load(str(sharded), dtype="bfloat16", offload=offload), requested
+        )
         folder = lrcore.export(small, tmp_path / str(offload) / "model", stock=stock, shard="8KB")
         assert not in_memory(small.network) or not offload
         made.append(
@@ -229,11 +231,11 @@ def test_exports_are_the_same_to_the_byte(stock, sharded, story_file, tmp_path):
 def test_the_recipe_and_the_command_line_say_it(sharded, story_file, tmp_path, capsys):
     from lrcore.cli import main
 
-    asked = recipe(story_file, "a3", model=str(sharded), offload=True)
-    assert lrcore.Recipe.from_dict(asked.to_dict()) == asked
-    assert "--offload --data" in asked.command()
-    (tmp_path / "recipe.json").write_text(asked.to_json())
-    words = shlex.split(asked.command(str(tmp_path / "by-flag")))[3:]
+    requested = recipe(story_file, "a3", model=str(sharded), offload=True)
+    assert lrcore.Recipe.from_dict(requested.to_dict()) == requested
+    assert "--offload --data" in requested.command()
+    (tmp_path / "recipe.json").write_text(requested.to_json())
+    words = shlex.split(requested.command(str(tmp_path / "by-flag")))[3:]
     for given in (
         words,
         [
@@ -264,7 +266,7 @@ def test_the_recipe_and_the_command_line_say_it(sharded, story_file, tmp_path, c
         == 0
     )
     with pytest.raises(InputError, match="true or false"):
-        asked.with_(offload="yes")
+        requested.with_(offload="yes")
 
 
 def test_broken_checkpoints_are_refused_as_they_are_in_memory(sharded, story_file, tmp_path):
@@ -277,9 +279,9 @@ def test_broken_checkpoints_are_refused_as_they_are_in_memory(sharded, story_fil
         {"lm_head.weight": torch.zeros(2, 2)},
     ):
         save_file(state | change, folder / "model.safetensors", metadata={"format": "pt"})
-        said = []
+        message = []
         for offload in (False, True):
             with pytest.raises(InputError) as caught:
                 lrcore.load(str(folder), offload=offload)
-            said.append(str(caught.value).partition("(")[0])
-        assert said[0] == said[1]
+            message.append(str(caught.value).partition("(")[0])
+        assert message[0] == message[1]

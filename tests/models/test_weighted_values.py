@@ -64,12 +64,12 @@ def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(
         stream = LayerStream(network, TOKENS)
         for before in range(index):
             stream.run(before)
-        found = weighted_values.weighted_values(
+        result = weighted_values.weighted_values(
             network, decoder_layers(network)[index], stream.hidden[0], *stream.call(index, 0)
         )
-        found = found.unflatten(-1, (a.n_q, a.n_kv, a.head_size))
-        assert torch.allclose(found, found[..., :1, :].expand_as(found), atol=1e-5)
-        assert float(found.std()) > 0
+        result = result.unflatten(-1, (a.n_q, a.n_kv, a.head_size))
+        assert torch.allclose(result, result[..., :1, :].expand_as(result), atol=1e-5)
+        assert float(result.std()) > 0
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
@@ -80,13 +80,13 @@ def test_it_is_the_attention_weights_times_the_values_of_every_head(folder, requ
         weights = network(TOKENS, output_attentions=True).attentions[0]  # [b, n_q, t, t]
     stream = LayerStream(network, TOKENS)
     layer = decoder_layers(network)[0]
-    found = weighted_values.weighted_values(network, layer, stream.hidden[0], *stream.call(0, 0))
+    result = weighted_values.weighted_values(network, layer, stream.hidden[0], *stream.call(0, 0))
     seen = []
     hook = layer.self_attn.v_proj.register_forward_hook(lambda _m, _i, out: seen.append(out))
     stream.run(0)
     hook.remove()
     expected = torch.einsum("bqtu,buk->btqk", weights, seen[0]).flatten(2)
-    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(result, expected, atol=1e-6)
 
 
 def test_it_is_collected_only_for_the_choice_that_reads_it_and_once(

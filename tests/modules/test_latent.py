@@ -81,14 +81,14 @@ def test_any_way_through_the_cache_gives_the_logits_without_one(model, ranks) ->
     whole = logits(small)
     for parts in ([17, 1, 1, 21], [1] * 40, [40]):
         cache = DynamicCache(config=small.config)
-        found = torch.cat(
+        result = torch.cat(
             [
                 logits(small, part, past_key_values=cache, use_cache=True)
                 for part in TOKENS.split(parts, 1)
             ],
             1,
         )
-        assert torch.allclose(found, whole, atol=2e-5)
+        assert torch.allclose(result, whole, atol=2e-5)
 
 
 def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
@@ -108,14 +108,14 @@ def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
     assert small.size.kv_bytes == summary["kv_bytes_per_token"] <= 0.3 * model.size.kv_bytes
     assert small.size.parameters == summary["parameters"]
     whole, cache = logits(small.network), DynamicCache(config=small.network.config)
-    found = torch.cat(
+    result = torch.cat(
         [
             logits(small.network, part, past_key_values=cache, use_cache=True)
             for part in TOKENS.split([17, 1, 22], 1)
         ],
         1,
     )
-    assert torch.allclose(found, whole, atol=2e-5)
+    assert torch.allclose(result, whole, atol=2e-5)
     held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
     assert held == small.size.kv_bytes * TOKENS.numel()
     back = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
@@ -126,14 +126,14 @@ def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
 def test_a_cache_of_fixed_length_gives_the_same(tiny_llama) -> None:
     small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
     cache = StaticCache(config=small.config, max_cache_len=48)
-    found = torch.cat(
+    result = torch.cat(
         [
             logits(small, part, past_key_values=cache, use_cache=True)
             for part in TOKENS.split([30, 1, 9], 1)
         ],
         1,
     )
-    assert torch.allclose(found, logits(small), atol=2e-5)
+    assert torch.allclose(result, logits(small), atol=2e-5)
 
 
 def test_left_padded_rows_give_the_logits_of_each_alone_with_and_without_cache(model) -> None:
@@ -174,14 +174,14 @@ def test_latents_of_full_rank_reproduce_the_dense_logits(model, dtype: str) -> N
     close = {"atol": 1e-9} if dtype == "float64" else {"atol": 0.3}
     assert torch.allclose(logits(small), logits(network), **close)
     cache = DynamicCache(config=small.config)
-    found = torch.cat(
+    result = torch.cat(
         [
             logits(small, part, past_key_values=cache, use_cache=True)
             for part in TOKENS.split([30, 1, 9], 1)
         ],
         1,
     )
-    assert torch.allclose(found, logits(network), **close)
+    assert torch.allclose(result, logits(network), **close)
 
 
 @pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope["rope_type"])

@@ -51,7 +51,7 @@ def uneven(seed: int = 0) -> Evidence:
     )
 
 
-def asked(evidence: Evidence, ratio: float):
+def requested(evidence: Evidence, ratio: float):
     whole = sum(s.cost.dense for s in evidence.spectra.values())
     return make_budget("params", ratio, evidence.spectra, whole, whole)
 
@@ -61,7 +61,7 @@ def targets(
 ) -> tuple[dict, dict, float]:
     """The shares of a policy, the slots' prices, and the mean share weighted by them."""
     evidence = evidence or uneven()
-    row, budget = find_policy(policy), asked(evidence, ratio)
+    row, budget = find_policy(policy), requested(evidence, ratio)
     shares = row.targets(evidence, budget, row.choose(options))
     prices = {slot: s.cost.dense for slot, s in evidence.spectra.items()}
     return (
@@ -77,24 +77,24 @@ def test_owl_is_linear_in_the_outliers_keeps_the_mean_and_stays_in_its_band(
     ratio: float, threshold: int
 ) -> None:
     shares, prices, mean = targets("owl", ratio, threshold=threshold, spread=0.2)
-    keep = asked(uneven(), ratio).keep
+    keep = requested(uneven(), ratio).keep
     band = min(0.2, keep, 1 - keep)
     assert mean == pytest.approx(keep, abs=1e-12)
     assert max(abs(share - keep) for share in shares.values()) == pytest.approx(band, abs=1e-12)
-    found = [row[threshold - 1] for row in OUTLIERS]
-    centre = sum(found[slot[0]] * price for slot, price in prices.items()) / sum(prices.values())
-    slope = band / max(abs(d - centre) for d in found)
+    result = [row[threshold - 1] for row in OUTLIERS]
+    centre = sum(result[slot[0]] * price for slot, price in prices.items()) / sum(prices.values())
+    slope = band / max(abs(d - centre) for d in result)
     for (layer, _), share in shares.items():
-        assert share == pytest.approx(keep + slope * (found[layer] - centre), abs=1e-12)
+        assert share == pytest.approx(keep + slope * (result[layer] - centre), abs=1e-12)
 
 
 def test_owl_is_uniform_without_a_spread_or_differences_and_needs_its_ratios() -> None:
-    assert set(targets("owl", 0.3, spread=0.0)[0].values()) == {asked(uneven(), 0.3).keep}
+    assert set(targets("owl", 0.3, spread=0.0)[0].values()) == {requested(uneven(), 0.3).keep}
     evidence = uneven().with_measurement("outliers", [OUTLIERS[0]] * LAYERS)
-    same = find_policy("owl").targets(evidence, asked(evidence, 0.3), chosen("owl", 1.0))
-    assert set(same.values()) == {asked(evidence, 0.3).keep}
+    same = find_policy("owl").targets(evidence, requested(evidence, 0.3), chosen("owl", 1.0))
+    assert set(same.values()) == {requested(evidence, 0.3).keep}
     with pytest.raises(lrcore.InputError, match="'outliers'"):
-        plan_ranks("owl", Evidence(evidence.spectra), asked(evidence, 0.3))
+        plan_ranks("owl", Evidence(evidence.spectra), requested(evidence, 0.3))
 
 
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_opt"])
@@ -103,7 +103,7 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
     recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, policy="owl", ratio=0.3)
     factors = lrcore.prepare(model, recipe)
     outliers = factors.evidence.get("outliers")
-    for index, found in enumerate(outliers):
+    for index, result in enumerate(outliers):
         layer, moments = read_layer(model.network, index), factors.calibration.moments(index)
         entries = torch.cat(
             [
@@ -112,7 +112,7 @@ def test_outliers_are_counted_over_all_matrices_of_a_layer(request, story_file, 
             ]
         )
         for m in range(1, 21):
-            assert found[m - 1] == pytest.approx(
+            assert result[m - 1] == pytest.approx(
                 float((entries > m * entries.mean()).double().mean()), abs=1.5 / len(entries)
             )
     assert (
@@ -132,7 +132,7 @@ def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(
     every slot.
     """
     evidence = uneven(seed)
-    spectra, budget = evidence.spectra, asked(evidence, ratio)
+    spectra, budget = evidence.spectra, requested(evidence, ratio)
     curves = {slot: curve.increase for slot, curve in evidence.get("probes").curves.items()}
 
     def ranks_at(threshold: float) -> dict:
@@ -152,12 +152,12 @@ def test_sensitivity_takes_the_smallest_threshold_that_the_budget_holds(
         for rise in curve
         if price(ranks_at(float(rise))) <= budget.limit
     )
-    least, found = ranks_at(best), plan_ranks("sensitivity", evidence, budget)
-    assert all(found[slot] >= least[slot] for slot in spectra)
-    raised = [slot for slot in spectra if found[slot] > least[slot]]
-    assert price(found) <= budget.limit
+    least, result = ranks_at(best), plan_ranks("sensitivity", evidence, budget)
+    assert all(result[slot] >= least[slot] for slot in spectra)
+    raised = [slot for slot in spectra if result[slot] > least[slot]]
+    assert price(result) <= budget.limit
     step = max(s.cost.per_rank for s in spectra.values())
-    assert price(found) - price(least) <= step * len(
+    assert price(result) - price(least) <= step * len(
         raised
     )  # no more than the last step of the threshold was given back
 
@@ -172,7 +172,7 @@ def test_removing_more_raises_no_share(policy: str) -> None:
 def test_sensitivity_needs_probes() -> None:
     evidence = Evidence(uneven().spectra)
     with pytest.raises(lrcore.InputError, match="'probes'"):
-        plan_ranks("sensitivity", evidence, asked(evidence, 0.3))
+        plan_ranks("sensitivity", evidence, requested(evidence, 0.3))
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -183,7 +183,7 @@ def test_fisher_shares_by_information_up_to_the_whole_of_a_slot(ratio: float, po
     """
     evidence = uneven()
     shares, prices, mean = targets("fisher", ratio, power=power)
-    keep = asked(evidence, ratio).keep
+    keep = requested(evidence, ratio).keep
     assert mean == pytest.approx(keep, abs=1e-12)
 
     def cut(scale: float) -> dict:
@@ -208,28 +208,28 @@ def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
         torch.Generator().manual_seed(4),
         Cost(40, 40 + 64, 40 * 64, kv_per_rank=1, kv_dense=40),
     )
-    found = {
+    result = {
         (layer, name): 1 + float(torch.rand(1, generator=g))
         for layer in range(6)
         for name in ("k", "v")
     }
-    spectra = {slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost) for slot in found}
-    information = {slot: 1e-7 * one for slot, one in found.items()}
+    spectra = {slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost) for slot in result}
+    information = {slot: 1e-7 * one for slot, one in result.items()}
     budget = make_budget("kv", 0.5, spectra, 1, 1)
     evidence = Evidence(spectra).with_measurement("gradients", information)
     ranks = plan_ranks("fisher", evidence, budget)
     total = 0.5 * 40 * len(spectra)
-    for slot, one in found.items():
-        assert ranks[slot] - math.floor(total * one / sum(found.values())) in (0, 1)
+    for slot, one in result.items():
+        assert ranks[slot] - math.floor(total * one / sum(result.values())) in (0, 1)
     assert sum(ranks.values()) == total
 
 
 def test_fisher_needs_gradients_and_is_even_without_any() -> None:
     evidence = Evidence(uneven().spectra)
     with pytest.raises(lrcore.InputError, match="'gradients'"):
-        plan_ranks("fisher", evidence, asked(evidence, 0.3))
+        plan_ranks("fisher", evidence, requested(evidence, 0.3))
     still = evidence.with_measurement("gradients", dict.fromkeys(evidence.spectra, 0.0))
-    keep = asked(evidence, 0.3).keep
+    keep = requested(evidence, 0.3).keep
     assert all(share == pytest.approx(keep) for share in targets("fisher", 0.3, still)[0].values())
 
 
@@ -321,7 +321,7 @@ def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(
     ratio: float, level: float
 ) -> None:
     evidence = uneven()
-    spectra, keep = evidence.spectra, asked(evidence, ratio).keep
+    spectra, keep = evidence.spectra, requested(evidence, ratio).keep
     shares, prices, _ = targets("svd_llm_v2", ratio, level=level, cap=1.0)
     for name in ("q", "up"):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == name}
@@ -348,7 +348,7 @@ def test_svd_llm_v2_shares_by_one_over_the_logarithm_of_the_loss_within_a_type(
 @pytest.mark.parametrize("cap", [0.6, 0.95])
 def test_svd_llm_v2_keeps_the_share_of_every_type_under_its_cap(ratio: float, cap: float) -> None:
     shares, prices, _ = targets("svd_llm_v2", ratio, level=0.1, cap=cap)
-    keep = asked(uneven(), ratio).keep
+    keep = requested(uneven(), ratio).keep
     for name in ("q", "up"):
         own = {slot: price for slot, price in prices.items() if slot[1] == name}
         assert sum(shares[slot] * price for slot, price in own.items()) / sum(
@@ -365,7 +365,7 @@ def test_svd_llm_v2_tolerates_slots_without_loss_and_a_large_level_is_even() -> 
     nothing = {
         slot: Spectrum(slot, torch.zeros_like(s.values), s.cost) for slot, s in spectra.items()
     }
-    keep = asked(Evidence(spectra), 0.3).keep
+    keep = requested(Evidence(spectra), 0.3).keep
     none_lost = targets("svd_llm_v2", 0.3, Evidence(nothing))[0]
     assert all(share == pytest.approx(keep) for share in none_lost.values())
     even = targets("svd_llm_v2", 0.3, level=100.0)[0]

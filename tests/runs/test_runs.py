@@ -43,15 +43,15 @@ def test_all_of_a_run_survives_a_restart(kept, small):
     kept.add_result(run.id, "cost", {}, {"parameters": 7})
     kept.add_samples(run.id, [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}])
     again = Runs(kept.folder)
-    found = again.get(run.id)
-    assert (found.name, found.tags, found.recipe) == ("better", ("paper",), recipe)
-    assert [one["perplexity"] for one in found.evaluations] == [3.0, 4.0]
+    got_result = again.get(run.id)
+    assert (got_result.name, got_result.tags, got_result.recipe) == ("better", ("paper",), recipe)
+    assert [one["perplexity"] for one in got_result.evaluations] == [3.0, 4.0]
     assert again.results(run.id, "cost") == [{"parameters": 7}]
     assert again.samples(run.id) == [{"prompt": "Once", "text": " upon", "settings": {"seed": 1}}]
-    assert found.account.to_dict() == json.loads(json.dumps(small.account.to_dict()))
-    assert lrcore.load(str(found.checkpoint)).size == small.size
-    assert "rank" in found.ranks_csv
-    assert again.all("paper") == [found]
+    assert got_result.account.to_dict() == json.loads(json.dumps(small.account.to_dict()))
+    assert lrcore.load(str(got_result.checkpoint)).size == small.size
+    assert "rank" in got_result.ranks_csv
+    assert again.all("paper") == [got_result]
     assert again.all("old") == []
 
 

@@ -38,7 +38,7 @@ def finished(model, sweep, folder):
 
 
 @pytest.fixture
-def asked(tiny_llama, story_file):
+def requested(tiny_llama, story_file):
     base = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, seed=2)
     return lrcore.Sweep(
         base,
@@ -64,9 +64,9 @@ def counted(monkeypatch):
     return counts
 
 
-def test_one_factorisation_per_method_and_nothing_twice(asked, counted, tmp_path):
-    model = lrcore.load(asked.base.model)
-    rows = lrcore.run_sweep(model, asked, tmp_path)
+def test_one_factorisation_per_method_and_nothing_twice(requested, counted, tmp_path):
+    model = lrcore.load(requested.base.model)
+    rows = lrcore.run_sweep(model, requested, tmp_path)
     assert counted == {"calibrate": 2, "factorise": 2, "compress": 4, "evaluate": 5}
     assert [(row.method, row.ratio) for row in rows] == [
         ("dense", 0.0),
@@ -75,21 +75,27 @@ def test_one_factorisation_per_method_and_nothing_twice(asked, counted, tmp_path
         ("svd", 0.2),
         ("svd", 0.4),
     ]
-    assert lrcore.run_sweep(model, asked, tmp_path) == rows == finished(model, asked, tmp_path)
+    assert (
+        lrcore.run_sweep(model, requested, tmp_path) == rows == finished(model, requested, tmp_path)
+    )
     assert counted["compress"] == 4
     wider = lrcore.Sweep(
-        asked.base, [*asked.methods, "svd_llm"], ratios=asked.ratios, evaluations=asked.evaluations
+        requested.base,
+        [*requested.methods, "svd_llm"],
+        ratios=requested.ratios,
+        evaluations=requested.evaluations,
     )
     assert lrcore.run_sweep(model, wider, tmp_path)[:5] == rows
     assert counted == {"calibrate": 3, "factorise": 3, "compress": 6, "evaluate": 7}
 
 
-def test_a_cell_is_what_its_recipe_gives_alone(asked, tmp_path):
-    model = lrcore.load(asked.base.model)
-    row = lrcore.run_sweep(model, asked, tmp_path)[2]
-    small = lrcore.compress(model, asked.base.with_(method="a3", ratio=0.4))
+def test_a_cell_is_what_its_recipe_gives_alone(requested, tmp_path):
+    model = lrcore.load(requested.base.model)
+    row = lrcore.run_sweep(model, requested, tmp_path)[2]
+    small = lrcore.compress(model, requested.base.with_(method="a3", ratio=0.4))
     assert (
-        row.perplexity == lrcore.evaluate(small, asked.base.data, samples=2, seq_len=16).perplexity
+        row.perplexity
+        == lrcore.evaluate(small, requested.base.data, samples=2, seq_len=16).perplexity
     )
     assert row.parameters == small.size.parameters
     assert row.kv_bytes_per_token == small.size.kv_bytes
@@ -99,27 +105,33 @@ def test_a_cell_is_what_its_recipe_gives_alone(asked, tmp_path):
     assert row.flops_per_token == small.account.model.flops_per_token
 
 
-def test_another_seed_or_evaluation_is_another_cell(asked, tmp_path):
-    model = lrcore.load(asked.base.model)
-    lrcore.run_sweep(model, asked, tmp_path)
+def test_another_seed_or_evaluation_is_another_cell(requested, tmp_path):
+    model = lrcore.load(requested.base.model)
+    lrcore.run_sweep(model, requested, tmp_path)
     assert (
-        finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)[0].method
+        finished(model, replace(requested, base=requested.base.with_(seed=3)), tmp_path)[0].method
         == "dense"
     )
-    assert len(finished(model, replace(asked, base=asked.base.with_(seed=3)), tmp_path)) == 1
+    assert (
+        len(finished(model, replace(requested, base=requested.base.with_(seed=3)), tmp_path)) == 1
+    )
     assert (
         finished(
             model,
-            replace(asked, evaluations=(lrcore.EvaluationSettings(asked.base.data, 3, 16),)),
+            replace(
+                requested, evaluations=(lrcore.EvaluationSettings(requested.base.data, 3, 16),)
+            ),
             tmp_path,
         )
         == []
     )
 
 
-def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(asked, tmp_path):
+def test_a_cell_that_cannot_be_made_is_a_row_with_its_reason(requested, tmp_path):
     rows = lrcore.run_sweep(
-        lrcore.load(asked.base.model), replace(asked, base=asked.base.with_(budget="kv")), tmp_path
+        lrcore.load(requested.base.model),
+        replace(requested, base=requested.base.with_(budget="kv")),
+        tmp_path,
     )
     assert [bool(row.error) for row in rows] == [False, False, False, True, True]
     assert "KV cache" in rows[3].error
@@ -177,23 +189,23 @@ class Runs(lrcore.SweepStore):
         self.kept[cell.key] = rows
 
 
-def test_another_store_is_run_by_the_same_engine(asked, counted, tmp_path):
-    model, store = lrcore.load(asked.base.model), Runs()
-    rows = lrcore.run_sweep(model, asked, store)
+def test_another_store_is_run_by_the_same_engine(requested, counted, tmp_path):
+    model, store = lrcore.load(requested.base.model), Runs()
+    rows = lrcore.run_sweep(model, requested, store)
     assert len(rows) == 4
     store.kept.popitem()
-    assert lrcore.run_sweep(model, asked, store) == rows
+    assert lrcore.run_sweep(model, requested, store) == rows
     assert (counted["compress"], counted["evaluate"]) == (4, 5)  # the kept model was measured again
-    files = lrcore.run_sweep(model, asked, tmp_path)[1:]
+    files = lrcore.run_sweep(model, requested, tmp_path)[1:]
     for own, other in zip(rows, files, strict=True):
         for name in (*named("setting"), *named("planned"), "perplexity", "nll"):
             assert getattr(own, name) == getattr(other, name), name
         assert own.measured_flops_per_token is None
     unmeasured = Runs()
-    assert lrcore.run_sweep(model, replace(asked, evaluations=()), unmeasured) == []
+    assert lrcore.run_sweep(model, replace(requested, evaluations=()), unmeasured) == []
     assert len(unmeasured.models) == 4
     with pytest.raises(lrcore.InputError, match="measures nothing"):
-        lrcore.run_sweep(model, replace(asked, evaluations=()), tmp_path)
+        lrcore.run_sweep(model, replace(requested, evaluations=()), tmp_path)
 
 
 def test_keys_of_cells_stay_what_they_were_so_that_old_sweeps_go_on():
@@ -214,9 +226,10 @@ def test_every_column_says_what_it_is():
     assert not {"kl", "measured_context"} & row.to_dict().keys()
 
 
-def test_a_sweep_is_read_as_it_is_written(asked):
+def test_a_sweep_is_read_as_it_is_written(requested):
     assert (
-        lrcore.Sweep.from_dict(json.loads(json.dumps(asked.to_dict()))).to_dict() == asked.to_dict()
+        lrcore.Sweep.from_dict(json.loads(json.dumps(requested.to_dict()))).to_dict()
+        == requested.to_dict()
     )
 
 
@@ -231,11 +244,11 @@ def table(process):
 
 
 @pytest.mark.slow
-def test_killed_half_way_and_started_again_it_gives_the_same_table(asked, tmp_path):
+def test_killed_half_way_and_started_again_it_gives_the_same_table(requested, tmp_path):
     file = tmp_path / "sweep.json"
     file.write_text(
         json.dumps(
-            asked.to_dict()
+            requested.to_dict()
             | {"ratios": [0.1, 0.2, 0.3, 0.4, 0.5], "methods": ["a3", "svd", "svd_llm", "modegpt"]}
         )
     )
@@ -257,12 +270,12 @@ def test_killed_half_way_and_started_again_it_gives_the_same_table(asked, tmp_pa
     )
 
 
-def test_the_command_writes_csv_json_and_one_page(asked, tmp_path, capsys):
+def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
     file, out = tmp_path / "sweep.yaml", tmp_path / "out"
     file.write_text(
         json.dumps(
-            asked.base.to_dict()
-            | {"evaluation": {"data": asked.base.data, "samples": 2, "seq_len": 16}}
+            requested.base.to_dict()
+            | {"evaluation": {"data": requested.base.data, "samples": 2, "seq_len": 16}}
         )
     )
     assert (

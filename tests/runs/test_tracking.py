@@ -86,27 +86,29 @@ def test_a_sweep_is_one_run_per_cell_and_never_twice(tracked, tiny_llama, story_
         "--trackio",
         "study",
     )
-    found = {one["name"]: one for one in tracked(*words)}
+    result = {one["name"]: one for one in tracked(*words)}
     rows = json.loads((out / "table.json").read_text())["rows"]
-    assert list(found) == [
+    assert list(result) == [
         f"dense on {story_file}",
         *(f"{name} uniform 30%, {story_file} on {story_file}" for name in ("a3", "svd")),
     ]
-    for row, one in zip(rows, found.values(), strict=True):
+    for row, one in zip(rows, result.values(), strict=True):
         assert [log["perplexity"] for log in one["logs"]] == [row["perplexity"]]
         assert one["logs"][0]["parameters"] == row["parameters"]
         assert one["config"]["protocol"] == row["protocol"]
-    assert {one["name"]: one for one in tracked(*words)} == found
+    assert {one["name"]: one for one in tracked(*words)} == result
 
 
 @installed
 def test_compressing_and_measuring_are_runs(tracked, tiny_llama, story_file, tmp_path):
-    asked = ("--data", story_file, "--samples", 4, "--seq-len", 32, "--trackio", "study")
-    (made,) = tracked("compress", tiny_llama, "--out", tmp_path / "small", "--ratio", 0.4, *asked)
+    requested = ("--data", story_file, "--samples", 4, "--seq-len", 32, "--trackio", "study")
+    (made,) = tracked(
+        "compress", tiny_llama, "--out", tmp_path / "small", "--ratio", 0.4, *requested
+    )
     assert made["config"]["ratio"] == 0.4
     assert made["logs"][0]["parameters"] == lrcore.load(str(tmp_path / "small")).size.parameters
     assert made["logs"][0]["seconds/compress"] > 0
-    measured = tracked("evaluate", tmp_path / "small", *asked)[-1]
+    measured = tracked("evaluate", tmp_path / "small", *requested)[-1]
     expected = lrcore.evaluate(
         lrcore.load(str(tmp_path / "small")), str(story_file), samples=4, seq_len=32
     )
@@ -129,10 +131,10 @@ def test_kept_runs_follow_when_asked(tracked, tiny_llama, story_file, tmp_path):
             "kl": float("nan"),
         },
     )
-    (found,) = tracked("runs", "--folder", kept.folder, "track", "study", "first")
-    assert (found["name"], found["config"]["ratio"]) == ("first", 0.4)
-    assert found["logs"][0]["stories, strided/perplexity"] == 2.5
-    assert not any(name.endswith("/kl") for name in found["logs"][0])
+    (result,) = tracked("runs", "--folder", kept.folder, "track", "study", "first")
+    assert (result["name"], result["config"]["ratio"]) == ("first", 0.4)
+    assert result["logs"][0]["stories, strided/perplexity"] == 2.5
+    assert not any(name.endswith("/kl") for name in result["logs"][0])
     kept.add_evaluation(
         run.id, {"protocol": {"source": "stories", "name": "strided"}, "perplexity": 3.5}
     )

@@ -104,9 +104,9 @@ def test_the_tables_of_a_sweep_are_those_of_the_command_line(tiny_llama, story_f
     store, record = Store(tmp_path / "runs"), JobRecord(job)
     record.result = job.run(store, record)
     expected = lrcore.run_sweep(lrcore.load(str(tiny_llama)), job.sweep(), tmp_path / "sweep")
-    found = json.loads(tables(record, store.runs)["table.json"])["rows"]
-    assert len(found) == len(expected) == 3
-    for ours, theirs in zip(found, expected, strict=True):
+    got_result = json.loads(tables(record, store.runs)["table.json"])["rows"]
+    assert len(got_result) == len(expected) == 3
+    for ours, theirs in zip(got_result, expected, strict=True):
         for name in (
             "method",
             "policy",
@@ -168,10 +168,10 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
 
     dense = point("dense", 5, 1)
     assert chart.conclusion([dense, point("a", 2, 3)]) == text.FEW_POINTS
-    said = chart.conclusion(
+    message = chart.conclusion(
         [dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)]
     )
-    assert said == (
+    assert message == (
         "Not dominated in size and perplexity: a or d. b is dominated by a. c is dominated by a."
     )
     many = chart.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
@@ -191,11 +191,11 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
             "small": {"decode": 125.0, "prefill": 40.0},
         }
     }
-    found = [
+    got_result = [
         chart.points([one, two], wanted, axis, speeds)
         for axis in ("decode", "prefill", "parameters")
     ]
-    assert [[(point.name, point.x) for point in points] for points in found] == [
+    assert [[(point.name, point.x) for point in points] for points in got_result] == [
         [("dense", 1.0), ("b", 0.8)],
         [("dense", 1.0), ("b", 1.25)],
         [("dense", 10), ("a", 8), ("b", 8)],

@@ -183,9 +183,9 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
     made = store.runs.get(again.result[0])
     assert made.name == f"{run.name} · healed"
     assert not (run.folder / "healing.safetensors").exists()
-    told = made.step(lrcore.Healed)
-    assert told.last_loss < told.first_loss
-    assert len(told.cross_entropy) == 60
+    output = made.step(lrcore.Healed)
+    assert output.last_loss < output.first_loss
+    assert len(output.cross_entropy) == 60
     assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
     assert text.healed(made.history).startswith("Healed in 60 steps on ")
     assert text.healed(run.history) == ""

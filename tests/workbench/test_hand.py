@@ -38,13 +38,18 @@ def test_changes_are_those_against_the_policy(factors):
     fixed = {"2.ov": 31}
     recipe = lrcore.Recipe(ratio=0.3, overrides=fixed)
     plan, alone = (lrcore.allocate(factors, one) for one in (recipe, recipe.with_(overrides={})))
-    found = hand.changes(plan, alone, fixed)
-    assert (found[0].layer, found[0].component, found[0].rank, found[0].hand) == (2, "ov", 31, True)
-    assert found[0].policy == alone.ranks[2, "ov"]
-    assert sum(one.parameters for one in found) == sum(
+    result = hand.changes(plan, alone, fixed)
+    assert (result[0].layer, result[0].component, result[0].rank, result[0].hand) == (
+        2,
+        "ov",
+        31,
+        True,
+    )
+    assert result[0].policy == alone.ranks[2, "ov"]
+    assert sum(one.parameters for one in result) == sum(
         p.table()["parameters"].sum() * sign for p, sign in ((plan, 1), (alone, -1))
     )
-    assert {(one.layer, one.component) for one in found} >= {
+    assert {(one.layer, one.component) for one in result} >= {
         slot for slot in plan.ranks if plan.ranks[slot] != alone.ranks[slot]
     }
-    assert "1 set by hand" in markup.changes(found, plan, alone)
+    assert "1 set by hand" in markup.changes(result, plan, alone)

@@ -50,14 +50,14 @@ def test_the_newest_request_wins_and_is_what_the_core_measures(factors):
         None,
     ]  # nobody looks at them any longer
     model = lrcore.load(MODEL)
-    found = lrcore.evaluate(
+    result = lrcore.evaluate(
         lrcore.compress(model, requests[-1].recipe, factors),
         "stories",
         samples=WINDOWS,
         seq_len=LENGTH,
         batch=2,
     )
-    assert figure.perplexity == found.perplexity
+    assert figure.perplexity == result.perplexity
     assert figure.protocol["tokens"] == WINDOWS * LENGTH
 
 
@@ -84,31 +84,31 @@ def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
 
 
 def test_ranks_on_show_are_held_against_even_ones():
-    def said(perplexity, even):
+    def message(perplexity, even):
         return markup.against_uniform(
             "p",
             *(None if value is None else Figure(value, 1.5, {}) for value in (perplexity, even)),
         )
 
-    assert text.MEASURING in said(2.0, None)
-    assert "data-known='False'" in said(None, 2.0)
-    assert "15.0% above uniform ones" in said(2.3, 2.0)
-    assert "hurts" in said(2.3, 2.0)
-    assert "helps" in said(1.7, 2.0)
-    assert "15.0% below uniform ones" in said(1.7, 2.0)
-    assert "no difference" in said(2.004, 2.0)
+    assert text.MEASURING in message(2.0, None)
+    assert "data-known='False'" in message(None, 2.0)
+    assert "15.0% above uniform ones" in message(2.3, 2.0)
+    assert "hurts" in message(2.3, 2.0)
+    assert "helps" in message(1.7, 2.0)
+    assert "15.0% below uniform ones" in message(1.7, 2.0)
+    assert "no difference" in message(2.004, 2.0)
     assert "a loss is not finite" in markup.against_uniform(
         "p", Figure(None, 1.5, {}), Figure(2.0, 1.5, {})
     )
 
 
 def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
-    found = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 14) for i in range(16))
-    said = markup.ranking(found)
-    assert "a3 with p0 is lowest" in said
-    assert "a3 with p14, shown above, is 9.3% above it" in said
-    assert said.count("<tr class") == markup.MOST_CHANGES + 1
-    assert markup.ranking(found[:1]) == ""
+    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 14) for i in range(16))
+    message = markup.ranking(result)
+    assert "a3 with p0 is lowest" in message
+    assert "a3 with p14, shown above, is 9.3% above it" in message
+    assert message.count("<tr class") == markup.MOST_CHANGES + 1
+    assert markup.ranking(result[:1]) == ""
 
 
 def test_the_bars_say_where_most_and_least_is_kept(factors):

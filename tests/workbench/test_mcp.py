@@ -84,6 +84,6 @@ def test_a_tool_can_be_called(address):
 
     answer = ask(address, allocate)
     assert not answer.isError
-    found = ast.literal_eval(answer.content[0].text)  # Gradio writes Python's own notation
-    assert found["summary"]["achieved"] == pytest.approx(0.3, abs=0.02)
-    assert {"layer", "component", "rank"} <= found["ranks"][0].keys()
+    got_result = ast.literal_eval(answer.content[0].text)  # Gradio writes Python's own notation
+    assert got_result["summary"]["achieved"] == pytest.approx(0.3, abs=0.02)
+    assert {"layer", "component", "rank"} <= got_result["ranks"][0].keys()

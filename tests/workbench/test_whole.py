@@ -76,8 +76,8 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
-    found = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
-    assert run.evaluations[0]["perplexity"] == pytest.approx(found.perplexity, rel=1e-6)
+    got_result = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
+    assert run.evaluations[0]["perplexity"] == pytest.approx(got_result.perplexity, rel=1e-6)
     assert run.evaluations[0]["same_base"]
     row = dict(zip(COLUMNS, run_rows(store.runs.all())[0], strict=True))
     assert (row["method"], row["policy"]) == ("shorten", by)
@@ -134,30 +134,32 @@ def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
 def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_exported(
     store, recipe, rotations
 ):
-    model, asked = lrcore.load(recipe.model), recipe.with_(ratio=0.3, multiple=4)
-    said = lrcore.sliced_size(model, 0.3, rotations, 4)
-    job = done(store, SliceJob(asked, rotations, evaluation=measured(recipe)))
+    model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3, multiple=4)
+    message = lrcore.sliced_size(model, 0.3, rotations, 4)
+    job = done(store, SliceJob(requested, rotations, evaluation=measured(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
-    assert run.name == f"sliced to {said['width']} of 32, {rotations}"
+    assert run.name == f"sliced to {message['width']} of 32, {rotations}"
     assert (run.method, run.policy) == ("slice", rotations)
-    assert run.account.to_dict()["parameters"] == said["parameters"]
-    expected = lrcore.slice_hidden(model, asked, rotations, 4)
+    assert run.account.to_dict()["parameters"] == message["parameters"]
+    expected = lrcore.slice_hidden(model, requested, rotations, 4)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards.all_cards([run], None, {})
-    words = text.to_be_sliced(said, model.size)
-    assert f"from 32 to {said['width']}" in words
-    assert (text.SLICED_GROWS in words) == (said["parameters"] > model.size.parameters)
-    assert text.sliced(run.history).startswith(f"The hidden size went from 32 to {said['width']}")
+    words = text.to_be_sliced(message, model.size)
+    assert f"from 32 to {message['width']}" in words
+    assert (text.SLICED_GROWS in words) == (message["parameters"] > model.size.parameters)
+    assert text.sliced(run.history).startswith(
+        f"The hidden size went from 32 to {message['width']}"
+    )
     assert ("matrices between" in text.sliced(run.history)) == (rotations == "block")
     assert any("The hidden size went" in line for line in job.log)
-    assert sweeps.made([run], asked) is None
+    assert sweeps.made([run], requested) is None
     (gone,) = done(store, short(recipe)).result
     table = {row[0]: row[1:] for row in differences.all_differences([run, store.runs.get(gone)])}
     assert table["method"] == ["slice", "shorten"]
-    assert table["sliced: width"] == [str(said["width"]), "–"]
+    assert table["sliced: width"] == [str(message["width"]), "–"]
     assert done(store, ExportJob(run.id, False)).state == "done"
     fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, True))
     assert fit.qualifies == (rotations == "one") == (stock.state == "done")

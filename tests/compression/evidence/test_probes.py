@@ -121,13 +121,15 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
         def price(choice) -> int:
             return sum(s.cost.parameters(r) for s, r in zip(spectra.values(), choice, strict=True))
 
-        found = [ranks[slot] for slot in spectra]
+        result = [ranks[slot] for slot in spectra]
         every = list(product(range(1, 7), repeat=3))
-        assert price(found) <= budget.limit
+        assert price(result) <= budget.limit
         # a multiplier finds the plans on the convex hull; between two of them it may miss by less
         # than the largest single step
         step = max(s.cost.per_rank for s in spectra.values())
-        assert loss(found) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
+        assert (
+            loss(result) <= min(loss(c) for c in every if price(c) <= budget.limit - step) + 1e-12
+        )
 
 
 def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> None:

@@ -19,9 +19,9 @@ def test_the_search_goes_downhill_and_is_never_worse_than_equal_shares() -> None
             (share - even + 0.7 - goal) ** 2 for share, goal in zip(shares, best, strict=True)
         )
 
-    found = best_shares(4, 0.7, loss, lambda *_: None)
-    assert loss(found) < 0.3 * loss((0.7,) * 4)
-    assert found[0] > found[2] > found[1]
+    result = best_shares(4, 0.7, loss, lambda *_: None)
+    assert loss(result) < 0.3 * loss((0.7,) * 4)
+    assert result[0] > result[2] > result[1]
     assert len(set(calls)) <= 4 * (4 + 4) + 1
     assert (
         best_shares(

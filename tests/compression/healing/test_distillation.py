@@ -51,12 +51,12 @@ def test_the_dense_model_itself_has_no_divergence_and_without_a_teacher_there_is
 
 def test_the_pace_rises_to_one_and_falls() -> None:
     for steps in (1, 2, 15, 200, 5000):
-        found = [pace(step, steps) for step in range(steps)]
-        top = found.index(max(found))
-        assert found[top] == 1.0
-        assert found[: top + 1] == sorted(found[: top + 1])
-        assert found[top:] == sorted(found[top:], reverse=True)
-        assert min(found) > 0
+        result = [pace(step, steps) for step in range(steps)]
+        top = result.index(max(result))
+        assert result[top] == 1.0
+        assert result[: top + 1] == sorted(result[: top + 1])
+        assert result[top:] == sorted(result[top:], reverse=True)
+        assert min(result) > 0
         assert top == max(1, min(100, steps // 10)) - 1
 
 

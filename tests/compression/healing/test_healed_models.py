@@ -159,12 +159,12 @@ def test_the_command(care, story_file, tmp_path, capsys) -> None:
         str(tmp_path / "healed"),
     ]
     assert main([*words, "--json"]) == 0
-    said = capsys.readouterr()
-    told = json.loads(said.out)
-    assert told["healing"]["steps"] == 4
-    assert len(told["healing"]["cross_entropy"]) == 4
-    assert said.err == "heal (4)\n"
-    healed = lrcore.load(told["out"])
+    message = capsys.readouterr()
+    output = json.loads(message.out)
+    assert output["healing"]["steps"] == 4
+    assert len(output["healing"]["cross_entropy"]) == 4
+    assert message.err == "heal (4)\n"
+    healed = lrcore.load(output["out"])
     expected = lrcore.heal(care, str(story_file), **QUICK, rotary_channel=2, seed=3)
     assert torch.equal(logits(healed), logits(expected))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -192,7 +192,7 @@ def test_every_family_is_healed(family, dense_of, small_of, tmp_path) -> None:
     healed = lrcore.heal(
         small, **QUICK | {"steps": 12, "batch": 8}, rotary_channel=2 if rotary else 0
     )
-    told = healed.step(lrcore.Healed)
-    assert told.last_loss < told.first_loss
+    output = healed.step(lrcore.Healed)
+    assert output.last_loss < output.first_loss
     back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
     assert torch.equal(logits(back), logits(healed))

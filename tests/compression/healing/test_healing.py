@@ -25,16 +25,16 @@ def changed(before, after):
 
 
 def test_the_first_losses_are_those_of_the_definition(care, tiny_llama) -> None:
-    told = lrcore.heal(care, **QUICK | {"steps": 1, "batch": 8}).step(lrcore.Healed)
+    output = lrcore.heal(care, **QUICK | {"steps": 1, "batch": 8}).step(lrcore.Healed)
     model = lrcore.load(str(tiny_llama))
     windows = make_windows(load_texts(care.recipe.data), model.tokenizer, 8, 24, "random", 0).tokens
     student, teacher = (
         logits(one, windows[:, :-1]).double().flatten(0, 1) for one in (care, model)
     )
     entropy, divergence = by_hand(student, teacher, windows[:, 1:].flatten(), 2.0)
-    assert list(told.cross_entropy) == [pytest.approx(entropy, abs=1e-5)]
-    assert list(told.divergence) == [pytest.approx(divergence, abs=1e-5)]
-    assert told.first_loss == pytest.approx(entropy + 4 * divergence, abs=1e-4)
+    assert list(output.cross_entropy) == [pytest.approx(entropy, abs=1e-5)]
+    assert list(output.divergence) == [pytest.approx(divergence, abs=1e-5)]
+    assert output.first_loss == pytest.approx(entropy + 4 * divergence, abs=1e-4)
 
 
 def test_of_care_the_latents_are_trained_and_nothing_else(small_of, tiny_llama_bias) -> None:
@@ -52,9 +52,9 @@ def test_of_care_the_latents_are_trained_and_nothing_else(small_of, tiny_llama_b
         for name, value in healed.network.state_dict().items()
         if name.endswith("bias")
     )
-    told = healed.step(lrcore.Healed)
-    assert told.train == "latents"
-    assert told.trained_parameters == sum(
+    output = healed.step(lrcore.Healed)
+    assert output.train == "latents"
+    assert output.trained_parameters == sum(
         p.down.numel() + p.up.numel()
         for i in range(3)
         for p in (
@@ -135,12 +135,12 @@ def test_healing_lowers_the_loss_on_text_it_has_not_seen() -> None:
         rotary_channel=4,
         test_samples=8,
     )
-    told = healed.step(lrcore.Healed)
-    assert told.perplexity_after < 0.9 * told.perplexity_before
-    assert told.last_loss < told.first_loss
-    assert told.test_protocol["source"] == "stories/test"
-    found = lrcore.evaluate(healed, "stories", samples=8, seq_len=64)
-    assert found.perplexity == pytest.approx(told.perplexity_after, rel=1e-6)
+    output = healed.step(lrcore.Healed)
+    assert output.perplexity_after < 0.9 * output.perplexity_before
+    assert output.last_loss < output.first_loss
+    assert output.test_protocol["source"] == "stories/test"
+    result = lrcore.evaluate(healed, "stories", samples=8, seq_len=64)
+    assert result.perplexity == pytest.approx(output.perplexity_after, rel=1e-6)
 
 
 def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypatch) -> None:
@@ -159,7 +159,9 @@ def test_the_seed_decides_and_a_stopped_healing_goes_on(care, tmp_path, monkeypa
     assert stages == [("heal", done, 9) for done in range(6)]
     assert not any(parameter.requires_grad for parameter in care.network.parameters())
     stages.clear()
-    rest = lrcore.heal(care, **settings, state=state, progress=lambda *said: stages.append(said))
+    rest = lrcore.heal(
+        care, **settings, state=state, progress=lambda *message: stages.append(message)
+    )
     assert stages[0] == ("heal", 4, 9)
     assert torch.equal(logits(rest), logits(whole))
     assert rest.step(lrcore.Healed).cross_entropy == whole.step(lrcore.Healed).cross_entropy
@@ -184,5 +186,5 @@ def test_a_file_that_is_trained_on_is_no_test(care, story_file, tmp_path) -> Non
     )
     other = tmp_path / "other.txt"
     other.write_text(story_file.read_text()[500:])
-    told = lrcore.heal(care, **QUICK | {"test_samples": 2}, test=str(other)).step(lrcore.Healed)
-    assert told.perplexity_before > 1 < told.perplexity_after
+    output = lrcore.heal(care, **QUICK | {"test_samples": 2}, test=str(other)).step(lrcore.Healed)
+    assert output.perplexity_before > 1 < output.perplexity_after

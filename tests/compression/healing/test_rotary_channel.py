@@ -56,9 +56,9 @@ def logits(network, tokens=TOKENS, **kwargs):
 
 
 def compressed(folder, data, **changes):
-    asked = {"samples": 4, "seq_len": 32, "method": "care", "ratio": 0.6} | changes
+    requested = {"samples": 4, "seq_len": 32, "method": "care", "ratio": 0.6} | changes
     return lrcore.compress(
-        lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(data), **asked)
+        lrcore.load(str(folder)), lrcore.Recipe(str(folder), data=str(data), **requested)
     )
 
 
@@ -98,7 +98,7 @@ def folder_of(tiny_llama, tmp_path):
     return make
 
 
-def turned(states, theta=10000.0):
+def rotated(states, theta=10000.0):
     """Rotary positions in the rotate-half layout, from their definition. states [t, size]"""
     half = states.shape[-1] // 2
     out = states.clone()
@@ -126,21 +126,21 @@ def test_the_attention_is_that_of_the_paper_but_for_the_scale(
     x = torch.randn(1, 9, 32, dtype=torch.float64)
     with torch.inference_mode():
         angles = small.network.model.rotary_emb(x, torch.arange(9)[None])
-        found = module(x, position_embeddings=angles)[0][0]
+        result = module(x, position_embeddings=angles)[0][0]
     latent = x[0] @ a.k.down.T
     q, k, v = (x[0] @ p.weight.T + p.bias for p in (a.q, a.k, a.v))
-    key = turned(latent @ a.channel.k.T)
+    key = rotated(latent @ a.channel.k.T)
     heads = []
     for head in range(a.n_q):
         own, group = (
             slice(head * 8, head * 8 + 8),
             slice(head // a.group * 8, head // a.group * 8 + 8),
         )
-        query = turned(x[0] @ a.channel.q[head * size : head * size + size].T)
-        scores = (turned(q[:, own]) @ turned(k[:, group]).T + query @ key.T) * a.scale
+        query = rotated(x[0] @ a.channel.q[head * size : head * size + size].T)
+        scores = (rotated(q[:, own]) @ rotated(k[:, group]).T + query @ key.T) * a.scale
         scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
         heads.append(scores.softmax(-1) @ v[:, group])
-    assert torch.allclose(found, torch.cat(heads, -1) @ a.o.weight.T + a.o.bias, atol=1e-9)
+    assert torch.allclose(result, torch.cat(heads, -1) @ a.o.weight.T + a.o.bias, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -230,8 +230,8 @@ def test_it_comes_back_and_loads_elsewhere_bit_for_bit(folder_of, story_file, tm
         str(tmp_path / "found.pt"),
         cwd=tmp_path,
     )
-    for made, found in zip(models.values(), torch.load(tmp_path / "found.pt"), strict=True):
-        assert torch.equal(found, logits(made.network))
+    for made, result in zip(models.values(), torch.load(tmp_path / "found.pt"), strict=True):
+        assert torch.equal(result, logits(made.network))
 
 
 def test_layers_without_rotary_positions_get_none(folder_of, story_file) -> None:

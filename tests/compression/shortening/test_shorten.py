@@ -53,20 +53,20 @@ def test_a_network_without_a_layer_is_one_of_its_family(family, gone, tmp_path):
 
 
 @pytest.fixture
-def asked(tiny_llama, story_file):
+def requested(tiny_llama, story_file):
     recipe = lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
     return lrcore.load(str(tiny_llama)), recipe
 
 
-def test_the_layers_of_least_influence_go_first(asked):
-    model, recipe = asked
+def test_the_layers_of_least_influence_go_first(requested):
+    model, recipe = requested
     influence = lrcore.calibrate(model, recipe).block_influence
     gone = lrcore.shorten(model, recipe, 2).step(lrcore.Shortened).gone
     assert list(gone) == sorted(range(3), key=influence.__getitem__)[:2]
 
 
-def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(asked):
-    model, recipe = asked
+def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(requested):
+    model, recipe = requested
     tokens = lrcore.calibrate(model, recipe).tokens
 
     def loss(gone: set[int]) -> float:
@@ -88,8 +88,8 @@ def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(asked
     )
 
 
-def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked, tmp_path):
-    model, recipe = asked
+def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(requested, tmp_path):
+    model, recipe = requested
     short = lrcore.shorten(model, recipe, 1)
     assert short.size.kv_values * 3 == model.size.kv_values * 2
     assert short.account.to_dict()["parameters"] == short.size.parameters < model.size.parameters
@@ -115,14 +115,14 @@ def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(asked,
         (1, "los", "Did you mean|did you mean"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(asked, layers, by, words):
+def test_what_cannot_be_is_refused_in_words(requested, layers, by, words):
     with pytest.raises(InputError, match=words):
-        lrcore.shorten(*asked, layers, by=by)
+        lrcore.shorten(*requested, layers, by=by)
 
 
-def test_the_command_writes_what_the_word_makes(asked, story_file, tmp_path, capsys):
-    model, recipe = asked
-    said = [
+def test_the_command_writes_what_the_word_makes(requested, story_file, tmp_path, capsys):
+    model, recipe = requested
+    message = [
         "--data",
         str(story_file),
         "--samples",
@@ -135,22 +135,22 @@ def test_the_command_writes_what_the_word_makes(asked, story_file, tmp_path, cap
         "loss",
         "--json",
     ]
-    assert main(["shorten", recipe.model, str(tmp_path / "out"), *said]) == 0
-    told, made = json.loads(capsys.readouterr().out), lrcore.shorten(model, recipe, 1, by="loss")
-    assert told["shortened"] == made.step(lrcore.Shortened).fields_dict()
-    assert torch.equal(logits(lrcore.load(told["out"]).network), logits(made.network))
+    assert main(["shorten", recipe.model, str(tmp_path / "out"), *message]) == 0
+    output, made = json.loads(capsys.readouterr().out), lrcore.shorten(model, recipe, 1, by="loss")
+    assert output["shortened"] == made.step(lrcore.Shortened).fields_dict()
+    assert torch.equal(logits(lrcore.load(output["out"]).network), logits(made.network))
 
 
-def test_a_compressed_model_is_not_shortened(asked):
-    model, recipe = asked
+def test_a_compressed_model_is_not_shortened(requested):
+    model, recipe = requested
     with pytest.raises(InputError, match="Shorten the dense model"):
         lrcore.shorten(lrcore.compress(model, recipe.with_(method="a3", ratio=0.2)), recipe, 1)
     with pytest.raises(InputError, match="offload"):
         lrcore.shorten(lrcore.load(recipe.model, offload=True), recipe, 1)
 
 
-def test_layers_named_go_and_nothing_runs(asked):
-    model, recipe = asked
+def test_layers_named_go_and_nothing_runs(requested):
+    model, recipe = requested
     gone = lrcore.shorten(model, recipe, 2).step(lrcore.Shortened).gone
     named = lrcore.drop_layers(model, gone)
     assert named.step(lrcore.Shortened) == lrcore.Shortened("hand", gone, 3)

@@ -85,10 +85,10 @@ def logits(network: nn.Module, tokens: torch.Tensor = TOKENS, **kwargs) -> torch
 def test_turned_and_not_sliced_a_network_is_what_it_was(family, rotations):
     network = exact(tiny(family))
     before = logits(network)
-    turned = sliced(network, WIDTH, rotations)
-    assert torch.allclose(logits(turned), before, rtol=0, atol=1e-9)
+    rotated = sliced(network, WIDTH, rotations)
+    assert torch.allclose(logits(rotated), before, rtol=0, atol=1e-9)
     assert not torch.allclose(
-        turned.get_input_embeddings().weight, network.get_input_embeddings().weight, atol=0.1
+        rotated.get_input_embeddings().weight, network.get_input_embeddings().weight, atol=0.1
     )
     assert torch.equal(logits(network), before)  # the one given is untouched
 
@@ -96,10 +96,10 @@ def test_turned_and_not_sliced_a_network_is_what_it_was(family, rotations):
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
 def test_tied_untied_and_with_biases(folder, request):
     network = exact(lrcore.load(str(request.getfixturevalue(folder))).network)
-    turned = sliced(network, WIDTH)
-    assert torch.allclose(logits(turned), logits(network), rtol=0, atol=1e-9)
-    assert turned.get_output_embeddings().weight is not turned.get_input_embeddings().weight
-    assert not turned.config.tie_word_embeddings
+    rotated = sliced(network, WIDTH)
+    assert torch.allclose(logits(rotated), logits(network), rtol=0, atol=1e-9)
+    assert rotated.get_output_embeddings().weight is not rotated.get_input_embeddings().weight
+    assert not rotated.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "starcoder2"])
@@ -227,11 +227,11 @@ def test_parameters_are_counted_as_they_are_and_the_ratio_is_met(family, rotatio
 @pytest.mark.parametrize("rotations", ROTATIONS)
 def test_the_size_is_known_before_anything_runs(family, rotations):
     dense = LoadedModel(family, tiny(family), None, "", None)
-    said = sliced_size(dense, 0.2, rotations, 2)
-    made = LoadedModel(family, sliced(dense.network, said["width"], rotations), None, "", None)
-    assert (said["width"], said["of"]) == (stream_width(dense, 0.2, rotations, 2), WIDTH)
-    assert said["parameters"] == made.size.parameters
-    assert said["decoder_parameters"] == made.size.decoder_linear
+    message = sliced_size(dense, 0.2, rotations, 2)
+    made = LoadedModel(family, sliced(dense.network, message["width"], rotations), None, "", None)
+    assert (message["width"], message["of"]) == (stream_width(dense, 0.2, rotations, 2), WIDTH)
+    assert message["parameters"] == made.size.parameters
+    assert message["decoder_parameters"] == made.size.decoder_linear
 
 
 @pytest.mark.parametrize("family", SLICED)
@@ -249,7 +249,7 @@ def test_the_cache_gives_what_the_whole_gives(family):
 
 
 @pytest.fixture
-def asked(tiny_llama, story_file):
+def request_made(tiny_llama, story_file):
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.3
     )
@@ -261,9 +261,9 @@ FOLDERS = ("tiny_llama", "tiny_llama_bias", "tiny_opt")
 
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_saved_it_comes_back_to_the_bit(folder, rotations, request, asked, tmp_path):
+def test_saved_it_comes_back_to_the_bit(folder, rotations, request, request_made, tmp_path):
     small = lrcore.slice_hidden(
-        lrcore.load(str(request.getfixturevalue(folder))), asked[1], rotations
+        lrcore.load(str(request.getfixturevalue(folder))), request_made[1], rotations
     )
     saved = lrcore.save(small, tmp_path / "saved")
     back = lrcore.load(str(saved))
@@ -272,19 +272,19 @@ def test_saved_it_comes_back_to_the_bit(folder, rotations, request, asked, tmp_p
     assert torch.equal(logits(lrcore.load(str(saved), offload=True).network), logits(small.network))
 
 
-def test_exported_it_loads_where_this_project_is_not_installed(request, asked, tmp_path):
+def test_exported_it_loads_where_this_project_is_not_installed(request, request_made, tmp_path):
     models, folders = [], []
     for folder, rotations in [*((folder, "block") for folder in FOLDERS), ("tiny_llama", "one")]:
         models.append(
             lrcore.slice_hidden(
-                lrcore.load(str(request.getfixturevalue(folder))), asked[1], rotations
+                lrcore.load(str(request.getfixturevalue(folder))), request_made[1], rotations
             )
         )
         folders.append(lrcore.export(models[-1], tmp_path / f"{folder}-{rotations}"))
-    for model, folder, found in zip(
+    for model, folder, result in zip(
         models, folders, loaded_elsewhere(folders, tmp_path), strict=True
     ):
-        assert torch.equal(found, logits(model.network, THERE))
+        assert torch.equal(result, logits(model.network, THERE))
         assert (
             f"{model.step(lrcore.Sliced).width} wide instead of 32"
             in (folder / "README.md").read_text()
@@ -293,27 +293,27 @@ def test_exported_it_loads_where_this_project_is_not_installed(request, asked, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rotations", ROTATIONS)
-def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, asked, tmp_path):
+def test_every_family_comes_back_and_loads_elsewhere(rotations, tiny_llama, request_made, tmp_path):
     models, folders = [], []
     for family in SLICED:
         dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
-        models.append(lrcore.slice_hidden(dense, asked[1], rotations))
+        models.append(lrcore.slice_hidden(dense, request_made[1], rotations))
         folders.append(lrcore.export(models[-1], tmp_path / f"{family}-out"))
         assert torch.equal(
             logits(lrcore.load(str(folders[-1])).network), logits(models[-1].network)
         )
-    for family, model, found in zip(
+    for family, model, result in zip(
         SLICED, models, loaded_elsewhere(folders, tmp_path), strict=True
     ):
-        assert torch.equal(found, logits(model.network, THERE)), family
+        assert torch.equal(result, logits(model.network, THERE)), family
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen3"])
 def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(
-    family, tiny_llama, asked, tmp_path
+    family, tiny_llama, request_made, tmp_path
 ):
     dense = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
-    small = lrcore.slice_hidden(dense, asked[1], "one", multiple=4)
+    small = lrcore.slice_hidden(dense, request_made[1], "one", multiple=4)
     folder = lrcore.export(small, tmp_path / "stock", stock=True)
     assert not list(folder.glob("*.py"))
     assert small.history[-1].stock.qualifies
@@ -334,10 +334,12 @@ def test_with_one_rotation_it_may_be_a_stock_model_of_its_family(
         ("qwen2", "one", "do not"),
     ],
 )
-def test_what_is_no_stock_model_says_why(family, rotations, words, tiny_llama, asked, tmp_path):
+def test_what_is_no_stock_model_says_why(
+    family, rotations, words, tiny_llama, request_made, tmp_path
+):
     small = lrcore.slice_hidden(
         lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family))),
-        asked[1],
+        request_made[1],
         rotations,
         multiple=4,
     )
@@ -346,14 +348,14 @@ def test_what_is_no_stock_model_says_why(family, rotations, words, tiny_llama, a
         lrcore.export(small, tmp_path / "stock", stock=True)
 
 
-def test_a_width_that_is_no_multiple_of_the_heads_is_not_stock(asked, tmp_path):
+def test_a_width_that_is_no_multiple_of_the_heads_is_not_stock(request_made, tmp_path):
     with pytest.raises(InputError, match="slice it with multiple 4"):
-        lrcore.export(lrcore.slice_hidden(*asked, "one"), tmp_path / "stock", stock=True)
+        lrcore.export(lrcore.slice_hidden(*request_made, "one"), tmp_path / "stock", stock=True)
 
 
-def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(asked, tmp_path):
-    small = lrcore.slice_hidden(*asked, "one", 4)
-    recipe = asked[1].with_(method="a3", ratio=0.1)
+def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(request_made, tmp_path):
+    small = lrcore.slice_hidden(*request_made, "one", 4)
+    recipe = request_made[1].with_(method="a3", ratio=0.1)
     suggested = lrcore.stock_fit(
         small, lrcore.allocate(lrcore.prepare(small, recipe), recipe)
     ).to_dict()["ranks"]
@@ -365,23 +367,25 @@ def test_a_sliced_model_with_narrower_mlps_is_stock_as_well(asked, tmp_path):
     )
 
 
-def test_half_precision_is_saved_as_it_is(tiny_llama, asked, tmp_path):
-    small = lrcore.slice_hidden(lrcore.load(str(tiny_llama), dtype="bfloat16"), asked[1])
+def test_half_precision_is_saved_as_it_is(tiny_llama, request_made, tmp_path):
+    small = lrcore.slice_hidden(lrcore.load(str(tiny_llama), dtype="bfloat16"), request_made[1])
     back = lrcore.load(str(lrcore.save(small, tmp_path / "saved")))
     assert {p.dtype for p in back.network.parameters()} == {torch.bfloat16}
     assert torch.equal(logits(back.network), logits(small.network))
 
 
-def test_the_report_says_what_is_there(asked):
-    model, recipe = asked
+def test_the_report_says_what_is_there(request_made):
+    model, recipe = request_made
     small = lrcore.slice_hidden(model, recipe, multiple=4)
-    told, summary = small.step(lrcore.Sliced), small.account.to_dict()
+    output, summary = small.step(lrcore.Sliced), small.account.to_dict()
     layers = decoder_layers(small.network)
     assert (
-        told.residual_parameters == sum(map(residual_parameters, layers)) == 2 * 3 * told.width**2
+        output.residual_parameters
+        == sum(map(residual_parameters, layers))
+        == 2 * 3 * output.width**2
     )
-    assert (told.of, told.width % 4, told.requested) == (32, 0, 0.3)
-    assert told.removed == 1 - small.size.decoder_linear / model.size.decoder_linear >= 0.3
+    assert (output.of, output.width % 4, output.requested) == (32, 0, 0.3)
+    assert output.removed == 1 - small.size.decoder_linear / model.size.decoder_linear >= 0.3
     assert (
         summary["parameters"]
         == small.size.parameters
@@ -389,12 +393,12 @@ def test_the_report_says_what_is_there(asked):
     )
     assert summary["megabytes"] == small.size.megabytes
     assert summary["dense_parameters"] == model.size.parameters
-    assert summary["removed_params"] == told.removed
+    assert summary["removed_params"] == output.removed
     assert small.base.fingerprint == model.fingerprint != small.fingerprint
 
 
-def test_the_other_jobs_take_it(asked, tmp_path):
-    model, recipe = asked
+def test_the_other_jobs_take_it(request_made, tmp_path):
+    model, recipe = request_made
     small = lrcore.slice_hidden(model, recipe)
     assert lrcore.generate(small, "Once upon", max_new_tokens=5) == lrcore.generate(
         small, "Once upon", max_new_tokens=5
@@ -413,12 +417,14 @@ def test_the_other_jobs_take_it(asked, tmp_path):
 
 @pytest.mark.parametrize("method", ["a3", "svd_llm", "fused"])
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
-def test_with_one_rotation_it_is_compressed_as_any_model(method, folder, request, asked, tmp_path):
+def test_with_one_rotation_it_is_compressed_as_any_model(
+    method, folder, request, request_made, tmp_path
+):
     dense = lrcore.load(str(request.getfixturevalue(folder)))
-    small = lrcore.slice_hidden(dense, asked[1], "one")
-    less = lrcore.compress(small, asked[1].with_(method=method, ratio=0.2))
+    small = lrcore.slice_hidden(dense, request_made[1], "one")
+    less = lrcore.compress(small, request_made[1].with_(method=method, ratio=0.2))
     assert less.size.decoder_linear < small.size.decoder_linear
-    errors = lrcore.local_errors(small, less, asked[1].data, samples=2, seq_len=32).errors
+    errors = lrcore.local_errors(small, less, request_made[1].data, samples=2, seq_len=32).errors
     assert all(
         0 <= value < 0.5 for layer in errors for name, value in layer.items() if name != "residual"
     )
@@ -455,8 +461,8 @@ def test_an_opt_that_norms_after_its_blocks_is_refused():
         check_stream(network)
 
 
-def test_what_cannot_be_is_refused_in_words(asked):
-    model, recipe = asked
+def test_what_cannot_be_is_refused_in_words(request_made):
+    model, recipe = request_made
     with pytest.raises(InputError, match=r"[Dd]id you mean"):
         lrcore.slice_hidden(model, recipe, "blocks")
     with pytest.raises(InputError, match="at most"):
@@ -475,9 +481,9 @@ def test_what_cannot_be_is_refused_in_words(asked):
         lrcore.slice_hidden(lrcore.compress(model, recipe.with_(method="a3")), recipe)
 
 
-def test_it_can_be_stopped_and_says_how_far_it_is(asked):
+def test_it_can_be_stopped_and_says_how_far_it_is(request_made):
     seen = []
-    lrcore.slice_hidden(*asked, progress=lambda *step: seen.append(step))
+    lrcore.slice_hidden(*request_made, progress=lambda *step: seen.append(step))
     assert seen == [("slice", done, 3) for done in range(4)]
 
     def stop(_stage: str, done: int, _total: int) -> None:
@@ -486,12 +492,12 @@ def test_it_can_be_stopped_and_says_how_far_it_is(asked):
 
     for rotations in ROTATIONS:
         with pytest.raises(lrcore.Cancelled):
-            lrcore.slice_hidden(*asked, rotations, progress=stop)
+            lrcore.slice_hidden(*request_made, rotations, progress=stop)
 
 
-def test_the_command_writes_what_the_word_makes(asked, tmp_path, capsys):
-    model, recipe = asked
-    said = [
+def test_the_command_writes_what_the_word_makes(request_made, tmp_path, capsys):
+    model, recipe = request_made
+    message = [
         "--data",
         recipe.data,
         "--samples",
@@ -506,7 +512,7 @@ def test_the_command_writes_what_the_word_makes(asked, tmp_path, capsys):
         "2",
         "--json",
     ]
-    assert main(["slice", recipe.model, str(tmp_path / "out"), *said]) == 0
-    told, made = json.loads(capsys.readouterr().out), lrcore.slice_hidden(model, recipe, "one", 2)
-    assert told["sliced"] == json.loads(json.dumps(step_report(made.step(lrcore.Sliced))))
-    assert torch.equal(logits(lrcore.load(told["out"]).network), logits(made.network))
+    assert main(["slice", recipe.model, str(tmp_path / "out"), *message]) == 0
+    output, made = json.loads(capsys.readouterr().out), lrcore.slice_hidden(model, recipe, "one", 2)
+    assert output["sliced"] == json.loads(json.dumps(step_report(made.step(lrcore.Sliced))))
+    assert torch.equal(logits(lrcore.load(output["out"]).network), logits(made.network))
