@@ -27,7 +27,7 @@ class Hub(BaseHTTPRequestHandler):
     store = None  # a folder for repositories that are created
     created: dict = {}  # noqa: RUF012 (repository: "private" or "public")
     cut = None  # a file name whose download breaks off half way
-    requested: list = []  # noqa: RUF012
+    requests: list = []  # noqa: RUF012
 
     def do_GET(self):
         self.respond(body=True)
@@ -197,7 +197,7 @@ def serve(repositories, store=None, writers=()):
         "repositories": repositories,
         "store": store,
         "writers": dict(writers),
-        "asked": [],
+        "requests": [],
         "created": {},
     }
     handler = type("Here", (Hub,), own)
