@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from threading import Event
 from typing import Any, ClassVar, Protocol
 
 import lrcore
@@ -18,7 +17,6 @@ class Reporter(Protocol):
     id: str
     part: str
     result: list[str]
-    cancelled: Event
 
     def note(self, line: str) -> None:
         """Add a line to the log."""
