@@ -10,7 +10,7 @@ import gradio as gr
 
 import lrcore
 
-from .components import bind
+from .events import bind
 from .job_record import ENDED, JobRecord
 from .jobs import CompressJob, MeasureJob, start_analysis
 from .store import Store

@@ -9,7 +9,7 @@ import lrcore
 
 from . import api, polling, selection_events, sidebar, text
 from .assets import PLOTLY_JS, STYLE, script
-from .components import QUIET, bind
+from .events import QUIET, bind
 from .jobs import KINDS, start_analysis
 from .page import Page
 from .security import SecurityHeaders

@@ -1,100 +1,14 @@
-"""Own components on gr.HTML (a plot that keeps its zoom and reports clicks, a panel with buttons,
-a downloader), and how handlers are attached to events.
+"""Own components on gr.HTML: a plot that keeps its zoom and reports clicks, a panel with buttons,
+a downloader.
 """
 
-import functools
-import inspect
 import json
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from html import escape
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
-import lrcore
-
 from .assets import PLOTLY_JS, script
-
-log = logging.getLogger("workbench")
-
-# An event without a sign of progress names no component that shows one: Gradio's page would go
-# through the states of all outputs of all events, several times for each event.
-QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
-LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
-
-
-def listen(
-    events: list[Any], handler: Callable, inputs: Any, outputs: Any, **settings: Any
-) -> gr.events.Dependency:
-    """A listener that runs by itself, as gr.on(events, handler, ...) does not where an event has
-    several.
-
-    Gradio's page runs the listeners of one event one after the other, and where one of them was
-    asked for again meanwhile, it repeats the whole event. A slow figure would then hold up what
-    changes the form, and repeat it later over what was chosen since. Each handler therefore follows
-    an empty step of its own. It gets no event data.
-    """
-    return gr.on(events, None, None, None, **QUIET).then(handler, inputs, outputs, **settings)
-
-
-def bind(handler: Callable, *given: Any) -> Callable:
-    """A module-level `handler` as a listener, its first arguments given.
-
-    A failure reaches the reader as a sentence: the core's own for wrong input, one line and a log
-    otherwise. The result keeps the annotations of the arguments that are left, by which Gradio
-    passes gr.Request, gr.EventData and gr.SelectData.
-    """
-    call = functools.partial(handler, *given)
-    if inspect.isasyncgenfunction(handler):
-
-        async def listener(*values: Any) -> AsyncIterator[Any]:
-            try:
-                async for one in call(*values):
-                    yield one
-            except Exception as error:
-                raise shown(error) from None
-
-    elif inspect.isgeneratorfunction(handler):
-
-        def listener(*values: Any) -> Iterator[Any]:
-            try:
-                yield from call(*values)
-            except Exception as error:
-                raise shown(error) from None
-
-    else:
-
-        def listener(*values: Any) -> Any:
-            try:
-                return call(*values)
-            except Exception as error:
-                raise shown(error) from None
-
-    functools.update_wrapper(listener, handler)
-    listener.__name__ = f"on_{handler.__name__}"  # an endpoint of that name keeps it
-    left = inspect.signature(call)  # without the arguments given
-    listener.__signature__ = left
-    listener.__annotations__ = {
-        name: kind
-        for name, kind in handler.__annotations__.items()
-        if name in left.parameters or name == "return"
-    }
-    return listener
-
-
-def shown(error: Exception) -> gr.Error:
-    """The message on the page for a failure in a handler. Gradio shows it as HTML, and it may name
-    what a person typed, so it is escaped.
-    """
-    if isinstance(error, gr.Error):
-        return error
-    if isinstance(error, lrcore.InputError):
-        return gr.Error(escape(str(error), quote=False), print_exception=False, duration=None)
-    log.error("a handler failed", exc_info=error)
-    line = (str(error).strip().splitlines() or [""])[0][:300]
-    message = f"{type(error).__name__}: {line} The server's log has the details."
-    return gr.Error(escape(message, quote=False), print_exception=False, duration=None)
 
 
 def plot(elem_id: str, height: int) -> gr.HTML:
@@ -167,8 +81,3 @@ def download(name: str, text: str) -> str:
     """What to write into the downloader so that the browser saves `text` as a file."""
     # the count makes the same file twice two changes
     return json.dumps({"name": name, "text": text, "count": next(_downloads)})
-
-
-def event_data(event: gr.EventData) -> dict[str, Any]:
-    """What the component's `trigger` sent."""
-    return event._data or {}

@@ -5,6 +5,7 @@ import gradio as gr
 import lrcore
 
 from . import text
+from .events import form_data
 
 
 class EvaluationControls:
@@ -45,6 +46,7 @@ class EvaluationControls:
             elem_id="measure-protocol",
             render=False,
         )
+        self.collected = form_data(self.all)
 
     @property
     def all(self) -> list[gr.components.Component]:

@@ -11,12 +11,15 @@ import gradio as gr
 
 import lrcore
 
+from .events import FormData, form_data
 from .text import FIELDS, budget
 
 START = lrcore.Recipe()
 # of the form's values, in their order; the last: whether the temperature is the policy's rule of
 # thumb
 NAMES = (*START.to_dict(), "rule")
+MAPPINGS = ("options", "policy_options", "overrides")  # in no field: a gr.State holds each
+FIELD_NAMES = tuple(name for name in NAMES if name not in MAPPINGS)
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 TEMPERATURES = (0.005, 2.0)
@@ -40,17 +43,20 @@ class Form:
     def __init__(self) -> None:
         made = choices() | boxes() | {name: gr.State({}) for name in MAPPINGS}
         self.parts = {name: made[name] for name in NAMES}
+        self.collected = form_data([self.parts[name] for name in FIELD_NAMES])
 
     def __getitem__(self, name: str) -> gr.components.Component:
         return self.parts[name]
 
     @property
     def all(self) -> list[gr.components.Component]:
-        """In the order of NAMES, which `read_recipe` takes."""
+        """What `form_values` gives the values of."""
         return list(self.parts.values())
 
-
-MAPPINGS = ("options", "policy_options", "overrides")
+    @property
+    def inputs(self) -> list[gr.components.Component | FormData]:
+        """What a listener takes to be given what `read_recipe` reads."""
+        return [self.collected, *(self.parts[name] for name in MAPPINGS)]
 
 
 def choices() -> dict[str, gr.Dropdown]:
@@ -107,23 +113,25 @@ def field(kind: type, name: str, **more: Any) -> gr.components.Component:
     return kind(label=label, info=info or None, elem_id=f"field-{name}", render=False, **more)
 
 
-def read_recipe(values: Sequence[Any]) -> lrcore.Recipe:
-    """The recipe of the form's values, given in the order of NAMES.
+def read_recipe(values: Sequence[Any], rule: bool | None = None) -> lrcore.Recipe:
+    """The recipe of the values of `Form.inputs`; rule: whether the temperature is the policy's rule
+    of thumb, whatever the form says.
 
     Raises InputError with a remedy for a value out of range.
     """
-    fields = dict(zip(NAMES, values, strict=True))
-    rule = fields.pop("rule")
+    in_fields, *mappings = values
+    fields = dict(zip((*FIELD_NAMES, *MAPPINGS), (*in_fields, *mappings), strict=True))
+    ticked = fields.pop("rule")
     fields["revision"] = (fields["revision"] or "").strip() or None
     fields["model"] = str(fields["model"] or "").strip()
     for name in WHOLE_NUMBERS:
-        fields[name] = int(fields[name]) if fields[name] is not None else None
+        fields[name] = round(fields[name]) if fields[name] is not None else None
     if not fields["model"]:
         raise lrcore.InputError(
             "No model is named. Choose a demo model, or type a folder or a hub id."
         )
     fields["component_ratios"] = read_ratios(fields["component_ratios"] or "")
-    if rule:
+    if ticked if rule is None else rule:
         fields["temperature"] = None
     return lrcore.Recipe.from_dict(fields)
 
@@ -137,15 +145,29 @@ def try_recipe(values: Sequence[Any]) -> lrcore.Recipe | None:
 
 
 def form_values(recipe: lrcore.Recipe) -> list[Any]:
-    """The values of the form for a recipe, in the order of NAMES."""
+    """What to put into `Form.all` for a recipe; a temperature that it leaves to the policy stays
+    where it is.
+    """
+    fields = by_name(recipe)
+    if fields["temperature"] is None:
+        fields["temperature"] = gr.skip()
+    return [fields[name] for name in NAMES]
+
+
+def input_values(recipe: lrcore.Recipe) -> list[Any]:
+    """The values of `Form.inputs` for a recipe: the inverse of `read_recipe`."""
+    fields = by_name(recipe)
+    return [[fields[name] for name in FIELD_NAMES], *(fields[name] for name in MAPPINGS)]
+
+
+def by_name(recipe: lrcore.Recipe) -> dict[str, Any]:
+    """The values of the form for a recipe, by NAMES."""
     fields = recipe.to_dict() | {"rule": recipe.temperature is None}
     fields["revision"] = fields["revision"] or ""
     fields["component_ratios"] = ", ".join(
         f"{name}={share:g}" for name, share in recipe.component_ratios.items()
     )
-    if fields["temperature"] is None:
-        fields["temperature"] = gr.skip()
-    return [fields[name] for name in NAMES]
+    return fields
 
 
 def read_ratios(typed: str) -> dict[str, float]:

@@ -9,7 +9,8 @@ from typing import Any
 import gradio as gr
 
 from . import job_markup, markup, steps, text
-from .components import LIVE, QUIET, bind, download, event_data, heartbeat
+from .components import download, heartbeat
+from .events import LIVE, QUIET, bind, event_data, listen
 from .form import try_recipe
 from .jobs.sweep import tables
 from .keys import calibration_key, factor_key
@@ -32,13 +33,13 @@ def wire(page: Page, store: Store) -> None:
         page.runs_stamp,
         page.steps,
     ]
-    look, inputs, outputs = bind(poll, store), [sent, *page.form.all], [*watched, sent]
-    heartbeat("heartbeat", lambda: version(store)).tick(look, inputs, outputs, **LIVE)
-    page.choice.change(look, inputs, outputs, **LIVE)  # a recipe was put into the form
+    look, inputs, outputs = bind(poll, store), [sent, *page.form.inputs], [*watched, sent]
+    tick = heartbeat("heartbeat", lambda: version(store)).tick
+    listen([tick], look, inputs, outputs, **LIVE)
+    listen([page.choice.change], look, inputs, outputs, **LIVE)  # a recipe was put into the form
     for board in (page.status_bar, page.job_list):
-        board.select(bind(act, store), None, page.downloads, **QUIET).then(
-            look, inputs, outputs, **LIVE
-        )
+        acted = board.select(bind(act, store), None, page.downloads, **QUIET)
+        listen(acted, look, inputs, outputs, **LIVE)
 
 
 def version(store: Store) -> str:

@@ -11,7 +11,8 @@ import pandas as pd
 
 import lrcore
 
-from .components import event_data, unseen
+from .components import unseen
+from .events import event_data
 
 # layer and component that a fresh page has selected
 FIRST = (

@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from .components import LIVE, QUIET, bind
+from .events import LIVE, QUIET, bind
 from .page import Page
 from .selection import open_linked, select_clicked, select_row
 

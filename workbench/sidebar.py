@@ -8,7 +8,8 @@ import gradio as gr
 import lrcore
 
 from . import text
-from .components import QUIET, bind, download
+from .components import download
+from .events import QUIET, bind, listen
 from .form import read_recipe
 from .jobs import start_analysis
 from .page import Page, put_recipe
@@ -62,16 +63,14 @@ def layout(page: Page) -> Sidebar:
 
 
 def wire(page: Page, store: Store, parts: Sidebar) -> None:
-    form, outputs, start = page.form.all, page.recipe_outputs, bind(analyse, store)
-    parts.analyse.click(start, form, None, **QUIET)
-    parts.save.click(bind(save_recipe), form, page.downloads, **QUIET)
-    parts.load.upload(bind(load_recipe), parts.load, outputs, **QUIET).then(
-        start, form, None, **QUIET
-    )
+    form, outputs, start = page.form.inputs, page.recipe_outputs, bind(analyse, store)
+    listen([parts.analyse.click], start, form, None, **QUIET)
+    listen([parts.save.click], bind(save_recipe), form, page.downloads, **QUIET)
+    loaded = [parts.load.upload(bind(load_recipe), parts.load, outputs, **QUIET)]
     for button, recipe in parts.examples:
-        button.click(bind(put_recipe, recipe), None, outputs, **QUIET).then(
-            start, form, None, **QUIET
-        )
+        loaded.append(button.click(bind(put_recipe, recipe), None, outputs, **QUIET))
+    for put in loaded:
+        listen(put, start, form, None, **QUIET)
 
 
 def analyse(store: Store, *values: Any) -> None:

@@ -6,10 +6,11 @@ import time
 
 import pandas as pd
 import pytest
-from page_values import BROWSER, click, values_of
+from page_values import BROWSER, click
 
 import lrcore
 from workbench import hand, markup, text
+from workbench.form import input_values
 from workbench.keys import calibration_key
 from workbench.store import Store
 from workbench.tabs import spectra
@@ -44,7 +45,7 @@ def test_the_heatmap_needs_an_analysis(store, empty):
 def test_a_click_on_a_cell_selects_and_draws_it(store):
     event = click(x=1, y="ov", custom=[1, "ov"])
     slot, mark, drawn, values, energy, heading = spectra.click_cell(
-        store, event, [0, "qk"], "log", KEY, *values_of(RECIPE)
+        store, event, [0, "qk"], "log", KEY, *input_values(RECIPE)
     )
     assert slot == drawn == [1, "ov"]
     assert json.loads(mark) == [1, "ov", True]
@@ -52,7 +53,7 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     for figure in (values, energy):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
     assert f"rank {rank} keeps at best" in heading
-    again = spectra.draw_other_cell(store, drawn, slot, -1, "log", KEY, *values_of(RECIPE))
+    again = spectra.draw_other_cell(store, drawn, slot, -1, "log", KEY, *input_values(RECIPE))
     assert len(set(map(str, again))) == 1  # drawn already
 
 
@@ -75,7 +76,7 @@ def test_heads_and_table_are_of_the_analysis(store, empty):
 
 def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
     bars, caption, summary, _, about, key, _, rule = handlers.draw_plan(
-        store, BROWSER, *values_of(RECIPE)
+        store, BROWSER, *input_values(RECIPE)
     )
     assert text.UNIFORM_BARS in caption
     assert "requested 30.0%" in summary
@@ -85,25 +86,25 @@ def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
     assert rule["__type__"] == "update"
     assert "value" not in rule  # the rule of thumb stays as it is
     softmax = RECIPE.with_(policy="softmax", temperature=0.2)
-    *_, rule = handlers.draw_plan_by_temperature(store, BROWSER, *values_of(softmax))
+    *_, rule = handlers.draw_plan_by_temperature(store, BROWSER, *input_values(softmax))
     assert rule is False
 
 
 def test_a_budget_that_cannot_be_met_is_said_in_place(store):
-    values = values_of(RECIPE.with_(overrides={"0.qk": 10**6}))
+    values = input_values(RECIPE.with_(overrides={"0.qk": 10**6}))
     _, _, summary, *_ = handlers.draw_plan(store, BROWSER, *values)
     assert "note error" in summary
 
 
 def test_without_factors_the_page_says_how_to_get_them(empty):
-    bars, _, summary, *_ = handlers.draw_plan(empty, BROWSER, *values_of(RECIPE))
+    bars, _, summary, *_ = handlers.draw_plan(empty, BROWSER, *input_values(RECIPE))
     assert bars == ""
     assert markup.escape(text.NO_FACTORS) in summary
 
 
 def test_live_figures_arrive_for_the_plan_on_show(store):
     recipe = RECIPE.with_(policy="softmax")
-    key = handlers.draw_plan(store, BROWSER, *values_of(recipe))[5]
+    key = handlers.draw_plan(store, BROWSER, *input_values(recipe))[5]
     end = time.monotonic() + 120
 
     async def last() -> dict[str, str]:
@@ -119,13 +120,13 @@ def test_live_figures_arrive_for_the_plan_on_show(store):
 
 
 def test_the_survey_names_what_is_missing(store):
-    figure, note = handlers.draw_survey(store, *values_of(RECIPE))
+    figure, note = handlers.draw_survey(store, *input_values(RECIPE))
     assert "uniform" in {trace["name"] for trace in json.loads(figure)["data"]}
     assert "Not factorised yet" in note
 
 
 def test_a_rank_typed_into_the_table_is_set_by_hand(store):
-    rows, shown = ranks.fill_table(store, *values_of(RECIPE))
+    rows, shown = ranks.fill_table(store, *input_values(RECIPE))
     assert shown == {hand.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()}
     rows.loc[0, "rank"] = shown["0.qk"] + 2
     typed, history = ranks.edit_table(rows, shown, hand.EMPTY, {})
@@ -147,7 +148,7 @@ def test_a_bar_is_dragged_released_and_cleared():
 
 
 def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
-    values = values_of(RECIPE)
+    values = input_values(RECIPE)
     then, _ = rank_editor.type_rank(store, 8, 10, [0, "qk"], hand.EMPTY, *values)
     assert then == {"0.qk": 8}
     with pytest.raises(lrcore.InputError):
@@ -157,7 +158,7 @@ def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
 def test_the_editor_shows_rank_and_changes(store):
     recipe = RECIPE.with_(overrides={"0.qk": 4})
     box, undo, _, release, clear, changes, in_box = rank_editor.show(
-        store, [0, "qk"], hand.EMPTY, *values_of(recipe)
+        store, [0, "qk"], hand.EMPTY, *input_values(recipe)
     )
     assert box.value == in_box == 4
     assert [part.interactive for part in (undo, release, clear)] == [False, True, True]

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
-from page_values import BROWSER, click, values_of
+from page_values import BROWSER, click
 
 import lrcore
 from workbench import polling, selection, sidebar, text
-from workbench.components import bind
+from workbench.events import bind
+from workbench.form import input_values
 from workbench.job_record import ENDED
 from workbench.jobs import KINDS
 from workbench.store import Store
@@ -35,7 +36,7 @@ def evaluation(recipe):
 def store(tmp_path_factory, recipe, evaluation):
     """One run, made by Start."""
     store = Store(tmp_path_factory.mktemp("runs"), KINDS)
-    assert one_run.start(store, " first ", *values_of(recipe), *evaluation) == ""
+    assert one_run.start(store, " first ", *input_values(recipe), evaluation) == ""
     wait(store)
     return store
 
@@ -53,27 +54,29 @@ def wait(store):
 def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
     run = store.runs.all()[0]
     assert run.name == "first"
-    description, command = one_run.describe(store, *values_of(recipe), *evaluation)
+    description, command = one_run.describe(store, *input_values(recipe), evaluation)
     assert "**a3** will remove **40.0%**" in description
     assert command == recipe.command()
-    wrong, command = one_run.describe(store, *values_of(recipe), True, "stories", 2, 1, "windows")
+    wrong, command = one_run.describe(
+        store, *input_values(recipe), [True, "stories", 2, 1, "windows"]
+    )
     assert "at least 2" in wrong
     assert command == ""
 
 
 def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
-    rest = ["0.1, 0.2", "", False, *values_of(recipe), *evaluation]
+    rest = ["0.1, 0.2", "", False, *input_values(recipe), evaluation]
     with pytest.raises(lrcore.InputError, match="no methods"):
         sweep.start(store, [], [], *rest)
 
 
 def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
     store.analysis(recipe)
-    figure, caption = dropping.draw(store, 1, "influence", *values_of(recipe))
+    figure, caption = dropping.draw(store, 1, "influence", *input_values(recipe))
     assert "would be dropped" in caption
     assert len(json.loads(figure)["data"]) == 2
-    assert "hidden size goes from" in slicing.describe(store, 0.3, "block", *values_of(recipe))
-    assert dropping.fit_range(store, 9, *values_of(recipe)).value == 2
+    assert "hidden size goes from" in slicing.describe(store, 0.3, "block", *input_values(recipe))
+    assert dropping.fit_range(store, 9, *input_values(recipe)).value == 2
 
 
 def test_runs_are_listed_compared_and_drawn(store):
@@ -89,12 +92,12 @@ def test_runs_are_listed_compared_and_drawn(store):
     _, caption = runs.draw_chart(store, protocol.value, "decode time per token (dense: 1)")
     assert text.NO_SPEED in caption
     with pytest.raises(lrcore.InputError, match="No run"):
-        runs.measure_runs(store, [], *EVALUATION)
+        runs.measure_runs(store, [], EVALUATION)
 
 
 def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
     (run,) = store.runs.all()
-    values = [[run.id], *values_of(recipe)]
+    values = [[run.id], *input_values(recipe)]
     *_, last = answers.generate(store, "Once", 4, 0, 1, 0, *values)
     own = [column for column in last if "value" in column]
     assert len(own) == 2
@@ -108,7 +111,7 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
 
 def test_tokens_are_coloured_by_their_loss(store, recipe):
     (run,) = store.runs.all()
-    html = token_losses.paint(store, "Once upon a time", [run.id], *values_of(recipe))
+    html = token_losses.paint(store, "Once upon a time", [run.id], *input_values(recipe))
     assert "nats per token" in html
     assert token_losses.mean_rise([("a", 9.0, 9.0), ("b", 1.0, 2.0), ("c", 1.0, 1.0)]) == 0.5
 
@@ -145,7 +148,7 @@ def test_wrong_settings_are_refused_before_the_queue(store):
 
 
 def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
-    one_run.start(store, "second", *values_of(recipe), *evaluation)
+    one_run.start(store, "second", *input_values(recipe), evaluation)
     second = wait(store).result[0]
     assert details.delete(store, "")["__type__"] == "update"  # the reader declined
     assert details.delete(store, second) == ""
@@ -153,9 +156,9 @@ def test_a_deleted_run_leaves_the_address(store, recipe, evaluation):
 
 
 def test_only_what_changed_is_sent(store, recipe):
-    *first, sent = polling.poll(store, (), *values_of(recipe))
+    *first, sent = polling.poll(store, (), *input_values(recipe))
     assert "Compress" in first[0] or "done" in first[0]
-    *again, kept = polling.poll(store, sent, *values_of(recipe))
+    *again, kept = polling.poll(store, sent, *input_values(recipe))
     assert all(one["__type__"] == "update" for one in (*again, kept))
 
 
@@ -167,7 +170,7 @@ def test_ended_jobs_are_removed_by_their_button(store):
 
 def test_a_saved_recipe_is_loaded_again(tmp_path, recipe, monkeypatch):
     monkeypatch.setattr(gr, "Info", lambda _: None)
-    file = json.loads(sidebar.save_recipe(*values_of(recipe)))
+    file = json.loads(sidebar.save_recipe(*input_values(recipe)))
     path = tmp_path / file["name"]
     path.write_text(file["text"], encoding="utf-8")
     *values, history, choice = sidebar.load_recipe(str(path))

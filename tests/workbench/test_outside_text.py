@@ -2,7 +2,7 @@
 
 from lrcore import InputError
 from workbench import markup
-from workbench.components import shown
+from workbench.events import shown
 
 PICTURE = '<img src="http://other.example/x.png">'
 

@@ -14,7 +14,7 @@ from workbench import job_markup, markup, text
 from workbench.figures import allocation as allocation_figures
 from workbench.figures.base import MOST_POINTS, thinned
 from workbench.figures.spectra import Curves, curves
-from workbench.form import NAMES, Form, differences, form_values, read_recipe
+from workbench.form import FIELD_NAMES, Form, differences, input_values, read_recipe
 from workbench.job_record import JobRecord
 from workbench.jobs import CompressJob
 from workbench.objects import ROOM, ObjectCache
@@ -26,10 +26,6 @@ from workbench.tabs.compress.sweep import read_shares
 def form():
     with gr.Blocks():
         return Form()
-
-
-def values_of(recipe):
-    return [part if part != gr.skip() else 0.1 for part in form_values(recipe)]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +45,7 @@ def values_of(recipe):
     ],
 )
 def test_the_form_says_every_recipe(form, recipe):
-    assert read_recipe(values_of(recipe)) == recipe
+    assert read_recipe(input_values(recipe)) == recipe
 
 
 def test_the_form_has_every_field_of_a_recipe(form):
@@ -57,11 +53,11 @@ def test_the_form_has_every_field_of_a_recipe(form):
 
 
 def test_an_empty_box_is_named(form):
-    values = values_of(lrcore.Recipe())
-    values[NAMES.index("samples")] = None
+    values = input_values(lrcore.Recipe())
+    values[0][FIELD_NAMES.index("samples")] = None
     with pytest.raises(lrcore.InputError, match="samples"):
         read_recipe(values)
-    values[0] = " "
+    values[0][0] = " "
     with pytest.raises(lrcore.InputError, match="model"):
         read_recipe(values)
 

@@ -11,7 +11,8 @@ import gradio as gr
 import lrcore
 
 from .. import markup, selection, text
-from ..components import LIVE, QUIET, bind, download, listen, panel, plot
+from ..components import download, panel, plot
+from ..events import LIVE, QUIET, bind, collect, listen, plain
 from ..figures.spectra import Cell, cell_figures, heat_figure
 from ..form import try_recipe
 from ..page import Page
@@ -97,9 +98,10 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab) -> None:
         [parts.heatmap, parts.help_line],
         **LIVE,
     )
+    collect([parts.heatmap.select], [page.form.collected])
     parts.heatmap.select(
         bind(click_cell, store),
-        [page.selected, parts.scale, page.analysis_key, *page.form.all],
+        plain([page.selected, parts.scale, page.analysis_key, *page.form.inputs]),
         [page.selected, page.selection_mark, parts.drawn_cell, *cell_outputs(parts)],
         **QUIET,
     )
@@ -107,7 +109,7 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab) -> None:
 
 def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     drawn, outputs = parts.drawn_cell, cell_outputs(parts)
-    inputs = [page.selected, parts.head, parts.scale, page.analysis_key, *page.form.all]
+    inputs = [page.selected, parts.head, parts.scale, page.analysis_key, *page.form.inputs]
     listen(
         [page.selected.change],
         bind(draw_other_cell, store),

@@ -21,13 +21,12 @@ from . import survey
 
 def draw_plan(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
     """Everything that a move of a slider redraws; the rule of thumb stays on or off."""
-    return (*plan_shown(store, browser, read_recipe(values), values[-1]), gr.skip())
+    return (*plan_shown(store, browser, read_recipe(values)), gr.skip())
 
 
 def draw_plan_by_temperature(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
     """Touching the temperature means not to follow the rule of thumb any longer."""
-    recipe = read_recipe([*values[:-1], False])
-    return (*plan_shown(store, browser, recipe, False), False)
+    return (*plan_shown(store, browser, read_recipe(values, rule=False)), False)
 
 
 async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str]:
@@ -72,9 +71,7 @@ def queue_factors(store: Store, *values: Any) -> None:
         start_analysis(store, recipe)
 
 
-def plan_shown(
-    store: Store, browser: gr.Request, recipe: lrcore.Recipe, rule: bool
-) -> tuple[Any, ...]:
+def plan_shown(store: Store, browser: gr.Request, recipe: lrcore.Recipe) -> tuple[Any, ...]:
     """Bars and their caption, summary, whether a temperature counts, what method and policy do, a
     key of the ranks, the temperature slider.
     """
@@ -99,7 +96,7 @@ def plan_shown(
         temperature,
         about,
         store.live_key(recipe),
-        temperature_slider(plan, rule),
+        temperature_slider(plan, by_rule=recipe.temperature is None),
     )
 
 
@@ -150,7 +147,7 @@ def conclusion(plan: Any, uniform: Any) -> str:
     return text.BARS.format(*most, kept[most], *least, kept[least])
 
 
-def temperature_slider(plan: Any, rule: bool) -> Any:
+def temperature_slider(plan: Any, by_rule: bool) -> Any:
     """The slider with the rule of thumb written under its name; it follows the rule while that
     is on.
     """
@@ -163,7 +160,7 @@ def temperature_slider(plan: Any, rule: bool) -> Any:
     step = round(0.1**digits, digits)
     most = round(max(10 * suggested, plan.temperature) + 0.1**digits, digits)
     changes: dict[str, Any] = {"minimum": step, "maximum": most, "step": step}
-    if rule:
+    if by_rule:
         changes["value"] = max(step, round(plan.temperature, digits))
     return gr.Slider(info=text.SUGGESTED.format(suggested), **changes)
 

@@ -11,7 +11,7 @@ import gradio as gr
 import lrcore
 
 from ... import hand, text
-from ...components import LIVE, bind, listen
+from ...events import LIVE, bind, listen
 from ...page import Page
 
 

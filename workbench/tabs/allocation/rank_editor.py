@@ -10,7 +10,8 @@ import gradio as gr
 import lrcore
 
 from ... import hand, markup, text
-from ...components import LIVE, QUIET, bind, event_data, listen, panel, small_button
+from ...components import panel, small_button
+from ...events import LIVE, QUIET, bind, event_data, listen
 from ...form import read_recipe, try_recipe
 from ...page import Page
 from ...store import Store
@@ -48,7 +49,7 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, changes: li
     """bars: the figure whose handle reports edits; changes: the events after which the ranks may
     be others.
     """
-    form, history, selected = page.form.all, page.rank_history, page.selected
+    form, history, selected = page.form.inputs, page.rank_history, page.selected
     overrides = page.form["overrides"]
     by_hand, kept = [history, overrides], [overrides, history]
     listen(
@@ -67,7 +68,7 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, changes: li
         **LIVE,
     )
     bars.edit(bind(drag), by_hand, kept, **QUIET, trigger_mode="multiple")
-    gr.on(
+    listen(
         [parts.box.submit, parts.box.blur],
         bind(type_rank, store),
         [parts.box, parts.in_box, selected, history, *form],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ...components import LIVE, QUIET, bind, listen
+from ...events import LIVE, QUIET, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
@@ -56,22 +56,21 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
         form["temperature"],
         form["rule"],
     ]
-    listen(moving, bind(handlers.draw_plan, store), form.all, drawn, **LIVE)
-    form["temperature"].input(
-        bind(handlers.draw_plan_by_temperature, store), form.all, drawn, **LIVE
-    )
+    listen(moving, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
+    by_temperature = bind(handlers.draw_plan_by_temperature, store)
+    listen([form["temperature"].input], by_temperature, form.inputs, drawn, **LIVE)
     page.plan_key.change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
     listen(
         [page.choice.change, form["options"].change],
         bind(handlers.queue_factors, store),
-        form.all,
+        form.inputs,
         None,
         **LIVE,
     )
 
 
 def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
-    form, survey, settled = page.form.all, parts.survey, changes_of(page).settled
+    form, survey, settled = page.form.inputs, parts.survey, changes_of(page).settled
     listen(
         [*settled, page.methods_ready.change],
         bind(handlers.draw_survey, store),
@@ -81,13 +80,13 @@ def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
     )
     ranking = bind(handlers.draw_ranking, store)
     listen([*settled, page.figure_count.change], ranking, form, survey.ranking, **LIVE)
-    survey.every_method.click(bind(handlers.queue_survey, store), form, None, **QUIET)
+    listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
 def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     form, own = page.form, parts.ranks
     filled = [own.table, own.shown]
-    listen(changes_of(page).settled, bind(ranks.fill_table, store), form.all, filled, **LIVE)
+    listen(changes_of(page).settled, bind(ranks.fill_table, store), form.inputs, filled, **LIVE)
     own.table.input(
         bind(ranks.edit_table),
         [own.table, own.shown, page.rank_history, form["overrides"]],
@@ -95,4 +94,5 @@ def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
         **QUIET,
     )
     select_on_row(page, own.table, "component")
-    own.csv.click(bind(ranks.download_ranks, store), form.all, page.downloads, **QUIET)
+    download = bind(ranks.download_ranks, store)
+    listen([own.csv.click], download, form.inputs, page.downloads, **QUIET)

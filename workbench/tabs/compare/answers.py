@@ -10,7 +10,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import LIVE, QUIET, bind, listen
+from ...events import LIVE, QUIET, bind, listen
 from ...page import Page
 from ...store import Store
 from .models import MOST_RUNS, dense_recipe, models
@@ -59,9 +59,10 @@ def layout() -> Answers:
 
 
 def wire(page: Page, store: Store, parts: Answers, runs: gr.Dropdown) -> None:
-    chosen = [runs, *page.form.all]
+    chosen = [runs, *page.form.inputs]
     listen([runs.change, page.opened], bind(lay_out, store), chosen, parts.columns, **LIVE)
-    streaming = parts.generate.click(
+    streaming = listen(
+        [parts.generate.click],
         bind(generate, store),
         [parts.prompt, *parts.settings, *chosen],
         parts.columns,

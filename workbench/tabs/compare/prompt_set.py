@@ -9,7 +9,8 @@ import pandas as pd
 import lrcore
 
 from ... import text
-from ...components import QUIET, bind, download
+from ...components import download
+from ...events import QUIET, bind, listen
 from ...page import Page
 from ...store import Store
 from .models import models
@@ -47,9 +48,10 @@ def layout() -> PromptSet:
 
 
 def wire(page: Page, store: Store, parts: PromptSet, runs: gr.Dropdown) -> None:
-    parts.answer.click(
+    listen(
+        [parts.answer.click],
         bind(answer_all, store),
-        [parts.prompts, *parts.settings, runs, *page.form.all],
+        [parts.prompts, *parts.settings, runs, *page.form.inputs],
         [parts.table, parts.csv],
         api_visibility="private",
     )

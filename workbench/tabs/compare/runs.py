@@ -10,8 +10,9 @@ import pandas as pd
 import lrcore
 
 from ... import markup, text
-from ...components import LIVE, QUIET, bind, listen, panel, plot
+from ...components import panel, plot
 from ...evaluation_controls import read_settings
+from ...events import LIVE, QUIET, bind, listen
 from ...figures.comparison import scatter
 from ...jobs import MeasureJob, SpeedJob
 from ...page import Page
@@ -88,9 +89,8 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
         [parts.chart, parts.caption],
         **LIVE,
     )
-    parts.measure.click(
-        bind(measure_runs, store), [parts.runs, *page.evaluation.all], None, **QUIET
-    )
+    chosen = [parts.runs, page.evaluation.collected]
+    listen([parts.measure.click], bind(measure_runs, store), chosen, None, **QUIET)
     parts.speed.click(bind(measure_speed, store), parts.runs, None, **QUIET)
 
 
@@ -130,9 +130,9 @@ def draw_chart(store: Store, protocol: str | None, axis: str) -> tuple[str, str]
     return scatter(drawn, axis), markup.note(note)
 
 
-def measure_runs(store: Store, ids: list[str], *values: Any) -> None:
-    """Queue a measurement of the chosen runs; values: of the evaluation's controls."""
-    runs, settings = some_runs(store, ids), read_settings(True, *values[1:])
+def measure_runs(store: Store, ids: list[str], evaluation: list[Any]) -> None:
+    """Queue a measurement of the chosen runs; evaluation: the values of its controls."""
+    runs, settings = some_runs(store, ids), read_settings(True, *evaluation[1:])
     store.jobs.submit(MeasureJob(tuple(run.id for run in runs), settings))
 
 

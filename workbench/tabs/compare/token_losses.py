@@ -9,7 +9,8 @@ import gradio as gr
 import lrcore
 
 from ... import markup, text
-from ...components import bind, panel
+from ...components import panel
+from ...events import bind, listen
 from ...page import Page
 from ...store import Store
 from .models import dense_recipe, some_runs
@@ -31,8 +32,9 @@ def layout() -> TokenLosses:
 
 
 def wire(page: Page, store: Store, parts: TokenLosses, runs: gr.Dropdown) -> None:
-    inputs = [parts.passage, runs, *page.form.all]
-    parts.colour.click(bind(paint, store), inputs, parts.coloured, api_visibility="private")
+    inputs = [parts.passage, runs, *page.form.inputs]
+    painted, private = parts.coloured, {"api_visibility": "private"}
+    listen([parts.colour.click], bind(paint, store), inputs, painted, **private)
 
 
 def paint(store: Store, passage: str, ids: list[str], *values: Any) -> str:

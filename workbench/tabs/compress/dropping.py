@@ -9,7 +9,8 @@ import gradio as gr
 import lrcore
 
 from ... import markup, text
-from ...components import LIVE, QUIET, bind, listen, panel, plot
+from ...components import panel, plot
+from ...events import LIVE, QUIET, bind, listen
 from ...figures import allocation as figures
 from ...form import MovingRange, try_recipe
 from ...jobs import ShortenJob
@@ -38,7 +39,7 @@ def layout() -> Dropping:
 
 
 def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
-    form = page.form.all
+    form = page.form.inputs
     shown = [page.opened, tab.select, page.analysis_key.change]
     listen(shown, bind(fit_range, store), [parts.layers, *form], parts.layers, **LIVE)
     listen(
@@ -49,7 +50,7 @@ def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
         **LIVE,
     )
     values = [parts.name, parts.layers, parts.by, *inputs(page)]
-    parts.start.click(bind(start, store), values, parts.name, **QUIET)
+    listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
 
 
 def fit_range(store: Store, layers: float, *values: Any) -> Any:

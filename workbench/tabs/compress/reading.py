@@ -9,7 +9,7 @@ import lrcore
 
 from ... import markup
 from ...evaluation_controls import read_settings
-from ...form import NAMES, read_recipe
+from ...form import read_recipe
 from ...page import Page
 
 MOST_LETTERS = 80  # of a run's name
@@ -17,13 +17,13 @@ MOST_LETTERS = 80  # of a run's name
 
 def inputs(page: Page) -> list[gr.components.Component]:
     """The components whose values `read` takes."""
-    return [*page.form.all, *page.evaluation.all]
+    return [*page.form.inputs, page.evaluation.collected]
 
 
 def read(values: Sequence[Any]) -> tuple[lrcore.Recipe, lrcore.EvaluationSettings | None]:
     """The recipe, and how its run is to be measured. Raises InputError for a value out of range."""
-    count = len(NAMES)
-    return read_recipe(values[:count]), read_settings(*values[count:])
+    *form, evaluation = values
+    return read_recipe(form), read_settings(*evaluation)
 
 
 def run_name(typed: str) -> str:

@@ -8,7 +8,8 @@ import gradio as gr
 import lrcore
 
 from ... import markup, text
-from ...components import LIVE, QUIET, bind, listen, panel
+from ...components import panel
+from ...events import LIVE, QUIET, bind, listen
 from ...form import try_recipe
 from ...jobs import SliceJob
 from ...page import Page
@@ -47,12 +48,12 @@ def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
             parts.rotations.change,
         ],
         bind(describe, store),
-        [parts.ratio, parts.rotations, *page.form.all],
+        [parts.ratio, parts.rotations, *page.form.inputs],
         parts.caption,
         **LIVE,
     )
     values = [parts.name, parts.ratio, parts.rotations, *inputs(page)]
-    parts.start.click(bind(start, store), values, parts.name, **QUIET)
+    listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
 
 
 def describe(store: Store, ratio: float, rotations: str, *values: Any) -> str:

@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import QUIET, bind
+from ...events import QUIET, bind, listen
 from ...jobs import SweepJob
 from ...page import Page
 from ...store import Store
@@ -63,7 +63,7 @@ def layout() -> SweepControls:
 
 def wire(page: Page, store: Store, parts: SweepControls) -> None:
     choices = [parts.methods, parts.policies, parts.ratios, parts.texts, parts.cross]
-    parts.start.click(bind(start, store), [*choices, *inputs(page)], None, **QUIET)
+    listen([parts.start.click], bind(start, store), [*choices, *inputs(page)], None, **QUIET)
 
 
 def start(store: Store, methods: list[str], policies: list[str], *values: Any) -> None:

@@ -7,7 +7,8 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import QUIET, bind, small_button
+from ...components import small_button
+from ...events import QUIET, bind
 from ...jobs import HealJob, QuantiseJob
 from ...store import Store
 

@@ -9,7 +9,8 @@ import lrcore
 
 from ... import export, markup, text
 from ...assets import script
-from ...components import LIVE, QUIET, bind, download, listen, panel, small_button
+from ...components import download, panel, small_button
+from ...events import LIVE, QUIET, bind, listen
 from ...page import Page, put_recipe
 from ...store import Store
 

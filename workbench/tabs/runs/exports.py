@@ -8,7 +8,8 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import QUIET, bind, small_button
+from ...components import small_button
+from ...events import QUIET, bind
 from ...jobs import ExportJob, PushJob
 from ...page import Page, put_recipe
 from ...store import Store

@@ -9,7 +9,8 @@ import pandas as pd
 import lrcore
 
 from ... import export, markup, text
-from ...components import LIVE, QUIET, bind, listen, panel
+from ...components import panel
+from ...events import LIVE, QUIET, bind, listen
 from ...page import Page
 from ...store import Store
 

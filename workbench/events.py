@@ -1,0 +1,137 @@
+"""How handlers are attached to events: what a listener is given, and what a failure says."""
+
+import functools
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+log = logging.getLogger("workbench")
+
+# An event without a sign of progress names no component that shows one: Gradio's page would go
+# through the states of all outputs of all events, several times for each event.
+QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
+LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+
+
+@dataclass(frozen=True)
+class FormData:
+    """Components whose values listeners take as one list, through the unseen component `value`.
+
+    Gradio's page draws the status of every component that was ever an input, several times for
+    each event: a form of two dozen fields would make every event of the page slow.
+    """
+
+    parts: list[gr.components.Component]
+    value: gr.JSON
+
+
+def form_data(parts: list[gr.components.Component]) -> FormData:
+    return FormData(parts, gr.JSON([part.value for part in parts], visible=False))
+
+
+def listen(
+    events: list[Any] | gr.events.Dependency,
+    handler: Callable,
+    inputs: Any,
+    outputs: Any,
+    **settings: Any,
+) -> gr.events.Dependency:
+    """A listener that runs by itself, as gr.on(events, handler, ...) does not where an event has
+    several; inputs may hold FormData. events: several, or a listener to follow.
+
+    Gradio's page runs the listeners of one event one after the other, and where one of them was
+    asked for again meanwhile, it repeats the whole event. A slow figure would then hold up what
+    changes the form, and repeat it later over what was chosen since. Each handler therefore follows
+    a step of its own in the browser, which collects the form data. It gets no event data.
+    """
+    given = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
+    first = collect(events, [part for part in given if isinstance(part, FormData)])
+    return first.then(handler, plain(given), outputs, **settings)
+
+
+def plain(inputs: list[Any]) -> list[gr.components.Component]:
+    """The inputs as Gradio takes them."""
+    return [part.value if isinstance(part, FormData) else part for part in inputs]
+
+
+def collect(
+    events: list[Any] | gr.events.Dependency, forms: list[FormData]
+) -> gr.events.Dependency:
+    """At these events the browser puts the values of each form's parts into its `value`."""
+    attach = functools.partial(gr.on, events) if isinstance(events, list) else events.then
+    parts = [part for form in forms for part in form.parts]
+    values = [form.value for form in forms]
+    lengths = [len(form.parts) for form in forms]
+    js = f"(...parts) => {lengths}.map(length => parts.splice(0, length))" if forms else None
+    return attach(None, parts or None, values or None, js=js, **QUIET)
+
+
+def bind(handler: Callable, *given: Any) -> Callable:
+    """A module-level `handler` as a listener, its first arguments given.
+
+    A failure reaches the reader as a sentence: the core's own for wrong input, one line and a log
+    otherwise. The result keeps the annotations of the arguments that are left, by which Gradio
+    passes gr.Request, gr.EventData and gr.SelectData.
+    """
+    call = functools.partial(handler, *given)
+    if inspect.isasyncgenfunction(handler):
+
+        async def listener(*values: Any) -> AsyncIterator[Any]:
+            try:
+                async for one in call(*values):
+                    yield one
+            except Exception as error:
+                raise shown(error) from None
+
+    elif inspect.isgeneratorfunction(handler):
+
+        def listener(*values: Any) -> Iterator[Any]:
+            try:
+                yield from call(*values)
+            except Exception as error:
+                raise shown(error) from None
+
+    else:
+
+        def listener(*values: Any) -> Any:
+            try:
+                return call(*values)
+            except Exception as error:
+                raise shown(error) from None
+
+    functools.update_wrapper(listener, handler)
+    listener.__name__ = f"on_{handler.__name__}"  # an endpoint of that name keeps it
+    left = inspect.signature(call)  # without the arguments given
+    listener.__signature__ = left
+    listener.__annotations__ = {
+        name: kind
+        for name, kind in handler.__annotations__.items()
+        if name in left.parameters or name == "return"
+    }
+    return listener
+
+
+def shown(error: Exception) -> gr.Error:
+    """The message on the page for a failure in a handler. Gradio shows it as HTML, and it may name
+    what a person typed, so it is escaped.
+    """
+    if isinstance(error, gr.Error):
+        return error
+    if isinstance(error, lrcore.InputError):
+        return gr.Error(escape(str(error), quote=False), print_exception=False, duration=None)
+    log.error("a handler failed", exc_info=error)
+    line = (str(error).strip().splitlines() or [""])[0][:300]
+    message = f"{type(error).__name__}: {line} The server's log has the details."
+    return gr.Error(escape(message, quote=False), print_exception=False, duration=None)
+
+
+def event_data(event: gr.EventData) -> dict[str, Any]:
+    """What the component's `trigger` sent."""
+    return event._data or {}
