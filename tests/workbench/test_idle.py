@@ -7,6 +7,7 @@ import pytest
 
 import lrcore
 from workbench import build_app, polling
+from workbench.form import FIELD_NAMES
 from workbench.live import LiveRequest
 from workbench.store import Store
 
@@ -29,6 +30,20 @@ def test_an_event_without_progress_touches_no_other_component(page):
     assert len(drawn_anew) == 2
     private = [event for event in hidden + drawn_anew if event["api_visibility"] != "public"]
     assert {len(event["show_progress_on"]) for event in private} == {0}
+
+
+def test_the_fields_of_the_form_are_no_inputs_of_listeners(page):
+    """Gradio's page draws the status of every input so far, at every event."""
+    fields = {
+        block._id: block.elem_id
+        for block in page.blocks.values()
+        if str(getattr(block, "elem_id", "")).startswith("field-")
+    }
+    assert len(fields) == len(FIELD_NAMES)
+    events = page.config["dependencies"]
+    on_server = [e for e in events if e["backend_fn"] and e["api_visibility"] != "public"]
+    inputs = {part for event in on_server for part in event["inputs"]}
+    assert {fields[part] for part in fields.keys() & inputs} == {"field-method", "field-policy"}
 
 
 def test_gradio_summarises_no_events(page):
