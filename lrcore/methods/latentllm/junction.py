@@ -89,15 +89,14 @@ def _pivots(m: Tensor) -> tuple[Tensor, Tensor]:
     """
     count, n, rank = m.shape
     packed, swaps, _ = torch.linalg.lu_factor_ex(m)
-    order = torch.arange(n, device=m.device).repeat(count, 1)
-    every = torch.arange(count, device=m.device)
-    # row i was exchanged with row j, which counts from one
-    for i, j in enumerate(swaps.long().unbind(1)):
-        order[every, j - 1], order[:, i] = order[:, i].clone(), order[every, j - 1].clone()
+    orders = [list(range(n)) for _ in range(count)]
+    for order, exchanged in zip(orders, swaps.tolist(), strict=True):
+        for i, j in enumerate(exchanged):  # row i with row j, which counts from one
+            order[i], order[j - 1] = order[j - 1], order[i]
     rest = torch.linalg.solve_triangular(
         packed[:, :rank], packed[:, rank:], upper=False, left=False, unitriangular=True
     )
-    return order, rest
+    return torch.tensor(orders, device=m.device), rest
 
 
 def per_head_identity(up: Tensor, bias: Tensor | None) -> tuple[Tensor, IdentityColumns]:
