@@ -1,4 +1,6 @@
-"""Every protocol against a straight loop of its own, in float64, one token at a time."""
+"""Every protocol against a straight loop of its own, in float64, one token at a time: every token
+has a row that ends before it.
+"""
 
 import json
 import math
@@ -32,9 +34,13 @@ def rows_file(tmp_path_factory, documents):
 
 
 @torch.inference_mode()
-def loss(model, before, token):
-    logits = model.network(input_ids=torch.tensor([before])).logits[0, -1].double()
-    return float(torch.logsumexp(logits, 0) - logits[token])
+def losses_of(model, predicted):
+    """The loss of every token, given those before it: pairs of (before, token)."""
+    before, tokens = zip(*predicted, strict=True)
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in before], batch_first=True)
+    logits = model.network(input_ids=rows).logits
+    last = logits[torch.arange(len(rows)), [len(ids) - 1 for ids in before]].double()
+    return torch.nn.functional.cross_entropy(last, torch.tensor(tokens), reduction="none").tolist()
 
 
 def ids_of(model, text, special=False):
@@ -50,7 +56,9 @@ def test_gptq_is_one_text_in_windows_as_long_as_the_context(
     ids = ids_of(model, join.join(documents), special=True)
     result = lrcore.evaluate(model, str(rows_file), samples=2, protocol=name)
     windows = [ids[:128], ids[128:256]]
-    losses = [loss(model, window[:t], window[t]) for window in windows for t in range(1, 128)]
+    losses = losses_of(
+        model, [(window[:t], window[t]) for window in windows for t in range(1, 128)]
+    )
     assert result.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert (result.windows, result.tokens) == (2, 2 * 127)
     message = result.protocol
@@ -79,11 +87,12 @@ def test_a_stride_scores_every_token_once(model, story_file, story_text):
     path.write_text(model.tokenizer.decode(ids))
     ids = ids_of(model, path.read_text())
     result = lrcore.evaluate(model, str(path), seq_len=40, protocol="strided", stride=12)
-    losses, reached = [], 1
+    predicted, reached = [], 1
     for first in range(0, len(ids), 12):
         last = min(first + 40, len(ids))
-        losses += [loss(model, ids[first:t], ids[t]) for t in range(reached, last)]
+        predicted += [(ids[first:t], ids[t]) for t in range(reached, last)]
         reached = max(reached, last)
+    losses = losses_of(model, predicted)
     assert len(losses) == len(ids) - 1 == result.tokens
     assert result.nll == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert (result.protocol["stride"], result.protocol["seq_len"]) == (12, 40)
@@ -106,7 +115,7 @@ def test_stride_spans_cover_all_but_the_first(tokens, length, stride):
 
 def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
     result = lrcore.evaluate(model, str(rows_file), protocol="lm-eval-word")
-    total = 0.0
+    predicted = []
     for document in documents:
         ids = ids_of(model, document)
         done = 0
@@ -114,10 +123,9 @@ def test_words_and_bytes_as_lm_eval_defines_them(model, rows_file, documents):
             scored = min(128, len(ids) - done)
             start = 0 if done == 0 else done if scored == 128 else done + scored - 128
             whole = [model.tokenizer.bos_token_id, *ids]
-            total += sum(
-                loss(model, whole[start : t + 1], ids[t]) for t in range(done, done + scored)
-            )
+            predicted += [(whole[start : t + 1], ids[t]) for t in range(done, done + scored)]
             done += scored
+    total = sum(losses_of(model, predicted))
     words = sum(len(document.split(" ")) for document in documents)
     octets = sum(len(document.encode()) for document in documents)
     assert result.word_perplexity == pytest.approx(math.exp(total / words), rel=1e-6)
