@@ -10,6 +10,7 @@ import lrcore
 from . import api, polling, selection_events, sidebar, text
 from .assets import PLOTLY_JS, STYLE, script
 from .events import QUIET, bind
+from .first_script import FirstScript
 from .jobs import KINDS, start_analysis
 from .page import Page
 from .security import SecurityHeaders
@@ -23,7 +24,7 @@ LAUNCH = {
     "css_paths": [STYLE],
     "run_history": False,
     "footer_links": ["settings"],
-    "app_kwargs": {"middleware": [Middleware(SecurityHeaders)]},
+    "app_kwargs": {"middleware": [Middleware(SecurityHeaders), Middleware(FirstScript)]},
 }
 # Seconds between two looks of Gradio's queue at itself; its own millisecond costs a server at rest
 # a fifteenth of a core, this one a fiftieth.

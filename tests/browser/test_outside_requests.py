@@ -1,6 +1,8 @@
-"""The browser that shows the page is told to ask no other host for anything."""
+"""What the page asks for by itself: nothing of another host, no frame while it is at rest."""
 
 import pytest
+
+from .page import PATIENCE, Workbench
 
 pytestmark = pytest.mark.browser
 
@@ -12,3 +14,28 @@ def test_the_server_allows_no_other_host(browser, server):
     assert "default-src 'self'" in policy
     assert "img-src 'self' data: blob:" in policy
     assert "http" not in policy
+
+
+COUNT_FRAMES = """
+window.framesAsked = 0;
+const ask = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = draw => { window.framesAsked += 1; return ask(draw); };
+"""
+
+
+def test_a_page_at_rest_asks_for_no_frame(browser, server):
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
+    page.add_init_script(COUNT_FRAMES)
+    page.goto(server.url)
+    page.wait_for_selector("#heatmap .js-plotly-plot")
+    workbench = Workbench(page)
+
+    def frames_in_half_a_second():
+        before = page.evaluate("framesAsked")
+        page.wait_for_timeout(500)
+        return page.evaluate("framesAsked") - before
+
+    workbench.until(lambda: frames_in_half_a_second() == 0, PATIENCE, "something is drawn anew")
+    assert page.evaluate("framesAsked") > 0
+    page.close()

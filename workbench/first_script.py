@@ -1,0 +1,44 @@
+"""A script that runs before Gradio's own: Gradio has no place for one."""
+
+from typing import Any
+
+from .assets import script
+
+HEAD = b"<head>"
+FIRST = f"{HEAD.decode()}<script>{script('loading-clock.js')}</script>".encode()
+
+
+class FirstScript:
+    """ASGI middleware that puts assets/loading-clock.js first into the head of every HTML page."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        head: Any = None  # of a page whose body has not come yet
+        body = b""
+
+        async def send_page(message: Any) -> None:
+            nonlocal head, body
+            if message["type"] == "http.response.start" and is_html(message):
+                head = message
+            elif head is None:
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if message.get("more_body"):
+                    return
+                page, start, head = body.replace(HEAD, FIRST, 1), head, None
+                length = (b"content-length", str(len(page)).encode())
+                others = [pair for pair in start["headers"] if pair[0].lower() != length[0]]
+                await send(start | {"headers": [*others, length]})
+                await send(message | {"body": page})
+
+        await self.app(scope, receive, send_page if scope["type"] == "http" else send)
+
+
+def is_html(start: Any) -> bool:
+    """Whether a response that starts so is a page, not compressed yet."""
+    headers = {name.lower(): value for name, value in start.get("headers", ())}
+    kind = headers.get(b"content-type", b"")
+    return kind.startswith(b"text/html") and b"content-encoding" not in headers
