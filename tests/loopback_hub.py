@@ -155,7 +155,11 @@ class Hub(BaseHTTPRequestHandler):
         )
 
     def file(self, repository, commit, name, body):
+        if repository not in self.repositories:
+            return self.refuse(401, "RepoNotFound")
         file = self.repositories[repository] / name
+        if not file.is_file():
+            return self.refuse(404, "EntryNotFound")
         content = file.read_bytes()
         self.send_response(200)
         for key, value in {

@@ -29,7 +29,7 @@ EXAMPLES = re.findall(
     r"^# (\S+\.py)$", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.MULTILINE
 )
 """Files that docs/extending.md shows in full; tests/test_extending.py runs them."""
-ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help"}
+ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
 """Flags of scripts/ and of other programs."""
 
 

@@ -62,7 +62,7 @@ class Form:
 def choices() -> dict[str, gr.Dropdown]:
     """The fields whose value is one of a list."""
     lists = {
-        "model": lrcore.DEMO_MODELS,
+        "model": lrcore.built_in_models(),
         "dtype": DTYPES,
         "device": DEVICES,
         "data": lrcore.DATASETS,
@@ -128,7 +128,7 @@ def read_recipe(values: Sequence[Any], rule: bool | None = None) -> lrcore.Recip
         fields[name] = round(fields[name]) if fields[name] is not None else None
     if not fields["model"]:
         raise lrcore.InputError(
-            "No model is named. Choose a demo model, or type a folder or a hub id."
+            "No model is named. Choose a built-in one, or type a folder, .gguf file or hub id."
         )
     fields["component_ratios"] = read_ratios(fields["component_ratios"] or "")
     if ticked if rule is None else rule:

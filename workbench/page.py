@@ -32,6 +32,7 @@ class Page:
     status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
     job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
     hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
+    model_note: gr.HTML = field(default_factory=partial(panel, "model-note", render=False))
     selection_mark: gr.HTML = field(default_factory=selection.mark)
     steps: gr.HTML = field(default_factory=steps.build)
     tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))

@@ -26,6 +26,7 @@ def wire(page: Page, store: Store) -> None:
         page.status_bar,
         page.job_list,
         page.hint,
+        page.model_note,
         page.analysis_key,
         page.factors_key,
         page.methods_ready,
@@ -71,11 +72,13 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
     recipe = try_recipe(values)
     analysed = recipe is not None and store.peek_analysis(recipe) is not None
     factored = recipe is not None and store.peek_factors(recipe) is not None
+    dense = None if recipe is None else store.peek_dense(recipe)
     up_to_date = analysed or recipe is None or store.jobs.waiting()
     return [
         job_markup.status_bar(store.jobs),
         job_markup.job_list(store.jobs),
         markup.note("" if up_to_date else text.STALE),
+        markup.note("" if dense is None else dense.note),
         list(calibration_key(recipe)) if analysed else None,
         list(factor_key(recipe)) if factored else None,
         store.methods_factorised(recipe) if recipe else None,

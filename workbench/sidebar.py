@@ -32,6 +32,7 @@ def layout(page: Page) -> Sidebar:
     form = page.form
     gr.Markdown(f"## {text.NAME}\n{text.INTRO}", elem_id="brand")
     form["model"].render()
+    page.model_note.render()
     with gr.Accordion(text.SOURCE, open=False):
         for name in ("revision", "dtype", "device", "offload"):
             form[name].render()

@@ -10,7 +10,7 @@ NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
 
 FIELDS = {
-    "model": ("Model", "demo model, folder, or hub id"),
+    "model": ("Model", "built-in model, folder, .gguf file or hub id"),
     "revision": ("Revision", ""),
     "dtype": ("Data type", ""),
     "device": ("Device", ""),
@@ -399,7 +399,7 @@ def budget(name: str) -> str:
 
 
 def protocol(settings: dict) -> str:
-    """The protocol as it stands by every perplexity."""
+    """The protocol as it stands by every perplexity, with the note of the model."""
     parts = [str(settings.get("source") or settings.get("data", "?"))]
     windows = settings.get("windows") or settings.get("samples") or "all"
     tokens = f" = {settings['tokens']:,} tokens" if settings.get("tokens") else " tokens"
@@ -407,13 +407,12 @@ def protocol(settings: dict) -> str:
     name = settings.get("name") or settings.get("protocol") or "windows"
     if name != "windows":
         parts[0] += f" · {name}"
-        return " · ".join(
-            [*parts, f"stride {settings['stride']}"] if settings.get("stride") else parts
-        )
-    sampling, seed = settings.get("sampling", "first"), settings.get("seed")
-    parts.append(
-        f"{sampling} windows" if sampling == "first" or seed is None else f"{sampling}, seed {seed}"
-    )
+        parts += [f"stride {settings['stride']}"] if settings.get("stride") else []
+    else:
+        sampling, seed = settings.get("sampling", "first"), settings.get("seed")
+        first = sampling == "first" or seed is None
+        parts.append(f"{sampling} windows" if first else f"{sampling}, seed {seed}")
+    parts += [settings["note"]] if settings.get("note") else []
     return " · ".join(parts)
 
 

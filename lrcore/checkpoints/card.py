@@ -10,6 +10,7 @@ import yaml
 
 from ..account import SizeAndCost
 from ..history import Compressed, Healed, Quantised, Shortened, Sliced, Step, last_step
+from ..models.gguf import note_of
 from ..models.weights import MARK, read_json
 from ..provenance import Provenance
 from .paths import public_provenance, without_paths
@@ -40,7 +41,8 @@ def model_card(
 ) -> str:
     """README.md of an export, with the hub's metadata.
 
-    The licence is that of the base model's card, and absent where that names none.
+    The licence is that of the base model's card, and absent where that names none; a note is that
+    of the base, such as that it was dequantised.
 
     folder: where the model's files are. provenance: how it came to be. results: evaluations as
     `Evaluation.to_dict` gives them; those without a finite perplexity are left out of the metadata.
@@ -62,6 +64,7 @@ def model_card(
     meta = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
     parts = [
         f"# {title}\n\n{_opening(base, parameters, provenance.history)}",
+        f"Note: {note}." if (note := note_of(Path(folder))) else "",
         _usage(usage),
         "" if provenance.account is None else _account(provenance.account),
         _measured(results),

@@ -30,13 +30,14 @@ from transformers.initialization import no_init_weights
 from ..errors import InputError
 from ..files import OFFLOADED, beside, cache_folder, exchange
 from ..models.config import read_config, write_config
+from ..models.gguf import note_of
 from ..models.in_memory import load_in_memory
 from ..models.load import (
     LoadedModel,
     checked,
     empty_network,
     load_folder,
-    locate,
+    model_folder,
     read_tokenizer,
     resolve_device,
     resolve_dtype,
@@ -72,8 +73,9 @@ def load(
     offload: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
-    """A model by demo name, folder or hub id, or of transformers in memory, `load(network,
-    tokenizer)`; a folder written by `save` comes back as the compressed model it was.
+    """A model by the name of a built-in one, folder, GGUF file or hub id, or of transformers in
+    memory, `load(network, tokenizer)`; a folder written by `save` comes back as the compressed
+    model it was.
 
     revision: of a hub id; of a model in memory, its tokenizer may stand there. dtype None: float32
     for a dense model, as saved for a checkpoint, unchanged in memory. offload: decoder layers wait
@@ -99,7 +101,7 @@ def load(
             f"'{name}' brings its own tokenizer. Give a tokenizer with a model in memory only."
         )
     name, version = str(name), None if revision is None else str(revision)
-    folder = locate(name, version)
+    folder = model_folder(name, version, dtype or "float32")
     if (folder / MARK).is_file():
         return load_checkpoint(folder, dtype or "auto", device, name, offload)
     return load_folder(folder, name, dtype or "float32", device, offload)
@@ -213,6 +215,7 @@ def load_checkpoint(
         known.history,
         known.base,
         known.account,
+        note_of(folder),
     )
 
 
@@ -302,6 +305,7 @@ def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> No
         "structure": structure(network),
         "tied": tied,
         "licence": licence(model.folder),
+        "note": model.note,
     }
     write_weights(state, folder, shard)
     write_config(network, folder, own=not _is_native(network))

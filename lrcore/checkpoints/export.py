@@ -44,9 +44,9 @@ def export(
     stock one, whose norms round otherwise. Folders are refused as by `save`.
     """
 
-    from_folder = Path(model.name).expanduser().is_dir()
+    from_files = Path(model.name).expanduser().exists()
     public = public_model(model)
-    title = Path(folder).name if from_folder else public.name
+    title = Path(folder).name if from_files else public.name
 
     def write(draft: Path) -> None:
         if stock:

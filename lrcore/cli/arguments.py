@@ -7,14 +7,18 @@ import typer
 
 from ..recipe import Recipe
 from ..settings import setting, settings_of
+from .console import say
 
 _SOURCE = {name: one.about for name, one in settings_of(Recipe).items() if one.group == "source"}
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Demo model, folder or hub id.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Built-in model, folder, .gguf file or hub id.")
+]
 ModelOrFolder = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL_OR_DIR", help="Demo model, folder (compressed or not) or hub id."
+        metavar="MODEL_OR_DIR",
+        help="Built-in model, folder (compressed or not), .gguf file or hub id.",
     ),
 ]
 FolderOrRun = Annotated[
@@ -49,11 +53,20 @@ class Loading:
         """The model of that name. Raises InputError as `lrcore.load` does."""
         import lrcore
 
-        return lrcore.load(model, self.revision, self.dtype, self.device, self.offload)
+        return noted(lrcore.load(model, self.revision, self.dtype, self.device, self.offload))
 
 
 def load_dense(recipe: Recipe) -> Any:
     """The dense model of a recipe. Raises InputError as `lrcore.load` does."""
     import lrcore
 
-    return lrcore.load(recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
+    return noted(
+        lrcore.load(recipe.model, recipe.revision, recipe.dtype, recipe.device, recipe.offload)
+    )
+
+
+def noted(model: Any) -> Any:
+    """The same loaded model, whose note was said where it has one."""
+    if model.note:
+        say(f"note: {model.name}: {model.note}")
+    return model

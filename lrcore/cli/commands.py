@@ -18,7 +18,8 @@ from .console import progress, say
 
 app = typer.Typer(
     help="Low-rank compression of transformer language models.\n\n"
-    "MODEL is a demo model (demo-llama, demo-opt), a folder, or a hub id. "
+    "MODEL is a built-in model (demo-llama, demo-opt, smollm2-135m), a folder, a .gguf file, a hub "
+    "id, or a .gguf file of a hub repository (org/model/file.gguf). "
     "DATA is a built-in set (stories, python-docs), a .txt, .jsonl, .json or .parquet file, or a "
     "hub data set name:config:split.",
     add_completion=False,

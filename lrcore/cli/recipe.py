@@ -21,8 +21,8 @@ def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool
     given = {name: value for name, value in values.items() if value is not None}
     if model and file is None and "model" not in given:
         raise InputError(
-            "No model. Give a demo model (demo-llama, demo-opt), a folder or a hub id, or a "
-            "--recipe that names one."
+            "No model. Give a built-in model (demo-llama, demo-opt, smollm2-135m), a folder, a "
+            ".gguf file or a hub id, or a --recipe that names one."
         )
     for name in MAPPINGS.keys() & given.keys():
         given[name] = {**getattr(base, name), **dict(map(READERS[name], given[name]))}

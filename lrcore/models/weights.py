@@ -91,11 +91,11 @@ def fingerprint(folder: Path, files: list[Path]) -> str:
     whole = hashlib.sha256()
     described = [folder / name for name in ("config.json", MARK) if (folder / name).is_file()]
     for file in [*described, *files]:
-        whole.update(f"{file.name}:{_hash(file)}\n".encode())
+        whole.update(f"{file.name}:{file_hash(file)}\n".encode())
     return whole.hexdigest()
 
 
-def _hash(file: Path) -> str:
+def file_hash(file: Path) -> str:
     """sha256 of a file's contents, cached by its path, size and modification time."""
     stat = file.stat()
     key = (str(file.resolve()), stat.st_size, stat.st_mtime_ns)

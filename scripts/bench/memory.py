@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
 from lrcore.data import load_texts
-from lrcore.models.load import locate, quiet
+from lrcore.models.hub import locate
+from lrcore.models.load import quiet
 
 from .page import ROOT, machine, note, table, write_section
 

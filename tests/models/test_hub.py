@@ -8,6 +8,7 @@ import os
 
 import fresh
 import pytest
+from gguf_files import write_gguf
 from loopback_hub import COMMIT, serve
 
 
@@ -113,6 +114,26 @@ def test_revisions_and_what_a_hub_refuses(run, hub):
     assert_refused(holed, "1 of the 2 weight files", "model-00002-of-00002.safetensors")
     assert_refused(forbidden, "'owner/forbidden'", "403", "HF_TOKEN")
     assert_refused(down, "'owner/down'", "500", hub.endpoint)
+
+
+def test_a_gguf_file_of_a_repository_is_downloaded_alone(run, hub, tiny_llama, tmp_path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    (folder / "large.bin").write_bytes(b"pickle")
+    write_gguf(tiny_llama, folder / "tiny.Q8_0.gguf", "Q8_0")
+    hub.repositories["owner/quantised"] = folder
+    found, none, elsewhere = run(
+        "owner/quantised/tiny.Q8_0.gguf",
+        "owner/quantised/none.gguf",
+        "owner/nothing/tiny.gguf",
+    )
+    assert found[0] == 0
+    assert found[1].startswith("Once")
+    assert "Dequantised from 8 bits" in found[2]
+    assert not any(path.endswith(".bin") for path in hub.requests)
+    assert_refused(none, "'owner/quantised' is on the hub", "no file 'none.gguf'")
+    assert_refused(elsewhere, "'owner/nothing'", "smollm2-135m")
 
 
 def test_an_interrupted_download_says_so_and_can_be_taken_up_again(run, hub):

