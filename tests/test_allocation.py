@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -22,6 +23,7 @@ INFLUENCES = {"block": INFLUENCE, "attention": [0.5 * s for s in INFLUENCE], "ml
 OUTLIERS = [[0.4 * s / m for m in range(1, 21)] for s in INFLUENCE]
 
 
+@cache
 def model_like(factored: bool = False, layers: int = 6) -> Evidence:
     """The slots of a small Llama: rotary pairs, a value head, neurons; or seven factored
     matrices.
