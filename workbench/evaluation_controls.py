@@ -46,7 +46,7 @@ class EvaluationControls:
             elem_id="measure-protocol",
             render=False,
         )
-        self.collected = form_data(self.all)
+        self.collected = form_data(self.all, [part.value for part in self.all])
 
     @property
     def all(self) -> list[gr.components.Component]:

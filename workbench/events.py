@@ -32,8 +32,9 @@ class FormData:
     value: gr.JSON
 
 
-def form_data(parts: list[gr.components.Component]) -> FormData:
-    return FormData(parts, gr.JSON([part.value for part in parts], visible=False))
+def form_data(parts: list[gr.components.Component], values: list[Any]) -> FormData:
+    """values: of the parts as the page opens."""
+    return FormData(parts, gr.JSON(values, visible=False))
 
 
 def listen(

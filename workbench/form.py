@@ -43,7 +43,8 @@ class Form:
     def __init__(self) -> None:
         made = choices() | boxes() | {name: gr.State({}) for name in MAPPINGS}
         self.parts = {name: made[name] for name in NAMES}
-        self.collected = form_data([self.parts[name] for name in FIELD_NAMES])
+        fields = [self.parts[name] for name in FIELD_NAMES]
+        self.collected = form_data(fields, input_values(START)[0])
 
     def __getitem__(self, name: str) -> gr.components.Component:
         return self.parts[name]
