@@ -9,7 +9,8 @@ under TYPE_CHECKING count as any other.
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,16 +30,19 @@ def sources() -> dict[str, Path]:
     }
 
 
-def imports(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def imports(path: Path) -> list[tuple[str, str]]:
     """(module, name) of every import of a file, absolute; the name is empty for `import module`."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    found: list[tuple[str, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(part for part in (above, node.module) if part)
-            yield from ((module, alias.name) for alias in node.names)
+            found += ((module, alias.name) for alias in node.names)
+    return found
 
 
 def graph() -> Graph:
