@@ -4,6 +4,8 @@ import ast
 import hashlib
 import sysconfig
 import warnings
+from collections import deque
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -14,6 +16,8 @@ from lrcore.errors import unknown
 Split = Literal["train", "calibration", "test"]
 SPLITS = ("train", "calibration", "test")
 _SHORTEST = 80  # characters; a shorter docstring ("Return self.") teaches a language model nothing
+# what a definition may stand in: no expression holds one
+_WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _SKIPPED = {
     "test",
     "tests",
@@ -72,11 +76,20 @@ def _docstrings(path: Path) -> list[str]:
         return []
     owners = (
         node
-        for node in ast.walk(tree)
+        for node in _statements(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     )
     texts = (ast.get_docstring(node) for node in owners)
     return [text for text in texts if text and len(text) >= _SHORTEST]
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The tree and its statements in the order of `ast.walk`, which also visits expressions."""
+    queue: deque[ast.AST] = deque([tree])
+    while queue:
+        node = queue.popleft()
+        queue += (part for part in ast.iter_child_nodes(node) if isinstance(part, _WITH_STATEMENTS))
+        yield node
 
 
 def _topics() -> list[tuple[str, str]]:
