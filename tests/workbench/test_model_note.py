@@ -1,0 +1,31 @@
+"""What the page says of a model that is not what it was: that it was dequantised."""
+
+import pytest
+from gguf_files import write_gguf
+
+import lrcore
+from workbench import polling, text
+from workbench.form import choices, input_values
+from workbench.store import Store
+
+NOTE = "Dequantised from 8 bits (Q8_0, F32)"
+
+
+def test_the_note_stands_under_a_loaded_model_and_by_its_figures(tiny_llama, tmp_path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "Q8_0")
+    store, recipe = Store(tmp_path / "runs"), lrcore.Recipe(str(path))
+    assert not any(NOTE in str(shown) for shown in polling.state(store, input_values(recipe)))
+    model = store.dense(recipe)
+    (shown,) = [one for one in polling.state(store, input_values(recipe)) if NOTE in str(one)]
+    assert shown.startswith("<div class='note")
+    for protocol in ("windows", "strided"):
+        settings = {"samples": 1, "seq_len": 32, "protocol": protocol}
+        measured = lrcore.evaluate(model, "stories", **settings).protocol
+        assert text.protocol(measured).endswith(NOTE)
+
+
+def test_the_picker_lists_the_models_that_are_here():
+    listed = [value for _, value in choices()["model"].choices]
+    assert tuple(listed) == lrcore.built_in_models()
+    assert set(lrcore.DEMO_MODELS) <= set(listed)
