@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .may_follow import MAY_FOLLOW, refusal
     from .methods import METHODS as METHODS
     from .models.load import DEMO_MODELS, LoadedModel, built_in_models
+    from .models.structure import forms_of
     from .plan import RankPlan
     from .policies import POLICIES as POLICIES
     from .progress import Progress
@@ -115,6 +116,7 @@ _HOMES = {
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
     "models.load": "DEMO_MODELS LoadedModel built_in_models",
+    "models.structure": "forms_of",
     "plan": "RankPlan",
     "policies": "POLICIES",
     "progress": "Progress",
@@ -262,6 +264,7 @@ __all__ = [
     "evidence_key",
     "export",
     "factorise",
+    "forms_of",
     "generate",
     "heal",
     "in_turns",

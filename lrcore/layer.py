@@ -115,8 +115,8 @@ class Attention:
     softcap c: scores become c tanh(score / c). window: the most keys a query sees, where the
     attention itself applies the sliding window.
     frequencies [head_size / 2]: radians per position of the original pairs; None without rotary.
-    latent: the cache holds `down x` instead of the state where k or v is `LowRank`; once where they
-    share it.
+    latent: "", "k", "v" or "kv", those whose cache holds `down x` instead of the state where they
+    are `LowRank`; once where they share it.
     summed: every query head has its own values, and one output projection is applied to the sum of
     the head outputs; v is then [n_q * v_size, d] and o [d, v_size].
     channel: only where k is a cached latent and positions are rotary.
@@ -138,7 +138,7 @@ class Attention:
     softcap: float | None = None
     window: int | None = None
     frequencies: Tensor | None = None
-    latent: bool = False
+    latent: str = ""
     summed: bool = False
     channel: RotaryChannel | None = None
 
@@ -152,14 +152,26 @@ class Attention:
         """Value heads: one per query head where they are summed, else one per kv head."""
         return self.n_q if self.summed else self.n_kv
 
+    def cached_latent(self, name: str) -> LowRank | None:
+        """The keys' or values' projection ("k", "v") where the cache holds its latent."""
+        p = getattr(self, name)
+        latent = name in self.latent and isinstance(p, LowRank) and p.sparse is None
+        return p if latent else None
+
+    def cached(self, name: str) -> int:
+        """Cached numbers per token of keys or values ("k", "v"), shared ones with both."""
+        latent = self.cached_latent(name)
+        if latent is not None:
+            return latent.rank
+        return self.n_kv * self.qk_size if name == "k" else self.n_v * self.v_size
+
     @property
     def kv_values(self) -> int:
         """Cached numbers per token."""
-        if self.latent and _one_latent(self.k, self.v):
-            assert isinstance(self.k, LowRank)
-            return self.k.rank
-        sizes = ((self.k, self.n_kv * self.qk_size), (self.v, self.n_v * self.v_size))
-        return sum(p.rank if self.latent and isinstance(p, LowRank) else size for p, size in sizes)
+        k, v = self.cached_latent("k"), self.cached_latent("v")
+        if k is not None and v is not None and same_matrix(k.down, v.down):
+            return k.rank
+        return self.cached("k") + self.cached("v")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +197,11 @@ class Layer:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components that can be narrowed: no "qk" under a query-key norm, no absent "mlp"."""
-        possible = {"qk": self.attention.qk_norm is None, "ov": True, "mlp": self.mlp is not None}
+        """The components that can be narrowed: no "qk" under a query-key norm, no "ov" whose heads
+        are summed, no absent "mlp".
+        """
+        a = self.attention
+        possible = {"qk": a.qk_norm is None, "ov": not a.summed, "mlp": self.mlp is not None}
         return tuple(name for name, there in possible.items() if there)
 
     def matrices(self) -> dict[str, Projection]:
@@ -214,21 +229,28 @@ class Layer:
         return _kept(*self.matrices().values()) + (0 if channel is None else channel.parameters)
 
 
-def _one_latent(a: Projection, b: Projection) -> bool:
-    """Whether two projections hold the same `down`."""
-    if not (isinstance(a, LowRank) and isinstance(b, LowRank)):
-        return False
-    parts = (
-        [p.down] if isinstance(p.down, Tensor) else tensors_of(p.down).values() for p in (a, b)
-    )
-    return len({tuple(t.data_ptr() for t in own) for own in parts}) == 1
-
-
 def same_matrix(a: Matrix, b: Matrix) -> bool:
     """Whether two matrices hold the same tensors, so that they are stored once."""
     parts = ([m] if isinstance(m, Tensor) else tensors_of(m).values() for m in (a, b))
     first, second = ([(t.data_ptr(), t.shape) for t in own] for own in parts)
     return first == second
+
+
+def rank_of(projection: Projection) -> int:
+    """The most ranks that a projection's weight can have."""
+    full = min(projection.weight.shape)
+    plain = isinstance(projection, LowRank) and projection.sparse is None
+    return min(full, projection.rank) if plain else full  # type: ignore[union-attr]
+
+
+def multiplied(projection: Projection) -> int:
+    """Numbers of a projection that multiply its input: no biases, no places of sparse entries."""
+    if isinstance(projection, Linear):
+        return projection.weight.numel()
+    if isinstance(projection, Stored):
+        return count(projection.form)
+    sparse = 0 if projection.sparse is None else projection.sparse.values.numel()
+    return count(projection.down) + count(projection.up) + sparse
 
 
 def _kept(*projections: Projection) -> int:

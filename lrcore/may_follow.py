@@ -2,12 +2,41 @@
 error messages read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InputError
 from .history import Compressed, Healed, Quantised, Shortened, Sliced, Step, last_step
+from .methods import find_method
+from .policies import find_policy
+from .recipe import Recipe
+
+
+def _always(_recipe: Recipe) -> bool:
+    return True
+
+
+def _reads_gradients(recipe: Recipe) -> bool:
+    method = find_method(recipe.method)
+    chosen = method.choose(recipe.options)
+    return method.reads_gradients(chosen) or find_policy(recipe.policy).needs == "gradients"
+
+
+def _is_latentllm(recipe: Recipe) -> bool:
+    return recipe.method == "latentllm"
+
+
+def _joins_values(recipe: Recipe) -> bool:
+    return recipe.method == "latentllm" and recipe.options.get("vo", "split") != "split"
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """Why a step cannot take what the layers of a model hold, and by which recipes not."""
+
+    why: str
+    by: Callable[[Recipe], bool] = _always
 
 
 @dataclass(frozen=True)
@@ -15,12 +44,14 @@ class Rule:
     """When a step may be taken.
 
     needs: a step that must have been taken before, and the sentence where it was not. refused:
-    steps after which it may not be taken, each with the sentence that says why. `{name}` in a
-    sentence is the model's.
+    steps after which it may not be taken, each with the sentence that says why. unfit: what the
+    layers may not hold, by the names of `lrcore.models.structure.forms_of`. `{name}` in a sentence
+    is the model's.
     """
 
     needs: tuple[type[Any], str] | None = None
     refused: Mapping[type[Any], str] = field(default_factory=dict)
+    unfit: Mapping[str, Unfit] = field(default_factory=dict)
 
 
 _RANKS_BELONG = (
@@ -31,8 +62,42 @@ _ONE_BASIS = (
     "'{name}' is compressed or sliced already, and a second basis would undo the first. Slice the "
     "dense model."
 )
+_FULL_PRECISION = (
+    "'{name}' is quantised, and compressing would write its matrices in full precision again. "
+    "Compress the model that it was made of, then quantise."
+)
+UNFIT: dict[str, Unfit] = {
+    "quantised": Unfit(_FULL_PRECISION),
+    "rotations": Unfit(
+        "The residual stream of '{name}' has another basis before every component, which no method "
+        "supports. Compress the dense model, or one sliced with one rotation for all."
+    ),
+    "channel": Unfit(
+        "'{name}' has a rotary channel, which was trained for the latents it has. Compress its "
+        "dense model, then heal."
+    ),
+    "shared": Unfit(
+        "Projections of '{name}' share one latent, whose size no method can divide between them. "
+        "Compress the model that it was made of."
+    ),
+    "latent": Unfit(
+        "'{name}' caches latents of keys and values, which latentllm does not make smaller. "
+        "Choose another method, or use latentllm first and care after it.",
+        _is_latentllm,
+    ),
+    "summed": Unfit(
+        "'{name}' sums its heads before the output projection (ov=overall), so values and output "
+        "are not solved together. Choose vo=split.",
+        _joins_values,
+    ),
+    "factored": Unfit(
+        "'{name}' has factored matrices, and this method or policy reads gradients of dense ones. "
+        "Choose other options, or start from the dense model.",
+        _reads_gradients,
+    ),
+}
 MAY_FOLLOW: dict[type[Any], Rule] = {
-    Compressed: Rule(),
+    Compressed: Rule(None, {Quantised: _FULL_PRECISION}, UNFIT),
     Healed: Rule(
         (
             Compressed,
@@ -57,11 +122,18 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
 }
 
 
-def refusal(step: type[Any], history: Sequence[Step], name: str) -> str | None:
+def refusal(
+    step: type[Any],
+    history: Sequence[Step],
+    name: str,
+    forms: Collection[str] = (),
+    recipe: Recipe | None = None,
+) -> str | None:
     """Why a step may not follow a history, in one sentence about the model `name`; None where it
     may.
 
-    Only what happened since the last compression counts, which writes every matrix anew.
+    Only what happened since the last compression counts, which writes every matrix anew. forms:
+    what the layers hold now, see `lrcore.forms_of`; recipe: of a compression.
     """
     rule, since = MAY_FOLLOW[step], _since_compressed(history)
     if rule.needs is not None and last_step(since, rule.needs[0]) is None:
@@ -69,12 +141,21 @@ def refusal(step: type[Any], history: Sequence[Step], name: str) -> str | None:
     sentence = next(
         (why for kind, why in rule.refused.items() if last_step(since, kind) is not None), None
     )
+    by = recipe or Recipe()
+    unfit = (one.why for form, one in rule.unfit.items() if form in forms and one.by(by))
+    sentence = sentence or next(unfit, None)
     return sentence and sentence.format(name=name)
 
 
-def check_may_follow(step: type[Any], history: Sequence[Step], name: str) -> None:
+def check_may_follow(
+    step: type[Any],
+    history: Sequence[Step],
+    name: str,
+    forms: Collection[str] = (),
+    recipe: Recipe | None = None,
+) -> None:
     """Raise InputError where a step may not follow a history; see `refusal`."""
-    reason = refusal(step, history, name)
+    reason = refusal(step, history, name, forms, recipe)
     if reason is not None:
         raise InputError(reason)
 

@@ -14,25 +14,22 @@ from .tables import frame
 if TYPE_CHECKING:
     import pandas as pd
 
-NARROWED = ("qk", "ov")  # components whose rank is the size of a head
-
 
 @dataclass(frozen=True)
 class Shape:
-    """What a plan must know of the dense model to account for itself.
+    """What a plan must know of the model it is for to account for itself.
 
     parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections.
     itemsize: bytes per number.
-    n_q, head_size: of the dense attention. head_parameters: weights of the output embedding,
-    multiplied once per token. work: what every dense layer multiplies.
+    kv_values: cached numbers per token. head_parameters: weights of the output embedding,
+    multiplied once per token. work: what every layer multiplies.
     """
 
     parameters: int
     decoder_linear: int
     itemsize: int
     layers: int
-    n_q: int
-    head_size: int
+    kv_values: int
     head_parameters: int
     work: tuple[LayerWork, ...]
 
@@ -116,9 +113,7 @@ class RankPlan:
         for (layer, component), rank in self.ranks.items():
             cost, own = self.spectra[layer, component].cost, work[layer]
             if rank < cost.full:
-                cached = cost.per_cached * rank
-                if component in NARROWED:
-                    cached -= self.shape.n_q * (self.shape.head_size - rank)
+                cached = cost.per_cached * rank - cost.cached_dense
                 saved = cost.products(cost.full) - cost.products(rank)
                 work[layer] = LayerWork(own.weights - saved, own.cached + cached)
         return work
@@ -140,6 +135,7 @@ class RankPlan:
         shape = self.shape
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
         removed = sum(cost.dense - cost.parameters(rank) for cost, rank in costs)
+        uncached = sum(cost.kv_dense - cost.kv(rank) for cost, rank in costs)
         planned = Planned(
             self.requested,
             float(self.table()["energy"].mean()),
@@ -151,14 +147,14 @@ class RankPlan:
             shape.parameters,
             shape.decoder_linear,
             shape.parameters * shape.itemsize,
-            sum(cost.kv_dense for cost, _ in costs) * shape.itemsize,
+            shape.kv_values * shape.itemsize,
             self._flops(shape.work),
         )
         own = ModelAccount(
             shape.parameters - removed,
             shape.decoder_linear - removed,
             self._bytes(),
-            sum(cost.kv(rank) for cost, rank in costs) * shape.itemsize,
+            (shape.kv_values - uncached) * shape.itemsize,
             self._flops(self.work()),
         )
         return SizeAndCost(own, dense, self.budget, planned)

@@ -16,7 +16,7 @@ Slot = tuple[int, str]  # (layer index, component or matrix name)
 class Cost:
     """What a slot costs at a given rank.
 
-    full: the rank of the dense slot. step: ranks are multiples of it (2 where rotary pairs stay
+    full: the rank of the slot as it is. step: ranks are multiples of it (2 where rotary pairs stay
     together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
     curve: where they do not grow linearly, fixed + curve[rank / step - 1] instead; ascending, one
@@ -26,8 +26,9 @@ class Cost:
     idle_per_rank, idle_fixed, idle_dense: numbers per rank, fixed and at full rank that multiply no
     input: biases, and the indices of sparse entries.
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
-    per_cached: multiply-adds per rank that every step spends on each token in the cache, where a
-    latent is cached and expanded again.
+    per_cached: multiply-adds per rank that every step spends on each token in the cache: with the
+    column of every query head, or to expand a cached latent; `cached_dense` at full.
+    latent: whether the KV cache holds a latent of this slot below full.
     cap, kv_cap: the largest rank below full that still saves parameters, or cache; 0 where there is
     none (a factored matrix of a higher rank is larger than the dense one).
     """
@@ -42,16 +43,13 @@ class Cost:
     kv_dense: int = 0
     curve: tuple[int, ...] = ()
     per_cached: int = 0
+    cached_dense: int = 0
+    latent: bool = False
     bits: int = 0
     chunk: int = 1
     idle_per_rank: int = 0
     idle_fixed: int = 0
     idle_dense: int = 0
-
-    @property
-    def latent(self) -> bool:
-        """Whether the KV cache holds a latent of this slot."""
-        return self.per_cached > 0
 
     @cached_property
     def cap(self) -> int:

@@ -84,7 +84,8 @@ def factors() -> Factorisation:
     }
     linear = LAYERS * sum(cost.dense for cost in costs.values())
     work = (LayerWork(linear // LAYERS, 2 * QUERY * HEAD),) * LAYERS
-    shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, QUERY, HEAD, 32000 * WIDE, work)
+    kv = LAYERS * sum(cost.kv_dense for cost in costs.values())
+    shape = Shape(linear + 2 * 32000 * WIDE, linear, 2, LAYERS, kv, 32000 * WIDE, work)
     calibration = Influenced(Path(tempfile.gettempdir()), "made up", LAYERS, {})
     evidence = Evidence(spectra, calibration.influence)
     return Factorisation("a3", [{} for _ in range(LAYERS)], evidence, calibration, shape)

@@ -106,6 +106,7 @@ def test_queries_of_a_history():
 
 C, H, Q, SH, SL = EXAMPLES  # compressed, healed, quantised, shortened, sliced
 REFUSED = {
+    (Q, C): "then quantise",
     (Q, H): "heal first, then quantise",
     (Q, Q): "quantised already",
     (C, SH): "Shorten the dense model",

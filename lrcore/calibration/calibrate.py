@@ -12,14 +12,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .. import data
-from ..errors import InputError
 from ..files import cache_folder, cache_key, draft_of
+from ..history import Compressed
+from ..may_follow import check_may_follow
 from ..methods import METHODS
 from ..models.architectures import decoder_layers
 from ..models.layers import clone
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
-from ..modules.sliced import has_residual_matrices
+from ..models.structure import forms_of
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
@@ -106,12 +107,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     a model sliced with one rotation per block, and as `make_calibration_windows` does.
     """
     progress = progress or silent
-    if has_residual_matrices(model.network):
-        raise InputError(
-            f"The residual stream of '{model.name}' has another basis before every component, "
-            "which no method supports. Compress the dense model, or one sliced with one rotation "
-            "for all."
-        )
+    check_may_follow(Compressed, (), model.name, forms_of(model.network) & {"rotations"})
     windows = make_calibration_windows(model, recipe)
     needs = all_needs()
     key = cache_key(FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs))

@@ -26,6 +26,8 @@ from ..models.layers import read_layer
 from ..models.load import LoadedModel
 from ..models.offload import stored_of
 from ..models.structure import sliced_modules
+from ..modules.compressed import CompressedAttention
+from ..modules.projections import LowRankLinear, StoredLinear
 from ..modules.sliced import StreamNorm, has_residual_matrices
 from ..plan import RankPlan
 from ..spectra import Slot
@@ -50,6 +52,8 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     family = text_config(model.network).model_type
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
     structural = structural_reasons(model.network)
+    if _is_compressed(model.network):
+        structural.append("its layers were narrowed or factored before")
     reasons = [*structural]
     if not mlp:
         reasons.append(
@@ -79,6 +83,14 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         )
         fixable = False
     return StockFit(not reasons, tuple(reasons), _even_ranks(plan) if fixable else None)
+
+
+def _is_compressed(network: PreTrainedModel) -> bool:
+    """Whether a layer has modules that its family does not have."""
+    return any(
+        isinstance(module, CompressedAttention | LowRankLinear | StoredLinear)
+        for module in decoder_layers(network).modules()
+    )
 
 
 def structural_reasons(network: PreTrainedModel) -> list[str]:

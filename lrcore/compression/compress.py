@@ -19,6 +19,7 @@ from ..models.architectures import architecture_of, text_config
 from ..models.layers import clone, read_layer
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
+from ..models.structure import forms_of
 from ..plan import RankPlan
 from ..policies import find_policy
 from ..progress import Progress, silent
@@ -39,12 +40,11 @@ def prepare(
     """All that allocating and compressing by a recipe needs: calibration, factors, and what its
     policy measures.
 
-    seconds, where given, receives the time of each stage. Raises InputError for an unknown method
-    or policy before any work is done.
+    seconds, where given, receives the time of each stage. Raises InputError as `check_compressed`
+    does, before any work is done.
     """
-    find_method(recipe.method).choose(recipe.options)
-    policy, seconds = find_policy(recipe.policy), {} if seconds is None else seconds
-    policy.choose(recipe.policy_options)
+    check_compressed(model, recipe)
+    seconds = {} if seconds is None else seconds
     with _timed(seconds, "calibrate"):
         calibration = calibrate(model, recipe, progress)
     with _timed(seconds, "factorise"):
@@ -73,7 +73,7 @@ def compress(
     """
     progress = progress or silent
     seconds: dict[str, float] = {}
-    check_may_follow(Compressed, model.history, model.name)
+    check_compressed(model, recipe)
     refit = refits(recipe, model.network)
     if factors is not None and (factors.method, factors.options) != (
         recipe.method,
@@ -108,6 +108,15 @@ def compress(
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
     )
+
+
+def check_compressed(model: LoadedModel, recipe: Recipe) -> None:
+    """Raise InputError for an unknown method, policy or option, and where the recipe cannot take
+    what happened to the model or what its layers hold, see `MAY_FOLLOW`.
+    """
+    find_method(recipe.method).choose(recipe.options)
+    find_policy(recipe.policy).choose(recipe.policy_options)
+    check_may_follow(Compressed, model.history, model.name, forms_of(model.network), recipe)
 
 
 def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:

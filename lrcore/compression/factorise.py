@@ -9,18 +9,20 @@ from transformers import PreTrainedModel
 from ..calibration.calibrate import Calibration, also
 from ..calibration.gradients import with_gradients
 from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
-from ..errors import InputError
 from ..evidence import Evidence
 from ..files import OFFLOADED, cache_folder
+from ..history import Compressed
+from ..may_follow import check_may_follow
 from ..methods import LayerFactors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
 from ..models.counting import network_work
 from ..models.layers import read_layer, write_layer
 from ..models.load import LoadedModel
-from ..models.structure import measure
+from ..models.structure import forms_of, measure
 from ..options import NO_OPTIONS
 from ..plan import Shape
 from ..progress import Progress, silent
+from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
 from ..tensor_files import OffloadedList
 
@@ -61,10 +63,13 @@ def factorise(
 
     Factors of an offloaded model are offloaded as well.
 
-    Raises InputError for an unknown method or option, and for a model with a rotary channel.
+    Raises InputError for an unknown method or option, and where the method cannot take what the
+    model's layers hold, see `MAY_FOLLOW`.
     """
     progress, row = progress or silent, find_method(method)
     chosen = row.choose(options or {})
+    wanted = Recipe(method=method, options=dict(options or {}))
+    check_may_follow(Compressed, model.history, model.name, forms_of(model.network), wanted)
     if row.reads_gradients(chosen):
         calibration = with_gradients(model, calibration, progress)
     total = len(decoder_layers(model.network))
@@ -76,11 +81,6 @@ def factorise(
     for index in range(total):
         progress("factorise", index, total)
         layer, moments = read_layer(model.network, index), seen.moments(index)
-        if layer.attention.channel is not None:
-            raise InputError(
-                f"'{model.name}' has a rotary channel, which was trained for the latents it has. "
-                "Compress its dense model, then heal."
-            )
         layer_factors = row.factor(layer, moments, chosen)
         spectra |= {
             (index, name): spectrum(index, name, factor) for name, factor in layer_factors.items()
@@ -105,8 +105,8 @@ def truncate_layer(
 
 
 def shape_of(model: LoadedModel) -> Shape:
-    """The sizes of a dense model that the account of a plan needs."""
-    size, attention = measure(model.network), read_layer(model.network, 0).attention
+    """The sizes of a model that the account of a plan needs."""
+    size = measure(model.network)
     head = model.network.get_output_embeddings().weight.numel()
     layers = len(decoder_layers(model.network))
     return Shape(
@@ -114,8 +114,7 @@ def shape_of(model: LoadedModel) -> Shape:
         size.decoder_linear,
         size.bytes_per_value,
         layers,
-        attention.n_q,
-        attention.head_size,
+        size.kv_values,
         head,
         network_work(model.network),
     )

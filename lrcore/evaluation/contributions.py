@@ -95,7 +95,8 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
         }
         attention = replace(attention, q=other.q, k=other.k, **sizes)
     if "ov" in parts:
-        attention = replace(attention, v=other.v, o=other.o, v_size=other.v_size)
+        sizes = {name: getattr(other, name) for name in ("v_size", "summed")}
+        attention = replace(attention, v=other.v, o=other.o, **sizes)
     return replace(dense, attention=attention, mlp=small.mlp if "mlp" in parts else dense.mlp)
 
 

@@ -4,6 +4,7 @@ lrcore/methods/factors.py says what all factors have in common.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ class HeadMaps:
             return layer
         a = layer.attention
         q, k = map_rows(a.q, self.q_maps[:, :rank]), map_rows(a.k, self.k_maps[:, :rank])
-        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank))
+        latent = a.latent.replace("k", "")
+        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank, latent=latent))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +48,8 @@ class ColumnOrder:
     """QK by selection of columns (step 1) or of whole rotary pairs (step 2).
 
     order [n_kv, d_h / step]: the columns or pairs of each kv head, most important first. Pair j
-    stands for the columns (j, j + d_h / 2) of the rotate-half layout. Those that are kept are
-    sorted: their order is free.
+    stands for the columns (j, j + d_h / 2) of the rotate-half layout, d_h the size that queries and
+    keys have. Those that are kept are sorted: their order is free.
     """
 
     values: Tensor
@@ -61,10 +63,17 @@ class ColumnOrder:
         a, step = layer.attention, self.cost.step
         kept = self.order[:, : rank // step].sort(dim=-1).values
         # [n_kv, rank]
-        columns = kept if step == 1 else torch.cat((kept, kept + a.head_size // 2), dim=-1)
+        columns = kept if step == 1 else torch.cat((kept, kept + a.qk_size // 2), dim=-1)
         q, k = select_rows(a.q, columns.repeat_interleave(a.group, 0)), select_rows(a.k, columns)
         pairs = kept if step == 2 else None
-        return replace(layer, attention=replace(a, q=q, k=k, qk_size=rank, rotary_pairs=pairs))
+        if pairs is not None and a.rotary_pairs is not None:  # some are gone already
+            pairs = a.rotary_pairs.long().gather(1, kept)
+        sizes: dict[str, Any] = {
+            "qk_size": rank,
+            "rotary_pairs": pairs,
+            "latent": a.latent.replace("k", ""),
+        }
+        return replace(layer, attention=replace(a, q=q, k=k, **sizes))
 
 
 def select_rows(linear: Projection, columns: Tensor) -> Linear:
@@ -93,9 +102,8 @@ class ValueMaps:
             return layer
         a = layer.attention
         o = Linear(merge_output_heads(self.out[..., :rank]).to(a.o.weight.dtype), a.o.bias)
-        return replace(
-            layer, attention=replace(a, v=map_rows(a.v, self.v_maps[:, :rank]), o=o, v_size=rank)
-        )
+        v, latent = map_rows(a.v, self.v_maps[:, :rank]), a.latent.replace("v", "")
+        return replace(layer, attention=replace(a, v=v, o=o, v_size=rank, latent=latent))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,4 +135,9 @@ class SummedValues:
         )
         v = map_rows(values, maps, a.v.weight.dtype)
         o = Linear(basis.to(a.o.weight.dtype), a.o.bias)
-        return replace(layer, attention=replace(a, v=v, o=o, v_size=rank, summed=True))
+        sizes: dict[str, Any] = {
+            "v_size": rank,
+            "summed": True,
+            "latent": a.latent.replace("v", ""),
+        }
+        return replace(layer, attention=replace(a, v=v, o=o, **sizes))

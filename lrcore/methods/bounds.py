@@ -62,11 +62,11 @@ def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> 
     query = by_group(head_blocks(moments.second("q_rotated"), a.n_q), a).sum(1)  # [n_kv, d_h, d_h]
     key = head_blocks(moments.second("k_rotated"), a.n_kv)
     pairs = factor.order[:, rank // step :]
-    columns = pairs if step == 1 else torch.cat((pairs, pairs + a.head_size // 2), dim=-1)
+    columns = pairs if step == 1 else torch.cat((pairs, pairs + a.qk_size // 2), dim=-1)
     products, head = query * key, torch.arange(a.n_kv, device=key.device).view(-1, 1, 1)
     error = float(products[head, columns.unsqueeze(2), columns.unsqueeze(1)].sum())
     traces = query.diagonal(dim1=1, dim2=2).sum(-1) * key.diagonal(dim1=1, dim2=2).sum(-1)
-    return error, ((a.head_size - rank) / a.head_size) ** 2 * float(traces.sum()), "Proposition 2"
+    return error, ((a.qk_size - rank) / a.qk_size) ** 2 * float(traces.sum()), "Proposition 2"
 
 
 def head_blocks(second: Tensor, count: int) -> Tensor:

@@ -97,8 +97,9 @@ def factor(layer: Layer, moments: Moments, options: CareOptions = DEFAULT) -> La
     if groups > 1:
         return {name: grouped(layer, name, groups, solve) for name in ("k", "v")}
     solved = {name: solve(getattr(a, name).weight) for name in ("k", "v")}
+    costs = {name: latent_cost(layer, name) for name in solved}
     return {
-        name: LatentMatrix(values, latent_cost(layer, name), None, name, up, down)
+        name: LatentMatrix(values[: costs[name].full], costs[name], None, name, up, down)
         for name, (up, values, down) in solved.items()
     }
 

@@ -1,15 +1,32 @@
 """What a rank costs: parameters and cached numbers per token of a slot, at every rank.
 
 Biases count as parameters wherever they are stored; they take no part in FLOPs (`Cost.idle_*`).
+At full rank a slot stays as it is and costs what it costs now: its projections may be low-rank
+already, its heads narrower than those of the family, its keys and values cached as latents.
 """
 
-from ..layer import MLP, Attention, Layer, Projection
+from dataclasses import replace
+
+from ..forms import count
+from ..layer import MLP, Attention, Layer, Projection, multiplied, rank_of
 from ..spectra import Cost
 
 
 def has_bias(projection: Projection) -> int:
     """1 where a projection has a bias, else 0."""
     return int(projection.bias is not None)
+
+
+def stored(*projections: Projection) -> tuple[int, int]:
+    """Numbers that projections store as they are, and how many of them multiply no input."""
+    whole = sum(p.parameters for p in projections)
+    return whole, whole - sum(map(multiplied, projections))
+
+
+def raised(a: Attention, name: str) -> int:
+    """Multiply-adds that raise one cached token's keys or values ("k", "v") to states."""
+    latent = a.cached_latent(name)
+    return 0 if latent is None else count(latent.up)
 
 
 def qk_cost(a: Attention, step: int = 1) -> Cost:
@@ -19,15 +36,18 @@ def qk_cost(a: Attention, step: int = 1) -> Cost:
     """
     biases = a.n_q * has_bias(a.q) + a.n_kv * has_bias(a.k)
     per_rank = a.n_q * a.q.weight.shape[1] + a.n_kv * a.k.weight.shape[1] + biases
+    dense, idle = stored(a.q, a.k)
     return Cost(
-        a.head_size,
+        a.qk_size,
         per_rank,
-        per_rank * a.head_size,
+        dense,
         step=step,
         kv_per_rank=a.n_kv,
-        kv_dense=a.n_kv * a.head_size,
+        kv_dense=a.cached("k"),
+        per_cached=a.n_q,
+        cached_dense=a.n_q * a.qk_size + raised(a, "k"),
         idle_per_rank=biases,
-        idle_dense=biases * a.head_size,
+        idle_dense=idle,
     )
 
 
@@ -36,18 +56,20 @@ def ov_cost(a: Attention) -> Cost:
     output projection.
     """
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
-    per_rank = a.n_kv * (d + has_bias(a.v)) + a.n_q * d_out
+    dense, idle = stored(a.v, a.o)
     fixed = d_out * has_bias(a.o)
     return Cost(
-        a.head_size,
-        per_rank,
-        per_rank * a.head_size + fixed,
+        a.v_size,
+        a.n_kv * (d + has_bias(a.v)) + a.n_q * d_out,
+        dense,
         fixed,
         kv_per_rank=a.n_kv,
-        kv_dense=a.n_kv * a.head_size,
+        kv_dense=a.cached("v"),
+        per_cached=a.n_q,
+        cached_dense=a.n_q * a.v_size + raised(a, "v"),
         idle_per_rank=a.n_kv * has_bias(a.v),
         idle_fixed=fixed,
-        idle_dense=a.n_kv * has_bias(a.v) * a.head_size + fixed,
+        idle_dense=idle,
     )
 
 
@@ -58,19 +80,15 @@ def summed_ov_cost(a: Attention) -> Cost:
     Every query head caches values of its own: n_q * rank numbers per token in place of n_kv * d_h.
     """
     d_out, d = a.o.weight.shape[0], a.v.weight.shape[1]
-    per_rank = a.n_q * (d + has_bias(a.v)) + d_out
     fixed = d_out * has_bias(a.o)
-    dense = a.v.parameters + a.o.parameters
-    return Cost(
-        d_out,
-        per_rank,
-        dense,
-        fixed,
+    return replace(
+        ov_cost(a),
+        full=d_out,
+        per_rank=a.n_q * (d + has_bias(a.v)) + d_out,
+        fixed=fixed,
         kv_per_rank=a.n_q,
-        kv_dense=a.n_kv * a.head_size,
         idle_per_rank=a.n_q * has_bias(a.v),
         idle_fixed=fixed,
-        idle_dense=a.n_kv * a.head_size * has_bias(a.v) + fixed,
     )
 
 
@@ -78,34 +96,46 @@ def mlp_cost(m: MLP) -> Cost:
     """A rank of the MLP is one hidden neuron."""
     d_out, d_f = m.down.weight.shape
     rows = [p for p in (m.up, m.gate) if p is not None]
-    per_rank = d_out + sum(p.weight.shape[1] + has_bias(p) for p in rows)
-    fixed, biases = d_out * has_bias(m.down), sum(map(has_bias, rows))
+    dense, idle = stored(*rows, m.down)
+    fixed = d_out * has_bias(m.down)
     return Cost(
         d_f,
-        per_rank,
-        per_rank * d_f + fixed,
+        d_out + sum(p.weight.shape[1] + has_bias(p) for p in rows),
+        dense,
         fixed,
-        idle_per_rank=biases,
+        idle_per_rank=sum(map(has_bias, rows)),
         idle_fixed=fixed,
-        idle_dense=biases * d_f + fixed,
+        idle_dense=idle,
     )
 
 
 def matrix_cost(layer: Layer, name: str) -> Cost:
-    """A rank of a factored matrix is one row of `down` and one column of `up`; the KV cache
-    keeps its size.
+    """A rank of a factored matrix is one row of `down` and one column of `up`; the KV cache keeps
+    its size, unless it holds the latents of this matrix.
     """
-    projection = layer.matrices()[name]
+    projection, a = layer.matrices()[name], layer.attention
     d_out, d_in = projection.weight.shape
+    dense, idle = stored(projection)
     fixed = d_out * has_bias(projection)
-    kv = layer.attention.n_kv * layer.attention.head_size if name in ("k", "v") else 0
-    return Cost(
-        min(d_out, d_in),
-        d_out + d_in,
-        d_out * d_in + fixed,
-        fixed,
-        kv_fixed=kv,
-        kv_dense=kv,
-        idle_fixed=fixed,
-        idle_dense=fixed,
+    cost = Cost(rank_of(projection), d_out + d_in, dense, fixed, idle_fixed=fixed, idle_dense=idle)
+    if name not in ("k", "v"):
+        return cost
+    if name in a.latent:
+        return as_latent(cost, a, name)
+    kv = a.cached(name)
+    return replace(cost, kv_fixed=kv, kv_dense=kv)
+
+
+def as_latent(cost: Cost, a: Attention, name: str) -> Cost:
+    """The cost of keys or values ("k", "v") whose latent is cached: a rank is one cached number per
+    token, which every later token multiplies by `up` again.
+    """
+    return replace(
+        cost,
+        kv_per_rank=1,
+        kv_fixed=0,
+        kv_dense=a.cached(name),
+        per_cached=getattr(a, name).weight.shape[0],
+        cached_dense=raised(a, name),
+        latent=True,
     )

@@ -100,7 +100,8 @@ class RefitValueMaps:
         refit = torch.cholesky_solve((weight @ cross).mT, lower).mT
         bias = moved_bias(a.o, (weight - refit @ narrow) @ self.mean)
         o, v = Linear(refit.to(a.o.weight.dtype), bias), map_rows(a.v, self.v_maps[:, :rank])
-        return replace(layer, attention=replace(a, v=v, o=o, v_size=rank))
+        latent = a.latent.replace("v", "")
+        return replace(layer, attention=replace(a, v=v, o=o, v_size=rank, latent=latent))
 
 
 def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..forms import BlockDiagonal
 from ..layer import Layer, LowRank
 from ..spectra import Cost
-from .costs import matrix_cost
+from .costs import as_latent, matrix_cost
 from .factors import FactoredMatrix
 
 
@@ -18,22 +18,15 @@ def latent_cost(layer: Layer, name: str) -> Cost:
     """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token,
     which every later token multiplies by `up` again.
     """
-    matrix, a = matrix_cost(layer, name), layer.attention
-    return replace(
-        matrix,
-        kv_per_rank=1,
-        kv_fixed=0,
-        kv_dense=a.n_kv * a.head_size,
-        per_cached=a.n_kv * a.head_size,
-    )
+    return as_latent(matrix_cost(layer, name), layer.attention, name)
 
 
 def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
     """A rank is a row of `down`, a column of its group's block of `up`, and one cached number per
     token. All groups have the same rank, so ranks are multiples of their number.
     """
-    whole = latent_cost(layer, name)
-    rows, d_in = whole.kv_dense // groups, layer.matrices()[name].weight.shape[1]
+    whole, (d_out, d_in) = latent_cost(layer, name), layer.matrices()[name].weight.shape
+    rows = d_out // groups
     return replace(
         whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups, per_cached=rows
     )
@@ -44,7 +37,7 @@ def joint_latent_cost(layer: Layer) -> Cost:
     one cached number per token.
     """
     k, v = latent_cost(layer, "k"), latent_cost(layer, "v")
-    d_out, d_in = k.kv_dense + v.kv_dense, layer.attention.k.weight.shape[1]
+    d_out, d_in = k.per_cached + v.per_cached, layer.attention.k.weight.shape[1]
     fixed = k.fixed + v.fixed
     return Cost(
         min(d_out, d_in),
@@ -52,11 +45,20 @@ def joint_latent_cost(layer: Layer) -> Cost:
         k.dense + v.dense,
         fixed,
         kv_per_rank=1,
-        kv_dense=d_out,
+        kv_dense=k.kv_dense + v.kv_dense,
         per_cached=d_out,
+        cached_dense=k.cached_dense + v.cached_dense,
+        latent=True,
         idle_fixed=fixed,
-        idle_dense=fixed,
+        idle_dense=k.idle_dense + v.idle_dense,
     )
+
+
+def with_latents(layer: Layer, name: str) -> Layer:
+    """The layer whose cache holds the latents of keys or values ("k", "v") too."""
+    a = layer.attention
+    latent = "".join(one for one in "kv" if one == name or one in a.latent)
+    return replace(layer, attention=replace(a, latent=latent))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +72,7 @@ class LatentMatrix(FactoredMatrix):
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         small = super().truncate(layer, rank)
-        if rank >= self.cost.full:
-            return small
-        return replace(small, attention=replace(small.attention, latent=True))
+        return small if rank >= self.cost.full else with_latents(small, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class GroupedLatent:
         small = layer.with_matrices(
             **{self.name: LowRank(self.down[:, :each].flatten(0, 1).to(dtype), up, old.bias)}
         )
-        return replace(small, attention=replace(small.attention, latent=True))
+        return with_latents(small, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,4 +125,4 @@ class JointLatent:
         dtype, rows = a.k.weight.dtype, len(a.k.weight)
         down, up = self.down[:rank].to(dtype), self.up[:, :rank].to(dtype)
         k, v = LowRank(down, up[:rows], a.k.bias), LowRank(down, up[rows:], a.v.bias)
-        return replace(layer, attention=replace(a, k=k, v=v, latent=True))
+        return replace(layer, attention=replace(a, k=k, v=v, latent="kv"))

@@ -51,8 +51,8 @@ def factored(layer: Layer, name: str, up: Tensor, values: Tensor, down: Tensor) 
 
     up [out, k], values [k], down [k, in].
     """
-    up, down = balanced(up, down)
-    return FactoredMatrix(values, matrix_cost(layer, name), None, name, up, down)
+    cost, (up, down) = matrix_cost(layer, name), balanced(up, down)
+    return FactoredMatrix(values[: cost.full], cost, None, name, up, down)
 
 
 METHOD = Method(

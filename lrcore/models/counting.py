@@ -72,5 +72,5 @@ def _multiplied(matrix: Matrix) -> int:
 
 def _raised(a: Attention) -> int:
     """Multiply-adds that raise one cached token's latents to states."""
-    latents = [p for p in (a.k, a.v) if a.latent and isinstance(p, LowRank)]
-    return sum(count(p.up) for p in latents)
+    latents = [a.cached_latent(name) for name in "kv"]
+    return sum(count(latent.up) for latent in latents if latent is not None)

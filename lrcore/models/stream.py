@@ -192,8 +192,16 @@ class LayerStream:
                 stack.callback(module.register_forward_pre_hook(input_hook(tap)).remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
             if tap in accumulator.taps:
-                module = layer.get_submodule(paths[name])
+                module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
+
+
+def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:
+    """The module at a path, or the one beneath it that gives queries or keys from a latent."""
+    attention = layer.get_submodule(path.rpartition(".")[0])
+    if isinstance(attention, CompressedAttention):
+        return attention.states_module(name)
+    return layer.get_submodule(path)
 
 
 def score_states(

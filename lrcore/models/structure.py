@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..forms import Quantised
+from ..modules.compressed import CompressedAttention
 from ..modules.install import describe_module
 from ..modules.projections import LowRankLinear, StoredLinear, describe
-from ..modules.sliced import SlicedLayer, residual_parameters
+from ..modules.sliced import SlicedLayer, has_residual_matrices, residual_parameters
 from ..tensor_files import StoredTensor
 from .architectures import architecture_of, decoder_layers
 from .layers import module_at, projection_paths, read_layer
@@ -54,6 +56,29 @@ def structure(network: PreTrainedModel) -> dict[str, Any]:
         described[f"{row.layers}.{index}"] = more | _described(own)
     outside = sliced_modules(network)
     return described | ({"": _described(outside)} if outside else {})
+
+
+def forms_of(network: PreTrainedModel) -> frozenset[str]:
+    """What the layers hold that a dense one does not, as `may_follow` names it.
+
+    factored: low-rank or stored matrices; quantised: some of them in few bits; shared: a `down` of
+    several projections; latent: cached in the place of keys or values; summed: heads before the
+    output projection; channel: a rotary channel; rotations: bases in the residual stream.
+    """
+    modules = list(decoder_layers(network).modules())
+    attentions = [m for m in modules if isinstance(m, CompressedAttention)]
+    downs = [id(m.down) for m in modules if isinstance(m, LowRankLinear)]
+    stored = [m for m in modules if isinstance(m, StoredLinear)]
+    held = {
+        "factored": bool(downs or stored),
+        "quantised": any(isinstance(m.form, Quantised) for m in stored),
+        "shared": len(set(downs)) < len(downs),
+        "latent": any(m.latent for m in attentions),
+        "summed": any(m.summed for m in attentions),
+        "channel": any(getattr(m, "q_channel", None) is not None for m in attentions),
+        "rotations": has_residual_matrices(network),
+    }
+    return frozenset(name for name, there in held.items() if there)
 
 
 def _described(own: Mapping[str, nn.Module | None]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..errors import InputError
 from ..modules.compressed import CompressedAttention
 from .architectures import architecture_of
+from .layers import projection_paths
 from .native import head_sizes, rows_of
 
 WIDEST = 4096  # numbers per token: their second moment takes 134 MB per layer
@@ -30,28 +31,33 @@ def weighted_values(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Tensor:
-    """Attention-weighted values of a dense layer, biases included: [b, t, n_q * n_kv * d_h].
+    """Attention-weighted values of a layer, biases included: [b, t, n_q * n_kv * d_h].
 
     args, kwargs: what the layer is called with besides hidden [b, t, d]. The attention runs once
     per kv head: in run j every query head reads the values of the j-th kv head after its own.
-    Raises InputError where the attention is already compressed, or wider than `WIDEST`.
+    Raises InputError where values are cached latents or heads are summed, or wider than `WIDEST`.
     """
     row = architecture_of(network)
     attention = layer.get_submodule(row.attention)
+    paths = projection_paths(row, layer)
     if isinstance(attention, CompressedAttention):
-        raise InputError(
-            "Attention-weighted values are collected from a model's native attention, but this "
-            "one is compressed. Start from the dense model."
-        )
-    paths, sizes = row.paths(), head_sizes(network, attention)
-    n_q, n_kv, size = sizes.n_q, sizes.n_kv, sizes.head_size
+        if attention.latent or attention.summed:
+            raise InputError(
+                "Attention-weighted values are those of kv heads, but this model caches latents or "
+                "sums its heads. Start from the dense model."
+            )
+        n_q, n_kv, size = attention.n_q, attention.n_kv, attention.v_size
+        columns = torch.arange(n_kv * size, device=hidden.device)
+    else:
+        sizes = head_sizes(network, attention)
+        n_q, n_kv, size = sizes.n_q, sizes.n_kv, sizes.head_size
+        columns = rows_of(row, sizes, "v").to(hidden.device)
     if n_q * n_kv * size > WIDEST:
         raise InputError(
             f"The attention-weighted values of {n_q} query heads and {n_kv} kv heads of size "
             f"{size} are {n_q * n_kv * size} numbers per token; their moments are collected up to "
             f"{WIDEST}. Choose another value of the option that needs them (vo=joint)."
         )
-    columns = rows_of(row, sizes, "v").to(hidden.device)
     out = hidden.new_empty(*hidden.shape[:-1], n_q, n_kv, size)
     own = torch.arange(n_q, device=hidden.device) // (n_q // n_kv)
     for shift in range(n_kv):

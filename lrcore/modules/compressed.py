@@ -38,7 +38,7 @@ class CompressedAttention(nn.Module):
     """
 
     is_causal = True
-    latent = False
+    latent = ""
     q_proj: nn.Module
     k_proj: nn.Module
     v_proj: nn.Module
@@ -75,6 +75,11 @@ class CompressedAttention(nn.Module):
         for name, projection in modules.items():
             setattr(self, f"{name}_proj", projection)
         return self
+
+    def states_module(self, name: str) -> nn.Module:
+        """The module that gives queries or keys ("q", "k") before norm and rotation."""
+        module: nn.Module = getattr(self, f"{name}_proj")
+        return module
 
     def states(
         self, name: str, projected: Tensor, position_embeddings: tuple[Tensor, Tensor] | None

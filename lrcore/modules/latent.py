@@ -14,7 +14,8 @@ from .projections import LowRankLinear, linear_module
 class LatentAttention(CompressedAttention):
     """Attention that caches r_K + r_V numbers per token: the latents of `k_proj` and `v_proj`.
 
-    A projection that is not low-rank is cached as its output. Every step expands the cached latents
+    latent: "k", "v" or "kv", those whose latents are cached. A projection that is not low-rank, or
+    has a sparse term, is cached as its output. Every step expands the cached latents
     (`W^b`, with the bias) and rotates the keys. Scores depend on differences of positions only, so
     a cached key is rotated by its index in the cache and a query by its own; padding on the left
     shifts both alike. Positions must increase by one, as in every plain batch.
@@ -26,8 +27,6 @@ class LatentAttention(CompressedAttention):
     size d_r, where d_r divides the rotary width.
     """
 
-    latent = True
-
     def __init__(
         self,
         sizes: Mapping[str, Any],
@@ -36,6 +35,8 @@ class LatentAttention(CompressedAttention):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(sizes, layer_idx)
+        # checkpoints of earlier versions say true for both
+        self.latent = "kv" if sizes["latent"] is True else sizes["latent"]
         self.rotary: Any = rotary
         self.q_channel: nn.Linear | None = None
         self.k_channel: nn.Linear | None = None
@@ -57,6 +58,27 @@ class LatentAttention(CompressedAttention):
             self.k_channel = linear_module(value.channel.k)
         return self
 
+    def states_module(self, name: str) -> nn.Module:
+        latent = self._low_rank(name)
+        return super().states_module(name) if latent is None else latent.up
+
+    def _low_rank(self, name: str) -> LowRankLinear | None:
+        """The projection of keys or values ("k", "v") where its latent is cached."""
+        module = getattr(self, f"{name}_proj")
+        latent = name in self.latent and isinstance(module, LowRankLinear)
+        return module if latent and module.sparse is None else None
+
+    def _latent(self, name: str, x: Tensor) -> Tensor:
+        """What is cached of keys or values: [b, t, d] -> [b, t, r]."""
+        low_rank = self._low_rank(name)
+        latent: Tensor = (getattr(self, f"{name}_proj") if low_rank is None else low_rank.down)(x)
+        return latent
+
+    def _expand(self, name: str, cached: Tensor) -> Tensor:
+        """Keys or values from what is cached of them: [b, T, r] -> [b, T, heads * size]."""
+        low_rank = self._low_rank(name)
+        return cached if low_rank is None else low_rank.up(cached)
+
     def project(
         self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +91,7 @@ class LatentAttention(CompressedAttention):
             end = start + x.shape[1]
             recent = cos[:, start:end], sin[:, start:end]
         q = self.states("q", self.q_proj(x), recent)
-        k = self.states("k", _expand(self.k_proj, latent), angles)
+        k = self.states("k", self._expand("k", latent), angles)
         if self.q_channel is not None and self.k_channel is not None and angles and recent:
             more_q = self.q_channel(x).unflatten(-1, (self.n_q, -1)).transpose(1, 2)
             more_q = rotated(more_q, *_channel_angles(recent, self.k_channel.out_features))
@@ -77,7 +99,8 @@ class LatentAttention(CompressedAttention):
             more_k = rotated(more_k, *_channel_angles(angles, self.k_channel.out_features))
             q = torch.cat((q, more_q), -1)
             k = torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1)
-        v = _expand(self.v_proj, v).unflatten(-1, (self.n_kv, self.v_size)).transpose(1, 2)
+        heads = self.n_q if self.summed else self.n_kv
+        v = self._expand("v", v).unflatten(-1, (heads, self.v_size)).transpose(1, 2)
         return q, k, v
 
     def _cached(self, x: Tensor, cache: Any) -> tuple[Tensor, Tensor, int]:
@@ -86,11 +109,10 @@ class LatentAttention(CompressedAttention):
         A latent that keys and values share is cached once, in the place of the keys.
         """
         start = 0
-        shared = isinstance(self.k_proj, LowRankLinear) and self.k_proj.down is getattr(
-            self.v_proj, "down", None
-        )
-        k = _latent(self.k_proj, x)  # [b, t, r]
-        v = k[..., :0] if shared else _latent(self.v_proj, x)
+        keys, values = self._low_rank("k"), self._low_rank("v")
+        shared = keys is not None and values is not None and keys.down is values.down
+        k = self._latent("k", x)  # [b, t, r]
+        v = k[..., :0] if shared else self._latent("v", x)
         if cache is not None:
             # read the length before the update; caches of fixed length count in place
             start = int(cache.get_seq_length(self.layer_idx))
@@ -121,15 +143,3 @@ def _channel_angles(tables: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, T
     half, pairs = cos.shape[-1] // 2, size // 2
     columns = [place + index * half // pairs for place in (0, half) for index in range(pairs)]
     return cos[..., columns].unsqueeze(1), sin[..., columns].unsqueeze(1)
-
-
-def _latent(projection: nn.Module, x: Tensor) -> Tensor:
-    """What is cached of a projection: [b, t, d] -> [b, t, r]."""
-    latent: Tensor = projection.down(x) if isinstance(projection, LowRankLinear) else projection(x)
-    return latent
-
-
-def _expand(projection: nn.Module, cached: Tensor) -> Tensor:
-    """The projection's output from what is cached: [b, T, r] -> [b, T, n_kv * size]."""
-    states: Tensor = projection.up(cached) if isinstance(projection, LowRankLinear) else cached
-    return states

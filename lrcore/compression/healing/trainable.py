@@ -64,7 +64,7 @@ def add_channel(network: PreTrainedModel, size: int, seed: int = 0) -> None:
 
 
 def _can_have_channel(a: Attention) -> bool:
-    return a.latent and isinstance(a.k, LowRank) and a.position == "rotary"
+    return a.cached_latent("k") is not None and a.position == "rotary"
 
 
 def _turning(a: Attention) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...layer import Layer
+from ...layer import Layer, LowRank
 from ...options import option
 from ...statistics import TAPS, Moments
 from ..factors import Factor, LayerFactors
@@ -201,14 +201,20 @@ def values_and_output(p: Problem) -> LayerFactors:
         if o.vo == "joint":
             return {"joint_vo": joint_vo(a, squared, mean, o.junction)}
         return {"joint_vo": attention_aware_vo(a, squared, mean, o.junction, p.moments)}
-    v = p.by_head("v", a.n_kv) if o.attention == "split_head" else p.alone("v")
+    v = p.by_head("v", a.n_v) if o.attention == "split_head" else p.alone("v")
     return {"v": v, "o": p.alone("o")}
 
 
 def mlp_matrices(p: Problem) -> LayerFactors:
     """Slots of the MLP: its matrices, or joint_ud of a plain ReLU MLP."""
     m, o = p.layer.mlp, p.options
-    plain_relu = m is not None and m.gate is None and m.activation == "relu"
+    plain_relu = (
+        m is not None
+        and m.gate is None
+        and m.activation == "relu"
+        and not isinstance(m.up, LowRank)
+        and not isinstance(m.down, LowRank)
+    )
     if o.mlp != "joint" or o.sparse or not plain_relu:
         matrices = p.layer.matrices()
         return {name: p.alone(name) for name in ("gate", "up", "down") if name in matrices}

@@ -62,8 +62,8 @@ class Pair:
     """The rank-free part of a joint factorisation: the sides, and the start of the rounds for every
     rank.
 
-    left has group heads for each head of right. rotations [offsets, s, s] or None: the objective
-    sums over `left_i^T R right_i` (eq. 181). start [k_l, k_l]: eigenvectors of `sum_i G_i G_i^T`;
+    left has group heads for each head of right. rotations [offsets, s, s], or [offsets, heads of
+    right, s, s], or None: the objective sums over `left_i^T R right_i` (eq. 181). start [k_l, k_l]: eigenvectors of `sum_i G_i G_i^T`;
     left_values [k_l], right_values [k_r]: eigenvalues of it and of `sum_i G_i^T G_i`.
     """
 
@@ -76,7 +76,7 @@ class Pair:
 
 
 def pair(left: Side, right: Side, rotations: Tensor | None) -> Pair:
-    """The rank-free part of two sides. rotations [offsets, s, s] or None."""
+    """The rank-free part of two sides; rotations as in `Pair`."""
     left_values, start = eigh_descending(_left_gram(left, right, rotations, None))
     right_values, _ = eigh_descending(_right_gram(left, right, rotations, None))
     return Pair(left, right, rotations, start, left_values, right_values)
@@ -84,7 +84,12 @@ def pair(left: Side, right: Side, rotations: Tensor | None) -> Pair:
 
 def _rotated(m: Tensor, rotations: Tensor | None) -> Tensor:
     """`sum_delta R M R^T` of m [n, s, s]; m itself without rotations. [n, s, s]"""
-    return m if rotations is None else torch.einsum("dab,nbc,dec->nae", rotations, m, rotations)
+    if rotations is None:
+        return m
+    if rotations.dim() == 3:
+        return torch.einsum("dab,nbc,dec->nae", rotations, m, rotations)
+    own = rotations.repeat_interleave(len(m) // rotations.shape[1], 1)
+    return torch.einsum("dnab,nbc,dnec->nae", own, m, own)
 
 
 def _spread(coordinates: Tensor, mean: Tensor, basis: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...forms import cast
 from ...layer import Attention, Layer, LowRank, Projection
 from ...spectra import Cost
+from ..costs import stored
 from ..factors import moved_bias
 from .hosvd import Pair, alternate, pair, side
 from .junction import join, per_head_identity
@@ -170,8 +171,9 @@ def _joint_cost(
     per head where every head has one (section 4.1).
     """
     left, right = (a.q, a.k) if kind == "qk" else (a.o, a.v)
-    dense, size = left.parameters + right.parameters, a.qk_size if kind == "qk" else a.v_size
-    fixed = biases = sum(p.weight.shape[0] for p in (left, right) if p.bias is not None)
+    dense, idle = stored(left, right)
+    size = a.qk_size if kind == "qk" else a.v_size
+    fixed = sum(p.weight.shape[0] for p in (left, right) if p.bias is not None)
     if centred and kind == "qk":
         fixed = left.weight.shape[0] + right.weight.shape[0]
     elif centred:
@@ -186,7 +188,7 @@ def _joint_cost(
         )
         return total - (a.n_kv * size * min(ranks[1], size) if per_head else 0)
 
-    kv = a.n_kv * a.head_size
+    kv = a.cached("k" if kind == "qk" else "v")
     return Cost(
         full,
         sum(shapes),
@@ -196,7 +198,7 @@ def _joint_cost(
         kv_dense=kv,
         curve=tuple(parameters(rank) for rank in range(1, full)),
         idle_fixed=fixed,
-        idle_dense=biases,
+        idle_dense=idle,
     )
 
 
@@ -241,7 +243,11 @@ def joint_qk(
     q, k = (side(p.weight, n, metric, mean_state(p)) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
     rotations = None
     if a.frequencies is not None and window:
-        rotations = rotary_offsets(a.frequencies.double().to(q.lift.device), a.qk_size, window)
+        frequencies = a.frequencies.double().to(q.lift.device)
+        rotations = rotary_offsets(frequencies, a.head_size, window)
+        if a.rotary_pairs is not None:  # every kv head has kept pairs of its own
+            kept = frequencies[a.rotary_pairs.long()]  # [n_kv, pairs]
+            rotations = torch.stack([rotary_offsets(own, a.qk_size, window) for own in kept], 1)
     return _joint(a, "qk", pair(q, k, rotations), junction, a.position == "none", mean)
 
 

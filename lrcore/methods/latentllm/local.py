@@ -30,6 +30,8 @@ def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: 
     shapes = [layer.matrices()[name].weight.shape for name in names]
     size_in, size_out = shapes[0][1], sum(shape[0] for shape in shapes)
     full = min(size_in, size_out)
+    if len(names) == 1:
+        full = own[0].full
     fixed = size_out if add_bias else sum(cost.fixed for cost in own)
     kv = sum(cost.kv_fixed for cost in own)
     curve = tuple(factored_size(rank, size_in, size_out, junction) for rank in range(1, full))
@@ -104,9 +106,10 @@ def stacked(
     weight = torch.cat([layer.matrices()[name].weight for name in names])
     up, values, down = whitened_svd(weight, metric)
     add_bias = mean is not None and any(layer.matrices()[name].bias is None for name in names)
+    cost = stacked_cost(layer, names, junction, add_bias)
     return StackedMatrices(
-        values,
-        stacked_cost(layer, names, junction, add_bias),
+        values[: cost.full],
+        cost,
         None,
         names,
         up,

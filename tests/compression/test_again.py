@@ -1,0 +1,155 @@
+"""Compressing what is compressed already: either a smaller model whose account is exact, or one
+sentence before any work is done.
+"""
+
+from itertools import product
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.compression.factorise import truncate_layer
+from lrcore.models.counting import count_flops
+from lrcore.models.layers import clone, read_layer
+
+METHODS = ("a3", "modegpt", "fused", "svd", "svd_llm", "latentllm", "care")
+MORE = {
+    "summed": ("a3", {"ov": "overall"}),
+    "palu": ("care", {"group": 1}),
+    "joint": ("care", {"joint": True}),
+    "qkv": ("latentllm", {"attention": "joint_qkv"}),
+}
+TOKENS = torch.arange(3, 23).unsqueeze(0)
+SENTENCES = {
+    ("care", "latentllm"): "use latentllm first",
+    ("palu", "latentllm"): "use latentllm first",
+    **{("joint", method): "share one latent" for method in METHODS},
+    **{("qkv", method): "share one latent" for method in METHODS},
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=24, ratio=0.2)
+
+
+@pytest.fixture(scope="module")
+def first(tiny_llama, recipe):
+    """Models compressed once, by name."""
+    dense = lrcore.load(str(tiny_llama))
+    rows = {name: (name, {}) for name in METHODS} | MORE
+    return {
+        name: lrcore.compress(dense, recipe.with_(method=method, options=options))
+        for name, (method, options) in rows.items()
+    }
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.network(TOKENS).logits
+
+
+@pytest.mark.parametrize("before", [*METHODS, *MORE])
+def test_a_compressed_model_is_compressed_again(before, first, recipe, tmp_path) -> None:
+    model = first[before]
+    for method in METHODS:
+        wanted = recipe.with_(method=method)
+        if (before, method) in SENTENCES:
+            for step in (lrcore.compress, lrcore.prepare):
+                with pytest.raises(lrcore.InputError, match=SENTENCES[before, method]):
+                    step(model, wanted)
+            continue
+        small = lrcore.compress(model, wanted)
+        now, then, account = model.size, small.size, small.account
+        assert torch.isfinite(logits(small)).all(), method
+        for counted, size in ((account.dense, now), (account.model, then)):
+            assert counted.parameters == size.parameters, method
+            assert counted.kv_bytes_per_token == size.kv_bytes, method
+        if method == "care":
+            assert then.kv_values <= 0.8 * now.kv_values
+        else:
+            assert then.decoder_linear <= 0.8 * now.decoder_linear, method
+        flops = [count_flops(each.network, recipe.seq_len) for each in (model, small)]
+        assert flops == [account.dense.flops_per_token, account.model.flops_per_token], method
+        folder = lrcore.save(small, tmp_path / method)
+        assert torch.equal(logits(lrcore.load(str(folder))), logits(small)), method
+        assert not small.history[-1].stock.qualifies, method
+
+
+def test_pairs_of_rotary_columns_stay_those_that_they_were(first, recipe) -> None:
+    """Kept pairs of kept pairs: each is rotated by the angles of the pair it was."""
+    for method in ("a3", "modegpt", "fused"):
+        model = first[method]
+        small = lrcore.compress(model, recipe.with_(method=method, refit="off", ratio=0.4))
+        narrowed = 0
+        for index in range(3):
+            old, new = (read_layer(each.network, index).attention for each in (model, small))
+            if new.qk_size == old.qk_size or old.rotary_pairs is None:
+                continue
+            narrowed += 1
+            rows = old.k.weight.view(old.n_kv, 2, -1, 32)
+            for head, pairs in enumerate(new.rotary_pairs):
+                places = [int((old.rotary_pairs[head] == pair).nonzero()) for pair in pairs]
+                kept = new.k.weight.view(new.n_kv, 2, -1, 32)[head]
+                assert torch.equal(kept, rows[head][:, places])
+        assert narrowed
+
+
+def test_at_full_rank_a_compressed_model_stays_as_it_is(first, recipe) -> None:
+    for before, method in product(("modegpt", "svd", "care"), ("a3", "svd_llm", "care")):
+        model = first[before]
+        factors = lrcore.prepare(model, recipe.with_(method=method))
+        network = clone(model.network)
+        for index, layer in enumerate(factors.layers):
+            full = {slot: s.cost.full for slot, s in factors.spectra.items()}
+            truncate_layer(network, index, layer, full)
+        assert torch.equal(network(TOKENS).logits, logits(model))
+
+
+def test_heads_without_rotary_and_their_bounds(tiny_opt, story_file) -> None:
+    recipe = lrcore.Recipe(
+        str(tiny_opt), data=str(story_file), samples=2, seq_len=24, ratio=0.2, method="modegpt"
+    )
+    model = lrcore.compress(lrcore.load(str(tiny_opt)), recipe)
+    for method in ("a3", "modegpt", "fused", "latentllm"):
+        small = lrcore.compress(model, recipe.with_(method=method))
+        assert small.account.model.parameters == small.size.parameters
+        assert small.size.decoder_linear <= 0.8 * model.size.decoder_linear
+        assert torch.isfinite(logits(small)).all()
+
+
+def test_options_that_read_more_of_the_layers(first, recipe) -> None:
+    for before, method, options, sentence in (
+        ("svd", "svd", {"weights": "fisher"}, "gradients"),
+        ("care", "a3", {"mlp": "taylor"}, "gradients"),
+        ("summed", "latentllm", {"vo": "joint"}, "sums its heads"),
+        ("a3", "svd", {"weights": "fisher"}, None),
+        ("modegpt", "latentllm", {"vo": "attention"}, None),
+        ("a3", "latentllm", {"attention": "split_head", "sparse": 0.05}, None),
+        ("modegpt", "a3", {"ov": "overall"}, None),
+    ):
+        wanted = recipe.with_(method=method, options=options)
+        if sentence is None:
+            small = lrcore.compress(first[before], wanted)
+            assert small.account.model.parameters == small.size.parameters
+            assert torch.isfinite(logits(small)).all()
+        else:
+            with pytest.raises(lrcore.InputError, match=sentence):
+                lrcore.prepare(first[before], wanted)
+
+
+def test_after_other_steps(tiny_llama, first, recipe) -> None:
+    dense, again = lrcore.load(str(tiny_llama)), recipe.with_(method="modegpt")
+    for quantised in (lrcore.quantise(dense, bits=4), lrcore.quantise(first["a3"], bits=8)):
+        with pytest.raises(lrcore.InputError, match="then quantise"):
+            lrcore.compress(quantised, again)
+    healing = lrcore.Healing(data=recipe.data, samples=2, seq_len=24, steps=1, batch=2)
+    healed = lrcore.heal(first["a3"], healing, teacher=dense)
+    sliced = lrcore.slice_hidden(dense, recipe, rotations="one")
+    for model in (healed, sliced, lrcore.drop_layers(dense, [1])):
+        small = lrcore.compress(model, again)
+        assert small.account.model.decoder_parameters == small.size.decoder_linear
+        assert small.size.decoder_linear <= 0.8 * model.size.decoder_linear
+        assert torch.isfinite(logits(small)).all()
+    with pytest.raises(lrcore.InputError, match="another basis before every component"):
+        lrcore.compress(lrcore.slice_hidden(dense, recipe), again)
