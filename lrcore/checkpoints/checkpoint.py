@@ -59,8 +59,8 @@ from ..modules.install import install
 from ..provenance import Provenance
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
+from .description import FORMAT, Description, is_described, read_description
 
-FORMAT = 2
 SHARD = "5GB"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
@@ -74,8 +74,8 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
     """A model by the name of a built-in one, folder, GGUF file or hub id, or of transformers in
-    memory, `load(network, tokenizer)`; a folder written by `save` comes back as the compressed
-    model it was.
+    memory, `load(network, tokenizer)`; a folder written by `save`, or by transformers from an
+    export, comes back as the compressed model it was.
 
     revision: of a hub id; of a model in memory, its tokenizer may stand there. dtype None: float32
     for a dense model, as saved for a checkpoint, unchanged in memory. offload: decoder layers wait
@@ -102,7 +102,7 @@ def load(
         )
     name, version = str(name), None if revision is None else str(revision)
     folder = model_folder(name, version, dtype or "float32")
-    if (folder / MARK).is_file():
+    if is_described(folder):
         return load_checkpoint(folder, dtype or "auto", device, name, offload)
     return load_folder(folder, name, dtype or "float32", device, offload)
 
@@ -167,26 +167,26 @@ def load_checkpoint(
     name: str | None = None,
     offload: bool = False,
 ) -> LoadedModel:
-    """A compressed model from a folder written by `save`.
+    """A compressed model from a folder written by `save`, or by transformers from an export.
 
     With dtype "auto" its logits are bit-identical to the saved model's. Raises InputError where the
     folder holds no readable checkpoint.
     """
     folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
-    described = _read_mark(folder)
+    described = read_description(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
-    stored = resolve_dtype(described["dtype"])
+    stored = resolve_dtype(described.dtype)
     assert isinstance(stored, torch.dtype)  # a checkpoint names one
     into = None if isinstance(wanted, str) or wanted == stored else wanted
-    tied = described["tied"]
     if offload:
         free_at_once()
     try:
-        network = _empty_network(config, stored, described["structure"])
+        network = _empty_network(config, stored, described.structure)
         if offload:
-            waiting = _wait(network, files, tied, into, target)
+            waiting = _wait(network, files, described, into, target)
         else:
-            network.load_state_dict(_state(files, tied, into), strict=True, assign=True)
+            state = _state(network, files, described, into)
+            network.load_state_dict(state, strict=True, assign=True)
     except (
         RuntimeError,
         ValueError,
@@ -196,7 +196,7 @@ def load_checkpoint(
     ) as error:  # whatever shapes that are not ours lead to
         detail = (str(error).splitlines() or [""])[-1].strip()
         raise InputError(
-            f"The weights in '{folder}' do not fit its {MARK} ({detail}). Files of two "
+            f"The weights in '{folder}' do not fit its description ({detail}). Files of two "
             "checkpoints were mixed."
         ) from error
     if offload:
@@ -228,23 +228,6 @@ def read_provenance(folder: Path) -> Provenance:
     return Provenance.from_dict(read_json(report)) if report.is_file() else Provenance()
 
 
-def _read_mark(folder: Path) -> dict[str, Any]:
-    described = read_json(folder / MARK)
-    version = described.get("format")
-    if version != FORMAT:
-        raise InputError(
-            f"'{folder}' has checkpoint format {version!r}, but this version reads {FORMAT}. Use "
-            "the version that wrote it."
-        )
-    lacking = [key for key in ("dtype", "structure", "tied") if key not in described]
-    if lacking:
-        raise InputError(
-            f"'{folder / MARK}' lacks {', '.join(lacking)}. The file was changed or cut: copy the "
-            "checkpoint again."
-        )
-    return described
-
-
 def _empty_network(
     config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]
 ) -> PreTrainedModel:
@@ -258,7 +241,7 @@ def _empty_network(
 def _wait(
     network: PreTrainedModel,
     files: list[Path],
-    tied: dict[str, str],
+    described: Description,
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> dict[str, StoredTensor]:
@@ -268,7 +251,7 @@ def _wait(
     """
     stored = stored_in(files)
     stored = as_dtype(stored, dtype) if dtype else stored
-    stored |= {name: stored[first] for name, first in tied.items()}
+    stored |= {name: stored[first] for name, first in described.tied_in(network, stored).items()}
     gaps = map_weights(network, stored, device, cache_folder() / OFFLOADED)
     for names in gaps.values():
         if names:
@@ -278,7 +261,12 @@ def _wait(
     return stored
 
 
-def _state(files: list[Path], tied: dict[str, str], dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _state(
+    network: PreTrainedModel,
+    files: list[Path],
+    described: Description,
+    dtype: torch.dtype | None,
+) -> dict[str, Tensor]:
     """All tensors by name, in memory of their own: aligned, and independent of the file once
     read.
     """
@@ -287,7 +275,7 @@ def _state(files: list[Path], tied: dict[str, str], dtype: torch.dtype | None) -
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
         for name, tensor in stored.items()
     }
-    return state | {name: state[first] for name, first in tied.items()}
+    return state | {name: state[first] for name, first in described.tied_in(network, state).items()}
 
 
 def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:

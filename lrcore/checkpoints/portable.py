@@ -15,6 +15,7 @@ from ..models.config import own_type
 
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
+ALSO = HERE / "install.py", "shared_names"
 LEFT_OUT = ("of", "fill")
 
 HEAD = '''"""A compressed {base}: `lowrank` in config.json names what is factored.
@@ -43,6 +44,9 @@ class LowRankForCausalLM({base}):
     def __init__(self, config):
         super().__init__(config)
         install(self, config.lowrank["layers"])
+        shared = shared_names(self)
+        self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
+        self.all_tied_weights_keys = self.all_tied_weights_keys | shared
 '''
 
 
@@ -81,6 +85,7 @@ def modeling_source(network: PreTrainedModel) -> str:
     """
     cut = Cut()
     cut.reach(*START)
+    cut.reach(*ALSO)
     names = [name for own in cut.nodes.values() for name in own]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -68,6 +68,14 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
             setattr(holder.get_submodule(parent), leaf, projection)
 
 
+def shared_names(network: nn.Module) -> dict[str, str]:
+    """Further names of parameters that several projections share, each with the first."""
+    first: dict[int, str] = {}
+    named = network.named_parameters(remove_duplicate=False)
+    places = {name: first.setdefault(id(parameter), name) for name, parameter in named}
+    return {name: own for name, own in places.items() if name != own and ".down." in name}
+
+
 def _empty_module(
     network: PreTrainedModel, place: str, described: Mapping[str, Any], native: Any
 ) -> nn.Module:

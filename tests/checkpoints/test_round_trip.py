@@ -1,0 +1,94 @@
+"""An export that transformers has loaded, trained or not, and saved again is measured here."""
+
+import json
+import math
+
+import pytest
+import torch
+from elsewhere import TOKENS, elsewhere
+
+import lrcore
+
+MADE = {
+    "modegpt": ("modegpt", {}),
+    "latentllm": ("latentllm", {}),
+    "shared": ("care", {"joint": True}),
+    "sliced": None,
+}
+
+SAVE = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokens = torch.arange(3, 43).view(2, 20)
+for folder in json.loads(sys.argv[1]):
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name in ("again", "tuned"):
+        if name == "tuned":
+            model.train().requires_grad_(True)
+            step = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            for _ in range(2):
+                model(tokens, labels=tokens).loss.backward()
+                step.step()
+                step.zero_grad()
+        model.save_pretrained(f"{folder}-{name}")
+        tokenizer.save_pretrained(f"{folder}-{name}")
+"""
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.network(TOKENS).logits
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_llama, story_file, tmp_path_factory):
+    """The exported models by name, and the folder with what transformers saved of each."""
+    here, dense = tmp_path_factory.mktemp("round-trip"), lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=24, ratio=0.2)
+    models = {
+        name: lrcore.slice_hidden(dense, recipe)
+        if how is None
+        else lrcore.compress(dense, recipe.with_(method=how[0], options=how[1]))
+        for name, how in MADE.items()
+    }
+    folders = [str(lrcore.export(model, here / name)) for name, model in models.items()]
+    elsewhere(SAVE, json.dumps(folders), cwd=here)
+    return models, here
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_transformers_saved_again_is_the_same_model(name, saved, story_file) -> None:
+    models, here = saved
+    model, folder = models[name], here / f"{name}-again"
+    assert not (folder / "lrcore.json").exists()  # config.json holds the whole description
+    again = lrcore.load(folder)
+    assert torch.equal(logits(again), logits(model))
+    assert again.size == model.size
+    measured = [
+        lrcore.evaluate(one, str(story_file), samples=2, seq_len=24) for one in (model, again)
+    ]
+    assert measured[0].perplexity == measured[1].perplexity
+    if name != "sliced":
+        assert torch.equal(logits(lrcore.load(folder, offload=True)), logits(model))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_trained_export_is_measured_saved_and_loaded(name, saved, story_file, tmp_path) -> None:
+    models, here = saved
+    tuned = lrcore.load(str(here / f"{name}-tuned"))
+    assert tuned.size.kv_values == models[name].size.kv_values
+    assert not torch.equal(logits(tuned), logits(models[name]))
+    result = lrcore.evaluate(tuned, str(story_file), samples=2, seq_len=24)
+    assert math.isfinite(result.perplexity)
+    kept = lrcore.load(str(lrcore.save(tuned, tmp_path / "kept")))
+    assert torch.equal(logits(kept), logits(tuned))
+
+
+def test_a_config_without_its_layers_says_so(saved, tmp_path) -> None:
+    _, here = saved
+    config = json.loads((here / "modegpt-again" / "config.json").read_text()) | {"lowrank": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(lrcore.InputError, match="names no compressed layers"):
+        lrcore.load(tmp_path)
