@@ -127,9 +127,16 @@ def test_too_wide_a_layer_is_refused_in_words(tiny_llama, monkeypatch):
         stream.run(0, NEEDS)
 
 
-def test_an_attention_that_is_narrow_already_is_refused_in_words(tiny_llama):
-    model = lrcore.load(str(tiny_llama))
+def test_of_narrow_heads_too_and_not_of_cached_latents(tiny_llama):
     recipe = lrcore.Recipe(model=str(tiny_llama), method="a3", ratio=0.4, samples=4, seq_len=32)
-    small = lrcore.compress(model, recipe)
+    small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+    stream = LayerStream(small.network, torch.arange(3, 35).unsqueeze(0))
+    moments = stream.run(0, {*NEEDS, ("attn_out", "mean")})
+    a = read_layer(small.network, 0).attention
+    assert a.v_size < a.head_size
+    values = moments.mean("weighted_values").view(a.n_q, a.n_kv, a.v_size)
+    heads = torch.arange(a.n_q)
+    assert torch.allclose(values[heads, heads // a.group].flatten(), moments.mean("attn_out"))
+    latent = lrcore.compress(small, recipe.with_(method="care", ratio=0.2))
     with pytest.raises(InputError, match="dense model"):
-        lrcore.prepare(small, recipe.with_(method="latentllm", options={"vo": "attention"}))
+        LayerStream(latent.network, torch.arange(3, 35).unsqueeze(0)).run(0, NEEDS)

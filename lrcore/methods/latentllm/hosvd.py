@@ -63,8 +63,9 @@ class Pair:
     rank.
 
     left has group heads for each head of right. rotations [offsets, s, s], or [offsets, heads of
-    right, s, s], or None: the objective sums over `left_i^T R right_i` (eq. 181). start [k_l, k_l]: eigenvectors of `sum_i G_i G_i^T`;
-    left_values [k_l], right_values [k_r]: eigenvalues of it and of `sum_i G_i^T G_i`.
+    right, s, s], or None: the objective sums over `left_i^T R right_i` (eq. 181). start [k_l, k_l]:
+    eigenvectors of `sum_i G_i G_i^T`; left_values [k_l], right_values [k_r]: eigenvalues of it and
+    of `sum_i G_i^T G_i`.
     """
 
     left: Side
@@ -76,7 +77,9 @@ class Pair:
 
 
 def pair(left: Side, right: Side, rotations: Tensor | None) -> Pair:
-    """The rank-free part of two sides; rotations as in `Pair`."""
+    """The rank-free part of two sides. rotations [offsets, s, s] or [offsets, heads of right, s, s]
+    or None.
+    """
     left_values, start = eigh_descending(_left_gram(left, right, rotations, None))
     right_values, _ = eigh_descending(_right_gram(left, right, rotations, None))
     return Pair(left, right, rotations, start, left_values, right_values)
