@@ -45,7 +45,7 @@ class CompressedAttention(nn.Module):
     o_proj: nn.Module
 
     def __init__(self, sizes: Mapping[str, Any], layer_idx: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # and no family's attention, see `standing_for`
         self.n_q, self.n_kv = sizes["n_q"], sizes["n_kv"]
         self.head_size, self.qk_size = sizes["head_size"], sizes["qk_size"]
         self.v_size, self.scale = sizes["v_size"], sizes["scale"]
@@ -53,6 +53,7 @@ class CompressedAttention(nn.Module):
         self.softcap, self.window = sizes["softcap"], sizes["window"]
         self.summed = sizes["summed"]
         self.layer_idx = layer_idx
+        self.config: Any = None
         self.group = self.n_q // self.n_kv
         # read by transformers' attention function: how often it repeats keys and values
         self.num_key_value_groups = 1 if self.summed else self.group
@@ -120,8 +121,9 @@ class CompressedAttention(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         **others: Any,
-    ) -> tuple[Tensor, None]:
-        """The attention's output [b, t, d] for hidden_states [b, t, d], called as native modules.
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attention's output [b, t, d] for hidden_states [b, t, d], called as native modules;
+        and its weights [b, n_q, t, T] where `output_attentions` asks an eager attention for them.
 
         residual [b, t, d]: only from Bloom, which expects it added. others: `layer_past` (the cache
         under its older name), `alibi` (Bloom) and `position_bias` (MPT); the rest is ignored.
@@ -138,9 +140,12 @@ class CompressedAttention(nn.Module):
             mask = _add(_window(self.window, t, k.shape[2], q), mask)
         if self.summed:
             k = k.repeat_interleave(self.group, dim=1)
-        out = self._attend(q, k, v, mask)  # [b, t, n_q, v_size]
+        asked = others.get("output_attentions") or getattr(self.config, "output_attentions", False)
+        eager = getattr(self.config, "_attn_implementation", None) == "eager"
+        # [b, t, n_q, v_size]
+        out, weights = self._attend(q, k, v, mask, bool(asked and eager))
         out = self.o_proj(out.sum(2) if self.summed else out.reshape(b, t, self.n_q * self.v_size))
-        return (out if residual is None else out + residual), None
+        return (out if residual is None else out + residual), weights
 
     def project(
         self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any
@@ -157,15 +162,20 @@ class CompressedAttention(nn.Module):
             k, v = cache.update(k, v, self.layer_idx)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if self.softcap is None:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weighted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs [b, t, n_q, size], and their weights where those are asked for."""
+        if self.softcap is None and not weighted:
             mask = mask.to(q.dtype) if mask is not None and mask.is_floating_point() else mask
-            q, _ = sdpa_attention_forward(self, q, k, v, mask, dropout=0.0, scaling=self.scale)
-            return q
+            out, _ = sdpa_attention_forward(self, q, k, v, mask, dropout=0.0, scaling=self.scale)
+            return out, None
         k, v = (states.repeat_interleave(self.num_key_value_groups, dim=1) for states in (k, v))
-        scores = self.softcap * torch.tanh(q @ k.mT * self.scale / self.softcap)
+        scores = q @ k.mT * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         weights = torch.softmax(_add(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)
-        return (weights @ v).transpose(1, 2)
+        return (weights @ v).transpose(1, 2), weights if weighted else None
 
 
 def whole_head(cos: Tensor, sin: Tensor, head_size: int) -> tuple[Tensor, Tensor]:

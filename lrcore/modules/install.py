@@ -12,6 +12,19 @@ from .latent import LatentAttention
 from .projections import rebuild
 from .sliced import SlicedLayer, StreamNorm, resized
 
+OWN = (CompressedAttention, SlicedLayer)
+JOINED: dict[tuple[type[Any], type[Any]], type[Any]] = {}  # made once for two classes
+
+
+def standing_for(native: nn.Module, own: type[Any]) -> type[Any]:
+    """`own`, as a subclass of the native module's class too: transformers finds the modules whose
+    attentions and hidden states it records by their class.
+    """
+    family: type[Any] = next(k for k in type(native).__mro__ if not issubclass(k, OWN))
+    if (own, family) not in JOINED:
+        JOINED[own, family] = type(own.__name__, (own, family), {"__module__": own.__module__})
+    return JOINED[own, family]
+
 
 def attention_module(
     network: PreTrainedModel, place: str, sizes: Mapping[str, Any], index: int, native: nn.Module
@@ -20,10 +33,13 @@ def attention_module(
 
     It uses the query and key norms of the native module that it replaces.
     """
+    module: CompressedAttention
     if not sizes.get("latent", False):
-        module = CompressedAttention(sizes, index)
+        module = standing_for(native, CompressedAttention)(sizes, index)
     else:
-        module = LatentAttention(sizes, index, _rotary_of(network, place), network.dtype)
+        kind = standing_for(native, LatentAttention)
+        module = kind(sizes, index, _rotary_of(network, place), network.dtype)
+    module.config = network.config.get_text_config()
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module
@@ -58,7 +74,9 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
     """
     for place, entry in places.items():
         if "parts" in entry:
-            network.set_submodule(place, SlicedLayer(network.get_submodule(place), entry["parts"]))
+            native = network.get_submodule(place)
+            kind = standing_for(native, SlicedLayer)
+            network.set_submodule(place, kind(native, entry["parts"]))
         holder = network.get_submodule(place)
         for path, described in entry["modules"].items():
             native = holder.get_submodule(path)

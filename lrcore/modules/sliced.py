@@ -39,7 +39,7 @@ class SlicedLayer(nn.Module):
     """
 
     def __init__(self, layer: nn.Module, parts: Mapping[str, Any]) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # and no family's layer, see `standing_for`
         for name, child in layer.named_children():
             self.add_module(name, child)
         self.parts = dict(parts)

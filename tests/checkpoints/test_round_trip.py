@@ -1,4 +1,6 @@
-"""An export that transformers has loaded, trained or not, and saved again is measured here."""
+"""What transformers does with an export: it records attentions and hidden states, and what it
+has saved again, trained or not, is measured here.
+"""
 
 import json
 import math
@@ -24,6 +26,14 @@ tokens = torch.arange(3, 43).view(2, 20)
 for folder in json.loads(sys.argv[1]):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    how = {"trust_remote_code": True, "attn_implementation": "eager"}
+    with torch.inference_mode():
+        out = AutoModelForCausalLM.from_pretrained(folder, **how)(
+            tokens, output_attentions=True, output_hidden_states=True
+        )
+        assert torch.allclose(out.logits, model(tokens).logits, atol=1e-4)
+    assert [each.shape for each in out.attentions] == [(2, 4, 20, 20)] * 3
+    assert [each.shape[:2] for each in out.hidden_states] == [(2, 20)] * 4
     for name in ("again", "tuned"):
         if name == "tuned":
             model.train().requires_grad_(True)

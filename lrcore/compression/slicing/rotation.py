@@ -18,6 +18,7 @@ from ...layer import Linear
 from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.layers import projection_paths
 from ...models.native import linear_of
+from ...modules.install import standing_for
 from ...modules.projections import linear_module
 from ...modules.sliced import COMPONENTS, SlicedLayer, StreamNorm, resized
 
@@ -122,7 +123,7 @@ def take_over(network: PreTrainedModel, index: int) -> SlicedLayer:
         "feed": feed,
         "tuple": row.layer_returns == "tuple",
     }
-    layer = SlicedLayer(layers[index], parts)
+    layer: SlicedLayer = standing_for(layers[index], SlicedLayer)(layers[index], parts)
     layers[index] = layer
     return layer
 
