@@ -1,5 +1,6 @@
 """The model card of an export: what it came from, how it was made, and what was measured."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ _LICENCE = ("license", "license_name", "license_link")
 
 @dataclass(frozen=True)
 class Usage:
-    """How an export is loaded: with no code of ours (stock), by which class of transformers."""
+    """How an export is loaded: with no code of ours (stock), by which class of transformers; and
+    the modules of its layers that LoRA can train, by the names that PEFT takes.
+    """
 
     stock: bool = False
     loader: str = "AutoModelForCausalLM"
+    lora: tuple[str, ...] = ()
 
 
 def model_card(
@@ -148,8 +152,15 @@ def _usage(usage: Usage) -> str:
         f"## Use\n\n```python\nfrom transformers import {loader}, AutoTokenizer\n\n"
         f"model = {loader}.from_pretrained(folder{trust})\ntokenizer = "
         f"AutoTokenizer.from_pretrained(folder{trust})\n```\n\n{why} "
-        'LoRA (PEFT) reaches factored matrices by `target_modules="all-linear"`.'
+        f"{_lora(usage.lora)}"
     )
+
+
+def _lora(names: Sequence[str]) -> str:
+    if not names:
+        return "PEFT finds nothing to train in its layers: their matrices are quantised."
+    listed = json.dumps(names[0] if len(names) == 1 else list(names))
+    return f"LoRA (PEFT): `target_modules={listed}`."
 
 
 def _account(account: SizeAndCost) -> str:

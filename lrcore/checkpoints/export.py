@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
 from ..errors import InputError
+from ..models.architectures import architecture_of, decoder_layers
 from ..models.config import auto_class, write_config
+from ..models.layers import projection_paths
 from ..models.load import LoadedModel
 from ..models.structure import structure
 from ..models.weights import MARK, read_json
@@ -54,7 +60,8 @@ def export(
         else:
             write_checkpoint(public, draft, shard)
             _add_code(public, draft)
-        usage = Usage(stock, auto_class(public.network.config).__name__)
+        loader = auto_class(public.network.config).__name__
+        usage = Usage(stock, loader, lora_targets(public.network))
         card = model_card(
             title, public.folder, public.provenance, public.size.parameters, results, usage
         )
@@ -76,6 +83,26 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
         dtype=model.dtype,
         lowrank={"layers": structure(network)},
     )
+
+
+def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:
+    """Names of the layers' linear modules as PEFT's `target_modules`: "q_proj", or "q_proj.up" of a
+    factored matrix; ("all-linear",) where a matrix is factored in some layers only, and
+    nothing where all are stored in few bits.
+    """
+    row = architecture_of(network)
+    names: dict[str, None] = {}
+    others: set[str] = set()
+    for layer in decoder_layers(network):
+        for path in projection_paths(row, layer).values():
+            module, leaf = layer.get_submodule(path), path.rpartition(".")[2]
+            parts = {f"{leaf}.{name}": part for name, part in module.named_children()}
+            for name, part in (parts or {leaf: module}).items():
+                linear = isinstance(part, nn.Linear | Conv1D)
+                names |= {name: None} if linear else {}
+                others |= set() if linear else {name}
+            others |= {leaf} if parts else set()
+    return ("all-linear",) if others & names.keys() else tuple(names)
 
 
 def run_checkpoint(name: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from elsewhere import elsewhere
 
 import lrcore
+from lrcore.checkpoints.export import lora_targets
 
 METHODS = (
     "svd_llm",
@@ -52,7 +53,7 @@ for folder in json.loads(sys.argv[1]):
 """
 
 LORA = """
-import json, sys
+import json, pathlib, re, sys
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
@@ -62,8 +63,14 @@ for folder in json.loads(sys.argv[1]):
     base = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     before = {name: value.clone() for name, value in base.state_dict().items()}
     base.gradient_checkpointing_enable()
-    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    card = (pathlib.Path(folder) / "README.md").read_text()
+    named = json.loads(re.search("target_modules=([^`]*)`", card)[1])
+    lora = LoraConfig(r=2, target_modules=named, task_type="CAUSAL_LM")
     tuned = get_peft_model(base, lora)
+    every = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    every = get_peft_model(every, LoraConfig(r=2, target_modules="all-linear"))
+    reached = {name for name, _ in tuned.named_parameters() if "lora_" in name}
+    assert reached == {name for name, _ in every.named_parameters() if "lora_" in name}, folder
     tuned.train()
     step = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.1)
     losses = []
@@ -116,6 +123,17 @@ def folders(tiny_llama, story_file, tmp_path_factory):
 
 def test_devices_offload_and_dtypes(folders) -> None:
     elsewhere(DEVICES, json.dumps([str(folders / method) for method in METHODS]), cwd=folders)
+
+
+def test_the_card_names_what_lora_reaches(folders, tiny_llama, small_of, tmp_path) -> None:
+    card = (folders / "svd_llm" / "README.md").read_text()
+    assert '"q_proj.down", "q_proj.up"' in card
+    mixed = small_of(tiny_llama, "svd", ratio=0.1, overrides={"0.q": 32})
+    assert lora_targets(mixed.network) == ("all-linear",)
+    quantised = lrcore.export(lrcore.quantise(lrcore.load(tiny_llama), bits=4), tmp_path / "four")
+    card = (quantised / "README.md").read_text()
+    assert "target_modules" not in card
+    assert "PEFT finds nothing to train" in card
 
 
 def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:
