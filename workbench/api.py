@@ -4,7 +4,12 @@ Long ones go through the same queue as the page and wait for their turn. Gradio 
 their docstrings and their parameters.
 """
 
+import functools
+import inspect
+import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
@@ -13,21 +18,80 @@ import lrcore
 from .events import bind
 from .job_record import ENDED, JobRecord
 from .jobs import CompressJob, MeasureJob, start_analysis
+from .recipe_fields import RecipeFields
 from .store import Store
 
 
 def build(store: Store) -> None:
-    for endpoint in (analyse, allocate, compress, evaluate, compare):
-        gr.api(bind(endpoint, store), api_name=endpoint.__name__, concurrency_limit=4)
+    for endpoint in (models, methods, runs, analyse, allocate, compress, evaluate, compare):
+        listener = as_text(bind(endpoint, store))
+        gr.api(listener, api_name=endpoint.__name__, concurrency_limit=4)
 
 
-def analyse(store: Store, recipe: dict, threshold: float = 0.9) -> list[dict]:
+def as_text(listener: Callable) -> Callable:
+    """The endpoint, whose result agents get as JSON text: Gradio would write it in Python's
+    notation for them.
+    """
+
+    @functools.wraps(listener)
+    def answer(*values: Any) -> Any:
+        *given, request = values
+        result = listener(*given)
+        return json.dumps(result) if _from_agent(request) else result
+
+    signature = inspect.signature(listener)
+    last = inspect.Parameter(
+        "request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=gr.Request
+    )
+    answer.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), last.replace(default=None)]
+    )
+    answer.__annotations__ = {**listener.__annotations__, "request": gr.Request}
+    return answer
+
+
+def _from_agent(request: gr.Request | None) -> bool:
+    """Whether a request came through the MCP server, which says so in a header."""
+    return request is not None and request.headers.get("x-gradio-user") == "mcp"
+
+
+def models(store: Store) -> dict:
+    """What a recipe's `model` and `data` may name, beside a folder, a file or a hub id."""
+    return {
+        "demo_models": list(lrcore.DEMO_MODELS),
+        "data": list(lrcore.DATASETS),
+    }
+
+
+def methods(store: Store) -> dict:
+    """Compression methods and allocation policies, with their options and defaults."""
+    return {"methods": lrcore.methods(), "policies": lrcore.policies()}
+
+
+def runs(store: Store) -> list[dict]:
+    """The kept runs: id, name, method, policy, ratio, tags, and what they weigh."""
+    return [described(run) for run in store.runs.all()]
+
+
+def described(run: lrcore.Run) -> dict:
+    """One run in a list, JSON-able."""
+    account = None if run.account is None else run.account.to_dict()
+    return {
+        "id": run.id,
+        "name": run.name,
+        "method": run.method,
+        "policy": run.policy,
+        "recipe": None if run.recipe is None else run.recipe.to_dict(),
+        "account": account,
+        "evaluations": run.evaluations,
+    }
+
+
+def analyse(store: Store, recipe: RecipeFields, threshold: float = 0.9) -> list[dict]:
     """Rank measures of every layer, component and matrix, raw and activation-aware.
 
     Args:
-        recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories",
-            "samples": 64, "method": "a3", "policy": "uniform", "ratio": 0.2}; those left out keep
-            their defaults.
+        recipe: such as {"model": "demo-llama", "method": "a3", "ratio": 0.2}; the rest by default.
         threshold: the share of the energy, between 0 and 1, that the energy rank holds.
     """
     full = lrcore.Recipe.from_dict(recipe)
@@ -35,13 +99,11 @@ def analyse(store: Store, recipe: dict, threshold: float = 0.9) -> list[dict]:
     return store.analysis(full).table(threshold).to_dict("records")
 
 
-def allocate(store: Store, recipe: dict) -> dict:
+def allocate(store: Store, recipe: RecipeFields) -> dict:
     """Ranks that a recipe gives, and what the model would weigh: {"summary": ..., "ranks": [...]}.
 
     Args:
-        recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories",
-            "samples": 64, "method": "a3", "policy": "uniform", "ratio": 0.2}; those left out keep
-            their defaults.
+        recipe: such as {"model": "demo-llama", "method": "a3", "ratio": 0.2}; the rest by default.
     """
     full = lrcore.Recipe.from_dict(recipe)
     wait(start_analysis(store, full))
@@ -50,13 +112,11 @@ def allocate(store: Store, recipe: dict) -> dict:
     return {"summary": plan.summary(), "ranks": plan.table().to_dict("records")}
 
 
-def compress(store: Store, recipe: dict, name: str = "") -> str:
+def compress(store: Store, recipe: RecipeFields, name: str = "") -> str:
     """Compress by a recipe, keep the run, and return its id.
 
     Args:
-        recipe: fields of a recipe as a mapping, such as {"model": "demo-llama", "data": "stories",
-            "samples": 64, "method": "a3", "policy": "uniform", "ratio": 0.2}; those left out keep
-            their defaults.
+        recipe: such as {"model": "demo-llama", "method": "a3", "ratio": 0.2}; the rest by default.
         name: what the run is called on the page; made from the recipe where it is empty.
     """
     job = CompressJob(lrcore.Recipe.from_dict(recipe), name[:80])

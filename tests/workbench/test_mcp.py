@@ -1,17 +1,21 @@
 """The endpoints as tools of an MCP server, over HTTP."""
 
-import ast
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import lrcore
 from workbench.app import LAUNCH, build_app
 
 mcp = pytest.importorskip("mcp", reason="the MCP server needs gradio[mcp]")
 from mcp.client.streamable_http import streamablehttp_client  # noqa: E402 (after the skip)
 
 TOOLS = {
+    "models": set(),
+    "methods": set(),
+    "runs": set(),
     "analyse": {"recipe", "threshold"},
     "allocate": {"recipe"},
     "compress": {"recipe", "name"},
@@ -55,7 +59,7 @@ def ask(address, what):
         return pool.submit(lambda: asyncio.run(talk())).result()
 
 
-def test_the_five_tools_are_listed_with_their_types_and_words(address):
+def test_the_tools_are_listed_with_their_types_and_words(address):
     tools = {
         tool.name.rpartition("_")[2]: tool
         for tool in ask(address, lambda session: session.list_tools()).tools
@@ -68,7 +72,12 @@ def test_the_five_tools_are_listed_with_their_types_and_words(address):
             fields[field]["type"] == kind for field, kind in TYPES.items() if field in fields
         )
         assert tool.description
-        assert all(field.get("description") for field in fields.values())
+        assert all(field.get("description", "").endswith(".") for field in fields.values())
+    recipe = tools["allocate"].inputSchema["properties"]["recipe"]
+    assert recipe["properties"].keys() == lrcore.Recipe().to_dict().keys()
+    assert recipe["properties"]["method"]["enum"] == list(lrcore.METHODS)
+    assert recipe["properties"]["ratio"] == {"type": "number"}
+    assert recipe["properties"]["overrides"]["additionalProperties"] == {"type": "integer"}
 
 
 def test_a_tool_can_be_called(address):
@@ -84,6 +93,22 @@ def test_a_tool_can_be_called(address):
 
     answer = ask(address, allocate)
     assert not answer.isError
-    got_result = ast.literal_eval(answer.content[0].text)  # Gradio writes Python's own notation
+    got_result = json.loads(answer.content[0].text)
     assert got_result["summary"]["achieved"] == pytest.approx(0.3, abs=0.02)
     assert {"layer", "component", "rank"} <= got_result["ranks"][0].keys()
+
+
+def test_lists_are_json_too(address):
+    async def lists(session):
+        names = {
+            tool.name.rpartition("_")[2]: tool.name for tool in (await session.list_tools()).tools
+        }
+        answers = {
+            kind: await session.call_tool(names[kind], {}) for kind in ("models", "methods", "runs")
+        }
+        return {kind: json.loads(answer.content[0].text) for kind, answer in answers.items()}
+
+    listed = ask(address, lists)
+    assert listed["models"]["demo_models"] == list(lrcore.DEMO_MODELS)
+    assert [row["name"] for row in listed["methods"]["methods"]] == list(lrcore.METHODS)
+    assert listed["runs"] == []
