@@ -58,7 +58,7 @@ def _from_agent(request: gr.Request | None) -> bool:
 def models(store: Store) -> dict:
     """What a recipe's `model` and `data` may name, beside a folder, a file or a hub id."""
     return {
-        "demo_models": list(lrcore.DEMO_MODELS),
+        "models": list(lrcore.built_in_models()),
         "data": list(lrcore.DATASETS),
     }
 

@@ -109,6 +109,6 @@ def test_lists_are_json_too(address):
         return {kind: json.loads(answer.content[0].text) for kind, answer in answers.items()}
 
     listed = ask(address, lists)
-    assert listed["models"]["demo_models"] == list(lrcore.DEMO_MODELS)
+    assert listed["models"]["models"] == list(lrcore.built_in_models())
     assert [row["name"] for row in listed["methods"]["methods"]] == list(lrcore.METHODS)
     assert listed["runs"] == []
