@@ -12,7 +12,7 @@ from ..recipe import Recipe
 from .arguments import AsJson, ToTrackio, load_dense
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
-from .reports import compressed_report, growth, option_rows, ratio_counts
+from .reports import compressed_report, growth, in_few_lines, option_rows, ratio_counts
 
 app = typer.Typer()
 
@@ -138,6 +138,8 @@ def compress(
         tracker.log(small.name, report["recipe"], figures)
     values = {"out": str(folder), **report, "total_seconds": _since(began)}
     rows = values.pop("ranks")
+    if not as_json:
+        values["stock"] = in_few_lines(values["stock"])
     show(as_json, values, "ranks", rows)
     note(as_json, recipe, small.account)
 

@@ -28,6 +28,16 @@ def compressed_report(model: Any) -> dict[str, Any]:
     return report | ({"bounds": bounds} if bounds else {})
 
 
+def in_few_lines(stock: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether a model fits a stock architecture, for a person: its ranks, which are the same in
+    every layer, once per component.
+    """
+    ranks = {slot.partition(".")[2]: rank for slot, rank in (stock["ranks"] or {}).items()}
+    kept = {name: value for name, value in stock.items() if name != "ranks"}
+    told = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
+    return kept | ({"ranks": told} if told else {})
+
+
 def step_report(step: Any) -> dict[str, Any]:
     """Of one step: its fields, but for whether the model fits a stock architecture."""
     return {name: value for name, value in step.fields_dict().items() if name != "stock"}

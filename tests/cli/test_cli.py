@@ -4,12 +4,14 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import lrcore
 from lrcore.cli import main
 from lrcore.cli.console import ProgressLine, print_json
+from lrcore.cli.reports import in_few_lines
 
 COMMANDS = (
     "methods",
@@ -48,6 +50,14 @@ def test_methods(capsys):
     assert {"uniform", "softmax", "waterfill"} <= {row["name"] for row in result["policies"]}
     assert main(["methods"]) == 0
     assert "modegpt" in capsys.readouterr().out
+
+
+def test_a_stock_fit_takes_one_line_of_ranks():
+    ranks = {(layer, name): 8 * len(name) for layer in range(3) for name in ("qk", "ov", "mlp")}
+    fit = lrcore.StockFit(False, ("qk below full rank",), ranks)
+    told = {"qualifies": False, "reasons": ["qk below full rank"]}
+    assert in_few_lines(fit.to_dict()) == told | {"ranks": "qk 16, ov 16, mlp 24"}
+    assert in_few_lines(replace(fit, ranks=None).to_dict()) == told
 
 
 def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
