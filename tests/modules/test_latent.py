@@ -213,7 +213,7 @@ def test_scaled_rotary_positions_stay_those_of_the_network(rope) -> None:
         k, v = (
             LowRank(torch.eye(32).double(), p.weight) for p in (a.k, a.v)
         )  # the latent is the input: nothing is lost
-        write_layer(small, replace(layer, attention=replace(a, k=k, v=v, latent=True)))
+        write_layer(small, replace(layer, attention=replace(a, k=k, v=v, latent="kv")))
     whole = logits(network)
     assert torch.allclose(logits(small), whole, atol=1e-6)
     cache = DynamicCache(config=config)
