@@ -1,11 +1,22 @@
 // A panel's buttons: a click on an element with data-action reports all its data-* through
 // `select`.
-// One listener on the root survives every redraw of the inside.
+// The listeners on the root survive every redraw of the inside.
 // Runs as js_on_load of a gr.HTML, which gives element, props, trigger and watch.
+const button = (e) => e.target.closest('[data-action]');
+const report = (pressed) => trigger('select', { ...pressed.dataset });
 element.addEventListener('click', (e) => {
-  const button = e.target.closest('[data-action]');
-  if (button) {
-    e.preventDefault();
-    trigger('select', { ...button.dataset });
-  }
+  if (!button(e)) return;
+  e.preventDefault();
+  report(button(e));
+});
+// The browser makes no click where the button was drawn anew between press and release.
+let down = null;
+element.addEventListener('pointerdown', (e) => {
+  down = button(e);
+});
+element.addEventListener('pointerup', (e) => {
+  const up = button(e),
+    same = up && down && JSON.stringify(up.dataset) === JSON.stringify(down.dataset);
+  if (same && !down.isConnected) report(up);
+  down = null;
 });

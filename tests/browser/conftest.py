@@ -2,20 +2,23 @@
 
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import fresh
 import pytest
 
 pytest.importorskip("playwright")
-from playwright.sync_api import Page, sync_playwright
+from gradio_client import Client
+from playwright.sync_api import sync_playwright
 
-from .page import PATIENCE, Workbench
+from .page import PATIENCE, Workbench, visit
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
@@ -35,6 +38,17 @@ lrcore.calibrate(lrcore.load("demo-llama"), lrcore.Recipe())
 """
 
 
+def free_port() -> int:
+    """A port that is free, and stays so until a server takes it: none of those that the system
+    gives to connections.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 class Server:
     """`app.py`, or another script that serves the page, on a free loopback port with folders of
     its own; `log` is what it printed.
@@ -42,9 +56,7 @@ class Server:
 
     def __init__(self, folder: Path, cache: Path, script: str = "app.py") -> None:
         self.folder, self.script, self.started = folder, script, []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = os.environ | {
             "LRCORE_RUNS": str(folder / "runs"),
@@ -55,18 +67,23 @@ class Server:
     def start(self) -> None:
         self.process = fresh.page().start([self.script, "--port", self.port], self.env, ROOT)
         self.started.append(self.process)
-        for _ in range(600):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             try:
-                urllib.request.urlopen(self.url, timeout=2).close()
+                urllib.request.urlopen(self.url, timeout=PATIENCE).close()
                 return
             except OSError:
                 assert self.process.poll() is None, self.log
                 time.sleep(0.2)
         raise AssertionError(f"the server did not answer: {self.log}")
 
+    def client(self) -> Client:
+        """A script that calls the server."""
+        return Client(self.url, verbose=False, httpx_kwargs={"timeout": PATIENCE})
+
     def stop(self, how: int = signal.SIGTERM) -> None:
         self.process.send_signal(how)  # nothing where it has ended
-        self.process.wait(60)
+        self.process.wait(PATIENCE)
 
     @property
     def log(self) -> str:
@@ -116,7 +133,9 @@ def browser():
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no Chromium at {CHROMIUM}; name one in CHROMIUM")
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = play.chromium.launch(
+            executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE * 1000
+        )
         yield browser
         browser.close()
 
@@ -126,18 +145,9 @@ def open_page(browser, server):
     """Opens pages, each in a browser profile of its own."""
     contexts = []
 
-    def open_one(
-        query: str = "", width: int = 1360, height: int = 900, ready: bool = True, watch=None
-    ) -> Workbench:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, accept_downloads=True
-        )
-        contexts.append(context)
-        page: Page = context.new_page()
-        page.set_default_timeout(PATIENCE * 1000)
-        if watch:
-            page.on("request", watch)
-        page.goto(f"{server.url}/{query}")
+    def open_one(query: str = "", ready: bool = True, **settings) -> Workbench:
+        page = visit(browser, f"{server.url}/{query}", **settings)
+        contexts.append(page.context)
         workbench = Workbench(page)
         if ready:
             workbench.analysed()

@@ -1,140 +1,49 @@
-"""The page as a person uses it."""
+"""The page as a person uses it.
+
+A slow machine must fail no test: whatever follows an action is waited for by what the action
+causes, never by time.
+"""
 
 import json
+import re
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Download, Page
+from playwright.sync_api import Browser, Download, Locator, Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-READ_PLOT = """id => {
-  const p = document.querySelector('#' + id + ' .js-plotly-plot'), l = p && p._fullLayout;
-  const trace = t => ({name: t.name, custom: t.customdata, y: t.y, hover: t.hovertemplate || ""});
-  return l ? {
-    drawn: +p.dataset.drawn, x: l.xaxis.range, ytype: l.yaxis.type, paper: l.paper_bgcolor,
-    background: l.plot_bgcolor, font: l.font.color, traces: p.data.map(trace)} : null;
-}"""
-
-# Sets the slider as a drag does and answers once the plot has been drawn again.
-SLIDE = """([field, plot, value]) => new Promise(done => {
-  const input = document.querySelector('#' + field + ' input[type=range]');
-  const host = document.querySelector('#' + plot + ' .js-plotly-plot');
-  const after = () => { host.removeListener('plotly_afterplot', after); done(); };
-  host.on('plotly_afterplot', after);
-  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, value);
-  input.dispatchEvent(new Event('input', {bubbles: true}));
-})"""
-
-# A field that appeared within this frame still sets its first value, over anything typed into it
-# faster than a hand could.
-FRAMES = (
-    "() => new Promise(done => { let left = 6; const next = () => left-- ? "
-    "requestAnimationFrame(next) : done(); next(); })"
-)
-
-
-# Resolves once nothing has changed for half a second; the clock of the page and what it writes are
-# within, so five seconds are enough in any case.
-SETTLED = """() => new Promise(done => {
-  const finish = () => { watch.disconnect(); clearTimeout(quiet); clearTimeout(end); done(); };
-  const watch = new MutationObserver(() => {
-    clearTimeout(quiet); quiet = setTimeout(finish, 500); });
-  let quiet = setTimeout(finish, 500);
-  const end = setTimeout(finish, 5000);
-  watch.observe(document.body, {subtree: true, childList: true, attributes: true});
-})"""
-
+SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 # Seconds until a wait gives up: a busy machine takes its time, and one that is met costs nothing.
 PATIENCE = 300
+# Milliseconds until a click that finds nothing to press is tried anew.
+ANEW = 20_000
+
+
+def visit(browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None) -> Page:
+    """A page in a browser profile of its own. watch: is given every request of the page."""
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, accept_downloads=True
+    )
+    context.set_default_timeout(PATIENCE * 1000)
+    context.add_init_script(SCRIPT)
+    page = context.new_page()
+    if watch:
+        page.on("request", watch)
+    page.goto(url)
+    return page
 
 
 class Workbench:
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.locator, self.click, self.evaluate = page.locator, page.click, page.evaluate
+        self.locator, self.evaluate = page.locator, page.evaluate
 
-    def analysed(self) -> None:
-        """Wait for the heatmap, the first thing a newcomer sees."""
-        self.page.wait_for_selector("#heatmap .js-plotly-plot")
+    # --- waiting ---
 
-    def settled(self) -> None:
-        """Wait until nothing on the page has changed for half a second."""
-        self.evaluate(SETTLED)
-
-    def tab(self, title: str) -> None:
-        tab = self.page.get_by_role("tab", name=title, exact=True)
-        if not tab.is_visible():
-            self.page.locator(".overflow-menu > button").first.click()
-            tab = self.page.locator(".overflow-dropdown button", has_text=title)
-        tab.click()
-
-    def allocation(self) -> None:
-        self.tab("Allocation")
-        self.page.wait_for_selector("#bars .js-plotly-plot")
-        self.page.wait_for_selector("#size-and-cost .cells")
-
-    def plot(self, name: str) -> dict[str, Any]:
-        return self.evaluate(READ_PLOT, name)
-
-    def slide(self, field: str, plot: str, value: float) -> None:
-        self.evaluate(SLIDE, [field, plot, str(value)])
-
-    def set_range(self, elem_id: str, value: float) -> None:
-        """Move a slider to a value."""
-        self.evaluate(
-            """([field, value]) => {
-            const input = document.querySelector('#' + field + ' input[type=range]');
-            const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
-            set.call(input, value);
-            input.dispatchEvent(new Event('input', {bubbles: true})); }""",
-            [elem_id, str(value)],
-        )
-
-    def open(self, title: str) -> None:
-        """Open an accordion that is closed."""
-        label = self.page.locator("button.label-wrap", has_text=title).first
-        if "open" not in (label.get_attribute("class") or "").split():
-            label.click()
-
-    def type_into(self, elem_id: str, value: str) -> None:
-        box = self.page.locator(f"#{elem_id} input:not([type=range]), #{elem_id} textarea").first
-        box.wait_for()
-        self.evaluate(FRAMES)
-        box.fill(value)
-        box.press("Tab")
-
-    def choose(self, elem_id: str, name: str) -> None:
-        """An entry of a list that takes one."""
-        self.locator(f"#{elem_id} input").click()
-        self.page.get_by_role("option", name=name, exact=True).click()
-
-    def value(self, elem_id: str) -> str:
-        return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
-
-    def download(self, elem_id: str) -> str:
-        with self.page.expect_download() as waiting:
-            self.click(f"#{elem_id}")
-        got: Download = waiting.value
-        return Path(got.path()).read_text(encoding="utf-8")
-
-    def recipe(self) -> dict[str, Any]:
-        self.open("Recipe and examples")
-        return json.loads(self.download("save-recipe"))
-
-    def status(self) -> dict[str, Any]:
-        """Job id, state class, stage, done, total and text of the status bar."""
-        return self.evaluate(
-            """() => {
-            const s = document.querySelector('#status-bar .status-bar');
-            const n = document.querySelector('#status-bar .steps');
-            return {
-              job: s.dataset.jobId, state: s.className.replace('status-bar', '').trim(),
-              text: s.innerText, stage: n && n.dataset.stage,
-              done: n ? +n.dataset.done : 0, total: n ? +n.dataset.total : 0};
-            }"""
-        )
-
-    def until(self, what, seconds: float, why: str) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float, why: str) -> Any:
         """The first true value of what(), tried again and again."""
         end = time.monotonic() + max(seconds, PATIENCE)
         while True:
@@ -144,14 +53,217 @@ class Workbench:
             assert time.monotonic() < end, f"{why}; the status bar says: {self.status()['text']!r}"
             self.page.wait_for_timeout(50)
 
-    def until_idle(self, seconds: float = 120) -> None:
-        self.until(lambda: self.status()["state"] != "running", seconds, "a job does not end")
+    def answered(self) -> None:
+        """Wait until the page has asked for all that it wants to know and shows the answers."""
+        self.until(lambda: self.evaluate("tests.answered()"), 0, "the page asks and asks")
+
+    def settled(self) -> None:
+        """`answered`, and nothing moves any more."""
+        self.answered()
+        self.evaluate("tests.still()")
+
+    def looked(self, times: int = 1) -> None:
+        """Wait until the page has looked so often, from now on, what happens on the server, and
+        shows it.
+        """
+        asked = self.evaluate("questions.looks.asked")
+        self.until(
+            lambda: self.evaluate("questions.looks.answered") >= asked + times,
+            0,
+            "the page does not look at the server",
+        )
+        self.answered()
+
+    def analysed(self) -> None:
+        """Wait for the heatmap, the first thing a newcomer sees."""
+        self.drawn("heatmap")
+
+    def drawn(self, name: str) -> None:
+        """Wait until a plot is there; a click on it counts from then on."""
+        self.page.wait_for_selector(f"#{name} .js-plotly-plot[data-drawn]")
+
+    def until_idle(self) -> None:
+        """Wait until no job runs or is queued, whatever the page showed before."""
+
+        def idle() -> bool:
+            self.looked()
+            return not self.evaluate("tests.busy()")
+
+        self.until(idle, 0, "a job does not end")
+
+    # --- pressing and typing ---
+
+    def click(self, selector: str) -> None:
+        """Press a button. Gradio drops a press while it still answers the one before."""
+        self.answered()
+        self.page.click(selector)
+
+    def press_until(self, press: Callable[[], Any], shown: Callable[[], Any], why: str) -> None:
+        """Press something that moves or is drawn anew while the page is built: again where the
+        press went astray, which shows once everything is answered.
+        """
+
+        def done() -> Any:
+            self.answered()
+            if not shown():
+                with suppress(PlaywrightTimeout):
+                    press()
+                self.answered()
+            return shown()
+
+        self.until(done, 0, why)
+
+    def tab(self, title: str) -> None:
+        tab = self.page.get_by_role("tab", name=title, exact=True)
+        listed = self.page.locator(".overflow-dropdown button", has_text=title)
+
+        def opened() -> bool:
+            with suppress(PlaywrightTimeout):  # the tabs move while they are laid out
+                if tab.is_visible():
+                    tab.click(timeout=ANEW)
+                else:
+                    if not listed.is_visible():
+                        self.page.locator(".overflow-menu > button").first.click(timeout=ANEW)
+                    listed.click(timeout=ANEW)
+            return self.open_tab() == title
+
+        self.until(opened, 0, f"the tab {title} does not open")
+
+    def open_tab(self) -> str:
+        return self.evaluate("tests.openTab()")
+
+    def allocation(self) -> None:
+        self.tab("Allocation")
+        self.drawn("bars")
+        self.page.wait_for_selector("#size-and-cost .cells")
+
+    def open(self, title: str) -> None:
+        """Open an accordion that is closed."""
+        label = self.page.locator("button.label-wrap", has_text=title).first
+
+        def is_open() -> bool:
+            return "open" in (label.get_attribute("class") or "").split()
+
+        self.until(lambda: is_open() or label.click() or is_open(), 0, f"{title} does not open")
+
+    def set_range(self, elem_id: str, value: float) -> None:
+        """Move a slider to a value."""
+        slider = self.locator(f"#{elem_id} input[type=range]")
+        slider.wait_for()
+        self.evaluate("tests.frames()")
+
+        def held() -> bool:
+            slider.evaluate("(input, value) => tests.setRange(input, value)", str(value))
+            self.evaluate("tests.frames()")
+            return abs(float(slider.input_value()) - value) < 1e-9
+
+        self.until(held, 0, f"the slider {elem_id} does not go to {value}")
+
+    def at_ratio(self, ratio: float) -> None:
+        """Move the budget to a ratio, and wait until that is drawn."""
+        self.set_range("field-ratio", ratio)
+        self.shows_ratio(ratio)
+
+    def shows_ratio(self, ratio: float) -> None:
+        """Wait until the summary and the bars are those of a ratio."""
+        summary = self.locator("#size-and-cost")
+        self.until(
+            lambda: f"requested {ratio:.1%}" in summary.inner_text(), 0, "the summary lags behind"
+        )
+        self.answered()
+
+    def type_into(self, elem_id: str, value: str) -> None:
+        box = self.page.locator(f"#{elem_id} input:not([type=range]), #{elem_id} textarea").first
+        box.wait_for()
+        self.evaluate("tests.frames()")
+
+        def held() -> bool:
+            box.fill(value)
+            box.press("Tab")
+            self.evaluate("tests.frames()")
+            return box.input_value() == value
+
+        self.until(held, 0, f"{elem_id} does not take {value!r}")
+
+    def choose(self, elem_id: str, name: str) -> None:
+        """An entry of a list that takes one."""
+        box = self.locator(f"#{elem_id} input")
+
+        def chosen() -> bool:
+            self._press_option(box, name)
+            return box.input_value() == name
+
+        self.until(chosen, 0, f"{name} cannot be chosen")
+
+    def choose_all(self, elem_id: str, names: Sequence[str]) -> None:
+        """Entries of a list that takes several; one that is chosen already stays."""
+        box, tokens = self.locator(f"#{elem_id} input"), self.locator(f"#{elem_id} .token")
+
+        def chosen() -> bool:
+            there = {token.strip() for token in tokens.all_inner_texts()}
+            lacking = [name for name in names if name not in there]
+            if lacking:
+                self._press_option(box, lacking[0])
+            box.blur()
+            return not lacking
+
+        self.until(chosen, 0, f"{names} cannot be chosen")
+
+    def _press_option(self, box: Locator, name: str) -> None:
+        box.blur()  # a list opens when its box gets the focus
+        with suppress(PlaywrightTimeout):  # it may lack the entry, or close, while it is drawn anew
+            box.click(timeout=ANEW)
+            self.page.get_by_role("option", name=name, exact=True).click(timeout=ANEW)
+
+    # --- reading ---
+
+    def plot(self, name: str) -> dict[str, Any]:
+        """What is drawn; nothing while there is no such plot."""
+        return self.evaluate("name => tests.plot(name)", name)
+
+    def value(self, elem_id: str) -> str:
+        return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
+
+    def status(self) -> dict[str, Any]:
+        """Job id, state class, stage, done, total and text of the status bar."""
+        return self.evaluate("tests.status()")
+
+    def saved(self, button: Locator) -> str:
+        """The file that a button makes the browser save."""
+        self.answered()
+        with self.page.expect_download() as waiting:
+            button.click()
+        got: Download = waiting.value
+        return Path(got.path()).read_text(encoding="utf-8")
+
+    def download(self, elem_id: str) -> str:
+        return self.saved(self.locator(f"#{elem_id}"))
+
+    def recipe(self) -> dict[str, Any]:
+        self.open("Recipe and examples")
+        return json.loads(self.download("save-recipe"))
+
+    # --- runs ---
 
     def start(self, name: str = "", samples: int = 8, seq_len: int = 64) -> None:
         """Press Start under Compress with a measurement of this size."""
         self.tab("Compress")
         self.open("Measure perplexity")
+        self.answered()  # the start before empties the box of the name
         self.type_into("measure-samples", str(samples))
         self.type_into("measure-seq-len", str(seq_len))
         self.type_into("run-name", name)
         self.click("#start")
+
+    def open_run(self, name: str) -> None:
+        """Open a run that is in the table, or will be."""
+        self.tab("Runs & export")
+        whole = re.compile(rf"^\s*{re.escape(name)}\s*$")
+        cell = self.locator("#runs-table [role=gridcell]", has_text=whole).first
+        cell.wait_for()
+        heading = self.locator("#run-heading h3")
+        self.press_until(
+            lambda: cell.click(timeout=ANEW),
+            lambda: heading.count() and heading.inner_text() == name,
+            f"the run {name} does not open",
+        )

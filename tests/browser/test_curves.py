@@ -7,7 +7,6 @@ import io
 from itertools import pairwise
 
 import pytest
-from gradio_client import Client
 
 import lrcore
 from workbench import live
@@ -20,11 +19,27 @@ CELL = """([layer, name]) => {
   const {xaxis, yaxis} = p._fullLayout, b = p.getBoundingClientRect();
   return [b.x + xaxis._offset + xaxis.d2p(layer), b.y + yaxis._offset + yaxis.d2p(name)]; }"""
 
+# The perplexity of the ranks on show, that of uniform ones, and what is said of the two; nothing
+# before the ranks are called harmful.
+HURTS = """() => {
+  const actual = document.querySelector('#size-and-cost .actual b');
+  const against = document.querySelector('#size-and-cost .against.hurts');
+  return actual && against
+    && [actual.innerText, against.querySelector('b').innerText, against.innerText]; }"""
+RANKED = """() => [...document.querySelectorAll('#ranking tr')].map(
+  row => [...row.querySelectorAll('td')].map(cell => cell.innerText)).filter(row => row.length)"""
+
 
 def click_cell(workbench, layer, name):
+    """Click a cell of the heatmap, and wait until its spectrum is shown."""
     workbench.tab("Spectra")
-    workbench.page.wait_for_selector("#heatmap .js-plotly-plot")
-    workbench.page.mouse.click(*workbench.evaluate(CELL, [layer, name]))
+    workbench.drawn("heatmap")
+    heading = workbench.locator(f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']")
+    workbench.press_until(
+        lambda: workbench.page.mouse.click(*workbench.evaluate(CELL, [layer, name])),
+        heading.count,
+        f"{layer}.{name} is not shown",
+    )
 
 
 def test_no_request_leaves_the_host(open_page, server):
@@ -32,7 +47,7 @@ def test_no_request_leaves_the_host(open_page, server):
     workbench = open_page(watch=lambda request: seen.append(request.url))
     for title in TABS:
         workbench.tab(title)
-        workbench.page.wait_for_timeout(300)
+        workbench.answered()
     assert any("plotly" in url for url in seen)
     assert [
         url
@@ -43,14 +58,12 @@ def test_no_request_leaves_the_host(open_page, server):
 
 def test_a_click_on_a_cell_shows_its_spectrum(workbench):
     workbench.tab("Spectra")
+    workbench.drawn("spectrum")
     for layer, name in ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down")):
-        before = workbench.plot("spectrum")["drawn"]
+        before = workbench.plot("spectrum")["traces"]
         click_cell(workbench, layer, name)
-        workbench.page.wait_for_selector(
-            f"#cell-heading h3[data-layer='{layer}'][data-name='{name}']"
-        )
         workbench.until(
-            lambda before=before: workbench.plot("spectrum")["drawn"] != before,
+            lambda before=before: workbench.plot("spectrum")["traces"] not in ([], before),
             10,
             f"the spectrum of {layer}.{name} is not drawn",
         )
@@ -58,21 +71,21 @@ def test_a_click_on_a_cell_shows_its_spectrum(workbench):
 
 def test_log_axis_and_linear_toggle(workbench):
     click_cell(workbench, 2, "ov")
-    workbench.page.wait_for_selector("#cell-heading h3[data-layer='2'][data-name='ov']")
     assert workbench.plot("spectrum")["ytype"] == "log"
     workbench.locator("#scale").get_by_text("linear").click()
     workbench.until(
         lambda: workbench.plot("spectrum")["ytype"] == "linear", 5, "the axis stays logarithmic"
     )
-    assert "keeps" in workbench.locator("#cell-heading").inner_text()
+    workbench.until(
+        lambda: "keeps" in workbench.locator("#cell-heading").inner_text(),
+        5,
+        "what the plan keeps is not said",
+    )
 
 
 def test_heads_can_be_chosen(workbench):
     click_cell(workbench, 2, "qk")
-    workbench.page.wait_for_selector("#cell-heading h3[data-layer='2'][data-name='qk']")
-    workbench.page.wait_for_timeout(700)
-    workbench.locator("#head input").click()
-    workbench.page.get_by_role("option", name="Head 1", exact=True).click()
+    workbench.choose("head", "Head 1")
     workbench.until(
         lambda: "head 1" in workbench.locator("#cell-heading").inner_text(),
         5,
@@ -84,43 +97,40 @@ def test_the_bars_follow_the_slider(workbench):
     workbench.allocation()
     seen = []
     for ratio in (0.25, 0.3, 0.4):
-        workbench.slide("field-ratio", "bars", ratio)
-        workbench.until(
-            lambda: shown_ranks(workbench) not in ({}, *seen), 10, "the bars do not follow"
-        )
+        workbench.at_ratio(ratio)
         seen.append(shown_ranks(workbench))
     assert all(sum(more.values()) > sum(less.values()) for more, less in pairwise(seen))
 
 
 def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.allocation()
-    workbench.locator("#field-policy input").click()
-    workbench.page.get_by_role("option", name="softmax", exact=True).click()
+    workbench.choose("field-policy", "softmax")
     workbench.page.wait_for_selector("#field-temperature", state="visible")
-    workbench.page.wait_for_timeout(1500)
+    workbench.answered()  # the slider has the range of this model
     assert workbench.locator("#field-rule input").is_checked()
     highest = float(workbench.locator("#field-temperature input[type=range]").get_attribute("max"))
     before = shown_ranks(workbench)
-    workbench.slide("field-temperature", "bars", highest)
+    workbench.set_range("field-temperature", highest)
     workbench.until(
         lambda: not workbench.locator("#field-rule input").is_checked(),
         5,
         "the rule of thumb stays on",
     )
     workbench.until(
-        lambda: shown_ranks(workbench) != before, 5, "the bars do not follow the temperature"
+        lambda: shown_ranks(workbench) not in ({}, before),
+        5,
+        "the bars do not follow the temperature",
     )
+    workbench.answered()
     assert workbench.locator(".toast-body").count() == 0
-    workbench.locator("#field-policy input").click()
-    workbench.page.get_by_role("option", name="uniform", exact=True).click()
-    workbench.page.wait_for_timeout(800)
+    workbench.choose("field-policy", "uniform")
+    workbench.answered()
 
 
 def shown_ranks(workbench):
-    traces = (workbench.plot("bars") or {"traces": []})["traces"]
     return {
         (name, layer): rank
-        for trace in traces
+        for trace in workbench.plot("bars")["traces"]
         if trace["custom"]
         for layer, name, rank, _ in trace["custom"]
     }
@@ -143,9 +153,7 @@ def test_every_policy_of_every_method_is_drawn(open_page):
 
     def drawn():
         plot = workbench.plot("policy-curves")
-        return (
-            plot and {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= methods and plot
-        )
+        return {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= methods and plot
 
     figure = workbench.until(drawn, 90, "not every method is drawn")
     workbench.until_idle()
@@ -167,25 +175,18 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
     short_calibration(workbench)
     workbench.set_range("field-ratio", 0.3)
     workbench.choose("field-policy", "softmax_dual")
-    cell = workbench.locator("#size-and-cost .against")
-    workbench.until(
-        lambda: cell.count() and "hurts" in cell.get_attribute("class"),
-        60,
-        "a policy that hurts is not called so",
+    workbench.shows_ratio(0.3)
+    shown, even, words = workbench.until(
+        lambda: workbench.evaluate(HURTS), 60, "a policy that hurts is not called so"
     )
-    shown, even = (
-        float(workbench.locator(f"#size-and-cost .{name} b").inner_text())
-        for name in ("actual", "against")
-    )
-    assert f"{shown / even - 1:.1%} above uniform ones" in cell.inner_text()
+    shown, even = float(shown), float(even)
+    assert f"{shown / even - 1:.1%} above uniform ones" in words
     workbench.click("#survey")
     methods = {row["name"] for row in lrcore.methods()} - {"care"}  # its ratio is one of the cache
 
     def ranked():
-        rows = [
-            row.inner_text().split("\t") for row in workbench.locator("#ranking tbody tr").all()
-        ]
-        result = [(method, policy, float(value)) for method, policy, value, _ in rows[1:]]
+        rows = workbench.evaluate(RANKED)
+        result = [(method, policy, float(value)) for method, policy, value, _ in rows]
         all_here = {method for method, _, _ in result} == methods and {
             ("a3", "softmax_dual"),
             ("a3", "uniform"),
@@ -204,27 +205,37 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
         "the worst is not named",
     )
     workbench.choose("field-policy", "uniform")
-    workbench.until(lambda: cell.count() == 0, 10, "uniform ranks are held against themselves")
+    workbench.until(
+        lambda: workbench.locator("#size-and-cost .against").count() == 0,
+        10,
+        "uniform ranks are held against themselves",
+    )
+
+
+def drag_ratio(workbench, shares, pause: int = 0) -> float:
+    """Drag the slider of the budget to these shares of its width, with a pause of so many ms after
+    each; the ratio where it ends, once that is drawn.
+    """
+    workbench.allocation()
+    workbench.answered()
+    slider = workbench.locator("#field-ratio input[type=range]")
+    box = slider.bounding_box()
+    y = box["y"] + box["height"] / 2
+    workbench.page.mouse.move(box["x"] + shares[0] * box["width"], y)
+    workbench.page.mouse.down()
+    for share in shares:
+        workbench.page.mouse.move(box["x"] + share * box["width"], y)
+        workbench.page.wait_for_timeout(pause)  # the pace of a hand; nothing is expected after it
+    workbench.page.mouse.up()
+    ratio = float(slider.input_value())
+    workbench.shows_ratio(ratio)
+    return ratio
 
 
 def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
-    workbench.allocation()
-    slider = workbench.locator("#field-ratio input[type=range]").bounding_box()
-    y = slider["y"] + slider["height"] / 2
-    workbench.page.mouse.move(slider["x"] + 0.2 * slider["width"], y)
-    workbench.page.mouse.down()
-    for step in range(40):
-        workbench.page.mouse.move(slider["x"] + (0.2 + 0.01 * step) * slider["width"], y)
-    workbench.page.mouse.up()
-    ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
+    ratio = drag_ratio(workbench, [0.2 + 0.01 * step for step in range(40)])
     assert ratio > 0.4
-    workbench.until(
-        lambda: f"requested {ratio:.1%}" in workbench.locator("#size-and-cost").inner_text(),
-        10,
-        "the summary lags behind",
-    )
-    workbench.page.wait_for_timeout(500)
-    answer = Client(server.url, verbose=False).predict({"ratio": ratio}, api_name="/allocate")
+    answer = server.client().predict({"ratio": ratio}, api_name="/allocate")
     assert shown_ranks(workbench) == {
         (row["component"], row["layer"]): row["rank"] for row in answer["ranks"]
     }
@@ -232,6 +243,7 @@ def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
 
 def test_zoom_survives_a_slider_change(workbench):
     workbench.allocation()
+    workbench.answered()
     box = workbench.locator("#bars .nsewdrag").first.bounding_box()
     y = box["y"] + box["height"] / 2
     whole = workbench.plot("bars")["x"]
@@ -240,8 +252,11 @@ def test_zoom_survives_a_slider_change(workbench):
     workbench.page.mouse.move(box["x"] + 0.7 * box["width"], y, steps=5)
     workbench.page.mouse.up()
     workbench.until(lambda: workbench.plot("bars")["x"] != whole, 5, "the plot does not zoom")
-    zoomed = workbench.plot("bars")["x"]
-    workbench.slide("field-ratio", "bars", 0.45)
+    zoomed, drawn = (workbench.plot("bars")[name] for name in ("x", "drawn"))
+    workbench.at_ratio(0.45)
+    workbench.until(
+        lambda: workbench.plot("bars")["drawn"] > drawn, 5, "the bars are not drawn again"
+    )
     assert workbench.plot("bars")["x"] == zoomed
     workbench.page.mouse.dblclick(box["x"] + 0.5 * box["width"], y)
 
@@ -249,12 +264,7 @@ def test_zoom_survives_a_slider_change(workbench):
 @pytest.mark.parametrize("ratio", [0.2, 0.37])
 def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     workbench.allocation()
-    workbench.slide("field-ratio", "bars", ratio)
-    workbench.until(
-        lambda: f"requested {ratio:.1%}" in workbench.locator("#size-and-cost").inner_text(),
-        10,
-        "the summary lags behind",
-    )
+    workbench.at_ratio(ratio)
     workbench.open("Ranks by layer")
     rows = list(csv.DictReader(io.StringIO(workbench.download("ranks-csv"))))
     kept, dense = (
@@ -280,12 +290,17 @@ def test_dark_and_narrow(open_page, server):
     )
     assert dark.locator(".modebar [data-title*='hare']").count() == 0
     narrow = open_page("?__theme=light", width=390, height=844)
-    narrow.page.wait_for_timeout(800)
-    assert narrow.locator(".sidebar.open").count() == 0
+    narrow.until(
+        lambda: narrow.locator(".sidebar.open").count() == 0, 5, "the sidebar covers the page"
+    )
     for title in TABS:
         narrow.tab(title)
-        narrow.page.wait_for_timeout(300)
-        assert narrow.evaluate("document.documentElement.scrollWidth") <= 391, title
+        narrow.settled()
+        narrow.until(
+            lambda: narrow.evaluate("document.documentElement.scrollWidth") <= 391,
+            5,
+            f"{title} is wider than the page",
+        )
 
 
 def to_rgb(workbench, colour):
@@ -297,26 +312,12 @@ def to_rgb(workbench, colour):
 
 
 def test_only_the_intended_endpoints_are_public(server):
-    named = Client(server.url, verbose=False).view_api(return_format="dict")["named_endpoints"]
+    named = server.client().view_api(return_format="dict")["named_endpoints"]
     assert sorted(named) == ["/allocate", "/analyse", "/compare", "/compress", "/evaluate"]
 
 
 def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
-    workbench.allocation()
-    slider = workbench.locator("#field-ratio input[type=range]").bounding_box()
-    y = slider["y"] + slider["height"] / 2
-    workbench.page.mouse.move(slider["x"] + 0.6 * slider["width"], y)
-    workbench.page.mouse.down()
-    for step in range(20):
-        workbench.page.mouse.move(slider["x"] + (0.6 - 0.015 * step) * slider["width"], y)
-        workbench.page.wait_for_timeout(40)
-    workbench.page.mouse.up()
-    ratio = float(workbench.locator("#field-ratio input[type=range]").input_value())
-    workbench.until(
-        lambda: f"requested {ratio:.1%}" in workbench.locator("#size-and-cost").inner_text(),
-        10,
-        "the summary lags behind",
-    )
+    ratio = drag_ratio(workbench, [0.6 - 0.015 * step for step in range(20)], pause=40)
     cell = workbench.locator("#size-and-cost .actual")
     workbench.until(
         lambda: cell.get_attribute("data-known") == "True", 60, "the figure is not measured"

@@ -16,11 +16,8 @@ OWN_SERVER = True
 def make(workbench, name: str) -> None:
     """Compress by the form, and open the run."""
     workbench.start(name, samples=2)
-    workbench.tab("Runs & export")
-    row = workbench.page.locator("#runs-table [role=gridcell]", has_text=name).first
-    row.wait_for()
-    row.click()
-    workbench.until(lambda: name in workbench.value("run-rename-name"), 20, "the run is not opened")
+    workbench.open_run(name)
+    workbench.until(lambda: workbench.value("run-rename-name") == name, 20, "its name is not shown")
 
 
 def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(workbench):
@@ -46,6 +43,7 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
     workbench.until(
         lambda: "fit a stock architecture" in message.inner_text(), 10, "the ranks do not fit"
     )
+    workbench.answered()
     workbench.locator("#export-stock input").check()
     workbench.click("#export")
     folder = workbench.until(lambda: workbench.value("exported"), 60, "nothing is exported")
@@ -64,34 +62,20 @@ def test_the_run_is_quantised_and_compared(workbench):
     ).first.wait_for()
     workbench.until_idle()
     workbench.tab("Compare")
+    workbench.answered()
+    workbench.choose_all("compare-runs", ["stock one · 4 bit"])
+    cards = workbench.locator("#cards")
     workbench.until(
         lambda: (
-            "stock one · 4 bit" in workbench.locator("#compare-runs").inner_text()
-            or choose(workbench)
+            "stock one · 4 bit" in (words := cards.inner_text()) and "not measured" not in words
         ),
-        30,
-        "no such run",
+        20,
+        "no card with what was measured",
     )
-    workbench.until(
-        lambda: "stock one · 4 bit" in workbench.locator("#cards").inner_text(), 20, "no card"
-    )
-    assert "not measured" not in workbench.locator("#cards").inner_text()
-
-
-def choose(workbench) -> bool:
-    workbench.page.locator("#compare-runs input").first.click()
-    workbench.page.get_by_role("option", name="stock one · 4 bit").first.dispatch_event("mousedown")
-    workbench.page.locator("#compare-runs input").first.blur()
-    workbench.page.wait_for_timeout(500)
-    return False
 
 
 def test_the_run_is_healed_and_says_what_that_did(workbench):
-    workbench.tab("Runs & export")
-    workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven").first.click()
-    workbench.until(
-        lambda: workbench.value("run-rename-name") == "uneven", 20, "the run is not opened"
-    )
+    workbench.open_run("uneven")
     workbench.open("Heal")
     workbench.type_into("heal-channel", "8")
     workbench.type_into("heal-steps", "2")
@@ -103,10 +87,7 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     )
     workbench.type_into("heal-channel", "0")
     workbench.click("#heal")
-    row = workbench.page.locator("#runs-table [role=gridcell]", has_text="uneven · healed").first
-    row.wait_for()
-    workbench.until_idle()
-    row.click()
+    workbench.open_run("uneven · healed")
     workbench.until(
         lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
         20,
@@ -121,25 +102,32 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     workbench.tab("Compress")
     page.get_by_role("button", name="Drop whole layers").focus()
     keys.press("Enter")
-    workbench.until(lambda: workbench.plot("influence"), 20, "the layers' influence is not drawn")
+    workbench.until(
+        lambda: workbench.plot("influence")["traces"], 20, "the layers' influence is not drawn"
+    )
+    workbench.answered()
     press_until(workbench, "Tab", "#drop-layers input[type=range]")
     keys.press("ArrowRight")
     caption = workbench.locator("#drop-caption")
     workbench.until(lambda: "Layers " in caption.inner_text(), 20, "the second layer is not named")
-    traces = {trace["name"]: trace["y"] for trace in workbench.plot("influence")["traces"]}
-    assert len(traces["would be dropped"]) == 2
+
+    def dropped() -> dict | None:
+        traces = {trace["name"]: trace["y"] for trace in workbench.plot("influence")["traces"]}
+        return traces if len(traces.get("would be dropped", [])) == 2 else None
+
+    traces = workbench.until(dropped, 20, "the second layer is not marked")
     assert max(traces["would be dropped"]) <= min(traces["stay"])
     press_until(workbench, "Tab", "#drop-name input, #drop-name textarea")
     keys.type("two fewer")
     press_until(workbench, "Tab", "#drop")
     keys.press("Enter")
+    workbench.answered()
     press_until(workbench, "Tab", "#slice-ratio input[type=range]")
-    before = workbench.locator("#slice-caption").inner_text()
+    caption = workbench.locator("#slice-caption")
+    before = workbench.until(caption.inner_text, 20, "the width is not described")
     keys.press("ArrowRight")
     workbench.until(
-        lambda: workbench.locator("#slice-caption").inner_text() != before,
-        20,
-        "the width does not follow the keys",
+        lambda: caption.inner_text() not in ("", before), 20, "the width does not follow the keys"
     )
     press_until(workbench, "Tab", "#slice")
     keys.press("Enter")
@@ -150,7 +138,7 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     workbench.until(
         lambda: "shorten" in row.inner_text(), 20, "the table does not say what the run is"
     )
-    row.get_by_text("two fewer").click()
+    workbench.open_run("two fewer")
     workbench.until(
         lambda: "went in this order" in workbench.locator("#run-heading").inner_text(),
         20,
@@ -165,4 +153,4 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
 
 
 def methods_drawn(workbench) -> list[str]:
-    return [trace["name"] for trace in (workbench.plot("scatter") or {"traces": []})["traces"]]
+    return [trace["name"] for trace in workbench.plot("scatter")["traces"]]

@@ -9,32 +9,39 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from gradio_client import Client
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+
+from .page import ANEW
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
+DRAW_ANEW = """() => {
+  const button = document.querySelector('#status-bar button.cancel');
+  button.replaceWith(button.cloneNode(true)); }"""
+BUSY = ".status-bar.running, .job.running, .job.queued"
 
 
 @pytest.fixture(autouse=True)
 def quiet_after(workbench):
     """The next test finds an idle server."""
     yield
-    for _ in range(5):
+
+    def ended() -> bool:
         button = workbench.locator("#status-bar button.cancel")
-        if not button.count():
-            break
-        with suppress(PlaywrightTimeout):  # the job may end by itself before the click
-            button.click(timeout=2000)
-        workbench.page.wait_for_timeout(1500)
-    workbench.until_idle()
+        if button.count():
+            with suppress(PlaywrightTimeout):  # the job may end by itself before the click
+                button.click(timeout=ANEW)
+        workbench.looked()
+        return not workbench.locator(BUSY).count()
+
+    workbench.until(ended, 0, "a job does not end")
 
 
-def running(workbench, seconds=10):
+def running(workbench):
     return workbench.until(
         lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s,
-        seconds,
+        60,
         "no job with steps is shown",
     )
 
@@ -44,16 +51,40 @@ def start_long(workbench):
     workbench.start(samples=20_000, seq_len=8)
 
 
+def cancel(workbench, job: str) -> None:
+    """Cancel a running job in the status bar, and wait for the list of jobs to say so."""
+    button = workbench.locator(f"#status-bar button.cancel[data-job='{job}']")
+    row = workbench.locator(f".job[data-job-id='{job}']")
+    workbench.press_until(
+        lambda: button.click(timeout=ANEW),
+        lambda: "cancel requested" in row.text_content(),
+        "the job is not cancelled",
+    )
+    workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
+
+
+def make_run(workbench, name: str) -> None:
+    """Compress by the form, and wait until the run is there."""
+
+    def done() -> set[str]:
+        jobs = "[...document.querySelectorAll('.job.done')].map(job => job.dataset.jobId)"
+        return {*workbench.evaluate(jobs)}
+
+    workbench.tab("Compress")
+    workbench.looked()
+    before = done()
+    workbench.start(name)
+    workbench.until(lambda: done() - before, 0, "the run is not made")
+
+
 def test_start_shows_stage_count_and_time_left(workbench):
     workbench.open("Calibration text")
     workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
-    workbench.start(samples=64)
-    seen = running(workbench, 2)
-    assert re.search(r"\d+/\d+", seen["text"])
+    start_long(workbench)
+    assert re.search(r"\d+/\d+", running(workbench)["text"])
     workbench.until(
         lambda: re.search(r"about .+ left", workbench.status()["text"]), 30, "no time left is shown"
     )
-    workbench.until_idle()
 
 
 def test_a_reload_finds_the_same_job_further_on(workbench):
@@ -64,7 +95,6 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
         "no evaluation",
     )
     workbench.page.reload()
-    workbench.page.wait_for_selector("#status-bar .status-bar.running")
     after = workbench.until(
         lambda: (
             (s := workbench.status())["stage"]
@@ -80,13 +110,12 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
 def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page):
     other = open_page()
     start_long(workbench)
-    job = running(workbench, 60)["job"]
+    job = running(workbench)["job"]
     other.until(lambda: other.status()["job"] == job, 10, "the other browser does not see the job")
     other.start("second", samples=8)
     other.page.wait_for_selector(".job[data-state=queued]")
     assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
-    other.locator("#status-bar button.cancel").click()
-    other.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
+    cancel(other, job)
     workbench.until(
         lambda: workbench.status()["job"] != job,
         20,
@@ -96,17 +125,33 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
 
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
     start_long(workbench)
-    job = running(workbench, 60)["job"]
-    workbench.locator("#status-bar button.cancel").click()
-    workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
+    job = running(workbench)["job"]
+    cancel(workbench, job)
     lines = [line for line in server.log.splitlines() if f"job {job}:" in line]
     requested = next(i for i, line in enumerate(lines) if "cancel requested" in line)
     ended = next(i for i, line in enumerate(lines) if re.search(r": cancelled", line))
     steps = [line for line in lines[requested:ended] if re.search(r" \d+/\d+$", line)]
     assert len(steps) <= 1, lines[requested:]  # at most the step that was under way
     assert ended == len(lines) - 1
-    workbench.start("after a cancel")
-    workbench.page.wait_for_selector(".job.done >> text=a3")
+    make_run(workbench, "after a cancel")
+
+
+def test_a_press_counts_though_the_bar_is_drawn_anew_before_the_release(workbench):
+    """While a job runs, every second."""
+    start_long(workbench)
+    job = running(workbench)["job"]
+    mouse, row = workbench.page.mouse, workbench.locator(f".job[data-job-id='{job}']")
+
+    def press() -> None:
+        box = workbench.locator("#status-bar button.cancel").bounding_box(timeout=ANEW)
+        mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        mouse.down()
+        workbench.evaluate(DRAW_ANEW)
+        mouse.up()
+
+    workbench.press_until(
+        press, lambda: "cancel requested" in row.text_content(), "the press is lost"
+    )
 
 
 def test_a_wrong_model_is_named_with_a_remedy(workbench):
@@ -128,56 +173,80 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
     workbench.type_into("field-seed", "0")
 
 
-def answers(workbench):
-    return [workbench.locator(f"#answer-{i} textarea").input_value() for i in (0, 1)]
+def answers(workbench) -> list[str]:
+    return workbench.evaluate(
+        "[0, 1].map(i => document.querySelector(`#answer-${i} textarea`).value)"
+    )
 
 
-# Notes the length of both answers every 20 ms, and presses Stop once both have begun: a small model
-# writes faster than a test can look, or click, from outside.
-RECORD = """() => {
-  const length = i => document.querySelector('#answer-' + i + ' textarea').value.length;
-  window.lengths = [];
+# Empties both answers and notes their lengths every 20 ms; with `stop` it presses Stop once both
+# have begun: a small model writes faster than a test can look, or click, from outside.
+RECORD = """([prompt, stop]) => {
+  const boxes = [0, 1].map(i => document.querySelector(`#answer-${i} textarea`));
+  for (const box of boxes) box.value = '';
   clearInterval(window.recorder);
+  window.lengths = [];
   window.recorder = setInterval(() => {
-    window.lengths.push([performance.now(), length(0), length(1)]);
-    if (!window.stopped && length(0) > 30 && length(1) > 30) {
-      window.stopped = true;
+    const [left, right] = boxes.map(box => box.value.length);
+    window.lengths.push([performance.now(), left, right]);
+    if (stop && left > prompt.length && right > prompt.length) {
+      stop = false;
       document.querySelector('#stop-generate').click();
     }
   }, 20);
 }"""
 
 
-def growth(workbench, column: int) -> list[float]:
-    """The times, in ms, at which one answer became longer."""
-    seen = workbench.evaluate("() => window.lengths")
-    return [now[0] for before, now in pairwise(seen) if now[column + 1] > before[column + 1]]
+def generate(workbench, prompt: str, stop: bool) -> None:
+    """Begin both answers anew; with `stop` wait until Stop has ended them."""
+    workbench.answered()
+    workbench.evaluate(RECORD, [prompt, stop])
+    workbench.page.click("#generate")
+    workbench.until(lambda: min(map(len, answers(workbench))) > len(prompt), 30, "no answers")
+    if stop:
+        workbench.answered()
+
+
+def growth(workbench, prompt: str, column: int) -> list[float]:
+    """The times, in ms, at which one answer to the prompt became longer."""
+    seen = workbench.evaluate("window.lengths")
+    return [
+        time
+        for (_, *before), (time, *now) in pairwise(seen)
+        if now[column] > max(before[column], len(prompt))
+    ]
 
 
 def test_both_answers_grow_together_and_stop_freezes_them(workbench):
-    workbench.start("to compare")
-    workbench.page.wait_for_selector(".job.done")
+    make_run(workbench, "to compare")
     workbench.tab("Compare")
     workbench.page.wait_for_selector("#answer-1", state="visible")
     workbench.set_range("new-tokens", 480)
-    workbench.type_into("prompt", "class")  # documentation goes on for longer than a story does
-    workbench.evaluate(RECORD)
-    workbench.click("#generate")
-    workbench.until(
-        lambda: workbench.evaluate("() => window.stopped"), 30, "the answers do not start"
-    )
-    workbench.page.wait_for_timeout(500)
-    stopped = answers(workbench)
-    left, right = growth(workbench, 0), growth(workbench, 1)
-    assert max(left[0], right[0]) < min(left[-1], right[-1]), "one was written after the other"
-    workbench.page.wait_for_timeout(1500)
-    assert answers(workbench) == stopped
-    workbench.click("#generate")  # what they would have become without Stop
-    workbench.until(
-        lambda: sum(map(len, answers(workbench))) > sum(map(len, stopped)) + 40,
-        30,
-        "Stop came after the end",
-    )
+    prompt = "class"  # documentation goes on for longer than a story does
+    workbench.type_into("prompt", prompt)
+
+    def stopped() -> list[str] | None:
+        """The answers that Stop left; None where they were whole before it was pressed."""
+        generate(workbench, prompt, stop=True)
+        texts = answers(workbench)
+        workbench.looked(2)
+        assert answers(workbench) == texts
+        generate(workbench, prompt, stop=False)
+
+        def longer() -> bool:
+            now = answers(workbench)
+            return all(len(one) > len(text) for one, text in zip(now, texts, strict=True))
+
+        workbench.until(
+            lambda: longer() or workbench.evaluate("tests.answered()"), 0, "an answer does not end"
+        )
+        return texts if longer() else None
+
+    texts = workbench.until(stopped, 0, "Stop stops nothing")
+    left, right = (growth(workbench, prompt, column) for column in (0, 1))
+    assert max(left[0], right[0]) <= min(left[-1], right[-1]), "one was written after the other"
+    assert all(one.startswith(text) for one, text in zip(answers(workbench), texts, strict=True))
+    workbench.page.click("#stop-generate")
 
 
 def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(
@@ -199,13 +268,15 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     other = open_page()
     other.open("Calibration text")
     other.open("Recipe and examples")
+    other.answered()
     other.locator("#sidebar input[type=file]").first.set_input_files(path)
     other.until(lambda: other.value("field-seed") == "3", 20, "the recipe is not loaded")
+    other.answered()
     assert other.recipe() == saved
     request_made = [sys.executable, "-m", "lrcore", "allocate", "--recipe", str(path), "--json"]
     output = subprocess.run(request_made, cwd=ROOT, env=server.env, capture_output=True, text=True)
     assert output.returncode == 0, output.stderr
-    answer = Client(server.url, verbose=False).predict(saved, api_name="/allocate")
+    answer = server.client().predict(saved, api_name="/allocate")
     assert [row["rank"] for row in json.loads(output.stdout)["ranks"]] == [
         row["rank"] for row in answer["ranks"]
     ]

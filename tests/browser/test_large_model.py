@@ -5,7 +5,7 @@ layers.
 import pytest
 
 from .conftest import Server
-from .page import PATIENCE, Workbench
+from .page import Workbench, visit
 from .test_curves import click_cell
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -14,28 +14,25 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def large(browser, tmp_path_factory, cache):
     server = Server(tmp_path_factory.mktemp("large"), cache, "scripts/large_model.py")
-    page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
-    page.set_default_timeout(PATIENCE * 1000)
-    page.goto(server.url)
-    workbench = Workbench(page)
+    workbench = Workbench(visit(browser, server.url))
     workbench.analysed()
     yield workbench
-    page.context.close()
+    workbench.page.context.close()
     server.stop()
 
 
 def test_a_click_brings_one_cell(large):
-    large.page.wait_for_timeout(3000)  # until the page has all it opens with
+    large.looked()  # the page has all that it opens with
     received = []
     wire = large.page.context.new_cdp_session(large.page)
     wire.send("Network.enable")
     wire.on("Network.dataReceived", lambda message: received.append(message["dataLength"]))
     click_cell(large, 57, "mlp")
-    large.page.wait_for_selector("#cell-heading h3[data-layer='57'][data-name='mlp']")
-    large.page.wait_for_timeout(2000)
+    large.answered()
+    large.until(lambda: received, 10, "a click brings nothing")
     print(f"a click brings {sum(received):,} bytes")
-    assert 0 < sum(received) < 150_000
-    traces = large.plot("spectrum")["traces"]
+    assert sum(received) < 150_000
+    traces = large.until(lambda: large.plot("spectrum")["traces"], 10, "the spectrum is not drawn")
     assert [trace["name"] for trace in traces] == ["Activation-aware", "Raw weight"]
     assert all(100 < len(trace["y"]) <= 500 for trace in traces)
 
@@ -43,5 +40,5 @@ def test_a_click_brings_one_cell(large):
 def test_the_bars_follow_the_slider(large):
     large.allocation()
     for ratio in (0.25, 0.3):
-        large.slide("field-ratio", "bars", ratio)
+        large.at_ratio(ratio)
     assert len(large.plot("bars")["traces"][1]["y"]) == 80

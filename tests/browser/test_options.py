@@ -5,7 +5,7 @@ import json
 import pytest
 
 from .test_curves import short_calibration, shown_ranks
-from .test_selection import click_bar, selected
+from .test_selection import click_bar
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -17,6 +17,7 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.page.wait_for_selector("#option-junction")
     workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
     workbench.until_idle()
+    workbench.answered()
     saving = shown_ranks(workbench)
     workbench.choose("option-junction", "symmetric")
     workbench.until(
@@ -25,12 +26,11 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
         "the recipe does not hold the option",
     )
     workbench.page.wait_for_selector("button.label-wrap:has-text('latentllm: junction symmetric')")
-    workbench.until(
-        lambda: plotted(workbench, "joint_qk") and shown_ranks(workbench) != saving,
+    plain = workbench.until(
+        lambda: (ranks := shown_ranks(workbench)) not in ({}, saving) and ranks,
         60,
         "the plan does not follow",
     )
-    plain = shown_ranks(workbench)
     assert all(
         plain[slot] <= saving[slot] for slot in saving
     )  # without its identity block a rank costs more
@@ -60,7 +60,7 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(open_page):
             "the recipe does not hold the option",
         )
         workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
-        workbench.page.wait_for_timeout(3000)
+        workbench.answered()  # every figure is drawn
         assert workbench.recipe()["options"] == {"junction": "symmetric"}
         workbench.choose("field-method", "a3")
         workbench.until(lambda: plotted(workbench, "ov"), 60, "a3 is not drawn")
@@ -80,10 +80,10 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     )
     workbench.until_idle()
     click_bar(workbench, 2, "joint_qk")
-    selected(workbench, 2, "joint_qk")
+    workbench.answered()
     workbench.locator("#bars .handle").press("ArrowUp")
     kept = workbench.until(lambda: workbench.recipe()["overrides"], 15, "no rank is set by hand")
-    workbench.page.wait_for_timeout(3000)
+    workbench.answered()
 
     requested = []
     workbench.page.on(
@@ -96,9 +96,9 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     for name in ("method", "policy"):
         workbench.locator(f"#field-{name} input").focus()
         workbench.page.keyboard.press("Tab")
-    workbench.page.wait_for_timeout(2000)
+    workbench.answered()
     requested.clear()
-    workbench.page.wait_for_timeout(3000)
+    workbench.looked(3)
     clock = workbench.evaluate(
         "() => gradio_config.dependencies.filter(d => d.targets.some(t => t[1] === 'tick')).map(d "
         "=> d.id)"

@@ -2,13 +2,14 @@
 
 import pytest
 
-from .page import PATIENCE, Workbench
+from .page import PATIENCE, SCRIPT, Workbench
 
 pytestmark = pytest.mark.browser
 
 
 def test_the_server_allows_no_other_host(browser, server):
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
     policy = page.goto(server.url).headers["content-security-policy"]
     page.close()
     assert "default-src 'self'" in policy
@@ -26,7 +27,7 @@ window.requestAnimationFrame = draw => { window.framesAsked += 1; return ask(dra
 def test_a_page_at_rest_asks_for_no_frame(browser, server):
     page = browser.new_page()
     page.set_default_timeout(PATIENCE * 1000)
-    page.add_init_script(COUNT_FRAMES)
+    page.add_init_script(SCRIPT + COUNT_FRAMES)
     page.goto(server.url)
     page.wait_for_selector("#heatmap .js-plotly-plot")
     workbench = Workbench(page)

@@ -34,6 +34,7 @@ def test_axe_finds_nothing_serious(open_page, theme):
 
 def press_until(workbench, key: str, wanted: str, most: int = 60) -> None:
     """Press a key until the focus is on an element that matches a selector."""
+    workbench.locator(wanted).first.wait_for()
     for _ in range(most):
         if workbench.evaluate(
             "s => !!document.activeElement && document.activeElement.matches(s)", wanted
@@ -49,13 +50,14 @@ def test_the_whole_job_with_the_keyboard(workbench):
     keys.press("Enter")
     workbench.page.wait_for_selector("#size-and-cost .cells")
     workbench.page.wait_for_selector("#bars .handle:not([hidden])")
+    workbench.answered()
     press_until(workbench, "Tab", "#field-ratio input[type=range]")
     before = workbench.plot("bars")["drawn"]
     keys.press("ArrowRight")
     workbench.until(
         lambda: workbench.plot("bars")["drawn"] > before, 15, "the slider does not follow the keys"
     )
-    workbench.page.wait_for_timeout(1000)  # until the move has been drawn everywhere
+    workbench.answered()  # the move is drawn everywhere
     press_until(workbench, "Tab", "#bars .handle")
 
     keys.press("ArrowUp")
@@ -72,11 +74,11 @@ def test_the_whole_job_with_the_keyboard(workbench):
     workbench.page.wait_for_selector(".job.done")
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)
     keys.press("Enter")
+    workbench.page.wait_for_selector("#answer-1", state="visible")
+    workbench.answered()
     press_until(workbench, "Tab", "#generate")
     keys.press("Enter")
-    start = len(workbench.locator("#answer-1 textarea").input_value())
+    prompt = workbench.value("prompt")
     workbench.until(
-        lambda: len(workbench.locator("#answer-1 textarea").input_value()) > start + 5,
-        60,
-        "no answer is written",
+        lambda: len(workbench.value("answer-1")) > len(prompt) + 5, 60, "no answer is written"
     )
