@@ -43,9 +43,9 @@ class Workbench:
 
     # --- waiting ---
 
-    def until(self, what: Callable[[], Any], seconds: float, why: str) -> Any:
+    def until(self, what: Callable[[], Any], why: str) -> Any:
         """The first true value of what(), tried again and again."""
-        end = time.monotonic() + max(seconds, PATIENCE)
+        end = time.monotonic() + PATIENCE
         while True:
             got = what()
             if got:
@@ -55,7 +55,7 @@ class Workbench:
 
     def answered(self) -> None:
         """Wait until the page has asked for all that it wants to know and shows the answers."""
-        self.until(lambda: self.evaluate("tests.answered()"), 0, "the page asks and asks")
+        self.until(lambda: self.evaluate("tests.answered()"), "the page asks and asks")
 
     def settled(self) -> None:
         """`answered`, and nothing moves any more."""
@@ -69,7 +69,6 @@ class Workbench:
         asked = self.evaluate("questions.looks.asked")
         self.until(
             lambda: self.evaluate("questions.looks.answered") >= asked + times,
-            0,
             "the page does not look at the server",
         )
         self.answered()
@@ -89,7 +88,7 @@ class Workbench:
             self.looked()
             return not self.evaluate("tests.busy()")
 
-        self.until(idle, 0, "a job does not end")
+        self.until(idle, "a job does not end")
 
     # --- pressing and typing ---
 
@@ -111,7 +110,7 @@ class Workbench:
                 self.answered()
             return shown()
 
-        self.until(done, 0, why)
+        self.until(done, why)
 
     def tab(self, title: str) -> None:
         tab = self.page.get_by_role("tab", name=title, exact=True)
@@ -127,7 +126,7 @@ class Workbench:
                     listed.click(timeout=ANEW)
             return self.open_tab() == title
 
-        self.until(opened, 0, f"the tab {title} does not open")
+        self.until(opened, f"the tab {title} does not open")
 
     def open_tab(self) -> str:
         return self.evaluate("tests.openTab()")
@@ -144,7 +143,7 @@ class Workbench:
         def is_open() -> bool:
             return "open" in (label.get_attribute("class") or "").split()
 
-        self.until(lambda: is_open() or label.click() or is_open(), 0, f"{title} does not open")
+        self.until(lambda: is_open() or label.click() or is_open(), f"{title} does not open")
 
     def set_range(self, elem_id: str, value: float) -> None:
         """Move a slider to a value."""
@@ -157,7 +156,7 @@ class Workbench:
             self.evaluate("tests.frames()")
             return abs(float(slider.input_value()) - value) < 1e-9
 
-        self.until(held, 0, f"the slider {elem_id} does not go to {value}")
+        self.until(held, f"the slider {elem_id} does not go to {value}")
 
     def at_ratio(self, ratio: float) -> None:
         """Move the budget to a ratio, and wait until that is drawn."""
@@ -168,7 +167,7 @@ class Workbench:
         """Wait until the summary and the bars are those of a ratio."""
         summary = self.locator("#size-and-cost")
         self.until(
-            lambda: f"requested {ratio:.1%}" in summary.inner_text(), 0, "the summary lags behind"
+            lambda: f"requested {ratio:.1%}" in summary.inner_text(), "the summary lags behind"
         )
         self.answered()
 
@@ -183,7 +182,7 @@ class Workbench:
             self.evaluate("tests.frames()")
             return box.input_value() == value
 
-        self.until(held, 0, f"{elem_id} does not take {value!r}")
+        self.until(held, f"{elem_id} does not take {value!r}")
 
     def choose(self, elem_id: str, name: str) -> None:
         """An entry of a list that takes one."""
@@ -193,7 +192,7 @@ class Workbench:
             self._press_option(box, name)
             return box.input_value() == name
 
-        self.until(chosen, 0, f"{name} cannot be chosen")
+        self.until(chosen, f"{name} cannot be chosen")
 
     def choose_all(self, elem_id: str, names: Sequence[str]) -> None:
         """Entries of a list that takes several; one that is chosen already stays."""
@@ -207,7 +206,7 @@ class Workbench:
             box.blur()
             return not lacking
 
-        self.until(chosen, 0, f"{names} cannot be chosen")
+        self.until(chosen, f"{names} cannot be chosen")
 
     def _press_option(self, box: Locator, name: str) -> None:
         box.blur()  # a list opens when its box gets the focus

@@ -64,7 +64,6 @@ def test_a_click_on_a_cell_shows_its_spectrum(workbench):
         click_cell(workbench, layer, name)
         workbench.until(
             lambda before=before: workbench.plot("spectrum")["traces"] not in ([], before),
-            10,
             f"the spectrum of {layer}.{name} is not drawn",
         )
 
@@ -74,11 +73,10 @@ def test_log_axis_and_linear_toggle(workbench):
     assert workbench.plot("spectrum")["ytype"] == "log"
     workbench.locator("#scale").get_by_text("linear").click()
     workbench.until(
-        lambda: workbench.plot("spectrum")["ytype"] == "linear", 5, "the axis stays logarithmic"
+        lambda: workbench.plot("spectrum")["ytype"] == "linear", "the axis stays logarithmic"
     )
     workbench.until(
         lambda: "keeps" in workbench.locator("#cell-heading").inner_text(),
-        5,
         "what the plan keeps is not said",
     )
 
@@ -88,7 +86,6 @@ def test_heads_can_be_chosen(workbench):
     workbench.choose("head", "Head 1")
     workbench.until(
         lambda: "head 1" in workbench.locator("#cell-heading").inner_text(),
-        5,
         "the head is not shown",
     )
 
@@ -113,12 +110,10 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.set_range("field-temperature", highest)
     workbench.until(
         lambda: not workbench.locator("#field-rule input").is_checked(),
-        5,
         "the rule of thumb stays on",
     )
     workbench.until(
         lambda: shown_ranks(workbench) not in ({}, before),
-        5,
         "the bars do not follow the temperature",
     )
     workbench.answered()
@@ -155,7 +150,7 @@ def test_every_policy_of_every_method_is_drawn(open_page):
         plot = workbench.plot("policy-curves")
         return {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= methods and plot
 
-    figure = workbench.until(drawn, 90, "not every method is drawn")
+    figure = workbench.until(drawn, "not every method is drawn")
     workbench.until_idle()
     lines = {trace["hover"].split("<br>")[0]: trace["y"] for trace in figure["traces"]}
     assert {"a3 · uniform", "a3 · softmax", "a3 · waterfill", "svd · uniform"} <= lines.keys()
@@ -177,7 +172,7 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
     workbench.choose("field-policy", "softmax_dual")
     workbench.shows_ratio(0.3)
     shown, even, words = workbench.until(
-        lambda: workbench.evaluate(HURTS), 60, "a policy that hurts is not called so"
+        lambda: workbench.evaluate(HURTS), "a policy that hurts is not called so"
     )
     shown, even = float(shown), float(even)
     assert f"{shown / even - 1:.1%} above uniform ones" in words
@@ -193,7 +188,7 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
         } <= {f[:2] for f in result}
         return result if all_here else None
 
-    result = workbench.until(ranked, 180, "not every method is measured")
+    result = workbench.until(ranked, "not every method is measured")
     assert [value for _, _, value in result] == sorted(value for _, _, value in result)
     assert {f[:2]: f[2] for f in result}["a3", "softmax_dual"] == shown
     assert {f[:2]: f[2] for f in result}["a3", "uniform"] == even
@@ -201,13 +196,11 @@ def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_
         lambda: (
             "a3 with softmax_dual, shown above, is" in workbench.locator("#ranking").inner_text()
         ),
-        10,
         "the worst is not named",
     )
     workbench.choose("field-policy", "uniform")
     workbench.until(
         lambda: workbench.locator("#size-and-cost .against").count() == 0,
-        10,
         "uniform ranks are held against themselves",
     )
 
@@ -251,12 +244,10 @@ def test_zoom_survives_a_slider_change(workbench):
     workbench.page.mouse.down()
     workbench.page.mouse.move(box["x"] + 0.7 * box["width"], y, steps=5)
     workbench.page.mouse.up()
-    workbench.until(lambda: workbench.plot("bars")["x"] != whole, 5, "the plot does not zoom")
+    workbench.until(lambda: workbench.plot("bars")["x"] != whole, "the plot does not zoom")
     zoomed, drawn = (workbench.plot("bars")[name] for name in ("x", "drawn"))
     workbench.at_ratio(0.45)
-    workbench.until(
-        lambda: workbench.plot("bars")["drawn"] > drawn, 5, "the bars are not drawn again"
-    )
+    workbench.until(lambda: workbench.plot("bars")["drawn"] > drawn, "the bars are not drawn again")
     assert workbench.plot("bars")["x"] == zoomed
     workbench.page.mouse.dblclick(box["x"] + 0.5 * box["width"], y)
 
@@ -291,14 +282,13 @@ def test_dark_and_narrow(open_page, server):
     assert dark.locator(".modebar [data-title*='hare']").count() == 0
     narrow = open_page("?__theme=light", width=390, height=844)
     narrow.until(
-        lambda: narrow.locator(".sidebar.open").count() == 0, 5, "the sidebar covers the page"
+        lambda: narrow.locator(".sidebar.open").count() == 0, "the sidebar covers the page"
     )
     for title in TABS:
         narrow.tab(title)
         narrow.settled()
         narrow.until(
             lambda: narrow.evaluate("document.documentElement.scrollWidth") <= 391,
-            5,
             f"{title} is wider than the page",
         )
 
@@ -320,7 +310,7 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     ratio = drag_ratio(workbench, [0.6 - 0.015 * step for step in range(20)], pause=40)
     cell = workbench.locator("#size-and-cost .actual")
     workbench.until(
-        lambda: cell.get_attribute("data-known") == "True", 60, "the figure is not measured"
+        lambda: cell.get_attribute("data-known") == "True", "the figure is not measured"
     )
     model, recipe = lrcore.load("demo-llama"), lrcore.Recipe(ratio=ratio)
     small = lrcore.compress(model, recipe)

@@ -17,7 +17,7 @@ def make(workbench, name: str) -> None:
     """Compress by the form, and open the run."""
     workbench.start(name, samples=2)
     workbench.open_run(name)
-    workbench.until(lambda: workbench.value("run-rename-name") == name, 20, "its name is not shown")
+    workbench.until(lambda: workbench.value("run-rename-name") == name, "its name is not shown")
 
 
 def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(workbench):
@@ -28,25 +28,23 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
             "No stock architecture" in message.inner_text()
             and "neurons in every MLP" in message.inner_text()
         ),
-        10,
         "no reason",
     )
     assert workbench.locator("#export-stock input").is_disabled()
     workbench.click("#stock-ranks")
     workbench.until(
         lambda: set(workbench.recipe()["overrides"]) >= {"0.qk", "0.mlp"},
-        20,
         "the form does not have the ranks",
     )
 
     make(workbench, "stock one")
     workbench.until(
-        lambda: "fit a stock architecture" in message.inner_text(), 10, "the ranks do not fit"
+        lambda: "fit a stock architecture" in message.inner_text(), "the ranks do not fit"
     )
     workbench.answered()
     workbench.locator("#export-stock input").check()
     workbench.click("#export")
-    folder = workbench.until(lambda: workbench.value("exported"), 60, "nothing is exported")
+    folder = workbench.until(lambda: workbench.value("exported"), "nothing is exported")
     assert not list(Path(folder).glob("*.py"))
     assert (Path(folder) / "README.md").read_text().count("stock one") >= 1
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -69,7 +67,6 @@ def test_the_run_is_quantised_and_compared(workbench):
         lambda: (
             "stock one · 4 bit" in (words := cards.inner_text()) and "not measured" not in words
         ),
-        20,
         "no card with what was measured",
     )
 
@@ -82,7 +79,6 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.click("#heal")
     workbench.until(
         lambda: "latent" in workbench.status()["text"],
-        60,
         "a channel without latents is not refused",
     )
     workbench.type_into("heal-channel", "0")
@@ -90,7 +86,6 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
     workbench.open_run("uneven · healed")
     workbench.until(
         lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
-        20,
         "nothing of the healing",
     )
 
@@ -103,19 +98,19 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     page.get_by_role("button", name="Drop whole layers").focus()
     keys.press("Enter")
     workbench.until(
-        lambda: workbench.plot("influence")["traces"], 20, "the layers' influence is not drawn"
+        lambda: workbench.plot("influence")["traces"], "the layers' influence is not drawn"
     )
     workbench.answered()
     press_until(workbench, "Tab", "#drop-layers input[type=range]")
     keys.press("ArrowRight")
     caption = workbench.locator("#drop-caption")
-    workbench.until(lambda: "Layers " in caption.inner_text(), 20, "the second layer is not named")
+    workbench.until(lambda: "Layers " in caption.inner_text(), "the second layer is not named")
 
     def dropped() -> dict | None:
         traces = {trace["name"]: trace["y"] for trace in workbench.plot("influence")["traces"]}
         return traces if len(traces.get("would be dropped", [])) == 2 else None
 
-    traces = workbench.until(dropped, 20, "the second layer is not marked")
+    traces = workbench.until(dropped, "the second layer is not marked")
     assert max(traces["would be dropped"]) <= min(traces["stay"])
     press_until(workbench, "Tab", "#drop-name input, #drop-name textarea")
     keys.type("two fewer")
@@ -124,10 +119,10 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     workbench.answered()
     press_until(workbench, "Tab", "#slice-ratio input[type=range]")
     caption = workbench.locator("#slice-caption")
-    before = workbench.until(caption.inner_text, 20, "the width is not described")
+    before = workbench.until(caption.inner_text, "the width is not described")
     keys.press("ArrowRight")
     workbench.until(
-        lambda: caption.inner_text() not in ("", before), 20, "the width does not follow the keys"
+        lambda: caption.inner_text() not in ("", before), "the width does not follow the keys"
     )
     press_until(workbench, "Tab", "#slice")
     keys.press("Enter")
@@ -135,19 +130,15 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     page.wait_for_selector(".job.done >> text=Slice demo-llama")
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first
-    workbench.until(
-        lambda: "shorten" in row.inner_text(), 20, "the table does not say what the run is"
-    )
+    workbench.until(lambda: "shorten" in row.inner_text(), "the table does not say what the run is")
     workbench.open_run("two fewer")
     workbench.until(
         lambda: "went in this order" in workbench.locator("#run-heading").inner_text(),
-        20,
         "the run does not say what went",
     )
     workbench.tab("Compare")
     workbench.until(
         lambda: {"shorten", "slice"} <= {*methods_drawn(workbench)},
-        20,
         "the runs are not among the others",
     )
 

@@ -35,13 +35,12 @@ def quiet_after(workbench):
         workbench.looked()
         return not workbench.locator(BUSY).count()
 
-    workbench.until(ended, 0, "a job does not end")
+    workbench.until(ended, "a job does not end")
 
 
 def running(workbench):
     return workbench.until(
         lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s,
-        60,
         "no job with steps is shown",
     )
 
@@ -74,7 +73,7 @@ def make_run(workbench, name: str) -> None:
     workbench.looked()
     before = done()
     workbench.start(name)
-    workbench.until(lambda: done() - before, 0, "the run is not made")
+    workbench.until(lambda: done() - before, "the run is not made")
 
 
 def test_start_shows_stage_count_and_time_left(workbench):
@@ -83,7 +82,7 @@ def test_start_shows_stage_count_and_time_left(workbench):
     start_long(workbench)
     assert re.search(r"\d+/\d+", running(workbench)["text"])
     workbench.until(
-        lambda: re.search(r"about .+ left", workbench.status()["text"]), 30, "no time left is shown"
+        lambda: re.search(r"about .+ left", workbench.status()["text"]), "no time left is shown"
     )
 
 
@@ -91,7 +90,6 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
     start_long(workbench)
     before = workbench.until(
         lambda: (s := workbench.status())["stage"] and s["stage"].startswith("evaluate") and s,
-        60,
         "no evaluation",
     )
     workbench.page.reload()
@@ -101,7 +99,6 @@ def test_a_reload_finds_the_same_job_further_on(workbench):
             and (s["stage"] != before["stage"] or s["done"] > before["done"])
             and s
         ),
-        3,
         "no further step",
     )
     assert after["job"] == before["job"]
@@ -111,14 +108,13 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
     other = open_page()
     start_long(workbench)
     job = running(workbench)["job"]
-    other.until(lambda: other.status()["job"] == job, 10, "the other browser does not see the job")
+    other.until(lambda: other.status()["job"] == job, "the other browser does not see the job")
     other.start("second", samples=8)
     other.page.wait_for_selector(".job[data-state=queued]")
     assert "1 before it" in other.locator(".job[data-state=queued]").inner_text()
     cancel(other, job)
     workbench.until(
         lambda: workbench.status()["job"] != job,
-        20,
         "the first browser still shows the cancelled job",
     )
 
@@ -161,7 +157,6 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
     workbench.click("#analyse")
     words = workbench.until(
         lambda: (s := workbench.status())["state"] == "failed" and s["text"],
-        60,
         "no failure is shown",
     )
     assert "demo-lama" in words
@@ -202,7 +197,7 @@ def generate(workbench, prompt: str, stop: bool) -> None:
     workbench.answered()
     workbench.evaluate(RECORD, [prompt, stop])
     workbench.page.click("#generate")
-    workbench.until(lambda: min(map(len, answers(workbench))) > len(prompt), 30, "no answers")
+    workbench.until(lambda: min(map(len, answers(workbench))) > len(prompt), "no answers")
     if stop:
         workbench.answered()
 
@@ -238,11 +233,11 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
             return all(len(one) > len(text) for one, text in zip(now, texts, strict=True))
 
         workbench.until(
-            lambda: longer() or workbench.evaluate("tests.answered()"), 0, "an answer does not end"
+            lambda: longer() or workbench.evaluate("tests.answered()"), "an answer does not end"
         )
         return texts if longer() else None
 
-    texts = workbench.until(stopped, 0, "Stop stops nothing")
+    texts = workbench.until(stopped, "Stop stops nothing")
     left, right = (growth(workbench, prompt, column) for column in (0, 1))
     assert max(left[0], right[0]) <= min(left[-1], right[-1]), "one was written after the other"
     assert all(one.startswith(text) for one, text in zip(answers(workbench), texts, strict=True))
@@ -270,7 +265,7 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     other.open("Recipe and examples")
     other.answered()
     other.locator("#sidebar input[type=file]").first.set_input_files(path)
-    other.until(lambda: other.value("field-seed") == "3", 20, "the recipe is not loaded")
+    other.until(lambda: other.value("field-seed") == "3", "the recipe is not loaded")
     other.answered()
     assert other.recipe() == saved
     request_made = [sys.executable, "-m", "lrcore", "allocate", "--recipe", str(path), "--json"]

@@ -29,10 +29,10 @@ def test_a_click_brings_one_cell(large):
     wire.on("Network.dataReceived", lambda message: received.append(message["dataLength"]))
     click_cell(large, 57, "mlp")
     large.answered()
-    large.until(lambda: received, 10, "a click brings nothing")
+    large.until(lambda: received, "a click brings nothing")
     print(f"a click brings {sum(received):,} bytes")
     assert sum(received) < 150_000
-    traces = large.until(lambda: large.plot("spectrum")["traces"], 10, "the spectrum is not drawn")
+    traces = large.until(lambda: large.plot("spectrum")["traces"], "the spectrum is not drawn")
     assert [trace["name"] for trace in traces] == ["Activation-aware", "Raw weight"]
     assert all(100 < len(trace["y"]) <= 500 for trace in traces)
 

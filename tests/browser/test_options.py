@@ -15,27 +15,25 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction")
-    workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
+    workbench.until(lambda: plotted(workbench, "joint_qk"), "latentllm is not drawn")
     workbench.until_idle()
     workbench.answered()
     saving = shown_ranks(workbench)
     workbench.choose("option-junction", "symmetric")
     workbench.until(
         lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
-        10,
         "the recipe does not hold the option",
     )
     workbench.page.wait_for_selector("button.label-wrap:has-text('latentllm: junction symmetric')")
     plain = workbench.until(
         lambda: (ranks := shown_ranks(workbench)) not in ({}, saving) and ranks,
-        60,
         "the plan does not follow",
     )
     assert all(
         plain[slot] <= saving[slot] for slot in saving
     )  # without its identity block a rank costs more
     workbench.choose("field-method", "a3")
-    workbench.until(lambda: plotted(workbench, "ov"), 30, "a3 is not drawn again")
+    workbench.until(lambda: plotted(workbench, "ov"), "a3 is not drawn again")
     assert workbench.recipe()["options"] == {}
 
 
@@ -47,7 +45,6 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(open_page):
     workbench.click("#survey")
     workbench.until(
         lambda: "Every method" in (bar := workbench.status())["text"] and bar["state"] == "done",
-        120,
         "the survey does not end",
     )
     for _ in range(3):
@@ -56,14 +53,13 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(open_page):
         workbench.choose("option-junction", "symmetric")
         workbench.until(
             lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
-            60,
             "the recipe does not hold the option",
         )
-        workbench.until(lambda: plotted(workbench, "joint_qk"), 60, "latentllm is not drawn")
+        workbench.until(lambda: plotted(workbench, "joint_qk"), "latentllm is not drawn")
         workbench.answered()  # every figure is drawn
         assert workbench.recipe()["options"] == {"junction": "symmetric"}
         workbench.choose("field-method", "a3")
-        workbench.until(lambda: plotted(workbench, "ov"), 60, "a3 is not drawn")
+        workbench.until(lambda: plotted(workbench, "ov"), "a3 is not drawn")
 
 
 def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
@@ -75,14 +71,13 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.choose("option-junction", "symmetric")
     workbench.until(
         lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"],
-        60,
         "the option is not taken",
     )
     workbench.until_idle()
     click_bar(workbench, 2, "joint_qk")
     workbench.answered()
     workbench.locator("#bars .handle").press("ArrowUp")
-    kept = workbench.until(lambda: workbench.recipe()["overrides"], 15, "no rank is set by hand")
+    kept = workbench.until(lambda: workbench.recipe()["overrides"], "no rank is set by hand")
     workbench.answered()
 
     requested = []

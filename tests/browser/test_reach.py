@@ -55,7 +55,7 @@ def test_the_whole_job_with_the_keyboard(workbench):
     before = workbench.plot("bars")["drawn"]
     keys.press("ArrowRight")
     workbench.until(
-        lambda: workbench.plot("bars")["drawn"] > before, 15, "the slider does not follow the keys"
+        lambda: workbench.plot("bars")["drawn"] > before, "the slider does not follow the keys"
     )
     workbench.answered()  # the move is drawn everywhere
     press_until(workbench, "Tab", "#bars .handle")
@@ -63,7 +63,6 @@ def test_the_whole_job_with_the_keyboard(workbench):
     keys.press("ArrowUp")
     workbench.until(
         lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
-        15,
         "the handle does not follow the keys",
     )
     press_until(workbench, "Shift+Tab", ".guide .next", most=120)
@@ -80,5 +79,5 @@ def test_the_whole_job_with_the_keyboard(workbench):
     keys.press("Enter")
     prompt = workbench.value("prompt")
     workbench.until(
-        lambda: len(workbench.value("answer-1")) > len(prompt) + 5, 60, "no answer is written"
+        lambda: len(workbench.value("answer-1")) > len(prompt) + 5, "no answer is written"
     )

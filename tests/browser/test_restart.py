@@ -19,7 +19,6 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench.start("interrupted", samples=20_000, seq_len=8)
     job = workbench.until(
         lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s["job"],
-        60,
         "no job runs",
     )
     server.stop(signal.SIGKILL)

@@ -43,7 +43,6 @@ def marked(workbench, plot: str, layer: int, *place) -> None:
             [mark[: 1 + len(place)] for mark in workbench.evaluate(MARKED, plot)]
             == [[layer, *place]]
         ),
-        5,
         f"{plot} does not mark layer {layer}",
     )
 
@@ -57,7 +56,7 @@ def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
         "url(&quot;http" not in heatmap
     )  # the address has changed: a colour bar filled by the old one would be blank
     workbench.allocation()
-    workbench.until(lambda: is_selected(workbench, 3, "ov"), 15, "3.ov is not selected")
+    workbench.until(lambda: is_selected(workbench, 3, "ov"), "3.ov is not selected")
     marked(workbench, "bars", 3, "y2", 0)
     marked(workbench, "policy-curves", 3)
     click_bar(workbench, 5, "mlp")
@@ -76,7 +75,6 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     workbench.evaluate("() => { Date.now = window.now; }")
     workbench.until(
         lambda: shown_ranks(workbench).get(("qk", 2)) == before["qk", 2] + 6,
-        15,
         "the keys do not move the rank",
     )  # pairs: steps of 2
     workbench.answered()
@@ -84,17 +82,16 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     assert changed["qk", 2] == before["qk", 2] + 6
     workbench.until(
         lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
-        15,
         "the change is not told",
     )
     assert workbench.recipe()["overrides"] == {"2.qk": changed["qk", 2]}
     workbench.click("#undo:not([disabled])")  # a burst of keys is one step
-    workbench.until(lambda: shown_ranks(workbench) == before, 15, "undo does not go back")
+    workbench.until(lambda: shown_ranks(workbench) == before, "undo does not go back")
     workbench.click("#redo:not([disabled])")
-    workbench.until(lambda: shown_ranks(workbench) == changed, 15, "redo does not come forth again")
+    workbench.until(lambda: shown_ranks(workbench) == changed, "redo does not come forth again")
     workbench.click("#clear-overrides:not([disabled])")
     workbench.until(
-        lambda: shown_ranks(workbench) == before, 15, "the ranks set by hand are not cleared"
+        lambda: shown_ranks(workbench) == before, "the ranks set by hand are not cleared"
     )
 
 
@@ -111,11 +108,10 @@ def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
     workbench.page.mouse.up()
     workbench.until(
         lambda: shown_ranks(workbench).get(("mlp", 1), before["mlp", 1]) < before["mlp", 1],
-        15,
         "the bar does not follow the mouse",
     )
     workbench.click("#undo:not([disabled])")
-    workbench.until(lambda: shown_ranks(workbench) == before, 15, "the drag is not one step")
+    workbench.until(lambda: shown_ranks(workbench) == before, "the drag is not one step")
 
 
 def test_a_rank_can_be_typed(workbench):
@@ -125,12 +121,11 @@ def test_a_rank_can_be_typed(workbench):
     box.fill("11")
     box.press("Enter")
     workbench.until(
-        lambda: shown_ranks(workbench).get(("ov", 4)) == 11, 15, "the typed rank is not taken"
+        lambda: shown_ranks(workbench).get(("ov", 4)) == 11, "the typed rank is not taken"
     )
     workbench.click("#release:not([disabled])")
     workbench.until(
         lambda: shown_ranks(workbench).get(("ov", 4), 11) != 11,
-        15,
         "the policy does not take over again",
     )
 
@@ -139,15 +134,14 @@ def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
     click_bar(workbench, 4, "ov")
     address = workbench.until(
         lambda: "component=ov" in workbench.page.url and workbench.page.url,
-        5,
         "the address does not follow",
     )
     assert "layer=4" in address
     assert "tab=Allocation" in address
     other = open_page(address.split("/", 3)[3], ready=False)
     other.drawn("bars")
-    other.until(lambda: other.open_tab() == "Allocation", 10, "the tab is not open")
-    other.until(lambda: is_selected(other, 4, "ov"), 15, "4.ov is not selected")
+    other.until(lambda: other.open_tab() == "Allocation", "the tab is not open")
+    other.until(lambda: is_selected(other, 4, "ov"), "4.ov is not selected")
     marked(other, "bars", 4, "y2", 0)
 
 
@@ -156,10 +150,9 @@ def test_the_address_holds_the_run_that_is_open(workbench, open_page):
     workbench.open_run("to be linked")
     address = workbench.until(
         lambda: "run=" in workbench.page.url and workbench.page.url,
-        5,
         "the address does not follow",
     )
     other = open_page(address.split("/", 3)[3], ready=False)
     heading = other.locator("#run-heading h3")
-    other.until(lambda: heading.inner_text() == "to be linked", 10, "the run is not open")
-    other.until(lambda: other.open_tab() == "Runs & export", 10, "the tab is not open")
+    other.until(lambda: heading.inner_text() == "to be linked", "the run is not open")
+    other.until(lambda: other.open_tab() == "Runs & export", "the tab is not open")
