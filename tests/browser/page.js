@@ -13,7 +13,7 @@ window.questions = { asked: 0, open: new Set(), looks: { asked: 0, answered: 0 }
   function begin(index) {
     const { dependencies, components } = window.gradio_config,
       asked = dependencies.find((one) => one.id === index);
-    if (asked?.targets.some(([, event]) => event === 'tick')) {
+    if (window.tests.isClock(index)) {
       window.questions.looks.asked++;
       return { end: () => window.questions.looks.answered++ };
     }
@@ -72,6 +72,14 @@ window.questions = { asked: 0, open: new Set(), looks: { asked: 0, answered: 0 }
 }
 
 window.tests = {
+  // Whether a listener is the clock's, or follows it.
+  isClock(index) {
+    const one = window.gradio_config.dependencies.find((other) => other.id === index);
+    if (!one) return false;
+    if (one.targets.some(([, event]) => event === 'tick')) return true;
+    return one.trigger_after != null && this.isClock(one.trigger_after);
+  },
+
   // Whether every question is answered, and none comes for some turns of the page: an answer that
   // has arrived is drawn, and what follows from it is asked, within a few; the page itself waits up
   // to 80 ms before it sends an edit.
