@@ -78,7 +78,9 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.answered()
     workbench.locator("#bars .handle").press("ArrowUp")
     kept = workbench.until(lambda: workbench.recipe()["overrides"], "no rank is set by hand")
-    workbench.answered()
+    pending = workbench.locator("#size-and-cost [data-known='False']")
+    workbench.until(lambda: not pending.count(), "the live figures are not measured")
+    workbench.looked()  # another live figure asks for the ranking anew
 
     requested = []
     workbench.page.on(

@@ -37,6 +37,6 @@ def test_a_page_at_rest_asks_for_no_frame(browser, server):
         page.wait_for_timeout(500)
         return page.evaluate("framesAsked") - before
 
-    workbench.until(lambda: frames_in_half_a_second() == 0, PATIENCE, "something is drawn anew")
+    workbench.until(lambda: frames_in_half_a_second() == 0, "something is drawn anew")
     assert page.evaluate("framesAsked") > 0
     page.close()
