@@ -52,7 +52,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     if not path.is_file():
         raise InputError(
             f"'{folder}' is no model folder: it has no config.json. Give the folder that holds "
-            "config.json and *.safetensors."
+            "config.json and *.safetensors, or name a GGUF file in it: FOLDER/FILE.gguf."
         )
     values = read_json(path)
     family = _family(values.get("model_type"), str(path))

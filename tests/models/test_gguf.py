@@ -187,6 +187,7 @@ def test_biases_that_transformers_would_drop_are_refused(tiny_llama_bias, tmp_pa
 def test_names_that_lead_nowhere(tiny_llama, tmp_path):
     refused(tmp_path / "none.gguf", "No file", "none.gguf")
     path = write_gguf(tiny_llama, tmp_path / "a.gguf")
+    refused(tmp_path, "no config.json", "FOLDER/FILE.gguf")
     refused(path, "local file", "revision", revision="main")
     refused(path, "Did you mean 'float16'?", dtype="flaot16")
     path.rename(tmp_path / "a.bin")
