@@ -36,6 +36,9 @@ class Page:
     selection_mark: gr.HTML = field(default_factory=selection.mark)
     steps: gr.HTML = field(default_factory=steps.build)
     tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))
+    # What this browser was last sent: only what changed is sent again, so a selection in the log
+    # stays.
+    sent: gr.State = field(default_factory=partial(gr.State, ()))
     # What a browser holds; their `change` redraws the tabs.
     analysis_key: gr.State = field(default_factory=gr.State)  # of the analysis on show
     factors_key: gr.State = field(default_factory=gr.State)  # of the factors behind the sliders

@@ -19,9 +19,6 @@ from .store import Store
 
 
 def wire(page: Page, store: Store) -> None:
-    # what this browser was last sent: only what changed is sent again, so a selection in the log
-    # stays
-    sent = gr.State(())
     watched = [
         page.status_bar,
         page.job_list,
@@ -34,7 +31,7 @@ def wire(page: Page, store: Store) -> None:
         page.runs_stamp,
         page.steps,
     ]
-    look, inputs, outputs = bind(poll, store), [sent, *page.form.inputs], [*watched, sent]
+    look, inputs, outputs = bind(poll, store), [page.sent, *page.form.inputs], [*watched, page.sent]
     tick = heartbeat("heartbeat", lambda: version(store)).tick
     listen([tick], look, inputs, outputs, **LIVE)
     listen([page.choice.change], look, inputs, outputs, **LIVE)  # a recipe was put into the form

@@ -34,10 +34,10 @@ def empty(tmp_path):
 
 
 def test_the_heatmap_needs_an_analysis(store, empty):
-    figure, help_line = spectra.draw_heatmap(store, "effective_rank", 0.9, "aware", KEY)
+    figure, help_line = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     assert "qk" in json.loads(figure)["data"][0]["y"]
     assert "entropy" in help_line
-    figure, note = spectra.draw_heatmap(empty, "effective_rank", 0.9, "aware", KEY)
+    figure, note = spectra.draw_heatmap(empty, ["effective_rank", 0.9, "aware"], KEY)
     assert figure == ""
     assert text.NOT_ANALYSED in note
 
@@ -45,7 +45,7 @@ def test_the_heatmap_needs_an_analysis(store, empty):
 def test_a_click_on_a_cell_selects_and_draws_it(store):
     event = click(x=1, y="ov", custom=[1, "ov"])
     slot, mark, drawn, values, energy, heading = spectra.click_cell(
-        store, event, [0, "qk"], "log", KEY, *input_values(RECIPE)
+        store, event, [0, "qk"], [-1, "log"], KEY, *input_values(RECIPE)
     )
     assert slot == drawn == [1, "ov"]
     assert json.loads(mark) == [1, "ov", True]
@@ -53,7 +53,7 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     for figure in (values, energy):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
     assert f"rank {rank} keeps at best" in heading
-    again = spectra.draw_other_cell(store, drawn, slot, -1, "log", KEY, *input_values(RECIPE))
+    again = spectra.draw_other_cell(store, drawn, slot, [-1, "log"], KEY, *input_values(RECIPE))
     assert len(set(map(str, again))) == 1  # drawn already
 
 
@@ -169,7 +169,9 @@ def test_options_that_are_left_at_their_default_are_not_kept():
     row = next(row for row in lrcore.methods() if row["options"])
     option = row["options"][0]
     name, default = option["name"], option["default"]
-    assert options.keep(row["name"], option, default, row["name"], {name: 1, "x": 2}) == {"x": 2}
-    skipped = options.keep(row["name"], option, default, "another", {})
+    owner, choice = options.OWNERS[0], [row["name"], "uniform", 0.0]
+    kept = options.keep(owner, row["name"], option, default, choice, {name: 1, "x": 2})
+    assert kept == {"x": 2}
+    skipped = options.keep(owner, "another", option, default, choice, {})
     assert skipped["__type__"] == "update"
     assert options.other_method("care", ["a3", "uniform", 0.0])[-1] == ["care", "uniform", 0.0]

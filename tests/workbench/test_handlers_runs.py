@@ -72,11 +72,11 @@ def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
 
 def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
     store.analysis(recipe)
-    figure, caption = dropping.draw(store, 1, "influence", *input_values(recipe))
+    figure, caption = dropping.draw(store, [1, "influence"], *input_values(recipe))
     assert "would be dropped" in caption
     assert len(json.loads(figure)["data"]) == 2
-    assert "hidden size goes from" in slicing.describe(store, 0.3, "block", *input_values(recipe))
-    assert dropping.fit_range(store, 9, *input_values(recipe)).value == 2
+    assert "hidden size goes from" in slicing.describe(store, [0.3, "block"], *input_values(recipe))
+    assert dropping.fit_range(store, [9, "influence"], *input_values(recipe)).value == 2
 
 
 def test_runs_are_listed_compared_and_drawn(store):

@@ -12,7 +12,7 @@ import lrcore
 
 from .. import markup, selection, text
 from ..components import download, panel, plot
-from ..events import LIVE, QUIET, bind, collect, listen, plain
+from ..events import LIVE, QUIET, FormData, bind, collect, form_data, listen, plain
 from ..figures.spectra import Cell, cell_figures, heat_figure
 from ..form import try_recipe
 from ..page import Page
@@ -36,6 +36,8 @@ class SpectraTab:
     energy: gr.HTML
     table: gr.Dataframe
     csv: gr.Button
+    heatmap_controls: FormData
+    cell_controls: FormData
     drawn_cell: gr.State  # the cell that a click here has drawn already
 
 
@@ -85,23 +87,25 @@ def layout() -> SpectraTab:
         energy,
         table,
         csv,
+        form_data([measure, threshold, kind], ["effective_rank", 0.9, "aware"]),
+        form_data([head, scale], [-1, "log"]),
         gr.State(None),
     )
 
 
 def wire_heatmap(page: Page, store: Store, parts: SpectraTab) -> None:
-    controls = [parts.measure, parts.threshold, parts.kind]
+    controls = parts.heatmap_controls
     listen(
-        [*(control.input for control in controls), page.analysis_key.change],
+        [*(part.input for part in controls.parts), page.analysis_key.change],
         bind(draw_heatmap, store),
-        [*controls, page.analysis_key],
+        [controls, page.analysis_key],
         [parts.heatmap, parts.help_line],
         **LIVE,
     )
-    collect([parts.heatmap.select], [page.form.collected])
+    collect([parts.heatmap.select], [parts.cell_controls, page.form.collected])
     parts.heatmap.select(
         bind(click_cell, store),
-        plain([page.selected, parts.scale, page.analysis_key, *page.form.inputs]),
+        plain([page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]),
         [page.selected, page.selection_mark, parts.drawn_cell, *cell_outputs(parts)],
         **QUIET,
     )
@@ -109,7 +113,7 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab) -> None:
 
 def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     drawn, outputs = parts.drawn_cell, cell_outputs(parts)
-    inputs = [page.selected, parts.head, parts.scale, page.analysis_key, *page.form.inputs]
+    inputs = [page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]
     listen(
         [page.selected.change],
         bind(draw_other_cell, store),
@@ -153,10 +157,12 @@ def cell_outputs(parts: SpectraTab) -> list[gr.HTML]:
     return [parts.values, parts.energy, parts.heading]
 
 
-def draw_heatmap(
-    store: Store, measure: str, threshold: float, kind: str, key: list | None
-) -> tuple[str, str]:
-    """The heatmap of the analysis with this key, and what its measure means."""
+def draw_heatmap(store: Store, controls: list[Any], key: list | None) -> tuple[str, str]:
+    """The heatmap of the analysis with this key, and what its measure means.
+
+    controls: measure, threshold, kind.
+    """
+    measure, threshold, kind = controls
     analysis = store.analysis_shown(key)
     if analysis is None:
         return "", markup.note(text.WORKING if store.jobs.waiting() else text.NOT_ANALYSED, "hint")
@@ -165,9 +171,13 @@ def draw_heatmap(
 
 
 def draw_cell(
-    store: Store, slot: list, head: int, scale: str, key: list | None, *values: Any
+    store: Store, slot: list, controls: list[Any], key: list | None, *values: Any
 ) -> tuple[str, str, str]:
-    """Singular values, cumulative energy and heading of one layer and component."""
+    """Singular values, cumulative energy and heading of one layer and component.
+
+    controls: head and scale.
+    """
+    head, scale = controls
     analysis = store.analysis_shown(key)
     if analysis is None:
         return "", "", markup.note(text.CLICK_A_CELL)
@@ -176,13 +186,18 @@ def draw_cell(
 
 
 def click_cell(
-    store: Store, event: gr.EventData, slot: list, scale: str, key: list | None, *values: Any
+    store: Store,
+    event: gr.EventData,
+    slot: list,
+    controls: list[Any],
+    key: list | None,
+    *values: Any,
 ) -> tuple[Any, ...]:
     """A click on a cell selects it and draws it in one answer: a second trip to the server
     would be felt.
     """
     slot, mark = selection.select_clicked(event, slot)
-    return slot, mark, slot, *draw_cell(store, slot, -1, scale, key, *values)
+    return slot, mark, slot, *draw_cell(store, slot, [-1, controls[1]], key, *values)
 
 
 def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) -> Any:

@@ -17,18 +17,19 @@ from ...page import Page
 
 @dataclass(frozen=True)
 class Owner:
-    """Who has settings: the form's field that names it, the field that keeps what differs from the
-    defaults, and the table of rows to choose from.
+    """Who has settings: the form's field that names it, its place in the page's choice, the field
+    that keeps what differs from the defaults, and the table of rows to choose from.
     """
 
     field: str
+    place: int
     kept_in: str
     rows: Callable[[], list[dict[str, Any]]]
 
 
 OWNERS = (
-    Owner("method", "options", lrcore.methods),
-    Owner("policy", "policy_options", lrcore.policies),
+    Owner("method", 0, "options", lrcore.methods),
+    Owner("policy", 1, "policy_options", lrcore.policies),
 )
 
 
@@ -38,8 +39,8 @@ def build(page: Page, accordion: gr.Accordion) -> None:
     """
     form, choice = page.form, page.choice
     changed = [form["options"].change, form["policy_options"].change]
-    fields = [form[name] for name in ("method", "policy", "options", "policy_options")]
-    listen([page.opened, choice.change, *changed], bind(heading), fields, accordion, **LIVE)
+    chosen = [choice, form["options"], form["policy_options"]]
+    listen([page.opened, choice.change, *changed], bind(heading), chosen, accordion, **LIVE)
     for owner in OWNERS:
         place(page, owner)
     of_method = [form["options"], form["overrides"], form["component_ratios"]]
@@ -67,14 +68,12 @@ def other_policy(name: str, choice: list) -> Any:
     return gr.skip() if name == choice[1] else ({}, [choice[0], name, choice[2]])
 
 
-def heading(
-    method: str, policy: str, options: dict[str, Any], policy_options: dict[str, Any]
-) -> Any:
+def heading(choice: list, options: dict[str, Any], policy_options: dict[str, Any]) -> Any:
     """The accordion names what differs from the defaults, so that it may stay closed; it is away
     where there is nothing to set.
     """
     owners = {row["name"] for row in (*lrcore.methods(), *lrcore.policies()) if row["options"]}
-    named = [name for name in (method, policy) if name in owners]
+    named = [name for name in choice[:2] if name in owners]
     changed = ", ".join(f"{name} {value}" for name, value in (options | policy_options).items())
     label = text.OPTIONS.format(" and ".join(named)) + (f": {changed}" if changed else "")
     return gr.Accordion(label=label, visible=bool(named))
@@ -82,17 +81,18 @@ def heading(
 
 def place(page: Page, owner: Owner) -> None:
     """The settings of the row that the form names, drawn anew with each choice."""
-    named, kept = page.form[owner.field], page.form[owner.kept_in]
+    choice, kept = page.choice, page.form[owner.kept_in]
 
-    @gr.render([named, kept], triggers=[page.opened, page.choice.change])
-    def draw(name: str, chosen: dict[str, Any]) -> None:
+    @gr.render([choice, kept], triggers=[page.opened, choice.change])
+    def draw(names: list, chosen: dict[str, Any]) -> None:
+        name = names[owner.place]
         rows = next((row["options"] for row in owner.rows() if row["name"] == name), [])
         if not rows:
             return
         with gr.Row(elem_id=f"{owner.field}-options"):
             for row in rows:
                 part = component(row, chosen.get(row["name"], row["default"]))
-                part.input(bind(keep, name, row), [part, named, kept], kept, **LIVE)
+                part.input(bind(keep, owner, name, row), [part, choice, kept], kept, **LIVE)
 
 
 def component(row: dict[str, Any], value: Any) -> gr.components.Component:
@@ -116,10 +116,12 @@ def component(row: dict[str, Any], value: Any) -> gr.components.Component:
     )
 
 
-def keep(owner: str, row: dict[str, Any], value: Any, owner_now: str, chosen: dict) -> Any:
-    """The options with this one set; without it where it has its default."""
+def keep(
+    owner: Owner, name: str, row: dict[str, Any], value: Any, choice: list, chosen: dict
+) -> Any:
+    """The options of `name` with this one set; without it where it has its default."""
     # a box of the choice before is on the page until the new ones are drawn
-    if owner_now != owner:
+    if choice[owner.place] != name:
         return gr.skip()
-    others = {name: old for name, old in chosen.items() if name != row["name"]}
+    others = {option: old for option, old in chosen.items() if option != row["name"]}
     return others if value is None or value == row["default"] else others | {row["name"]: value}

@@ -10,7 +10,7 @@ import lrcore
 
 from ... import markup, text
 from ...components import panel, plot
-from ...events import LIVE, QUIET, bind, listen
+from ...events import LIVE, QUIET, FormData, bind, form_data, listen
 from ...figures import allocation as figures
 from ...form import MovingRange, try_recipe
 from ...jobs import ShortenJob
@@ -23,6 +23,7 @@ from .reading import inputs, name_and_start, read, run_name, sentence_or_reason
 class Dropping:
     layers: gr.Slider
     by: gr.Radio
+    controls: FormData
     influence: gr.HTML
     caption: gr.HTML
     name: gr.Textbox
@@ -35,26 +36,28 @@ def layout() -> Dropping:
     orders = [(label, name) for name, label in text.ORDERS.items()]
     by = gr.Radio(orders, value="influence", label="Chosen by", elem_id="drop-by")
     influence, caption = plot("influence", 180), panel("drop-caption")
-    return Dropping(layers, by, influence, caption, *name_and_start("drop", "Drop them"))
+    controls = form_data([layers, by], [1, "influence"])
+    return Dropping(layers, by, controls, influence, caption, *name_and_start("drop", "Drop them"))
 
 
 def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
     form = page.form.inputs
     shown = [page.opened, tab.select, page.analysis_key.change]
-    listen(shown, bind(fit_range, store), [parts.layers, *form], parts.layers, **LIVE)
+    listen(shown, bind(fit_range, store), [parts.controls, *form], parts.layers, **LIVE)
     listen(
         [*shown, parts.layers.change, parts.by.change],
         bind(draw, store),
-        [parts.layers, parts.by, *form],
+        [parts.controls, *form],
         [parts.influence, parts.caption],
         **LIVE,
     )
-    values = [parts.name, parts.layers, parts.by, *inputs(page)]
+    values = [parts.name, parts.controls, *inputs(page)]
     listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
 
 
-def fit_range(store: Store, layers: float, *values: Any) -> Any:
+def fit_range(store: Store, controls: list[Any], *values: Any) -> Any:
     """The slider's range is that of the model on show."""
+    layers, _ = controls
     recipe = try_recipe(values)
     analysis = store.peek_analysis(recipe) if recipe else None
     if analysis is None or analysis.layers < 2:
@@ -63,8 +66,12 @@ def fit_range(store: Store, layers: float, *values: Any) -> Any:
     return gr.Slider(maximum=most, **({"value": most} if layers > most else {}))
 
 
-def draw(store: Store, layers: float, by: str, *values: Any) -> tuple[str, str]:
-    """Block Influence of every layer, and what dropping some would leave."""
+def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
+    """Block Influence of every layer, and what dropping some would leave.
+
+    controls: how many layers, chosen by what.
+    """
+    layers, by = controls
     recipe = try_recipe(values)
     analysis = store.peek_analysis(recipe) if recipe else None
     model = store.peek_dense(recipe) if recipe else None
@@ -82,8 +89,9 @@ def draw(store: Store, layers: float, by: str, *values: Any) -> tuple[str, str]:
     return figure, sentence_or_reason(sentence)
 
 
-def start(store: Store, name: str, layers: float, by: str, *values: Any) -> str:
+def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
     """Queue the run; the box of its name is empty afterwards."""
+    layers, by = controls
     recipe, settings = read(values)
     store.jobs.submit(ShortenJob(recipe, int(layers), by, run_name(name), settings))
     return ""

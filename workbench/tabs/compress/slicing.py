@@ -9,7 +9,7 @@ import lrcore
 
 from ... import markup, text
 from ...components import panel
-from ...events import LIVE, QUIET, bind, listen
+from ...events import LIVE, QUIET, FormData, bind, form_data, listen
 from ...form import try_recipe
 from ...jobs import SliceJob
 from ...page import Page
@@ -21,6 +21,7 @@ from .reading import inputs, name_and_start, read, run_name, sentence_or_reason
 class Slicing:
     ratio: gr.Slider
     rotations: gr.Radio
+    controls: FormData
     caption: gr.HTML
     name: gr.Textbox
     start: gr.Button
@@ -34,7 +35,8 @@ def layout() -> Slicing:
     choices = [(label, name) for name, label in text.ROTATIONS.items()]
     rotations = gr.Radio(choices, value="block", label="Bases", elem_id="slice-rotations")
     caption = panel("slice-caption")
-    return Slicing(ratio, rotations, caption, *name_and_start("slice", "Slice it"))
+    controls = form_data([ratio, rotations], [0.2, "block"])
+    return Slicing(ratio, rotations, controls, caption, *name_and_start("slice", "Slice it"))
 
 
 def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
@@ -48,16 +50,17 @@ def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
             parts.rotations.change,
         ],
         bind(describe, store),
-        [parts.ratio, parts.rotations, *page.form.inputs],
+        [parts.controls, *page.form.inputs],
         parts.caption,
         **LIVE,
     )
-    values = [parts.name, parts.ratio, parts.rotations, *inputs(page)]
+    values = [parts.name, parts.controls, *inputs(page)]
     listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)
 
 
-def describe(store: Store, ratio: float, rotations: str, *values: Any) -> str:
-    """What slicing would leave."""
+def describe(store: Store, controls: list[Any], *values: Any) -> str:
+    """What slicing would leave; controls: the share to remove, and which bases."""
+    ratio, rotations = controls
     recipe = try_recipe(values)
     model = store.peek_dense(recipe) if recipe else None
     if model is None:
@@ -71,8 +74,9 @@ def describe(store: Store, ratio: float, rotations: str, *values: Any) -> str:
     return sentence_or_reason(sentence)
 
 
-def start(store: Store, name: str, ratio: float, rotations: str, *values: Any) -> str:
+def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
     """Queue the run; the box of its name is empty afterwards."""
+    ratio, rotations = controls
     recipe, settings = read(values)
     job = SliceJob(recipe.with_(ratio=ratio), rotations, run_name(name), settings)
     store.jobs.submit(job)
