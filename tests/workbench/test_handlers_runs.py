@@ -83,6 +83,9 @@ def test_runs_are_listed_compared_and_drawn(store):
     (run,) = store.runs.all()
     chosen, protocol = runs.list_runs(store, [], None)
     assert chosen.value == [run.id]
+    again = runs.list_runs(store, [run.id], protocol.value)
+    # what was chosen meanwhile must not be overwritten
+    assert not [part for part in again if "value" in part.constructor_args]
     cards, _, note = runs.draw_runs(store, [run.id], protocol.value)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
     assert text.ONE_RECIPE in note

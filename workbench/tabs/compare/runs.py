@@ -101,9 +101,15 @@ def list_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
     kept = [run_id for run_id in ids or [] if run_id in known] or [run.id for run in runs[:1]]
     names = list(dict.fromkeys(protocol_of(run, one) for run in runs for one in run.evaluations))
     shown = protocol if protocol in names else next(iter(names), None)
-    return gr.Dropdown([(run.name, run.id) for run in runs], value=kept), gr.Dropdown(
-        names, value=shown
+    return (
+        gr.Dropdown([(run.name, run.id) for run in runs], **value_unless(ids, kept)),
+        gr.Dropdown(names, **value_unless(protocol, shown)),
     )
+
+
+def value_unless(now: Any, then: Any) -> dict[str, Any]:
+    """The value to set; none where it is the same: one chosen meanwhile would be overwritten."""
+    return {} if now == then else {"value": then}
 
 
 def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
