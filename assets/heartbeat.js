@@ -1,12 +1,14 @@
-// Reports `tick` while the page may have something new to show: see heartbeat() in
-// workbench/components.py.
+// Reports `tick` while the page may have something new to show, and `wake` in case an answer got
+// lost: see heartbeat() in workbench/components.py.
 // Runs as js_on_load of a gr.HTML, which gives element, props, trigger, watch and server.
 const EVERY = 1000,
   AFTER_INPUT = 5000,
-  AT_LEAST = 15000; // milliseconds
+  AT_LEAST = 15000,
+  WAKE = 3000; // milliseconds
 let known = null,
   active = performance.now() + AFTER_INPUT,
-  ticked = 0;
+  ticked = 0,
+  woken = 0;
 for (const name of ['pointerdown', 'keydown', 'input', 'change'])
   document.addEventListener(
     name,
@@ -23,6 +25,10 @@ async function beat() {
     /* the server is away; Gradio says so */
   }
   const now = performance.now();
+  if (ticked > woken && now - woken > WAKE) {
+    woken = now;
+    trigger('wake');
+  }
   if (version !== known || now < active || now - ticked > AT_LEAST) {
     known = version;
     ticked = now;

@@ -60,7 +60,7 @@ def heartbeat(elem_id: str, version: Callable[[], str]) -> gr.HTML:
     """Unseen; its `tick` event comes while what the page shows may change: a second after
     `version()`, which must be cheap, gives something new, and for some seconds after a person does
     something. A page at rest asks for the version alone, past Gradio's queue, which costs the
-    browser next to nothing.
+    browser next to nothing. Some seconds after a `tick` comes one `wake`.
     """
 
     def version_now(_: Any = None) -> str:

@@ -32,8 +32,12 @@ def wire(page: Page, store: Store) -> None:
         page.steps,
     ]
     look, inputs, outputs = bind(poll, store), [page.sent, *page.form.inputs], [*watched, page.sent]
-    tick = heartbeat("heartbeat", lambda: version(store)).tick
-    listen([tick], look, inputs, outputs, **LIVE)
+    clock = heartbeat("heartbeat", lambda: version(store))
+    listen([clock.tick], look, inputs, outputs, **LIVE)
+    # Gradio's server ends the stream of answers when it has sent the last one, and a question that
+    # arrives just then is answered only once another one opens the stream anew. Where it was `look`
+    # that got lost, no other would come: the page waits for its answer first.
+    clock.wake(lambda: None, None, None, **QUIET | {"trigger_mode": "multiple"})
     listen([page.choice.change], look, inputs, outputs, **LIVE)  # a recipe was put into the form
     for board in (page.status_bar, page.job_list):
         acted = board.select(bind(act, store), None, page.downloads, **QUIET)

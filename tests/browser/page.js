@@ -17,6 +17,7 @@ window.questions = { asked: 0, open: new Set(), looks: { asked: 0, answered: 0 }
       window.questions.looks.asked++;
       return { end: () => window.questions.looks.answered++ };
     }
+    if (window.tests.isWake(index)) return { end: () => {} };
     const figures = components.find((one) => one.props.elem_id === 'pending-cells')?.id;
     if (asked?.outputs.includes(figures)) return { end: () => {} };
     const question = { end: () => window.questions.open.delete(question) };
@@ -78,6 +79,12 @@ window.tests = {
     if (!one) return false;
     if (one.targets.some(([, event]) => event === 'tick')) return true;
     return one.trigger_after != null && this.isClock(one.trigger_after);
+  },
+
+  // Whether a listener only has the stream of answers opened anew.
+  isWake(index) {
+    const one = window.gradio_config.dependencies.find((other) => other.id === index);
+    return one?.targets.some(([, event]) => event === 'wake') ?? false;
   },
 
   // Whether every question is answered, and none comes for some turns of the page: an answer that

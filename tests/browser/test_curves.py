@@ -303,7 +303,9 @@ def to_rgb(workbench, colour):
 
 def test_only_the_intended_endpoints_are_public(server):
     named = server.client().view_api(return_format="dict")["named_endpoints"]
-    assert sorted(named) == ["/allocate", "/analyse", "/compare", "/compress", "/evaluate"]
+    intended = {"allocate", "analyse", "compare", "compress", "evaluate"}
+    intended |= {"methods", "models", "runs"}
+    assert {*named} == {f"/{name}" for name in intended}
 
 
 def test_the_live_figure_is_that_of_the_last_slider_position(workbench):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .page import PATIENCE, SCRIPT, Workbench
+from .page import PATIENCE, SCRIPT, Workbench, visit
 
 pytestmark = pytest.mark.browser
 
@@ -40,3 +40,28 @@ def test_a_page_at_rest_asks_for_no_frame(browser, server):
     workbench.until(lambda: frames_in_half_a_second() == 0, "something is drawn anew")
     assert page.evaluate("framesAsked") > 0
     page.close()
+
+
+def test_an_answer_outstanding_when_the_stream_ends_still_comes(browser, server):
+    """Gradio ends the stream of answers after the last one, though a question may be on its way."""
+    page = visit(browser, server.url)
+    workbench = Workbench(page)
+    workbench.analysed()
+    workbench.settled()
+    ended = []
+
+    def end_one(route):
+        if ended:
+            return route.continue_()
+        ended.append(route.request.url)
+        end = 'data: {"msg": "close_stream"}\n\n'
+        return route.fulfill(body=end, content_type="text/event-stream")
+
+    page.route("**/queue/data?*", end_one)
+    page.keyboard.press("Shift")  # the page looks at once what is new
+    workbench.until(lambda: ended, "the page does not ask")
+    asked = page.evaluate("questions.looks.asked")
+    workbench.until(
+        lambda: page.evaluate("questions.looks.answered") >= asked, "the page waits for ever"
+    )
+    page.context.close()
