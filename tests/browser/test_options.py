@@ -96,7 +96,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.answered()
     requested.clear()
     workbench.looked(3)
-    clock = "indices => indices.every(index => tests.isClock(index))"
+    clock = "indices => indices.every(i => tests.isClock(i) || tests.isWake(i))"
     assert workbench.evaluate(clock, requested)
     assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == (
         {"junction": "symmetric"},
