@@ -28,7 +28,7 @@ VOCABULARY = tuple(f"tokenizer.ggml.{n}" for n in ("tokens", "scores", "token_ty
 
 
 @dataclass(frozen=True)
-class Setting:
+class GgufSetting:
     """A name and a value. value: None for an array; record: its bytes in the file."""
 
     value: Any
@@ -36,7 +36,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Stored:
+class GgufTensor:
     """A tensor. shape: slowest dimension first; kind: ggml's name of how it is stored."""
 
     name: str
@@ -56,8 +56,8 @@ class GgufHeader:
 
     path: Path
     version: int
-    settings: dict[str, Setting]
-    tensors: tuple[Stored, ...]
+    settings: dict[str, GgufSetting]
+    tensors: tuple[GgufTensor, ...]
     data: int
 
     def __getitem__(self, name: str) -> Any:
@@ -116,13 +116,13 @@ class _Reader:
         _, version, tensors, settings = self.unpack(_START.format)
         if version not in _VERSIONS:
             raise ValueError(f"version {version}; 2 and 3 can be read")
-        named: dict[str, Setting] = {}
+        named: dict[str, GgufSetting] = {}
         for _ in range(settings):
             began, name = self.at, self.string()
             if name in named:
                 raise ValueError(f"'{name}' is there twice")
             value = self.value(*self.unpack("<I"))
-            named[name] = Setting(value, self.content[began : self.at])
+            named[name] = GgufSetting(value, self.content[began : self.at])
         listed = tuple(self.tensor() for _ in range(tensors))
         head = GgufHeader(self.path, version, named, listed, 0)
         if head.alignment <= 0 or head.alignment % 8:
@@ -131,7 +131,7 @@ class _Reader:
         self.check_room(listed, len(self.content) - data)
         return GgufHeader(self.path, version, named, listed, data)
 
-    def check_room(self, tensors: Sequence[Stored], room: int) -> None:
+    def check_room(self, tensors: Sequence[GgufTensor], room: int) -> None:
         """Raise ValueError where tensors lie outside the file, or upon each other."""
         if len({one.name for one in tensors}) < len(tensors):
             raise ValueError("two tensors have one name")
@@ -174,7 +174,7 @@ class _Reader:
             raise ValueError(f"an array of type {inner}")
         return None
 
-    def tensor(self) -> Stored:
+    def tensor(self) -> GgufTensor:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         began, name = self.at, self.string()
@@ -188,4 +188,4 @@ class _Reader:
         if min(sizes) < 1 or sizes[0] % block:
             raise ValueError(f"'{name}' has the shape {list(sizes)}")
         record = self.content[began : self.at]
-        return Stored(name, sizes[::-1], kind.name, prod(sizes) // block * nbytes, record)
+        return GgufTensor(name, sizes[::-1], kind.name, prod(sizes) // block * nbytes, record)
