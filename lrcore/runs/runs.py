@@ -200,12 +200,14 @@ class Runs:
         """Take up run folders that the database lacks, such as those of earlier versions, and
         forget runs whose folder is gone.
         """
+        # The database first: its runs were folders before. The other way round, a run that somebody
+        # keeps in between would count as gone and lose its results.
+        known = self._database.folders()
         there = {
             path.parent.name
             for path in self.folder.glob("*/report.json")
             if not path.parent.name.startswith(".")
         }
-        known = self._database.folders()
         for run_id in sorted(there - known.keys()):
             folder = self.folder / run_id
             try:

@@ -9,6 +9,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.runs.database import Database
 from lrcore.runs.differences import differences
 from lrcore.runs.runs import PARTIAL, Runs
 
@@ -125,6 +126,21 @@ def test_many_writers_lose_nothing(kept, small):
     assert sorted(one["i"] for one in kept.results(run.id, "count")) == sorted(
         s + i for s in (0, 100, 200, 300) for i in range(10)
     )
+
+
+def test_a_run_kept_while_another_takes_stock_keeps_its_figures(kept, small, monkeypatch):
+    other, listed = Runs(kept.folder), Database.folders
+
+    def between(database):
+        """Another process keeps and measures a run as soon as this one reads the database."""
+        monkeypatch.setattr(Database, "folders", listed)
+        run = other.write("a", recipe_of(small), small)
+        other.add_evaluation(run.id, {"protocol": {}, "perplexity": 2.0})
+        return listed(database)
+
+    monkeypatch.setattr(Database, "folders", between)
+    kept.stamp()
+    assert [one["perplexity"] for run in kept.all() for one in run.evaluations] == [2.0]
 
 
 def test_what_a_living_process_writes_is_left_alone(kept):
