@@ -243,14 +243,19 @@ def rank_of(projection: Projection) -> int:
     return min(full, projection.rank) if plain else full  # type: ignore[union-attr]
 
 
-def multiplied(projection: Projection) -> int:
-    """Numbers of a projection that multiply its input: no biases, no places of sparse entries."""
+def parts(projection: Projection) -> list[Matrix]:
+    """The matrices whose product, or sum, with the input is the projection: no bias."""
     if isinstance(projection, Linear):
-        return projection.weight.numel()
+        return [projection.weight]
     if isinstance(projection, Stored):
-        return count(projection.form)
-    sparse = 0 if projection.sparse is None else projection.sparse.values.numel()
-    return count(projection.down) + count(projection.up) + sparse
+        return [projection.form]
+    pair = [projection.down, projection.up]
+    return pair if projection.sparse is None else [*pair, projection.sparse]
+
+
+def multiplied(matrix: Matrix) -> int:
+    """Numbers of a matrix that multiply its input: not the places of sparse entries."""
+    return matrix.values.numel() if isinstance(matrix, Sparse) else count(matrix)
 
 
 def _kept(*projections: Projection) -> int:

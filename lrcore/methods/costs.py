@@ -8,7 +8,7 @@ already, its heads narrower than those of the family, its keys and values cached
 from dataclasses import replace
 
 from ..forms import count
-from ..layer import MLP, Attention, Layer, Projection, multiplied, rank_of
+from ..layer import MLP, Attention, Layer, Projection, multiplied, parts, rank_of
 from ..spectra import Cost
 
 
@@ -20,7 +20,7 @@ def has_bias(projection: Projection) -> int:
 def stored(*projections: Projection) -> tuple[int, int]:
     """Numbers that projections store as they are, and how many of them multiply no input."""
     whole = sum(p.parameters for p in projections)
-    return whole, whole - sum(map(multiplied, projections))
+    return whole, whole - sum(multiplied(part) for p in projections for part in parts(p))
 
 
 def raised(a: Attention, name: str) -> int:

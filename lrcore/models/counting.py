@@ -3,8 +3,8 @@
 from transformers import PreTrainedModel
 
 from ..account import LayerWork, ModelAccount, flops_per_token
-from ..forms import Matrix, Sparse, count
-from ..layer import Attention, Layer, Linear, LowRank, Stored, same_matrix
+from ..forms import Matrix, count
+from ..layer import Attention, Layer, LowRank, multiplied, parts, same_matrix
 from ..modules.sliced import residual_parameters
 from .architectures import decoder_layers
 from .layers import read_layer
@@ -43,7 +43,7 @@ def network_work(network: PreTrainedModel) -> tuple[LayerWork, ...]:
 def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
     """What one layer multiplies; residual: numbers in the matrices of its residual path."""
     a, channel = layer.attention, layer.attention.channel
-    weights = sum(map(_multiplied, _matrices(layer))) + residual
+    weights = sum(map(multiplied, _matrices(layer))) + residual
     cached = a.n_q * (a.qk_size + a.v_size) + _raised(a)
     if channel is not None:
         weights += channel.parameters
@@ -55,19 +55,11 @@ def _matrices(layer: Layer) -> list[Matrix]:
     """Every matrix once, without biases."""
     matrices: list[Matrix] = []
     for p in layer.matrices().values():
-        if isinstance(p, LowRank):
-            shared = any(same_matrix(p.down, other) for other in matrices)
-            matrices += [p.up] if shared else [p.down, p.up]
-            matrices += [] if p.sparse is None else [p.sparse]
-        elif isinstance(p, Linear):
-            matrices.append(p.weight)
-        elif isinstance(p, Stored):
-            matrices.append(p.form)
+        own = parts(p)
+        if isinstance(p, LowRank) and any(same_matrix(p.down, other) for other in matrices):
+            own = [part for part in own if part is not p.down]
+        matrices += own
     return matrices
-
-
-def _multiplied(matrix: Matrix) -> int:
-    return matrix.values.numel() if isinstance(matrix, Sparse) else count(matrix)
 
 
 def _raised(a: Attention) -> int:
