@@ -82,17 +82,18 @@ def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
 def test_runs_are_listed_compared_and_drawn(store):
     (run,) = store.runs.all()
     chosen, protocol = runs.list_runs(store, [], None)
-    assert chosen.value == [run.id]
-    again = runs.list_runs(store, [run.id], protocol.value)
+    measured = protocol["value"]
+    assert chosen["value"] == [run.id]
+    again = runs.list_runs(store, [run.id], measured)
     # what was chosen meanwhile must not be overwritten
-    assert not [part for part in again if "value" in part.constructor_args]
-    cards, _, note = runs.draw_runs(store, [run.id], protocol.value)
+    assert not [part for part in again if "value" in part]
+    cards, _, note = runs.draw_runs(store, [run.id], measured)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
     assert text.ONE_RECIPE in note
-    figure, caption = runs.draw_chart(store, protocol.value, "size (MB)")
+    figure, caption = runs.draw_chart(store, measured, "size (MB)")
     assert [trace["name"] for trace in json.loads(figure)["data"]] == ["dense", "a3"]
     assert text.FEW_POINTS in caption
-    _, caption = runs.draw_chart(store, protocol.value, "decode time per token (dense: 1)")
+    _, caption = runs.draw_chart(store, measured, "decode time per token (dense: 1)")
     assert text.NO_SPEED in caption
     with pytest.raises(lrcore.InputError, match="No run"):
         runs.measure_runs(store, [], EVALUATION)

@@ -102,8 +102,8 @@ def list_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
     names = list(dict.fromkeys(protocol_of(run, one) for run in runs for one in run.evaluations))
     shown = protocol if protocol in names else next(iter(names), None)
     return (
-        gr.Dropdown([(run.name, run.id) for run in runs], **value_unless(ids, kept)),
-        gr.Dropdown(names, **value_unless(protocol, shown)),
+        gr.update(choices=[(run.name, run.id) for run in runs], **value_unless(ids, kept)),
+        gr.update(choices=names, **value_unless(protocol, shown)),
     )
 
 
