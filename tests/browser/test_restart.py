@@ -43,37 +43,38 @@ def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
     workbench.type_into("measure-samples", "2")
     workbench.type_into("measure-seq-len", "64")
     workbench.open("Sweep")
-    workbench.choose_all("sweep-methods", ["svd", "svd_llm", "a3", "modegpt"])
-    workbench.type_into("sweep-ratios", "0.12, 0.22, 0.32, 0.42, 0.52")
+    workbench.choose_all("sweep-methods", ["svd", "a3"])
+    workbench.type_into("sweep-ratios", "0.12, 0.22, 0.32, 0.42")
     runs = server.folder / "runs"
     before = {path.parent for path in runs.glob("*/report.json")}
 
     def made() -> set:
-        return {path.parent for path in runs.glob("*/report.json")} - before
+        """The runs that are there whole; what is being written has a hidden folder."""
+        return {path.parent for path in runs.glob("[!.]*/report.json")} - before
 
     workbench.click("#start-sweep")
     end = time.monotonic() + PATIENCE
-    while len(made()) < 4:  # without the browser, which may be slower than the sweep
+    while len(made()) < 3:  # without the browser, which may be slower than the sweep
         assert time.monotonic() < end, "the sweep makes no runs"
         time.sleep(0.02)
     server.stop(signal.SIGKILL)
     kept = {path: (path / "report.json").stat().st_mtime_ns for path in made()}
-    assert 4 <= len(kept) < 20
+    assert 3 <= len(kept) < 8
     server.start()
     workbench = open_page()
     workbench.tab("Compress")
-    row = workbench.locator(".job[data-state=interrupted]", has_text="Sweep of 20 runs")
+    row = workbench.locator(".job[data-state=interrupted]", has_text="Sweep of 8 runs")
     row.wait_for()
     workbench.answered()
     row.get_by_text("Start again").click()
-    done = workbench.locator(".job.done", has_text="Sweep of 20 runs")
+    done = workbench.locator(".job.done", has_text="Sweep of 8 runs")
     done.wait_for()
-    assert len(made()) == 20
+    assert len(made()) == 8
     assert {path: (path / "report.json").stat().st_mtime_ns for path in kept} == kept
     assert done.locator("pre").text_content().count("there already") == len(kept)
     table = workbench.saved(done.locator("button[data-file='table.csv']"))
     rows = list(csv.DictReader(table.splitlines()))
     assert [(row["method"], row["ratio"]) for row in rows] == [("dense", "0.0")] + [
-        (method, f"0.{i}2") for method in ("svd", "svd_llm", "a3", "modegpt") for i in range(1, 6)
+        (method, f"0.{i}2") for method in ("svd", "a3") for i in range(1, 5)
     ]
     assert all(float(row["perplexity"]) > 1 for row in rows)
