@@ -5,12 +5,29 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
 Spectra = Mapping[Slot, Spectrum]
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """The ranks on offer for a slot, ascending, the last one full; prices [ranks], int64."""
+
+    ranks: Sequence[int]
+    prices: Tensor
+
+    @property
+    def dense(self) -> int:
+        """The price at full rank."""
+        return int(self.prices[-1])
 
 
 @dataclass(frozen=True)
@@ -37,15 +54,21 @@ class Prices:
         """The smallest rank on offer; full where no smaller one saves anything."""
         return cost.step if cost.step <= self.cap(cost) else cost.full
 
-    def ranks(self, cost: Cost) -> list[int]:
-        """The ranks on offer, ascending."""
-        return [*range(cost.step, self.cap(cost) + 1, cost.step), cost.full]
+    def offer(self, cost: Cost) -> Offer:
+        """The ranks on offer, and their prices: worked out once for all slots of one cost."""
+        return _offer(Prices(self.kind), cost)
 
     def next_rank(self, cost: Cost, rank: int) -> int | None:
         """The next rank on offer above `rank`, or None at full."""
         if rank >= cost.full:
             return None
         return rank + cost.step if rank + cost.step <= self.cap(cost) else cost.full
+
+
+@lru_cache(maxsize=256)  # many layers, few kinds of slots
+def _offer(prices: Prices, cost: Cost) -> Offer:
+    ranks = [*range(cost.step, prices.cap(cost) + 1, cost.step), cost.full]
+    return Offer(ranks, torch.tensor([prices.price(cost, rank) for rank in ranks]))
 
 
 @dataclass(frozen=True)
@@ -151,3 +174,30 @@ def take_steps(
             left -= price
             take(slot)
             offer(slot)
+
+
+def take_known_steps(
+    keys: Mapping[Slot, Tensor], prices: Mapping[Slot, Tensor], left: float
+) -> dict[Slot, int]:
+    """How many steps every slot takes: `take_steps` where all steps are known beforehand, by
+    sorting instead of one by one.
+
+    keys, prices: of the slot's steps in their order, [steps] each. Ties go in the order of `keys`.
+    """
+    slots = list(keys)
+    counts = torch.tensor([len(keys[slot]) for slot in slots])
+    owners = torch.repeat_interleave(torch.arange(len(slots)), counts)
+    # A step cannot come before those before it: it counts by the largest key up to it.
+    order = torch.cat([torch.cummax(keys[slot], 0).values for slot in slots]).argsort(stable=True)
+    owner, price = owners[order], torch.cat([prices[slot].double() for slot in slots])[order]
+    taken = torch.zeros(len(slots), dtype=torch.int64)
+    while len(price) and price.min() <= left:
+        paid = price.cumsum(0)
+        fitting = int(torch.searchsorted(paid, left, right=True))
+        taken += torch.bincount(owner[:fitting], minlength=len(slots))
+        if fitting == len(price):
+            break
+        left -= float(paid[fitting - 1]) if fitting else 0.0
+        others = owner[fitting:] != owner[fitting]  # the slot whose step does not fit is skipped
+        owner, price = owner[fitting:][others], price[fitting:][others]
+    return dict(zip(slots, taken.tolist(), strict=True))

@@ -29,6 +29,8 @@ class LossCurve:
 
     def at(self, ranks: Sequence[int]) -> Tensor:
         """The increase at some of the ranks, [len(ranks)]."""
+        if ranks == self.ranks:
+            return self.increase
         place = {rank: i for i, rank in enumerate(self.ranks)}
         return self.increase[[place[rank] for rank in ranks]]
 

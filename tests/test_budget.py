@@ -3,11 +3,12 @@
 import random
 
 import pytest
+import torch
 
-from lrcore.budget import take_steps
+from lrcore.budget import take_known_steps, take_steps
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(60))
 def test_steps_go_where_the_key_is_least_until_none_fits(seed):
     draw = random.Random(seed)
     steps = {
@@ -15,7 +16,8 @@ def test_steps_go_where_the_key_is_least_until_none_fits(seed):
         for i in range(4)
         for name in "kv"
     }
-    taken, left = dict.fromkeys(steps, 0), draw.randint(0, 60)
+    taken, before = dict.fromkeys(steps, 0), draw.randint(0, 60)
+    left = before
 
     def following(slot):
         return steps[slot][taken[slot]] if taken[slot] < len(steps[slot]) else None
@@ -24,6 +26,9 @@ def test_steps_go_where_the_key_is_least_until_none_fits(seed):
         taken[slot] += 1
 
     take_steps(steps, left, following, take)
+    keys = {s: torch.tensor([float(key) for key, _ in steps[s]]) for s in sorted(steps)}
+    prices = {s: torch.tensor([price for _, price in steps[s]]) for s in steps}
+    assert take_known_steps(keys, prices, before) == taken
     expected, over = dict.fromkeys(steps, 0), set()
     while offers := [
         (own[expected[slot]], slot)

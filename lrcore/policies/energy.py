@@ -1,5 +1,7 @@
 """One energy threshold everywhere: the classic rule, with the threshold that meets the budget."""
 
+from bisect import bisect_left
+
 import torch
 
 from ..budget import Budget
@@ -15,25 +17,21 @@ def energy(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """
     spectra = evidence.spectra
     held = {slot: cumulative_energy(s.values) for slot, s in spectra.items()}
-    offered = {slot: budget.ranks(s.cost) for slot, s in spectra.items()}
+    offers = {slot: budget.offer(s.cost) for slot, s in spectra.items()}
 
     def prices(theta: float) -> dict[Slot, int]:
         paid = {}
         for slot, s in spectra.items():
             enough = (int(torch.searchsorted(held[slot], theta - 1e-12)) + 1) * s.grain
-            paid[slot] = budget.price(
-                s.cost, next(rank for rank in offered[slot] if rank >= min(enough, s.cost.full))
-            )
+            at = bisect_left(offers[slot].ranks, min(enough, s.cost.full))
+            paid[slot] = int(offers[slot].prices[at])
         return paid
 
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if sum(prices(middle).values()) > budget.limit else (middle, high)
-    return {
-        slot: price / budget.price(spectra[slot].cost, spectra[slot].cost.full)
-        for slot, price in prices(low).items()
-    }
+    return {slot: price / offers[slot].dense for slot, price in prices(low).items()}
 
 
 POLICY = Policy("energy", "Every slot keeps the same share of its energy.", energy)

@@ -4,8 +4,12 @@ remaining loss.
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
-from ..budget import Budget, Spectra, take_steps
+import torch
+from torch import Tensor
+
+from ..budget import Budget, Spectra, take_known_steps
 from ..evidence import Evidence
 from ..options import NoOptions
 from ..spectra import Slot, Spectrum
@@ -26,7 +30,7 @@ def greedy(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     targets: Targets = {}
     for component in dict.fromkeys(name for _, name in spectra):
         pool = {slot: s for slot, s in spectra.items() if slot[1] == component}
-        dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
+        dense = {slot: budget.offer(s.cost).dense for slot, s in pool.items()}
         ranks = fill_by_residual(pool, sum(dense.values()) * budget.keep, budget, layers)
         targets |= {
             slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()
@@ -39,44 +43,32 @@ def fill_by_residual(pool: Spectra, limit: float, budget: Budget, layers: int) -
 
     layers: L, the number of layers of the model.
     """
-    offered = {slot: budget.ranks(s.cost) for slot, s in pool.items()}
-    least, most = (
-        {
-            slot: max(0, bisect_right(ranks, share * budget.keep * pool[slot].cost.full) - 1)
-            for slot, ranks in offered.items()
-        }
-        for share in (LEAST, MOST)
-    )
-    chosen, left_over = dict(least), {slot: _tails(s, offered[slot]) for slot, s in pool.items()}
-    prices = {
-        slot: [budget.price(s.cost, rank) for rank in offered[slot]] for slot, s in pool.items()
+    offers = {slot: budget.offer(s.cost) for slot, s in pool.items()}
+    bounds = {
+        slot: [
+            max(0, bisect_right(offer.ranks, share * budget.keep * pool[slot].cost.full) - 1)
+            for share in (LEAST, MOST)
+        ]
+        for slot, offer in offers.items()
     }
-    left = limit - sum(prices[slot][i] for slot, i in chosen.items())
-
-    def following(slot: Slot) -> tuple[float, int] | None:
-        i = chosen[slot]
-        if i >= most[slot]:
-            return None
-        before, after = left_over[slot][i : i + 2]
-        travel = math.sqrt((layers - slot[0]) / ((layers + 1) / 2))
-        score = (
-            (1 - after / before if before > 0 else 0.0)
-            * travel
-            / math.sqrt(offered[slot][i] / offered[slot][least[slot]])
-        )
-        return -score, prices[slot][i + 1] - prices[slot][i]
-
-    def take(slot: Slot) -> None:
-        chosen[slot] += 1
-
-    take_steps(pool, left, following, take)
-    return {slot: offered[slot][i] for slot, i in chosen.items()}
+    slots = sorted(pool)
+    steps = take_known_steps(
+        {s: -scores(pool[s], offers[s].ranks, *bounds[s], layers) for s in slots},
+        {s: offers[s].prices.diff()[slice(*bounds[s])] for s in slots},
+        limit - sum(int(offers[s].prices[bounds[s][0]]) for s in slots),
+    )
+    return {slot: offers[slot].ranks[bounds[slot][0] + steps[slot]] for slot in pool}
 
 
-def _tails(s: Spectrum, ranks: list[int]) -> list[float]:
-    """The loss left at each of these ranks."""
-    residual = [*(s.values**2).flip(0).cumsum(0).flip(0).tolist(), 0.0]
-    return [0.0 if rank >= s.cost.full else residual[rank // s.grain] for rank in ranks]
+def scores(s: Spectrum, ranks: Sequence[int], least: int, most: int, layers: int) -> Tensor:
+    """The score of the steps between two places in `ranks`. [most - least], float64"""
+    residual = torch.cat([(s.values**2).flip(0).cumsum(0).flip(0), s.values.new_zeros(1)])
+    offered = torch.tensor(ranks[least : most + 1])
+    left = residual[offered // s.grain]
+    left[offered >= s.cost.full] = 0.0
+    removed = torch.where(left[:-1] > 0, 1 - left[1:] / left[:-1], 0.0)
+    travel = math.sqrt((layers - s.slot[0]) / ((layers + 1) / 2))
+    return removed * travel / (offered[:-1].double() / offered[0]).sqrt()
 
 
 POLICY = Policy(

@@ -5,7 +5,7 @@ import math
 import torch
 
 from ..budget import Budget, Spectra, take_steps
-from ..evidence import Evidence
+from ..evidence import Evidence, LossCurve
 from ..options import NoOptions
 from ..spectra import Slot
 from .policy import Policy, Targets
@@ -31,9 +31,9 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
     """
     prices, curves = {}, {}
     for slot, s in spectra.items():
-        offered, place = budget.ranks(s.cost), {rank: i for i, rank in enumerate(s.cost.ranks())}
-        prices[slot] = torch.tensor([budget.price(s.cost, r) for r in offered], dtype=torch.float64)
-        curves[slot] = losses[slot][[place[r] for r in offered]]
+        offer = budget.offer(s.cost)
+        prices[slot] = offer.prices.double()
+        curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks)
 
     def choose(multiplier: float) -> dict[Slot, int]:
         return {

@@ -24,9 +24,9 @@ def sensitivity(evidence: Evidence, budget: Budget, options: NoOptions) -> Targe
     curves = evidence.get("probes").curves
     prices, rises = {}, {}
     for slot, s in evidence.spectra.items():
-        offered = budget.ranks(s.cost)
-        prices[slot] = [budget.price(s.cost, rank) for rank in offered]
-        rises[slot] = curves[slot].at(offered).tolist()
+        offer = budget.offer(s.cost)
+        prices[slot] = offer.prices.tolist()
+        rises[slot] = curves[slot].at(offer.ranks).tolist()
     thresholds = torch.unique(
         torch.tensor([rise for own in rises.values() for rise in own], dtype=torch.float64)
     ).tolist()

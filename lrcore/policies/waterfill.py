@@ -1,8 +1,9 @@
 """CARE's allocation: the largest singular values are kept, wherever they are."""
 
 import torch
+from torch import Tensor
 
-from ..budget import Budget, Spectra, take_steps
+from ..budget import Budget, Spectra, take_known_steps
 from ..evidence import Evidence
 from ..options import NoOptions
 from ..spectra import Slot, Spectrum
@@ -23,7 +24,7 @@ def waterfill(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets
     for slot, s in evidence.spectra.items():
         pools.setdefault(s.unit or slot[1], {})[slot] = s
     for pool in pools.values():
-        dense = {slot: budget.price(s.cost, s.cost.full) for slot, s in pool.items()}
+        dense = {slot: budget.offer(s.cost).dense for slot, s in pool.items()}
         ranks = fill_by_value(pool, sum(dense.values()) * budget.keep, budget)
         targets |= {
             slot: budget.price(s.cost, ranks[slot]) / dense[slot] for slot, s in pool.items()
@@ -38,28 +39,27 @@ def fill_by_value(pool: Spectra, limit: float, budget: Budget) -> dict[Slot, int
     A step of several values counts by their mean. Ties go to the later component (values before
     keys, as in CARE), then to the later layer.
     """
-    ranks = {slot: budget.least(s.cost) for slot, s in pool.items()}
-    left = limit - sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
-    # never increasing, so that no step counts more than those before it
-    curves = {slot: torch.cummin(s.values, 0).values.tolist() for slot, s in pool.items()}
-    order = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in pool))}
+    components = list(dict.fromkeys(name for _, name in pool))
+    slots = sorted(pool, key=lambda slot: (components.index(slot[1]), slot[0]), reverse=True)
+    offers = {slot: budget.offer(pool[slot].cost) for slot in slots}
+    steps = take_known_steps(
+        {slot: -step_values(pool[slot])[: len(offers[slot].ranks) - 1] for slot in slots},
+        {slot: offers[slot].prices.diff() for slot in slots},
+        limit - sum(int(offer.prices[0]) for offer in offers.values()),
+    )
+    return {slot: offers[slot].ranks[steps[slot]] for slot in pool}
 
-    def following(slot: Slot) -> tuple[tuple[float, int, int], int] | None:
-        s = pool[slot]
-        rank = budget.next_rank(s.cost, ranks[slot])
-        if rank is None:
-            return None
-        step = curves[slot][ranks[slot] // s.grain : (ranks[slot] + s.cost.step) // s.grain]
-        key = (-sum(step) / len(step), -order[slot[1]], -slot[0])
-        return key, budget.price(s.cost, rank) - budget.price(s.cost, ranks[slot])
 
-    def take(slot: Slot) -> None:
-        rank = budget.next_rank(pool[slot].cost, ranks[slot])
-        assert rank is not None  # only steps that `following` gives are taken
-        ranks[slot] = rank
-
-    take_steps(pool, left, following, take)
-    return ranks
+def step_values(s: Spectrum) -> Tensor:
+    """The mean value of every step from the least rank on; never increasing, so that no step counts
+    more than those before it. [steps], float64
+    """
+    values, size = torch.cummin(s.values, 0).values, s.cost.step // s.grain
+    whole = len(values) // size * size
+    means = [values[:whole].reshape(-1, size).mean(1)]
+    if whole < len(values):
+        means.append(values[whole:].mean()[None])
+    return torch.cat(means)[1:]
 
 
 POLICY = Policy(
