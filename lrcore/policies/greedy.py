@@ -44,26 +44,26 @@ def fill_by_residual(pool: Spectra, limit: float, budget: Budget, layers: int) -
     layers: L, the number of layers of the model.
     """
     offers = {slot: budget.offer(s.cost) for slot, s in pool.items()}
-    bounds = {
-        slot: [
-            max(0, bisect_right(offer.ranks, share * budget.keep * pool[slot].cost.full) - 1)
-            for share in (LEAST, MOST)
-        ]
-        for slot, offer in offers.items()
-    }
+    least, most = (
+        {
+            slot: max(0, bisect_right(offer.ranks, share * budget.keep * pool[slot].cost.full) - 1)
+            for slot, offer in offers.items()
+        }
+        for share in (LEAST, MOST)
+    )
     slots = sorted(pool)
     steps = take_known_steps(
-        {s: -scores(pool[s], offers[s].ranks, *bounds[s], layers) for s in slots},
-        {s: offers[s].prices.diff()[slice(*bounds[s])] for s in slots},
-        limit - sum(int(offers[s].prices[bounds[s][0]]) for s in slots),
+        {s: -scores(pool[s], offers[s].ranks[least[s] : most[s] + 1], layers) for s in slots},
+        {s: offers[s].prices[least[s] : most[s] + 1].diff() for s in slots},
+        limit - sum(int(offers[s].prices[least[s]]) for s in slots),
     )
-    return {slot: offers[slot].ranks[bounds[slot][0] + steps[slot]] for slot in pool}
+    return {slot: offers[slot].ranks[least[slot] + steps[slot]] for slot in pool}
 
 
-def scores(s: Spectrum, ranks: Sequence[int], least: int, most: int, layers: int) -> Tensor:
-    """The score of the steps between two places in `ranks`. [most - least], float64"""
+def scores(s: Spectrum, ranks: Sequence[int], layers: int) -> Tensor:
+    """The score of each step from one of these ranks to the next. [len(ranks) - 1], float64"""
     residual = torch.cat([(s.values**2).flip(0).cumsum(0).flip(0), s.values.new_zeros(1)])
-    offered = torch.tensor(ranks[least : most + 1])
+    offered = torch.tensor(ranks)
     left = residual[offered // s.grain]
     left[offered >= s.cost.full] = 0.0
     removed = torch.where(left[:-1] > 0, 1 - left[1:] / left[:-1], 0.0)
