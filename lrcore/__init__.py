@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .evaluation.local_errors import LocalErrors, local_errors
     from .evaluation.settings import PROTOCOLS, EvaluationSettings
     from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
+    from .files import write_text
     from .generate import generate, stream
     from .generation_settings import GenerationSettings
     from .history import (
@@ -110,6 +111,7 @@ _HOMES = {
     "evaluation.local_errors": "LocalErrors local_errors",
     "evaluation.settings": "PROTOCOLS EvaluationSettings",
     "evaluation.tasks": "BUILTIN_TASKS LM_EVAL_TASKS TaskResult lm_eval score_choices",
+    "files": "write_text",
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
     "history": "Compressed Healed Quantised Shortened Sliced Step StockFit last_step stock_of",
@@ -297,4 +299,5 @@ __all__ = [
     "stream",
     "sweep_tables",
     "token_losses",
+    "write_text",
 ]

@@ -1,26 +1,32 @@
 """Atomic writes of files and folders, the cache folder, and temporary folders per process.
 
-A file or folder is written under another name in the same place, then renamed.
+A file or folder is written under another name in the same place (a draft), brought to the disk,
+then renamed: whoever reads it, even after the power failed, finds it whole or not at all. The
+process that writes a draft holds a lock on it; one without a lock is a leftover, and goes.
 """
 
 import atexit
+import ctypes
+import errno
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows: temporary folders of a killed process are not cleaned up
-    fcntl = None  # type: ignore[assignment]  # a module that may be absent
+from .locks import AVAILABLE, Lock, take
 
 OFFLOADED = "offloaded"  # folder in the cache for tensors that a running process has offloaded
+DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+TRIES = 5  # names for a draft, where somebody who cleans up is faster than its lock
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a file system that knows no fsync of this
 
 
 def cache_folder() -> Path:
@@ -36,21 +42,50 @@ def cache_key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
+# --- whole or not at all ---
+
+
 @contextmanager
 def draft_of(path: str | Path) -> Iterator[Path]:
     """A temporary file to write, renamed to `path` at the end of the block, deleted after an error.
 
     Each draft has a unique name, so threads and processes may write one file at the same time: the
-    last to finish wins.
+    last to finish wins. The file is on the disk before its name is.
     """
     path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = beside(path)
+    make_folder(path.parent)
+    remove_leftovers(path.parent, path.name)
+    draft, lock = _claim(path, folder=False)
     try:
         yield draft
+        to_disk(draft)
         draft.replace(path)
+        to_disk(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+        _release(lock)
+
+
+@contextmanager
+def folder_draft_of(folder: Path, keep: str = "") -> Iterator[Path]:
+    """The same for a folder, empty at first; all in it is on the disk before its name is.
+
+    An earlier folder makes way for it, except for one that has a file named `keep`.
+    """
+    make_folder(folder.parent)
+    remove_leftovers(folder.parent, folder.name)
+    draft, lock = _claim(folder, folder=True)
+    try:
+        yield draft
+        for inside in (*draft.rglob("*"), draft):
+            if not inside.is_symlink():
+                to_disk(inside)
+        if not (keep and (folder / keep).is_file()):
+            exchange(draft, folder)
+            to_disk(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        _release(lock)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -62,19 +97,32 @@ def write_text(path: str | Path, text: str) -> None:
 def exchange(draft: Path, folder: Path) -> None:
     """Replace `folder` by the folder `draft`; the old one is deleted last.
 
-    Raises OSError where the rename fails; the old folder is then back in its place.
+    Where the system exchanges two names at once, there is a folder at every moment. Raises OSError
+    where the rename fails; the old folder is then back in its place.
     """
     if not folder.exists():
         draft.rename(folder)
-        return
-    old = beside(folder)
-    folder.rename(old)
+    elif _swap(draft, folder):
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old")  # no draft: it counts
+        folder.rename(old)
+        try:
+            draft.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Exchange two names at once (renameat2 of Linux); False where that cannot be done."""
     try:
-        draft.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        call = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(call(here, os.fsencode(one), here, os.fsencode(other), both) == 0)
 
 
 def beside(path: Path) -> Path:
@@ -82,40 +130,122 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
+def _claim(path: Path, folder: bool) -> tuple[Path, Lock | None]:
+    """An empty draft of `path` with its lock, None where the system has none.
+
+    Somebody who looks for leftovers may be faster than the lock: then another name is tried.
+    """
+    for _ in range(TRIES):
+        draft = beside(path)
+        draft.mkdir() if folder else draft.touch(exist_ok=False)
+        lock = take(draft)
+        if lock is not None or not AVAILABLE:
+            return draft, lock
+        with suppress(OSError):
+            draft.rmdir() if folder else draft.unlink()
+    draft.mkdir() if folder else draft.touch()  # a file system without locks
+    return draft, None
+
+
+def _release(lock: Lock | None) -> None:
+    if lock is not None:
+        lock.release()
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Delete the drafts in a folder that killed processes left; name: those of one file alone."""
+    pattern = name if name == "*" else glob.escape(name)
+    for left in folder.glob(f".{pattern}.*.tmp"):
+        if DRAFT.fullmatch(left.name):
+            remove_unlocked(left)
+
+
+def remove_unlocked(path: Path) -> bool:
+    """Delete a file or folder unless somebody holds a lock on it; whether it was deleted."""
+    lock = take(path)
+    if lock is None:
+        return False
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    lock.release()
+    return True
+
+
+# --- what has reached the disk ---
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with those above it; their names are on the disk on return."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        to_disk(made.parent)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until the contents of a file, or the names in a folder, have reached the disk.
+
+    Raises OSError where they cannot.
+    """
+    if os.name == "nt" and path.is_dir():
+        return
+    opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
+    finally:
+        os.close(opened)
+
+
+# --- folders of a process ---
+
+
 @cache
 def folder_of_this_process(parent: Path) -> Path:
     """A new folder in `parent`, deleted when this process ends; leftovers of dead processes go now.
 
-    A process holds a lock on the file beside its folder. The system releases the lock however the
-    process ends, so a folder without a locked file is a leftover.
+    A process holds a lock on the file beside its folder, so a folder without a locked file is a
+    leftover.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    for file in parent.glob("*.lock") if fcntl else ():
-        with file.open() as other:
-            if _lock(other):
-                shutil.rmtree(file.with_suffix(""), ignore_errors=True)
-                file.unlink(missing_ok=True)
-    own = parent / uuid.uuid4().hex
-    lock = own.with_suffix(".lock")
-    opened = lock.open("w")
-    _lock(opened)
-    own.mkdir()
+    remove_dead(parent)
+    own, lock = _own_folder(parent)
 
     def clean_up() -> None:
         shutil.rmtree(own, ignore_errors=True)
-        lock.unlink(missing_ok=True)
-        opened.close()
+        own.with_suffix(".lock").unlink(missing_ok=True)
+        _release(lock)
 
     atexit.register(clean_up)
     return own
 
 
-def _lock(file: IO[str]) -> bool:
-    """Lock an open file until it is closed; False where another process holds the lock."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def remove_dead(parent: Path) -> None:
+    """Delete the folders in `parent` whose process has ended."""
+    for file in parent.glob("*.lock"):
+        lock = take(file)
+        if lock is not None:
+            shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+            file.unlink(missing_ok=True)
+            lock.release()
+
+
+def _own_folder(parent: Path) -> tuple[Path, Lock | None]:
+    """A new folder, and the lock on the file beside it, which is there first.
+
+    Before the file is locked, another process may take it for a leftover: then another is made.
+    """
+    for _ in range(TRIES):
+        own = parent / uuid.uuid4().hex
+        file = own.with_suffix(".lock")
+        file.touch(exist_ok=False)
+        lock = take(file)
+        if lock is not None or not AVAILABLE:
+            break
+        file.unlink(missing_ok=True)
+    own.mkdir()
+    return own, lock

@@ -3,10 +3,19 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from lrcore.files import cache_key, draft_of, exchange, folder_of_this_process, write_text
+from lrcore import files
+from lrcore.files import (
+    cache_key,
+    draft_of,
+    exchange,
+    folder_draft_of,
+    folder_of_this_process,
+    write_text,
+)
 
 
 def test_a_file_appears_whole_and_nothing_is_left_beside_it(tmp_path):
@@ -55,6 +64,117 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
         (path / path.name).touch()
     exchange(draft, folder)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "draft"]
+
+
+def test_a_folder_takes_the_place_of_another_where_two_names_cannot_be_exchanged(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "_swap", lambda one, other: False)
+    test_a_folder_takes_the_place_of_another(tmp_path)
+
+
+def test_there_is_a_folder_at_every_moment_of_an_exchange(tmp_path, monkeypatch):
+    """A rename that did not come, as after a kill: the earlier folder is in its place."""
+    for name in ("draft", "folder"):
+        (tmp_path / name).mkdir()
+
+    def killed(*names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "_swap", killed)
+    with pytest.raises(KeyboardInterrupt):
+        exchange(tmp_path / "draft", tmp_path / "folder")
+    assert (tmp_path / "folder").is_dir()
+
+
+def test_drafts_of_killed_processes_go_with_the_next_and_those_being_written_stay(tmp_path):
+    path, folder = tmp_path / "table.csv", tmp_path / "model"
+    others = [
+        tmp_path / name for name in (".table.csv", ".table.csv.tmp", ".other.csv.00000000.tmp")
+    ]
+    (tmp_path / ".table.csv.01234567.tmp").touch()
+    (tmp_path / ".model.01234567.tmp").mkdir()
+    for other in others:
+        other.touch()
+    with draft_of(path) as one:
+        write_text(path, "two")
+        assert one.exists()
+        one.write_text("one")
+    with folder_draft_of(folder) as draft:
+        (draft / "weights").write_text("w")
+        with folder_draft_of(folder) as faster:
+            (faster / "weights").write_text("faster")
+        assert draft.is_dir()
+    assert path.read_text() == "one"
+    assert (folder / "weights").read_text() == "w"
+    assert sorted(tmp_path.iterdir()) == sorted([path, folder, *others])
+
+
+def test_contents_are_on_the_disk_before_the_name_and_the_name_before_what_follows(
+    tmp_path, monkeypatch
+):
+    order = []
+    synced, replaced, renamed = files.to_disk, Path.replace, Path.rename
+
+    def note(name, real):
+        def run(path, *rest):
+            order.append((name, path.name.split(".")[1] if path.name[0] == "." else path.name))
+            return real(path, *rest)
+
+        return run
+
+    monkeypatch.setattr(files, "to_disk", note("sync", synced))
+    monkeypatch.setattr(Path, "replace", note("rename", replaced))
+    monkeypatch.setattr(Path, "rename", note("rename", renamed))
+    write_text(tmp_path / "new" / "table", "x")
+    here = tmp_path.name
+    assert order == [("sync", here), ("sync", "table"), ("rename", "table"), ("sync", "new")]
+    order.clear()
+    with folder_draft_of(tmp_path / "model") as draft:
+        (draft / "inside").mkdir()
+        (draft / "inside" / "weights").touch()
+    inside = [("sync", "inside"), ("sync", "weights"), ("sync", "model")]
+    assert order == [*inside, ("rename", "model"), ("sync", here)]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_draft_that_is_cleaned_up_before_it_is_locked_gets_another_name(
+    tmp_path, monkeypatch, folder
+):
+    taken = files.take
+
+    def late(path):
+        """Another process takes the draft for a leftover between its making and its lock."""
+        monkeypatch.setattr(files, "take", taken)
+        assert files.remove_unlocked(path)
+        return taken(path)
+
+    monkeypatch.setattr(files, "take", late)
+    monkeypatch.setattr(files, "remove_leftovers", lambda *given: None)
+    if folder:
+        with folder_draft_of(tmp_path / "new") as draft:
+            (draft / "x").touch()
+        assert (tmp_path / "new" / "x").is_file()
+    else:
+        write_text(tmp_path / "new", "x")
+        assert (tmp_path / "new").read_text() == "x"
+
+
+def test_a_new_process_keeps_its_folder_where_another_cleans_up_at_the_same_moment(
+    tmp_path, monkeypatch
+):
+    taken = files.take
+
+    def late(path):
+        monkeypatch.setattr(files, "take", taken)
+        files.remove_dead(tmp_path)
+        return taken(path)
+
+    monkeypatch.setattr(files, "take", late)
+    own = folder_of_this_process(tmp_path)
+    files.remove_dead(tmp_path)
+    assert own.is_dir()
+    assert own.with_suffix(".lock").is_file()
 
 
 HOLD = """

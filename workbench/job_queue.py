@@ -5,11 +5,9 @@ The records live on the server and on disk, so that neither a page reload nor a 
 
 import json
 import logging
-import os
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from .job_record import ENDED, JobRecord
 
 log = logging.getLogger("workbench.jobs")
 
+ABANDONED = 3600.0  # seconds after which a half-written record is one of a killed server
 Work = Callable[[JobRecord], list[str]]
 
 
@@ -34,6 +33,7 @@ class Jobs:
         self.folder, self._kinds, self._work = folder, kinds, work
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
+        self._on_disk = threading.RLock()  # one record is written, or removed, at a time
         self._records: dict[str, JobRecord] = {}
         self._queue: queue.Queue[str] = queue.Queue()
         self._read()
@@ -58,7 +58,7 @@ class Jobs:
         """Stop a job: a queued one leaves the queue at once, a running one stops after its present
         layer.
         """
-        with self._lock:
+        with self._on_disk, self._lock:
             record = self._records.get(job_id)
             if record is None or record.state in ENDED:
                 return
@@ -72,13 +72,18 @@ class Jobs:
 
         What it had finished on disk is not computed twice.
         """
-        old = self._records[job_id]
-        self.forget(job_id)
+        with self._lock:
+            old = self._records.get(job_id)
+            if old is None or old.state not in ENDED:
+                raise lrcore.InputError(
+                    "This job was started again already, or has not ended: see the list of jobs."
+                )
+            self.forget(job_id)
         return self.submit(old.job, old.title)
 
     def forget(self, job_id: str) -> None:
         """Remove an ended record, from disk as well."""
-        with self._lock:
+        with self._on_disk, self._lock:
             if self._records.get(job_id) is not None and self._records[job_id].state in ENDED:
                 del self._records[job_id]
                 (self.folder / f"{job_id}.json").unlink(missing_ok=True)
@@ -129,22 +134,22 @@ class Jobs:
 
     def _end(self, record: JobRecord, state: str, error: str = "") -> None:
         record.end(state, error)
-        # First on disk: a record that is seen to have ended may be forgotten, and then must not be
-        # written again.
-        self._write(record, state)
-        record.state = state
+        # First on disk: what is seen to have ended has ended after a restart as well.
+        with self._on_disk:
+            self._write(record, state)
+            record.state = state
 
     def _write(self, record: JobRecord, state: str = "") -> None:
-        if not record.kept:
-            return
-        whole = self.folder / f"{record.id}.json"
-        # a name of this write alone: the worker and a page may write one record at once
-        partial = self.folder / f"{record.id}.{uuid.uuid4().hex[:8]}.tmp"
-        values = record.to_dict() | {"state": state or record.state}
-        partial.write_text(json.dumps(values), encoding="utf-8")
-        os.replace(partial, whole)  # a reader never sees half a record
+        """Write a record as it is now; one that was forgotten in the meantime stays forgotten."""
+        with self._on_disk:
+            if record.kept and record.id in self._records:
+                values = record.to_dict() | {"state": state or record.state}
+                lrcore.write_text(self.folder / f"{record.id}.json", json.dumps(values))
 
     def _read(self) -> None:
+        for left in self.folder.glob("*.tmp"):
+            if left.stat().st_mtime < time.time() - ABANDONED:
+                left.unlink(missing_ok=True)
         for path in sorted(self.folder.glob("*.json")):
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))

@@ -8,12 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .. import data
+from ..cache import hold, trim
 from ..files import cache_folder, cache_key, draft_of
 from ..history import Compressed
+from ..locks import Lock
 from ..may_follow import check_may_follow
 from ..methods import METHODS
 from ..models.architectures import decoder_layers
@@ -43,7 +45,7 @@ class Calibration:
     key: a hash of everything they depend on. layers: how many there are. protocol: the same as
     plain values. tokens: the windows [n, t], for methods and policies that run the model again.
     extra: folder of the statistics that `also` collected. gradients: folder of the statistics that
-    calibration/gradients.py collected.
+    calibration/gradients.py collected. held: keeps these folders in the cache.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Calibration:
     tokens: Any = field(default=None, repr=False)
     extra: Path | None = None
     gradients: Path | None = None
+    held: tuple[Lock | None, ...] = field(default=(), repr=False)
 
     def moments(self, layer: int) -> Moments:
         """The moments of one layer, read from disk onto the model's device."""
@@ -118,11 +121,10 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         "tokens": windows.tokens.numel(),
         "dtype": str(model.network.dtype),
     }
-    calibration = Calibration(
-        folder, key, layers, protocol, str(model.network.device), windows.tokens
-    )
+    held = hold(folder)
     _collect(model, windows.tokens, needs, folder, progress)
-    return calibration
+    device = str(model.network.device)
+    return Calibration(folder, key, layers, protocol, device, windows.tokens, held=(held,))
 
 
 def also(
@@ -138,8 +140,9 @@ def also(
     if not needs:
         return calibration
     folder = cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
+    held = hold(folder)
     _collect(model, calibration.tokens, needs, folder, progress or silent)
-    return replace(calibration, extra=folder)
+    return replace(calibration, extra=folder, held=(*calibration.held, held))
 
 
 def _collect(
@@ -147,7 +150,7 @@ def _collect(
 ) -> None:
     """Run the windows [n, t] through the model; write the moments of layers not in the folder."""
     layers = len(decoder_layers(model.network))
-    missing = [layer for layer in range(layers) if not layer_file(folder, layer).is_file()]
+    missing = [layer for layer in range(layers) if not is_kept(folder, layer)]
     if missing:
         stream = LayerStream(clone(model.network), tokens)
         for layer in range(missing[-1] + 1):
@@ -156,12 +159,22 @@ def _collect(
             if moments is not None:
                 write_moments(moments, layer_file(folder, layer))
             del moments  # before the next layer's are made
+        trim()
     progress("calibrate", layers, layers)
 
 
 def layer_file(folder: Path, layer: int) -> Path:
     """The file of a layer's moments."""
     return folder / f"layer-{layer:04d}.safetensors"
+
+
+def is_kept(folder: Path, layer: int) -> bool:
+    """Whether the moments of a layer are there, in a file that is whole."""
+    try:
+        with safe_open(layer_file(folder, layer), "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def write_moments(moments: Moments, path: Path) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from ..cache import hold, trim
 from ..errors import InputError
 from ..files import cache_folder, cache_key
 from ..layer import Layer, Linear
@@ -31,7 +32,7 @@ from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..spectra import Slot
 from ..statistics import Moments, Need
-from .calibrate import Calibration, layer_file, read_moments, write_moments
+from .calibrate import Calibration, is_kept, layer_file, read_moments, write_moments
 
 WINDOWS = 64
 FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
@@ -64,10 +65,12 @@ def with_gradients(
         )
     tokens = calibration.tokens[:WINDOWS]
     folder = cache_folder() / "gradients" / cache_key(FORMAT, calibration.key, len(tokens))
-    if not all(layer_file(folder, layer).is_file() for layer in range(total)):
+    held = hold(folder)
+    if not all(is_kept(folder, layer) for layer in range(total)):
         for layer, moments in enumerate(collect(model.network, tokens, progress or silent)):
             write_moments(moments, layer_file(folder, layer))
-    return replace(calibration, gradients=folder)
+        trim()
+    return replace(calibration, gradients=folder, held=(*calibration.held, held))
 
 
 def fisher_information(

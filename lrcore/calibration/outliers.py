@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..cache import read_value
 from ..files import write_text
 from ..layer import Layer
 from ..statistics import BLOCK, TAPS, Moments
@@ -40,10 +41,7 @@ def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
 
 def read_outliers(folder: Path) -> list[tuple[float, ...]]:
     """The ratios of every layer that were counted with these moments; empty where none were."""
-    file = folder / FILE
-    if not file.is_file():
-        return []
-    return [tuple(ratios) for ratios in json.loads(file.read_text(encoding="utf-8"))]
+    return [tuple(ratios) for ratios in read_value(folder / FILE) or ()]
 
 
 def keep_outliers(folder: Path, ratios: Sequence[tuple[float, ...]]) -> None:

@@ -28,7 +28,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.initialization import no_init_weights
 
 from ..errors import InputError
-from ..files import OFFLOADED, beside, cache_folder, exchange
+from ..files import OFFLOADED, cache_folder, folder_draft_of
 from ..models.config import read_config, write_config
 from ..models.gguf import note_of
 from ..models.in_memory import load_in_memory
@@ -125,14 +125,8 @@ def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], No
     """
     folder = Path(folder).expanduser().absolute()
     check_target(folder, overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = beside(folder)
-    draft.mkdir()
-    try:
+    with folder_draft_of(folder) as draft:
         write(draft)
-        exchange(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return folder
 
 

@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import Cancelled, InputError
-from . import compress, evaluate, export, generate, runs, sweep, transform
+from . import cache, compress, evaluate, export, generate, runs, sweep, transform
 from .console import progress, say
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for one in (compress, generate, evaluate, sweep, transform, export):
+for one in (compress, generate, evaluate, sweep, transform, export, cache):
     app.add_typer(one.app)
 app.add_typer(runs.app, name="runs")
 

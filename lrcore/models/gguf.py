@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ..cache import hold, trim
 from ..errors import InputError
-from ..files import beside, cache_folder, cache_key, write_text
+from ..files import cache_folder, cache_key, folder_draft_of, write_text
+from ..locks import Lock
 from .config import auto_class, family_config, one_line, quiet, write_config
 from .gguf_header import VOCABULARY, GgufHeader, read_header
 from .weights import MARK, SINGLE, file_hash, read_json
@@ -29,6 +30,7 @@ FORMAT = 1  # of the folder; another number makes every file be dequantised agai
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # stored without quantisation
 RARE = 0.01  # of the values: less is not worth a word in the note
 _BITS = re.compile(r"(?:I?Q|FP|T)(\d)")
+_held: dict[Path, Lock | None] = {}
 
 
 def dequantised(file: Path, dtype: str = "float32", about: str = "") -> Path:
@@ -51,17 +53,28 @@ def dequantised(file: Path, dtype: str = "float32", about: str = "") -> Path:
     stored = "float32" if stored == "float64" else stored
     key = cache_key("gguf", FORMAT, file_hash(file), stored, about)
     folder = cache_folder() / "gguf" / key
-    if not (folder / ABOUT).is_file():
-        draft = beside(folder)
-        draft.mkdir(parents=True)
-        try:
+    if _is_held(folder):
+        return folder
+    while not _is_held(folder):
+        # where another process is faster, its folder, which is equal, stays
+        with folder_draft_of(folder, keep=ABOUT) as draft:
             _write_model(header, draft, getattr(torch, stored))
             _describe(header, draft, about)
-            with contextlib.suppress(OSError):  # another process was faster: its folder is equal
-                draft.rename(folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+    trim()
     return folder
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a dequantised model is there, which then stays in the cache until this process ends:
+    what is made of it reads its files at any time.
+    """
+    if not (folder / ABOUT).is_file():
+        _held.pop(folder, None)
+    elif folder not in _held:
+        lock = hold(folder, make=False)
+        if folder.is_dir():  # it was not evicted in the meantime
+            _held[folder] = lock
+    return folder in _held
 
 
 def note_of(folder: Path) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from ..account import SizeAndCost
 from ..checkpoints.checkpoint import save
 from ..errors import InputError
+from ..files import beside, folder_draft_of, remove_leftovers, remove_unlocked
 from ..history import S, Step, last_step
 from ..models.load import LoadedModel
 from ..models.weights import MARK
@@ -29,7 +30,7 @@ from ..recipe import Recipe
 from .database import Database, Row
 from .making import fields, method_and_policy
 
-PARTIAL = ".partial-"
+PARTIAL = ".partial-"  # what earlier versions called a run that is being written
 UNREADABLE = (
     ValueError,
     OSError,
@@ -125,11 +126,10 @@ class Runs:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        # writings and deletings that were interrupted: of a living process they are locked
+        remove_leftovers(self.folder)
         for left in self.folder.glob(f"{PARTIAL}*"):
-            if not _alive(
-                left.name.removeprefix(PARTIAL).partition("-")[0]
-            ):  # a writing or deleting that was interrupted
-                shutil.rmtree(left, ignore_errors=True)
+            remove_unlocked(left)
         self._database = Database(self.folder / "runs.sqlite")
 
     # --- what there is ---
@@ -234,15 +234,13 @@ class Runs:
     def write(self, name: str, recipe: Recipe, model: LoadedModel) -> Run:
         """Keep a model made by a recipe as a run: its folder is there whole or not at all."""
         run_id = _new_id(method_and_policy(recipe, model.history)[0])
-        partial = self._aside(run_id)
-        partial.mkdir(parents=True)
-        save(model, partial / "checkpoint")
-        report = {"name": name, "created": time.time(), **model.provenance.to_dict()}
-        (partial / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
-        (partial / "report.json").write_text(
-            json.dumps(report, indent=2, default=float), encoding="utf-8"
-        )
-        os.replace(partial, self.folder / run_id)
+        with folder_draft_of(self.folder / run_id) as draft:
+            save(model, draft / "checkpoint")
+            report = {"name": name, "created": time.time(), **model.provenance.to_dict()}
+            (draft / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
+            (draft / "report.json").write_text(
+                json.dumps(report, indent=2, default=float), encoding="utf-8"
+            )
         self._take_stock()
         return self.get(run_id)
 
@@ -304,14 +302,10 @@ class Runs:
         """
         folder = self.get(run_id).folder
         if folder.parent == self.folder and folder.is_dir():
-            aside = self._aside(run_id)
+            aside = beside(folder)
             os.replace(folder, aside)  # gone at once: what is half removed is no run
             shutil.rmtree(aside, ignore_errors=True)
         self._database.delete([run_id])
-
-    def _aside(self, run_id: str) -> Path:
-        """A name that no reader takes for a run, and that says which process is at work there."""
-        return self.folder / f"{PARTIAL}{os.getpid()}-{run_id}"
 
     # --- results and samples ---
 
@@ -342,16 +336,3 @@ class Runs:
 
 def _new_id(method: str) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{uuid.uuid4().hex[:4]}"
-
-
-def _alive(process: str) -> bool:
-    """Whether a process other than this one has that id; False for what is no id."""
-    if not process.isdigit() or int(process) == os.getpid():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True

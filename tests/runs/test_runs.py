@@ -143,13 +143,29 @@ def test_a_run_kept_while_another_takes_stock_keeps_its_figures(kept, small, mon
     assert [one["perplexity"] for run in kept.all() for one in run.evaluations] == [2.0]
 
 
-def test_what_a_living_process_writes_is_left_alone(kept):
-    theirs, dead = kept.folder / f"{PARTIAL}{os.getppid()}-x", kept.folder / f"{PARTIAL}999999999-x"
-    theirs.mkdir()
-    dead.mkdir()
-    Runs(kept.folder)
-    assert theirs.exists()
-    assert not dead.exists()
+def test_what_is_being_written_is_left_alone_and_what_killed_processes_left_goes(
+    kept, small, monkeypatch
+):
+    left = [kept.folder / name for name in (f"{PARTIAL}999999999-x", ".x.0123abcd.tmp")]
+    for folder in left:
+        folder.mkdir()
+
+    def save(model, folder):
+        """Somebody opens the same folder in the middle, in this process too."""
+        (folder.parent / "first").touch()
+        Runs(kept.folder)
+        assert (folder.parent / "first").is_file()
+        return lrcore.save(model, folder)
+
+    monkeypatch.setattr("lrcore.runs.runs.save", save)
+    run = kept.write("a", recipe_of(small), small)
+    assert not any(folder.exists() for folder in left)
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        "checkpoint",
+        "first",
+        "recipe.json",
+        "report.json",
+    ]
 
 
 def test_a_checkpoint_from_elsewhere_stays_where_it_is(kept, small, tmp_path):

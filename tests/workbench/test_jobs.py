@@ -1,6 +1,7 @@
 """The queue: order, cancel, what survives a restart."""
 
 import json
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -150,6 +151,43 @@ def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_p
     assert ended(again, fresh).state == "done"
     assert again.get(running.id) is None
     gate.set()
+
+
+def test_a_job_that_is_cancelled_and_forgotten_while_it_is_queued_stays_forgotten(
+    bench, tmp_path, monkeypatch
+):
+    jobs, gate, _ = bench
+    gate.set()
+    write = jobs._write
+
+    def late(record, state=""):
+        monkeypatch.setattr(jobs, "_write", write)
+        jobs.cancel(record.id)
+        jobs.forget(record.id)
+        write(record, state)
+
+    monkeypatch.setattr(jobs, "_write", late)
+    jobs.submit(Steps(0))
+    assert Jobs(tmp_path, TEST_KINDS, lambda record: []).all() == []
+
+
+def test_pressing_start_again_twice_queues_one_job(bench):
+    jobs, gate, _ = bench
+    gate.set()
+    done = ended(jobs, jobs.submit(Steps(0)))
+    jobs.again(done.id)
+    with pytest.raises(lrcore.InputError, match="already"):
+        jobs.again(done.id)
+    assert len(jobs.all()) == 1
+
+
+def test_half_written_records_of_a_killed_server_go_and_fresh_ones_stay(tmp_path):
+    old, fresh = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
+    for path in (old, fresh):
+        path.touch()
+    os.utime(old, (0, 0))
+    Jobs(tmp_path, TEST_KINDS, lambda record: [])
+    assert [path.name for path in tmp_path.iterdir()] == [fresh.name]
 
 
 def test_a_broken_record_is_left_out(tmp_path):

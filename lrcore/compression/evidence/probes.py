@@ -6,15 +6,15 @@ the loss of some calibration tokens increases. Each curve is then scaled to pass
 Layers before the slot are not run again.
 """
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...cache import keep_value, read_value
 from ...evidence import LossCurve, Probes
-from ...files import write_text
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer, write_layer
 from ...models.load import LoadedModel
@@ -52,11 +52,11 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     """
     tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
     path = cache_file("probes", factors, KEEP, list(tokens.shape))
-    if path.is_file():
-        base, points = _read(path)
+    if (kept := read_value(path)) is not None:
+        base, points = _read(kept)
     else:
         base, points = measure_rises(model.network, factors, tokens, progress)
-        _write(path, base, points)
+        keep_value(path, _plain(base, points))
     curves = {slot: loss_curve(s, points[slot]) for slot, s in factors.spectra.items()}
     return Probes(base, curves)
 
@@ -146,15 +146,12 @@ def interpolate(x: Tensor, known_x: Tensor, known_y: Tensor) -> Tensor:
     return known_y[right - 1] + share * (known_y[right] - known_y[right - 1])
 
 
-def _write(path: Path, base: float, points: Points) -> None:
-    write_text(
-        path,
-        json.dumps({"base": base, "points": [[*slot, rises] for slot, rises in points.items()]}),
-    )
+def _plain(base: float, points: Points) -> dict[str, Any]:
+    return {"base": base, "points": [[*slot, rises] for slot, rises in points.items()]}
 
 
-def _read(path: Path) -> tuple[float, Points]:
-    kept = json.loads(path.read_text())
+def _read(kept: Mapping[str, Any]) -> tuple[float, Points]:
+    """The inverse of `_plain`, after JSON."""
     return kept["base"], {
         (layer, name): [tuple(rise) for rise in rises] for layer, name, rises in kept["points"]
     }

@@ -7,13 +7,12 @@ that gained least are lowered by the same step. The best plan is kept where the 
 otherwise the step is halved.
 """
 
-import json
 from collections.abc import Callable
 
 import torch
 from transformers import PreTrainedModel
 
-from ...files import write_text
+from ...cache import keep_value, read_value
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
@@ -43,8 +42,8 @@ def measure(
     """
     budget = allocation_key(recipe)
     path = cache_file("searches", factors, budget, STEP, ROUNDS, WINDOWS, LENGTH)
-    if path.is_file():
-        return tuple(json.loads(path.read_text()))
+    if (kept := read_value(path)) is not None:
+        return tuple(kept)
     tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
     stream = LayerStream(clone(model.network), tokens, BATCH)
     batches, seen = tokens.to(model.network.device).split(BATCH), {}
@@ -58,7 +57,7 @@ def measure(
         return seen[shares]
 
     shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress)
-    write_text(path, json.dumps(shares))
+    keep_value(path, shares)
     return shares
 
 

@@ -10,10 +10,11 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -83,7 +84,8 @@ class Descent:
         self.done, self.seconds = 0, 0.0
         self.losses: list[tuple[float, float]] = []
         if state is not None and state.is_file():
-            self._resume()
+            with suppress(SafetensorError):  # a damaged one is written over in time
+                self._resume()
 
     def run(
         self, parts: Parts, weight: float, progress: Callable[[str, int, int], None]
