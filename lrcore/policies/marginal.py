@@ -30,7 +30,7 @@ def relative_losses(s: Spectrum) -> Tensor:
     """
     squares = s.values.double() ** 2
     tails = torch.cat((squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)))
-    steps = torch.tensor([rank // s.grain for rank in s.cost.ranks()])
+    steps = torch.tensor(s.cost.ranks()) // s.grain
     if float(tails[0]) > 0:
         return tails[steps] / tails[0]
     return torch.zeros(len(steps), dtype=torch.float64)

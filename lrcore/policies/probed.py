@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..budget import Budget, Spectra, take_steps
 from ..evidence import Evidence, LossCurve
@@ -35,21 +36,23 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
         prices[slot] = offer.prices.double()
         curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks)
 
-    def choose(multiplier: float) -> dict[Slot, int]:
-        return {
-            slot: int(torch.argmin(curve + multiplier * prices[slot]))
-            for slot, curve in curves.items()
-        }
+    # All slots at once, [slots, ranks]; what a slot does not offer is never the least.
+    loss = pad_sequence(list(curves.values()), batch_first=True, padding_value=math.inf)
+    price = pad_sequence(list(prices.values()), batch_first=True)
 
-    def spent(choice: dict[Slot, int]) -> float:
-        return sum(float(prices[slot][i]) for slot, i in choice.items())
+    def choose(multiplier: float) -> torch.Tensor:
+        return torch.add(loss, price, alpha=multiplier).argmin(1, keepdim=True)
+
+    def spent(choice: torch.Tensor) -> float:
+        return float(price.gather(1, choice).sum())
 
     low, high = 1e-15, 1e6
     for _ in range(80):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(choose(middle)) > budget.limit else (low, middle)
-    choice = choose(high)
-    _spend_rest(choice, curves, prices, budget.limit - spent(choice))
+    best = choose(high)
+    choice = dict(zip(curves, best.flatten().tolist(), strict=True))
+    _spend_rest(choice, curves, prices, budget.limit - spent(best))
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
 
 
