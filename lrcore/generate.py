@@ -29,9 +29,19 @@ def stream(
     setting is out of range.
     """
     settings = GenerationSettings(max_new_tokens, temperature, top_p, seed)
+    return (text for text, _ in counted(model, prompt, settings))
+
+
+def counted(
+    model: LoadedModel, prompt: str, settings: GenerationSettings
+) -> Iterator[tuple[str, int]]:
+    """The pieces that `stream` yields, each with how many tokens were made so far.
+
+    Raises InputError as `stream` does.
+    """
     ids = _prompt_ids(model, prompt)
     if model.context is not None:
-        most = min(max_new_tokens, model.context - len(ids))
+        most = min(settings.max_new_tokens, model.context - len(ids))
         settings = replace(settings, max_new_tokens=most)
     return _pieces(model, ids, settings)
 
@@ -104,22 +114,26 @@ def _prompt_ids(model: LoadedModel, prompt: str) -> list[int]:
     return ids
 
 
-def _pieces(model: LoadedModel, ids: list[int], settings: GenerationSettings) -> Iterator[str]:
+def _pieces(
+    model: LoadedModel, ids: list[int], settings: GenerationSettings
+) -> Iterator[tuple[str, int]]:
     generator = torch.Generator().manual_seed(settings.seed)
     decoder, ends = Decoder(model.tokenizer, ids), _ends(model)
     fresh, cache = torch.tensor([ids], device=model.device), None
-    for _ in range(settings.max_new_tokens):
+    made = 0
+    while made < settings.max_new_tokens:
         logits, cache = _step(model, fresh, cache)
         token = _choose(logits, settings, generator)
         if token in ends:
             break
+        made += 1
         piece = decoder.add(token)
         if piece:
-            yield piece
+            yield piece, made
         fresh = torch.tensor([[token]], device=model.device)
     rest = decoder.rest()
     if rest:
-        yield rest
+        yield rest, made
 
 
 @torch.inference_mode()

@@ -4,13 +4,13 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..data import load_texts
 from ..errors import InputError
-from ..generate import stream
+from ..generate import counted
 from ..generation_settings import GenerationSettings
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
@@ -36,32 +36,29 @@ def read_prompts(path: str | Path) -> list[str]:
 class Answer:
     """A model's answer so far; it grows while the model generates.
 
-    seconds: this model's own time, prefill included.
+    seconds: this model's own time, prefill included. tokens: as the model made them; the text may
+    have others when it is tokenised.
     """
 
     model: LoadedModel
     text: str = ""
     seconds: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the answer."""
-        if not self.text:
-            return 0
-        encode = self.model.tokenizer
-        return len(encode(self.text, add_special_tokens=False, verbose=False).input_ids)
+    tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def grow(self, pieces: Iterator[str]) -> bool:
+    def grow(self, pieces: Iterator[tuple[str, int]]) -> bool:
         """Append the next piece; False where there is none."""
         began = time.perf_counter()
         piece = next(pieces, None)
         self.seconds += time.perf_counter() - began
-        self.text += piece or ""
-        return piece is not None
+        if piece is None:
+            return False
+        text, self.tokens = piece
+        self.text += text
+        return True
 
 
 def in_turns(
@@ -76,9 +73,9 @@ def in_turns(
     Yields the list of answers before the first piece and after each. Closing the iterator stops at
     the next token. Raises InputError as `stream` does.
     """
-    own = GenerationSettings.of(settings, fields).to_dict()
+    own = GenerationSettings.of(settings, fields)
     growing = [Answer(model) for model in models]
-    streams = [(answer, stream(answer.model, prompt, **own)) for answer in growing]
+    streams = [(answer, counted(answer.model, prompt, own)) for answer in growing]
     yield growing
     while streams:
         for one in list(streams):
@@ -101,11 +98,14 @@ def answers(
 
     settings: of every answer, seed included; fields: single ones by name, such as `temperature`.
     A row has prompt, model, answer, tokens, seconds, tokens_per_second and same_as_first (whether
-    the text equals the first model's). Raises InputError as `stream` does.
+    the text equals the first model's). No model's first forward pass is timed. Raises InputError
+    as `stream` does.
     """
     progress, settings = progress or silent, GenerationSettings.of(settings, fields)
     rows: list[dict[str, Any]] = []
     total = len(prompts) * len(models)
+    for model in models if prompts else ():  # a model's first pass sets up what the later ones use
+        next(counted(model, prompts[0], replace(settings, max_new_tokens=1)), None)
     for prompt in prompts:
         first = None
         for model in models:

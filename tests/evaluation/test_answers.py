@@ -49,8 +49,36 @@ def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
         assert one.text == lrcore.generate(model, "Once", **settings)
         pieces = len(list(lrcore.stream(model, "Once", **settings)))
         assert one.seconds == pieces + 1  # the last turn finds the end
-        assert one.tokens == len(model.tokenizer(one.text, add_special_tokens=False).input_ids)
+        assert one.tokens == 5
         assert one.tokens_per_second == one.tokens / one.seconds
+
+
+def test_tokens_are_those_that_were_made(models) -> None:
+    """A sampled text may be tokenised again with fewer tokens, or have none to show."""
+    again = []
+    for seed in range(8):
+        (row,) = lrcore.answers(models[:1], ["Once"], max_new_tokens=9, temperature=2.0, seed=seed)
+        assert row["tokens"] == 9
+        tokenizer = models[0].tokenizer
+        again.append(len(tokenizer(row["answer"], add_special_tokens=False).input_ids))
+    assert set(again) != {9}
+
+
+def test_the_first_pass_of_a_model_is_not_timed(models, monkeypatch) -> None:
+    passes: list[str] = []
+    module = importlib.import_module("lrcore.evaluation.answers")
+    monkeypatch.setattr(module.time, "perf_counter", lambda: passes.append("clock") or 0.0)
+    with monkeypatch.context() as patched:
+        for name, model in zip("ab", models, strict=True):
+            forward = model.network.forward
+
+            def noted(*given, name=name, forward=forward, **named):
+                passes.append(name)
+                return forward(*given, **named)
+
+            patched.setattr(model.network, "forward", noted)
+        lrcore.answers(models, ["Once"], max_new_tokens=1)
+    assert passes[:3] == ["a", "b", "clock"]
 
 
 def test_the_command_writes_a_table(tiny_llama, tmp_path, capsys):
