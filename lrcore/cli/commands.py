@@ -22,7 +22,6 @@ app = typer.Typer(
     "id, or a .gguf file of a hub repository (org/model/file.gguf). "
     "DATA is a built-in set (stories, python-docs), a .txt, .jsonl, .json or .parquet file, or a "
     "hub data set name:config:split.",
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
         result = typer.main.get_command(app).main(
-            args=given, prog_name=_program(), standalone_mode=False
+            args=given, prog_name=_program(given), standalone_mode=False
         )
         if result == 130:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
@@ -78,9 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _stop(f"error: {type(error).__name__}: {error} (LRCORE_DEBUG=1 shows where)", 1)
 
 
-def _program() -> str:
-    """How it was called: by the installed command, or as a module."""
-    return "lrcore" if Path(sys.argv[0]).stem == "lrcore" else "python -m lrcore"
+def _program(given: Sequence[str]) -> str:
+    """How it was called: by the installed command, or as a module. Shells complete a command."""
+    called = Path(sys.argv[0]).stem == "lrcore" or any(one.endswith("-completion") for one in given)
+    return "lrcore" if called else "python -m lrcore"
 
 
 def _stop(message: str, code: int) -> int:

@@ -6,7 +6,7 @@ a setting means stand once, beside the field.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -100,8 +100,21 @@ def _parameter(field: Field, given: bool = True) -> inspect.Parameter:
         info = typer.Argument(metavar="MODEL", help=about, show_default=False)
         return _made(field.name, Annotated[kind, info], default)
     hidden = default is None or isinstance(default, bool)
-    info = typer.Option(*names, metavar=one.metavar, help=about, show_default=not hidden)
+    info = typer.Option(
+        *names,
+        metavar=one.metavar,
+        help=about,
+        show_default=not hidden,
+        autocompletion=_completion(one.choices),
+    )
     return _made(field.name, Annotated[kind, info], default)
+
+
+def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """What a shell completes a value to; None where everything may stand."""
+    if not choices:
+        return None
+    return lambda incomplete: [one for one in choices if one.startswith(incomplete)]
 
 
 def _made(name: str, kind: Any, default: Any) -> inspect.Parameter:

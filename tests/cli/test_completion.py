@@ -1,0 +1,51 @@
+"""Shells complete commands, options and the values of settings."""
+
+import pytest
+
+from lrcore.cli import main
+
+
+@pytest.fixture
+def completed(monkeypatch, capsys):
+    """What bash is offered for a line of `lrcore`."""
+
+    def complete(line: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["/usr/bin/lrcore"])
+        monkeypatch.setenv("_LRCORE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", f"lrcore {line}")
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" "))))
+        with pytest.raises(SystemExit):
+            main([])
+        return capsys.readouterr().out.split()
+
+    return complete
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("calib", ["calibrate"]),
+        ("compress --sampl", ["--samples", "--sampling"]),
+        ("compress demo-llama --budget k", ["kv"]),
+        ("export a b --format g", ["gguf"]),
+        ("runs ren", ["rename"]),
+    ],
+)
+def test_what_begins_so_is_offered(line, offered, completed) -> None:
+    assert completed(line) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_printed(shell, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/lrcore"])
+    monkeypatch.setenv("_LRCORE_COMPLETE", f"source_{shell}")
+    with pytest.raises(SystemExit):
+        main([])
+    assert "_LRCORE_COMPLETE=complete_" + shell in capsys.readouterr().out.replace("'", "")
+
+
+def test_it_completes_the_command_however_it_was_set_up(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["/project/lrcore/__main__.py"])
+    with pytest.raises(SystemExit):
+        main(["--show-completion", "bash"])
+    assert capsys.readouterr().out.strip().endswith("_lrcore_completion lrcore")
