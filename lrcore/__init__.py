@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .checkpoints.card import Usage, model_card
     from .checkpoints.checkpoint import load, save
     from .checkpoints.export import export, push
+    from .checkpoints.gguf_file import GgufFile, export_gguf
     from .checkpoints.stock import stock_fit
     from .compression.allocate import allocate
     from .compression.bounds import bounds
@@ -89,6 +90,7 @@ _HOMES = {
     "checkpoints.card": "Usage model_card",
     "checkpoints.checkpoint": "load save",
     "checkpoints.export": "export push",
+    "checkpoints.gguf_file": "GgufFile export_gguf",
     "checkpoints.stock": "stock_fit",
     "compression.allocate": "allocate",
     "compression.bounds": "bounds",
@@ -222,6 +224,7 @@ __all__ = [
     "EvaluationSettings",
     "Factorisation",
     "GenerationSettings",
+    "GgufFile",
     "Healed",
     "Healing",
     "InputError",
@@ -265,6 +268,7 @@ __all__ = [
     "evaluate",
     "evidence_key",
     "export",
+    "export_gguf",
     "factorise",
     "forms_of",
     "generate",

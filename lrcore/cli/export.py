@@ -1,12 +1,16 @@
-"""The command that writes a Hugging Face folder. Heavy imports wait until it runs."""
+"""The command that writes a Hugging Face folder or a GGUF file.
+
+Heavy imports wait until it runs.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..settings import setting
+from ..errors import InputError
+from ..settings import check_settings, setting
 from .arguments import AsJson, FolderOrRun, Loading
 from .console import show
 from .flags import flags
@@ -16,8 +20,15 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class Target:
-    """What kind of folder is written, and where it is uploaded."""
+    """What is written, and where it is uploaded. Raises InputError for what excludes another."""
 
+    format: str = setting(
+        "transformers",
+        "{choices}: a folder, or a file for llama.cpp. GGUF holds dense matrices: factors are "
+        "multiplied out.",
+        ("transformers", "gguf"),
+    )
+    type: str = setting("f16", "Of a GGUF file's matrices: f32, f16, bf16 or q8_0.")
     stock: bool = setting(
         False, "An architecture of transformers, without code; where the ranks allow it."
     )
@@ -26,12 +37,22 @@ class Target:
     )
     public: bool = setting(False, "Make a new repository public.")
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.format == "gguf" and (self.stock or self.push_to_hub):
+            raise InputError(
+                "--stock and --push-to-hub are for folders; a GGUF file is one file. Leave them "
+                "out, and upload the file with `hf upload`."
+            )
+
 
 @app.command()
 @flags(loading=("dtype",))
 def export(
     model: FolderOrRun,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder to write, or file that ends in .gguf.")
+    ],
     target: Target,
     loading: Loading,
     result: Annotated[
@@ -42,14 +63,18 @@ def export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a Hugging Face folder.
+    """Write a Hugging Face folder, or a GGUF file.
 
-    It loads without this project, by trust_remote_code or, with --stock, without any code.
+    The folder loads without this project, by trust_remote_code or, with --stock, without any code.
     """
     import lrcore
     from lrcore.checkpoints.checkpoint import check_target
     from lrcore.checkpoints.export import read_results, run_checkpoint
 
+    if target.format == "gguf":
+        values = _gguf(model, out, target.type, loading)
+        show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
+        return
     check_target(out)
     results = read_results(model, result or ())
     small = replace(loading, device="cpu").load(run_checkpoint(model))
@@ -57,3 +82,23 @@ def export(
     if repository:
         repository = lrcore.push(folder, repository, private=not target.public)
     show(as_json, {"out": str(folder), "results": len(results), "repository": repository})
+
+
+def _gguf(model: str, out: Path, kind: str, loading: Loading) -> dict[str, Any]:
+    """Write a GGUF file; what is shown of it."""
+    import lrcore
+    from lrcore.checkpoints.export import run_checkpoint
+    from lrcore.checkpoints.gguf_file import check_gguf
+
+    check_gguf(out, kind)
+    small = replace(loading, device="cpu").load(run_checkpoint(model))
+    written = lrcore.export_gguf(small, out, kind)
+    return {
+        "out": str(written.path),
+        "architecture": written.architecture,
+        "type": written.kind,
+        "megabytes": written.bytes / 1e6,
+        "parameters": written.parameters,
+        "kv_values_per_token": written.kv_values,
+        "notes": list(written.notes),
+    }

@@ -1,0 +1,152 @@
+"""Models written as GGUF files are the same model when they are read back; what cannot be written
+is refused in one sentence, and what is lost is said. (What llama.cpp makes of the files:
+test_gguf_llama_cpp.py.)
+"""
+
+import json
+
+import pytest
+import torch
+from tiny_models import family_folder
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+import lrcore  # noqa: E402
+from lrcore.checkpoints.gguf_vocabulary import vocabulary  # noqa: E402
+from lrcore.cli import main  # noqa: E402
+
+IDS = torch.arange(3, 60)[None]
+TEXT = "Once “upon” a time, 12 kites </s> flew."
+EVEN = {f"{layer}.{name}": rank for layer in range(3) for name, rank in (("mlp", 24), ("qk", 4))}
+EVEN |= {f"{layer}.ov": 5 for layer in range(3)}
+
+
+def logits(model, tokens=57):
+    with torch.inference_mode():
+        return model.network(IDS[:, :tokens]).logits
+
+
+def header(path):
+    """What a file says before its tensors, by name."""
+    return {name: one.contents() for name, one in gguf.GGUFReader(path).fields.items()}
+
+
+def test_a_dense_model_comes_back_bit_for_bit(tiny_llama, tmp_path) -> None:
+    model = lrcore.load(tiny_llama)
+    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    again = lrcore.load(written.path)
+    assert torch.equal(logits(again), logits(model))
+    assert again.tokenizer(TEXT).input_ids == model.tokenizer(TEXT).input_ids
+    assert (written.parameters, written.notes) == (model.size.parameters, ())
+    assert (written.architecture, written.kv_values) == ("llama", model.size.kv_values)
+    assert written.bytes == written.path.stat().st_size
+    assert str(tiny_llama) not in written.path.read_bytes().decode("latin-1")
+
+
+def test_biases_and_a_head_of_its_own(tiny_llama, tmp_path) -> None:
+    folder = family_folder("qwen2", tiny_llama, tmp_path / "qwen2")
+    model = lrcore.load(folder)
+    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    window = model.network.config.sliding_window
+    assert torch.equal(logits(lrcore.load(written.path), window), logits(model, window))
+    assert header(written.path)["qwen2.context_length"] == window
+    assert written.notes == (f"the context is that of the sliding window, {window}",)
+
+
+@pytest.mark.parametrize("method", ["svd_llm", "a3", "modegpt", "latentllm", "care"])
+def test_factors_are_multiplied_out_and_heads_filled(method, tiny_llama, small_of, tmp_path):
+    changes = {"overrides": EVEN} if method in ("a3", "modegpt") else {}
+    small = small_of(tiny_llama, method, ratio=0.2, **changes)
+    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    back = lrcore.load(written.path)
+    torch.testing.assert_close(logits(back), logits(small), atol=1e-4, rtol=1e-4)
+    assert written.kv_values == 96
+    told = "; ".join(written.notes)
+    assert ("multiplied out" in told) == (not changes)
+    assert ("the heads of 3 layers were filled" in told) == bool(changes)
+    assert f"the file has {written.parameters:,} parameters" in told
+    fewer = small.size.kv_values < 96
+    assert (f"96 numbers per token instead of {small.size.kv_values}" in told) == fewer
+
+
+def test_layers_of_different_sizes_are_a_deci(tiny_llama, small_of, tmp_path) -> None:
+    widths = {"0.mlp": 40, "1.mlp": 24, "2.mlp": 33}
+    small = small_of(tiny_llama, "modegpt", ratio=0.1, overrides=widths)
+    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "q8_0")
+    said = header(written.path)
+    assert (written.architecture, said["general.architecture"]) == ("deci", "deci")
+    assert said["deci.feed_forward_length"] == [40, 24, 33]
+    assert said["deci.attention.head_count_kv"] == [2, 2, 2]
+    kinds = {
+        tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(written.path).tensors
+    }
+    assert kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    assert kinds["blk.0.ffn_down.weight"] == "F16"  # rows of 40 are no whole blocks of 32
+    assert kinds["blk.0.ffn_norm.weight"] == "F32"
+    assert "3 matrices are f16, since their rows are no multiple of 32" in written.notes
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
+def test_matrices_are_rounded_as_asked(kind, tiny_llama, tmp_path) -> None:
+    model = lrcore.load(tiny_llama)
+    back = lrcore.load(lrcore.export_gguf(model, tmp_path / "a.gguf", kind).path)
+    error = (logits(back) - logits(model)).norm() / logits(model).norm()
+    assert 0 < error < {"f16": 0.01, "bf16": 0.05, "q8_0": 0.05}[kind]
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("opt", "of the family opt"), ("qwen3", "of the family qwen3")],
+)
+def test_other_families_are_refused(family, reason, tiny_llama, tmp_path) -> None:
+    model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
+    with pytest.raises(lrcore.InputError, match=reason):
+        lrcore.export_gguf(model, tmp_path / "a.gguf")
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def test_what_llama_cpp_has_no_place_for_is_refused(tiny_llama, story_file, tmp_path) -> None:
+    model = lrcore.load(tiny_llama)
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    sliced = lrcore.slice_hidden(model, recipe.with_(ratio=0.2))
+    with pytest.raises(lrcore.InputError, match="residual stream is sliced"):
+        lrcore.export_gguf(sliced, tmp_path / "a.gguf")
+    model.network.config.rope_parameters["rope_type"] = "yarn"
+    with pytest.raises(lrcore.InputError, match="scaled by 'yarn'"):
+        lrcore.export_gguf(model, tmp_path / "a.gguf")
+
+
+def test_a_tokenizer_that_would_be_read_otherwise_is_refused(tiny_llama) -> None:
+    tokenizer = lrcore.load(tiny_llama).tokenizer
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+
+    class Described:
+        """A tokenizer of another description."""
+
+        def __init__(self, changes) -> None:
+            self.backend_tokenizer = self
+            self.text = json.dumps(described | changes)
+
+        def to_str(self) -> str:
+            return self.text
+
+    with pytest.raises(lrcore.InputError, match="type Unigram"):
+        vocabulary(Described({"model": described["model"] | {"type": "Unigram"}}), 300)
+    with pytest.raises(lrcore.InputError, match=r"cuts text \(Whitespace\)"):
+        vocabulary(Described({"pre_tokenizer": {"type": "Whitespace"}}), 300)
+
+
+def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) -> None:
+    lrcore.save(small_of(tiny_llama, "svd_llm", ratio=0.2), tmp_path / "small")
+    command = ["export", str(tmp_path / "small"), str(tmp_path / "small.gguf"), "--format", "gguf"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "low-rank or quantised matrices were multiplied out; the file has" in printed
+    assert main([*command, "--type", "q4", "--json"]) == 2
+    assert "Unknown type of GGUF matrices 'q4'" in capsys.readouterr().err
+    assert main([*command, "--stock"]) == 2
+    assert "one file" in capsys.readouterr().err
+    assert main(["export", "x", "y", "--format", "guff"]) == 2
+    assert "Did you mean 'gguf'?" in capsys.readouterr().err
+    assert main(["export", "x", "y.bin", "--format", "gguf"]) == 2
+    assert "ends in .gguf" in capsys.readouterr().err

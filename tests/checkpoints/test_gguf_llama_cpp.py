@@ -1,0 +1,89 @@
+"""llama.cpp runs what is written: the same greedy tokens as here, perplexity within 0.1 %."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+pytest.importorskip("gguf", reason="the package gguf is not installed")
+from llama_cpp import LlamaCpp
+
+import lrcore
+
+PROMPTS = ("Once upon a time", "Tom and Lily saw 12 ducks. They")
+STORY = "One day a girl named Lily went to the park. She saw 3 dogs, and they barked at her!"
+TOKENS = 24
+
+
+def same(model, path, tokens=TOKENS) -> None:
+    """llama.cpp gives the same tokens after the same tokens of the prompts, and the perplexity."""
+    theirs, network = LlamaCpp(path), model.network
+    for prompt in PROMPTS:
+        ids = model.tokenizer(prompt).input_ids
+        with torch.inference_mode():
+            ours = network.generate(
+                torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, pad_token_id=0
+            )
+        assert theirs.greedy(prompt, tokens) == (ours[0, len(ids) :].tolist(), len(ids))
+    ids = model.tokenizer(STORY, add_special_tokens=False).input_ids
+    with torch.inference_mode():
+        logs = network(torch.tensor([ids])).logits[0].log_softmax(-1)
+    taken = logs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
+    perplexity = math.exp(-float(taken.mean()))
+    assert theirs.perplexity(ids, logs.shape[1]) == pytest.approx(perplexity, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return lrcore.load("demo-llama")
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_the_dense_model(kind, demo, tmp_path) -> None:
+    written = lrcore.export_gguf(demo, tmp_path / "a.gguf", kind)
+    same(lrcore.load(written.path), written.path)  # rounded alike
+
+
+@pytest.mark.parametrize("method", ["svd_llm", "a3", "fused", "care", "latentllm"])
+def test_compressed_models(method, demo, tmp_path) -> None:
+    policy = "energy" if method == "fused" else "uniform"
+    recipe = lrcore.Recipe(method=method, policy=policy, ratio=0.3, samples=2, seq_len=128)
+    small = lrcore.compress(demo, recipe)
+    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    assert written.architecture == ("deci" if method == "fused" else "llama")
+    same(small, written.path)
+
+
+def test_rotary_positions_scaled_as_in_llama_3(demo, tmp_path) -> None:
+    config = demo.network.config.to_dict()
+    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    config["rope_parameters"] = config["rope_parameters"] | scaled
+    network = LlamaForCausalLM(type(demo.network.config)(**config))
+    network.load_state_dict(demo.network.state_dict())
+    model = lrcore.load(network, demo.tokenizer)
+    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    same(model, written.path)
+
+
+@pytest.mark.parametrize("widths", [{}, {"0.mlp": 300, "1.mlp": 200}])
+def test_biases_of_a_qwen2(widths, demo, tmp_path) -> None:
+    """The demo model's weights with biases, even and uneven: the latter as another architecture."""
+    config = demo.network.config.to_dict()
+    kept = {name: value for name, value in config.items() if name not in ("model_type", "head_dim")}
+    network = Qwen2ForCausalLM(Qwen2Config(**kept))
+    torch.nn.init.normal_(network.model.layers[0].self_attn.k_proj.bias, std=0.5)
+    network.load_state_dict(demo.network.state_dict(), strict=False)
+    model = lrcore.load(network, demo.tokenizer)
+    if widths:
+        recipe = lrcore.Recipe(method="modegpt", ratio=0.05, samples=2, seq_len=64)
+        model = lrcore.compress(model, recipe.with_(overrides=widths))
+    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    assert written.architecture == ("deci" if widths else "qwen2")
+    same(model, written.path)
+
+
+def test_a_vocabulary_of_sentencepiece(reference, tmp_path) -> None:
+    model = lrcore.load(reference / "models/stories260K")
+    same(model, lrcore.export_gguf(model, tmp_path / "a.gguf", "f32").path)
