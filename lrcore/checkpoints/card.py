@@ -160,7 +160,10 @@ def _lora(names: Sequence[str]) -> str:
     if not names:
         return "PEFT finds nothing to train in its layers: their matrices are quantised."
     listed = json.dumps(names[0] if len(names) == 1 else list(names))
-    return f"LoRA (PEFT): `target_modules={listed}`."
+    return (
+        f"LoRA (PEFT): `target_modules={listed}`; names of the dense model, such as `q_proj`, "
+        "stand for the parts of a factored matrix."
+    )
 
 
 def _account(account: SizeAndCost) -> str:

@@ -5,6 +5,7 @@ inside, which is cut from the sources of the modules (see portable.py); a stock 
 stock.py) needs no code at all. Both load by `lrcore.load` too.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,15 +89,22 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
 def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:
     """Names of the layers' linear modules as PEFT's `target_modules`: "q_proj", or "q_proj.up" of a
     factored matrix; ("all-linear",) where a matrix is factored in some layers only, and
-    nothing where all are stored in few bits.
+    nothing where all are stored in few bits. A part that matrices share is left out: an adapter
+    merged into it by one of them would change the others.
     """
     row = architecture_of(network)
     names: dict[str, None] = {}
     others: set[str] = set()
     for layer in decoder_layers(network):
-        for path in projection_paths(row, layer).values():
+        paths = projection_paths(row, layer).values()
+        holders = Counter(id(p) for path in paths for p in layer.get_submodule(path).children())
+        for path in paths:
             module, leaf = layer.get_submodule(path), path.rpartition(".")[2]
-            parts = {f"{leaf}.{name}": part for name, part in module.named_children()}
+            parts = {
+                f"{leaf}.{name}": part
+                for name, part in module.named_children()
+                if holders[id(part)] == 1
+            }
             for name, part in (parts or {leaf: module}).items():
                 linear = isinstance(part, nn.Linear | Conv1D)
                 names |= {name: None} if linear else {}

@@ -5,6 +5,7 @@ Making modules from the values of a layer stays here: methods named `of` and `fi
 """
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..models.config import own_type
 
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
-ALSO = HERE / "install.py", "shared_names"
+ALSO = (HERE / "install.py", "shared_names"), (HERE / "adapters.py", "known_to_peft")
 LEFT_OUT = ("of", "fill")
 
 HEAD = '''"""A compressed {base}: `lowrank` in config.json names what is factored.
@@ -32,6 +33,10 @@ class LowRankConfig({config}):
     """{config} with `lowrank`; its type is its own, so that no dense network is made of it."""
 
     model_type = "{type}"
+
+    def to_dict(self):
+        known_to_peft()  # which asks for this before it looks for the modules to train
+        return super().to_dict()
 
 
 class LowRankForCausalLM({base}):
@@ -85,7 +90,8 @@ def modeling_source(network: PreTrainedModel) -> str:
     """
     cut = Cut()
     cut.reach(*START)
-    cut.reach(*ALSO)
+    for also in ALSO:
+        cut.reach(*also)
     names = [name for own in cut.nodes.values() for name in own]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -94,24 +100,25 @@ def modeling_source(network: PreTrainedModel) -> str:
     imports = _import_lines(cut.imports | {("transformers", base), ("transformers", config)})
     pieces = [
         _text(file, node)
-        for file in _in_order(START[0], list(cut.nodes))
+        for file in _in_order(list(cut.nodes))
         for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
     model = MODEL.format(base=base, config=config, type=own_type(network.config.model_type))
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 
 
-def _in_order(file: Path, among: list[Path]) -> list[Path]:
-    """The file and those it imports from, each after its own imports: a class stands after its
-    base.
-    """
-    before = [
-        _imported(file, node)
-        for node in parsed(file).body
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    files = [inner for other in before if other in among for inner in _in_order(other, among)]
-    return list(dict.fromkeys([*files, file]))
+def _in_order(files: Sequence[Path]) -> list[Path]:
+    """The files, each after those it imports from: a class stands after its base."""
+    ordered: dict[Path, None] = {}
+    for file in files:
+        before = [
+            _imported(file, node)
+            for node in parsed(file).body
+            if isinstance(node, ast.ImportFrom) and node.level
+        ]
+        own = [other for other in before if other in files]
+        ordered |= dict.fromkeys([*(_in_order(own) if own else ()), file])
+    return list(ordered)
 
 
 @cache

@@ -104,6 +104,41 @@ for folder in json.loads(sys.argv[1]):
 """
 
 
+BY_NAMES = """
+import json, sys
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+tokens = torch.arange(3, 43).view(2, 20)
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+for folder in json.loads(sys.argv[1]):
+    for names in (ALL, ["q_proj"], None):
+        torch.manual_seed(0)
+        base = load(folder)
+        config = LoraConfig(r=2, target_modules=names, task_type="CAUSAL_LM")
+        tuned = get_peft_model(base, config)
+        reached = {name.split(".self_attn.")[-1].split(".mlp.")[-1].split(".")[0]
+                   for name, _ in tuned.named_parameters() if "lora_" in name}
+        assert reached == set(names or ["q_proj", "v_proj"]), (folder, names, reached)
+        for name, parameter in tuned.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        tuned.eval()
+        with torch.inference_mode():
+            wanted = tuned(tokens).logits
+            assert not torch.allclose(wanted, load(folder)(tokens).logits)
+            tuned.save_pretrained(folder + "-named")
+            again = PeftModel.from_pretrained(load(folder), folder + "-named").eval()
+            assert torch.equal(again(tokens).logits, wanted), (folder, names)
+            merged = again.merge_and_unload()
+            assert torch.allclose(merged(tokens).logits, wanted, atol=1e-4), (folder, names)
+"""
+
+
 @pytest.fixture(scope="module")
 def folders(tiny_llama, story_file, tmp_path_factory):
     """Exports by several methods; each named after its method."""
@@ -128,12 +163,27 @@ def test_devices_offload_and_dtypes(folders) -> None:
 def test_the_card_names_what_lora_reaches(folders, tiny_llama, small_of, tmp_path) -> None:
     card = (folders / "svd_llm" / "README.md").read_text()
     assert '"q_proj.down", "q_proj.up"' in card
+    joint = small_of(tiny_llama, "care", options={"joint": True})
+    assert lora_targets(joint.network)[1:3] == ("k_proj.up", "v_proj.up")  # they share one down
     mixed = small_of(tiny_llama, "svd", ratio=0.1, overrides={"0.q": 32})
     assert lora_targets(mixed.network) == ("all-linear",)
     quantised = lrcore.export(lrcore.quantise(lrcore.load(tiny_llama), bits=4), tmp_path / "four")
     card = (quantised / "README.md").read_text()
     assert "target_modules" not in card
     assert "PEFT finds nothing to train" in card
+
+
+def test_lora_takes_the_names_of_the_family_and_its_defaults(
+    folders, tiny_llama, story_file, tmp_path
+) -> None:
+    exports = [str(folders / method) for method in METHODS]
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+    mixed = recipe.with_(method="svd", ratio=0.1, overrides={"0.q": 32})  # one q_proj is whole
+    shared = recipe.with_(method="care", options={"joint": True})  # keys and values share a latent
+    for name, one in (("mixed", mixed), ("shared", shared)):
+        small = lrcore.compress(lrcore.load(tiny_llama), one)
+        exports.append(str(lrcore.export(small, tmp_path / name)))
+    elsewhere(BY_NAMES, json.dumps(exports), cwd=folders)
 
 
 def test_lora_is_trained_saved_loaded_and_merged(folders) -> None:

@@ -1,0 +1,59 @@
+"""PEFT reaches the linear modules inside low-rank ones by the names of the family."""
+
+import sys
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+_TUNER = "peft.tuners.lora.model"
+
+
+def known_to_peft() -> None:
+    """Let LoRA take `target_modules` by the names of the dense family, and none for its defaults.
+
+    PEFT knows modules by their class, and defaults by the model_type. Where it was imported, the
+    names are exchanged for those of the linears inside (`q_proj` for `q_proj.down`, `q_proj.up`)
+    before it looks for them; an adapter's config keeps those, so that it loads without this.
+    """
+    tuner = getattr(sys.modules.get(_TUNER), "LoraModel", None)
+    prepare = getattr(tuner, "_prepare_adapter_config", None)
+    if prepare is None or getattr(prepare, "knows_low_rank", False):
+        return
+
+    def prepared(self: Any, peft_config: Any, model_config: dict[str, Any]) -> Any:
+        family = str(model_config.get("model_type")).removeprefix("lowrank_")
+        chosen = prepare(self, peft_config, {**model_config, "model_type": family})
+        if chosen.target_modules and not isinstance(chosen.target_modules, str):
+            chosen.target_modules = with_parts(self.model, chosen.target_modules)
+        return chosen
+
+    prepared.knows_low_rank = True  # type: ignore[attr-defined]
+    tuner._prepare_adapter_config = prepared  # type: ignore[union-attr]
+
+
+def with_parts(network: nn.Module, names: Collection[str]) -> set[str]:
+    """Names of modules as PEFT reads them, with the linears inside in the place of a low-rank one;
+    without those that several share, since an adapter merged into one would change the others.
+    """
+    named = list(network.named_modules(remove_duplicate=False))
+    holders = Counter(id(part) for _, module in named for part in module.children())
+    exchanged = set(names)
+    for name in names:
+        matched = {path: own for path, own in named if f".{path}".endswith(f".{name}")}
+        parts = {
+            f"{path}.{leaf}"
+            for path, module in matched.items()
+            for leaf, part in module.named_children()
+            if _linear(part) and holders[id(part)] == 1
+        }
+        if parts:
+            exchanged -= {name}
+            exchanged |= parts | {path for path, module in matched.items() if _linear(module)}
+    return exchanged
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
