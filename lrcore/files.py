@@ -14,6 +14,8 @@ import json
 import os
 import re
 import shutil
+import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,8 +32,31 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a file system that knows no fsync of 
 
 
 def cache_folder() -> Path:
-    """Folder of cached calibrations and offloaded tensors: $LRCORE_CACHE, else ~/.cache/lrcore."""
-    return Path(os.environ.get("LRCORE_CACHE") or Path.home() / ".cache" / "lrcore")
+    """Folder of cached calibrations and offloaded tensors: $LRCORE_CACHE, else ~/.cache/lrcore; and
+    where that cannot be written, a folder of this user among the temporary files.
+    """
+    return Path(os.environ.get("LRCORE_CACHE") or _usual_cache(os.environ.get("HOME")))
+
+
+@cache
+def _usual_cache(home: str | None) -> Path:
+    """The folder without $LRCORE_CACHE; says once where it is not at home. home: tells when to look
+    anew.
+    """
+    usual = Path(os.path.expanduser("~")) / ".cache" / "lrcore"
+    nearest = next(folder for folder in (usual, *usual.parents) if folder.exists())
+    if usual.is_absolute() and os.access(nearest, os.W_OK):
+        return usual
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    spare = Path(tempfile.gettempdir()) / f"lrcore-{user}"
+    spare.mkdir(mode=0o700, exist_ok=True)
+    if spare.stat().st_uid != user:  # somebody else made it
+        spare = Path(tempfile.mkdtemp(prefix="lrcore-"))
+    print(
+        f"note: '{usual}' cannot be written; the cache is '{spare}'. LRCORE_CACHE names another.",
+        file=sys.stderr,
+    )
+    return spare
 
 
 def cache_key(*parts: Any) -> str:

@@ -212,3 +212,25 @@ def test_what_a_killed_process_left_goes_with_the_next_and_the_living_keep_their
     living.communicate("", timeout=20)
     assert list(tmp_path.glob("*/x")) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [own.name, f"{own.name}.lock"]
+
+
+def test_a_home_that_cannot_be_written_leaves_the_cache_among_temporary_files(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """As in a container that runs as a user of no home."""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir(), temporary.mkdir()
+    monkeypatch.delenv("LRCORE_CACHE")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(temporary))
+    monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path) != home)
+    first = files.cache_folder()
+    assert (first.parent, first.stat().st_mode & 0o777) == (temporary, 0o700)
+    assert files.cache_folder() == first
+    assert capsys.readouterr().err.count(f"'{first}'") == 1
+    monkeypatch.undo()
+    monkeypatch.delenv("LRCORE_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(temporary))
+    assert files.cache_folder() == temporary / ".cache" / "lrcore"
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    assert files.cache_folder() == tmp_path
