@@ -169,3 +169,17 @@ def test_the_loss_never_rises_over_the_rounds(kind, name, rank):
         losses[0]
         <= float(p.left_values[ranks[0] :].sum() + p.right_values[ranks[1] :].sum()) + 1e-12 * scale
     )
+
+
+@pytest.mark.parametrize("kind", [MHA, GQA])
+@pytest.mark.parametrize("rank", [3, 8, 13])
+def test_rounds_that_gain_nothing_are_left_out(kind, rank, monkeypatch):
+    case, count = toy(*kind), []
+    pair = latentllm.factor(case.layer, case.moments)["joint_qk"].pair
+    ranks = joint.side_ranks(rank, pair.left.full, pair.right.full)
+    every = hosvd.lost(pair, *hosvd.alternate(pair, *ranks, rounds=60, enough=-1.0))
+    decompose = hosvd.eigh_descending
+    monkeypatch.setattr(hosvd, "eigh_descending", lambda m: count.append(m) or decompose(m))
+    few = hosvd.lost(pair, *hosvd.alternate(pair, *ranks, rounds=60))
+    assert few == pytest.approx(every, rel=1e-4)
+    assert len(count) < 2 * 60
