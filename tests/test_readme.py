@@ -58,6 +58,21 @@ def test_python_block(code: str, somewhere: Path) -> None:
     assert len(" ".join(printed[4:])) > 40
 
 
+def test_what_examples_write_is_ignored_in_a_clone() -> None:
+    commands = [shlex.split(line)[3:] for line in lines("bash") if line.startswith("python")]
+    named = [
+        words[words.index(flag) + 1]
+        for words in commands
+        for flag in ("--out", "--html")
+        if flag in words
+    ]
+    named += [words[2] for words in commands if words[0] in ("quantise", "slice", "export")]
+    named += re.findall(r'save\(\w+, "(.*?)"', "".join(blocks("python")))
+    assert len(named) > 6
+    assert {Path(name).parts[0] for name in named} == {"out"}
+    assert "/out/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
 def test_the_readme_names_no_other_commands() -> None:
     assert {line.split()[0] for line in lines("bash")} == {"make", "python"}
     assert {line.split()[1] for line in lines("bash") if line.startswith("make")} == {"run", "test"}

@@ -5,7 +5,8 @@ one line each, on stderr.
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Rows = Sequence[Mapping[Any, Any]]
@@ -93,11 +94,13 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def print_table(rows: Rows) -> None:
-    """Rows under their column names; numbers to the right."""
+    """Rows under their column names; numbers to the right, folders and files by their names."""
     if not rows:
         return
     columns = list(rows[0])
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    short = short_names({text for row in cells for text in row})
+    cells = [[short.get(text, text) for text in row] for row in cells]
     widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
     numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
     for line in (columns, *cells):
@@ -107,6 +110,18 @@ def print_table(rows: Rows) -> None:
                 for text, w, right in zip(line, widths, numeric, strict=True)
             ).rstrip()
         )
+
+
+def short_names(texts: Collection[str]) -> dict[str, str]:
+    """For those texts that are paths of this machine, as many of their last parts as tell them
+    apart from each other and from the other texts.
+    """
+    paths = {text: Path(text).parts for text in texts if Path(text).is_absolute() and len(text) > 1}
+    for count in range(1, max(map(len, paths.values()), default=0)):
+        short = {text: str(Path(*parts[-count:])) for text, parts in paths.items()}
+        if len({*short.values()}) == len(short) and not {*short.values()} & set(texts):
+            return short
+    return {}
 
 
 def _cell(value: Any) -> str:

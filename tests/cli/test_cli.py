@@ -10,7 +10,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
-from lrcore.cli.console import ProgressLine, print_json
+from lrcore.cli.console import ProgressLine, print_json, print_table
 from lrcore.cli.reports import in_few_lines
 
 COMMANDS = (
@@ -58,6 +58,15 @@ def test_a_stock_fit_takes_one_line_of_ranks():
     told = {"qualifies": False, "reasons": ["qk below full rank"]}
     assert in_few_lines(fit.to_dict()) == told | {"ranks": "qk 16, ov 16, mlp 24"}
     assert in_few_lines(replace(fit, ranks=None).to_dict()) == told
+
+
+def test_tables_name_folders_without_repeating_their_paths(capsys):
+    rows = [{"model": name, "tokens": 8} for name in ("/a/b/c/small", "/a/b/d/small", "demo-llama")]
+    print_table(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["c/small", "d/small", "demo-llama"]
+    print_table([{"model": "/a/b/small"}, {"model": "/a/other"}, {"model": "a text / of words"}])
+    assert capsys.readouterr().out.splitlines()[1:] == ["small", "other", "a text / of words"]
 
 
 def test_the_whole_road(capsys, tiny_llama, calibration, story_file, tmp_path):
