@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .calibration.calibrate import Calibration
+from .cache import hold, trim
+from .calibration.calibrate import Calibration, is_kept, layer_file
 from .errors import InputError, unknown
+from .files import cache_folder, cache_key, draft_of
 from .layer import MLP, Layer, heads, output_heads
-from .linalg import column_squares, eigh_descending, roots, symmetric, whitened_svd
+from .linalg import column_squares, roots, singular_values, symmetric
 from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
 from .methods.grams import head_gram, output_gram
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Kind = Literal["raw", "aware"]
+FORMAT = 1  # of the cached files; raise it whenever what they hold changes its meaning
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +124,38 @@ class Analysis:
 def analyse(
     model: LoadedModel, calibration: Calibration, progress: Progress | None = None
 ) -> Analysis:
-    """The spectra of every layer, raw and activation-aware, by component and by matrix."""
+    """The spectra of every layer, raw and activation-aware, by component and by matrix; each layer
+    is kept on disk, and read from there the next time.
+    """
     progress = progress or silent
     total = len(decoder_layers(model.network))
+    folder = cache_folder() / "spectra" / cache_key(FORMAT, calibration.key)
     spectra: dict[tuple[int, str, str], Tensor] = {}
+    held = hold(folder)  # for as long as this function runs
     for index in range(total):
         progress("analyse", index, total)
-        layer, moments = read_layer(model.network, index), calibration.moments(index)
-        for kind, own in (("raw", raw_values(layer)), ("aware", aware_values(layer, moments))):
-            spectra |= {(index, name, kind): values.cpu() for name, values in own.items()}
+        file = layer_file(folder, index)
+        if not is_kept(folder, index):
+            with draft_of(file) as draft:
+                save_file(_layer_values(model, calibration, index), draft)
+        for slot, values in load_file(file).items():
+            name, kind = slot.split(".")
+            spectra[index, name, kind] = values
+    trim()
+    del held
     progress("analyse", total, total)
     return Analysis(spectra, calibration.block_influence, calibration.protocol, total)
+
+
+def _layer_values(model: LoadedModel, calibration: Calibration, index: int) -> dict[str, Tensor]:
+    """The spectra of one layer as "name.kind", on the CPU."""
+    layer, moments = read_layer(model.network, index), calibration.moments(index)
+    kinds = {"raw": raw_values(layer), "aware": aware_values(layer, moments)}
+    return {
+        f"{name}.{kind}": values.cpu().contiguous()
+        for kind, own in kinds.items()
+        for name, values in own.items()
+    }
 
 
 def raw_values(layer: Layer) -> dict[str, Tensor]:
@@ -154,8 +179,7 @@ def raw_values(layer: Layer) -> dict[str, Tensor]:
             rows = rows + (layer.mlp.gate.weight.double() ** 2).sum(1)
         values["mlp"] = _neurons(rows, layer.mlp)
     return values | {
-        name: torch.linalg.svdvals(p.weight.double()).unsqueeze(0)
-        for name, p in layer.matrices().items()
+        name: singular_values(p.weight).unsqueeze(0) for name, p in layer.matrices().items()
     }
 
 
@@ -174,7 +198,7 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
     if layer.mlp is not None:
         values["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
     return values | {
-        name: whitened_svd(p.weight, moments.second(TAPS[name]))[1].unsqueeze(0)
+        name: singular_values(p.weight, moments.second(TAPS[name])).unsqueeze(0)
         for name, p in layer.matrices().items()
     }
 
@@ -195,4 +219,5 @@ def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
 
 def _root_values(left: Tensor, right: Tensor) -> Tensor:
     root, _ = roots(right)
-    return eigh_descending(root @ left @ root)[0].sqrt()
+    values: Tensor = torch.linalg.eigvalsh(symmetric(root @ left @ root))
+    return values.flip(-1).clamp_min(0).sqrt()

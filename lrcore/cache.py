@@ -31,6 +31,7 @@ from .locks import AVAILABLE, Lock, take
 KINDS = {
     "moments": "statistics of activations, by calibration",
     "gradients": "statistics of gradients, by calibration",
+    "spectra": "singular values of the analysis, by calibration",
     "probes": "increases in loss, for the policies that probe",
     "searches": "shares of layers, for the policies that search",
     "gguf": "dequantised models",

@@ -90,6 +90,32 @@ def whitened_svd(weight: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor,
     return (vectors if basis is None else basis @ vectors), values.sqrt(), vectors.mT @ weight
 
 
+# Where the smallest eigenvalue of a Gram matrix is above this share of the largest, the roots of
+# the eigenvalues are the singular values to a relative error of 1e-6.
+GRAM_IS_ENOUGH = 1e-10
+
+
+def singular_values(weight: Tensor, second: Tensor | None = None) -> Tensor:
+    """The values of `whitened_svd` alone, [k] descending, float64: a third of its time.
+
+    Without `second`, small values come from the matrix itself where its Gram matrix would lose
+    them; with it, they are known to 1e-8 of the largest.
+    """
+    values: Tensor
+    weight = weight.double()
+    tall = weight if weight.shape[0] > weight.shape[1] else weight.mT
+    if second is None:
+        squares: Tensor = torch.linalg.eigvalsh(symmetric(tall.mT @ tall))
+        if float(squares[0]) > GRAM_IS_ENOUGH * float(squares[-1]):
+            return squares.flip(0).sqrt()
+        values = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r")[1])
+        return values
+    if tall is weight:
+        weight = torch.linalg.qr(weight, mode="r")[1]
+    values = torch.linalg.eigvalsh(symmetric(weight @ second.double() @ weight.mT))
+    return values.flip(0).clamp_min(0).sqrt()
+
+
 def balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Balance the norms of `up[:, j]` and `down[j]`, so that half precision holds both.
 

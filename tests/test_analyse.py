@@ -1,10 +1,13 @@
 """Spectra of a real tiny model, against brute force on the samples."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 
 import lrcore
+from lrcore.linalg import singular_values, whitened_svd
 from lrcore.models.layers import read_layer
 
 
@@ -80,3 +83,27 @@ def test_names_out_of_range_are_named(case) -> None:
         analysis.values(0, "qk", "raw", 77)
     with pytest.raises(lrcore.InputError, match="qk/raw"):
         analysis.values(0, "qq")
+
+
+def test_an_analysis_is_read_from_disk_the_next_time(case, monkeypatch) -> None:
+    model, calibration, analysis = case
+    # nothing is computed again
+    monkeypatch.setattr(importlib.import_module("lrcore.analyse"), "raw_values", None)
+    again = lrcore.analyse(model, calibration)
+    assert again.spectra.keys() == analysis.spectra.keys()
+    assert all(torch.equal(again.spectra[one], analysis.spectra[one]) for one in again.spectra)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (5, 12), (8, 8)])
+@pytest.mark.parametrize("rank", [2, 5])
+def test_values_alone_are_those_of_the_decomposition(shape, rank) -> None:
+    draw = torch.Generator().manual_seed(rank)
+    left, right, x = (
+        torch.randn(*size, generator=draw, dtype=torch.float64)
+        for size in ((shape[0], rank), (rank, shape[1]), (40, shape[1]))
+    )
+    weight, second = left @ right, x.mT @ x / len(x)
+    expected = torch.linalg.svdvals(weight)
+    assert torch.allclose(singular_values(weight), expected, atol=1e-14 * expected[0], rtol=1e-6)
+    expected = whitened_svd(weight, second)[1]
+    assert torch.allclose(singular_values(weight, second), expected, atol=1e-7 * expected[0])
