@@ -43,6 +43,16 @@ def test_a_dense_model_comes_back_bit_for_bit(tiny_llama, tmp_path) -> None:
     assert str(tiny_llama) not in written.path.read_bytes().decode("latin-1")
 
 
+def test_layers_that_wait_on_disk_give_the_same_file(tiny_llama, tmp_path) -> None:
+    paths = [
+        lrcore.export_gguf(
+            lrcore.load(tiny_llama, offload=offload), tmp_path / f"{offload}.gguf"
+        ).path
+        for offload in (False, True)
+    ]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
 def test_biases_and_a_head_of_its_own(tiny_llama, tmp_path) -> None:
     folder = family_folder("qwen2", tiny_llama, tmp_path / "qwen2")
     model = lrcore.load(folder)
