@@ -34,7 +34,8 @@ FLAGS = [
 
 CALIBRATE = """
 import lrcore
-lrcore.calibrate(lrcore.load("demo-llama"), lrcore.Recipe())
+model = lrcore.load("demo-llama")
+lrcore.analyse(model, lrcore.calibrate(model, lrcore.Recipe()))
 """
 
 
@@ -92,8 +93,8 @@ class Server:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    """A cache folder for all servers of all processes of the tests, with the calibration that
-    every page opens with: computed once.
+    """A cache folder for all servers of all processes of the tests, with the calibration and
+    the analysis that every page opens with: computed once.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pages"
