@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .evaluation.compare import Comparison, compare
     from .evaluation.contributions import Contributions, contributions
     from .evaluation.cost import ModelCost, Speed, measure_cost, measure_speed
-    from .evaluation.evaluate import Evaluation, evaluate, token_losses
+    from .evaluation.evaluate import Evaluation, check_evaluation, evaluate, token_losses
     from .evaluation.local_errors import LocalErrors, local_errors
     from .evaluation.settings import PROTOCOLS, EvaluationSettings
     from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
@@ -109,7 +109,7 @@ _HOMES = {
     "evaluation.compare": "Comparison compare",
     "evaluation.contributions": "Contributions contributions",
     "evaluation.cost": "ModelCost Speed measure_cost measure_speed",
-    "evaluation.evaluate": "Evaluation evaluate token_losses",
+    "evaluation.evaluate": "Evaluation check_evaluation evaluate token_losses",
     "evaluation.local_errors": "LocalErrors local_errors",
     "evaluation.settings": "PROTOCOLS EvaluationSettings",
     "evaluation.tasks": "BUILTIN_TASKS LM_EVAL_TASKS TaskResult lm_eval score_choices",
@@ -259,6 +259,7 @@ __all__ = [
     "bounds",
     "built_in_models",
     "calibrate",
+    "check_evaluation",
     "compare",
     "compress",
     "contributions",

@@ -1,4 +1,4 @@
-"""The two exceptions a caller is meant to catch."""
+"""The two exceptions a caller is meant to catch, and checks that every level shares."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -13,6 +13,18 @@ class InputError(ValueError):
 
 class Cancelled(Exception):
     """Raised by a progress callback to stop at the next layer; finished layers stay cached."""
+
+
+MOST_TOKENS = 2**27  # of all windows together, 1 GB of token ids
+
+
+def check_tokens_held(samples: int, seq_len: int) -> None:
+    """Raise InputError for more tokens than any machine holds the hidden states of."""
+    if samples * seq_len > MOST_TOKENS:
+        raise InputError(
+            f"{samples:,} windows of {seq_len:,} tokens are {samples * seq_len:,} tokens; at most "
+            f"{MOST_TOKENS:,} can be held. Use fewer or shorter windows (samples, seq_len)."
+        )
 
 
 def unknown(kind: str, got: str, known: Iterable[str], hint: str = "") -> InputError:

@@ -161,13 +161,14 @@ class Shortened(_Step):
     """Decoder layers dropped.
 
     gone: counted from 0, in the order in which they went; of: how many there were; by: what chose
-    them.
+    them. calibration: the protocol of the windows on which they were chosen.
     """
 
     kind: ClassVar[str] = "shortened"
     by: str
     gone: tuple[int, ...]
     of: int
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,14 @@ S = TypeVar("S", bound=_Step)
 def last_step(history: Sequence[Any], kind: type[S]) -> S | None:
     """The last step of a kind; None where there is none."""
     return next((step for step in reversed(history) if isinstance(step, kind)), None)
+
+
+def texts_seen(history: Sequence[Step]) -> set[str]:
+    """Fingerprints of the texts that a model was calibrated or trained on."""
+    protocols = (
+        getattr(step, name, {}) for step in history for name in ("calibration", "protocol")
+    )
+    return {one["fingerprint"] for one in protocols if one.get("fingerprint")}
 
 
 def stock_of(history: Sequence[Step]) -> StockFit | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from .errors import InputError, unknown
+from .errors import InputError, check_tokens_held, unknown
 from .settings import check_settings, setting, settings_of
 
 SAMPLING = ("random", "first")
@@ -153,6 +153,7 @@ class Recipe:
         self._check_mappings()
 
     def _check_numbers(self) -> None:
+        check_tokens_held(self.samples, self.seq_len)
         ratio, number = self.ratio, isinstance(self.ratio, (int, float))
         if not number or isinstance(ratio, bool) or not 0 < ratio < 1:
             raise InputError(

@@ -12,7 +12,8 @@ import gradio as gr
 import lrcore
 
 from .events import FormData, form_data
-from .text import FIELDS, budget
+from .field_text import FIELDS
+from .text import budget
 
 START = lrcore.Recipe()
 # of the form's values, in their order; the last: whether the temperature is the policy's rule of

@@ -47,6 +47,11 @@ class Figure:
     protocol: dict[str, Any] | None = None
     error: str = ""
 
+    @property
+    def held_out(self) -> bool:
+        """Whether calibration has not seen the windows: only then a verdict may rest on it."""
+        return not (self.protocol or {}).get("on_calibration_text")
+
 
 @dataclass(frozen=True)
 class LiveRequest:
@@ -209,10 +214,11 @@ class Live:
         where = model_key(recipe)
         if dense is None:
             dense = self.objects.get("live", where, lambda: lrcore.load(*where))
-        sample = {"data": recipe.data, "samples": WINDOWS, "seq_len": LENGTH, "batch": 2}
+        sample = lrcore.EvaluationSettings(recipe.data, WINDOWS, LENGTH)
+        sample = sample.apart_from([recipe.data])
         before = self.objects.get(
-            "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, **sample)
+            "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, sample, batch=2)
         )
         small = lrcore.compress(dense, recipe, request.factors, request.plan, progress)
-        after = lrcore.evaluate(small, **sample, progress=progress).to_dict()
+        after = lrcore.evaluate(small, sample, batch=2, progress=progress).to_dict()
         return Figure(after["perplexity"], before.to_dict()["perplexity"], after["protocol"])

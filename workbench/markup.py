@@ -99,7 +99,8 @@ def actual(plan: str, figure: Figure | None) -> str:
         change = less(figure.perplexity, figure.dense) if figure.dense else ""
         value, below = (
             f"{figure.perplexity:.4f}",
-            f"{change} ({figure.dense:.4f}) · held-out {text.protocol(figure.protocol)}",
+            f"{change} ({figure.dense:.4f}) · {'held-out ' if figure.held_out else ''}"
+            f"{text.protocol(figure.protocol)}",
         )
     return (
         f"<div class='cell actual' data-plan='{plan}' data-known='{figure is not None}' "
@@ -125,8 +126,9 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
         change = figure.perplexity / uniform.perplexity - 1
         value = f"{uniform.perplexity:.4f}"
         kind = "hurts" if change > TELLING else "helps" if change < -TELLING else ""
+        kind = kind if figure.held_out else ""
         sentence = {"hurts": text.HURTS, "helps": text.HELPS, "": text.NO_MATTER}[kind]
-        below = sentence.format(abs(change))
+        below = sentence.format(abs(change)) if figure.held_out else text.NO_VERDICT
     return (
         f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
         f"role='status'><span>{escape(text.WITH_UNIFORM)}</span><b>{escape(value)}</b>"
@@ -134,9 +136,9 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
     )
 
 
-def ranking(results: Sequence[tuple[float, str, str, bool]]) -> str:
+def ranking(results: Sequence[tuple[float, str, str, bool]], held_out: bool = True) -> str:
     """Measured (perplexity, method, policy, whether on show) at one budget, given lowest first;
-    nothing for fewer than two.
+    nothing for fewer than two. held_out: whether that was on text that calibration has not seen.
     """
     if len(results) < 2:
         return ""
@@ -145,6 +147,7 @@ def ranking(results: Sequence[tuple[float, str, str, bool]]) -> str:
     sentence = text.RANKED.format(best[1], best[2])
     if now is not None and now[0] / best[0] - 1 > TELLING:
         sentence += text.RANKED_HURTS.format(now[1], now[2], now[0] / best[0] - 1)
+    sentence = sentence if held_out else text.NOT_RANKED
     rest = [one for one in results[MOST_CHANGES:] if one[3]]
     rows = "".join(
         f"<tr class='{'shown' if shown else ''}'><td>{escape(method)}</td>"

@@ -35,12 +35,15 @@ class Survey:
 
 
 class Measurement(NamedTuple):
-    """A measured perplexity; shown: whether these are the ranks on show."""
+    """A measured perplexity; shown: whether these are the ranks on show; held_out: whether it was
+    measured on text that calibration has not seen.
+    """
 
     perplexity: float
     method: str
     policy: str
     shown: bool
+    held_out: bool
 
 
 def survey(store: Store, recipe: lrcore.Recipe | None) -> Survey:
@@ -71,7 +74,8 @@ def measurements(store: Store, recipe: lrcore.Recipe | None) -> list[Measurement
             figure = store.live.peek(line.key) if line.budget == counted else None
             if figure is not None and figure.perplexity is not None:
                 shown = (method, policy) == (recipe.method, recipe.policy)
-                figures.append(Measurement(figure.perplexity, method, policy, shown))
+                held_out = figure.held_out
+                figures.append(Measurement(figure.perplexity, method, policy, shown, held_out))
     return sorted(figures)
 
 

@@ -58,9 +58,10 @@ def dense_row(run: lrcore.Run, evaluation: Mapping[str, Any], data: str) -> lrco
     """The row of the dense model that a run was measured against."""
     values = run.account.to_dict()
     account = {name.removeprefix("dense_"): one for name, one in values.items() if "dense" in name}
+    protocol = evaluation["protocol"].items()
     figures = {
         "perplexity": evaluation["dense_perplexity"],
-        "protocol": evaluation["protocol"],
+        "protocol": {name: one for name, one in protocol if name != "on_calibration_text"},
     }
     return lrcore.SweepRow.of(
         None,

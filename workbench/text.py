@@ -9,44 +9,6 @@ import lrcore
 NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
 
-FIELDS = {
-    "model": ("Model", "built-in model, folder, .gguf file or hub id"),
-    "revision": ("Revision", ""),
-    "dtype": ("Data type", ""),
-    "device": ("Device", ""),
-    "offload": (
-        "Offload layers to disk",
-        "one at a time in memory: slower, for models larger than memory",
-    ),
-    "data": ("Text", "built-in name, file, or hub data set name:config:split"),
-    "samples": ("Windows", ""),
-    "seq_len": ("Tokens per window", ""),
-    "sampling": ("Windows drawn", ""),
-    "seed": ("Seed", ""),
-    "refit": (
-        "Refit",
-        "on: each layer makes up for what the compressed layers before it lost; auto: as the "
-        "method does",
-    ),
-    "calibration": (
-        "Calibration passes",
-        "independent: every layer sees the dense model; sequential: the compressed layers before "
-        "it",
-    ),
-    "method": ("Method", ""),
-    "policy": ("Policy", ""),
-    "ratio": ("Remove", "share of what the budget counts"),
-    "budget": ("Budget", ""),
-    "temperature": ("Temperature", "small: uneven ranks; large: uniform ranks"),
-    "component_ratios": (
-        "Component ratios",
-        "share removed from single components, such as qk=0.3; the others meet the overall share",
-    ),
-    "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
-    "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit GPUs"),
-    "rule": ("Temperature by rule of thumb", ""),
-}
-
 ANALYSE = "Analyse"
 SOURCE, CALIBRATION, RECIPE = (
     "Revision, data type, device",
@@ -120,9 +82,15 @@ AGAINST_UNIFORM = "the same method and budget, every layer the same share"
 HURTS = "these ranks hurt on this model: {:.1%} above uniform ones"
 HELPS = "these ranks help on this model: {:.1%} below uniform ones"
 NO_MATTER = "no difference from uniform ranks beyond this sample's noise ({:.1%})"
-WITH_UNIFORM = "with uniform ranks"
+WITH_UNIFORM, MEASURED_PERPLEXITY = "with uniform ranks", "measured perplexity"
+ON_CALIBRATION_TEXT = "on the calibration text"
+NO_VERDICT = "measured on the calibration text: no verdict. A longer file has a held-out tail"
 RANKED = (
     "Of what was measured at this budget, on the same small held-out sample, {} with {} is lowest."
+)
+NOT_RANKED = (
+    "Measured on the calibration text, of which the file has too little to hold some out: which is "
+    "lowest says little."
 )
 RANKED_HURTS = " {} with {}, shown above, is {:.1%} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
@@ -151,6 +119,9 @@ SUGGESTED = "small: uneven ranks; large: uniform ranks. Rule of thumb here: {:.3
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 
 EVALUATION = "Measure perplexity"
+AS_CALIBRATED = "as calibrated"
+MEASURED_TEXT_INFO = "its test split; of a file calibrated on, its held-out tail"
+WINDOW_INFO = "0: 256, or the model's context where that is less"
 SWEEP = "Sweep: methods × policies × ratios × calibration texts as one job"
 TEMPERATURE = "Temperature (0: greedy)"
 TOKEN_LOSSES = "Loss, token by token"
@@ -162,7 +133,7 @@ PROTOCOL_INFO = "windows: as set here; the others fix their own length, joins an
 SEQUENTIAL_NOTE = (
     "Calibration runs again layer by layer on the already compressed layers, so this takes longer."
 )
-NOTHING_QUEUED = "No jobs yet."
+NOTHING_QUEUED, CANCELLING = "No jobs yet.", "cancelling…"
 NO_RUNS = (
     "No runs yet. Press Start under Compress; a finished run appears here and stays after a "
     "restart."
@@ -401,9 +372,10 @@ def budget(name: str) -> str:
 def protocol(settings: dict) -> str:
     """The protocol as it stands by every perplexity, with the note of the model."""
     parts = [str(settings.get("source") or settings.get("data", "?"))]
+    parts[0] += f" ({settings['part']})" if settings.get("part") else ""
     windows = settings.get("windows") or settings.get("samples") or "all"
     tokens = f" = {settings['tokens']:,} tokens" if settings.get("tokens") else " tokens"
-    parts.append(f"{windows} windows × {settings.get('seq_len', '?')}{tokens}")
+    parts.append(f"{windows} windows × {settings.get('seq_len') or 'up to 256'}{tokens}")
     name = settings.get("name") or settings.get("protocol") or "windows"
     if name != "windows":
         parts[0] += f" · {name}"
@@ -413,6 +385,7 @@ def protocol(settings: dict) -> str:
         first = sampling == "first" or seed is None
         parts.append(f"{sampling} windows" if first else f"{sampling}, seed {seed}")
     parts += [settings["note"]] if settings.get("note") else []
+    parts += [ON_CALIBRATION_TEXT] if settings.get("on_calibration_text") else []
     return " · ".join(parts)
 
 

@@ -53,7 +53,9 @@ def names_a_path(values: Any) -> bool:
 
 def _last_part(text: str) -> str:
     local = text.startswith(_STARTS) or Path(text).is_absolute()
-    return Path(text).name or text if local or ("/" in text and _exists(text)) else text
+    file = text.rpartition(":")[0]  # of "FILE:test"
+    named = local or ("/" in text and (_exists(text) or ("/" in file and _exists(file))))
+    return Path(text).name or text if named else text
 
 
 def _exists(text: str) -> bool:

@@ -88,6 +88,8 @@ def protocol(described: Mapping[str, Any]) -> str:
         known.append(f"{described['windows']} x {described['seq_len']}")
     if described.get("note"):
         known.append(f"({described['note']})")
+    if described.get("on_calibration_text"):
+        known.append("(calibration text)")
     return " ".join(known)
 
 

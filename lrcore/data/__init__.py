@@ -1,7 +1,8 @@
 """Calibration and evaluation text: built in, local files, hub data sets; and token windows."""
 
+from lrcore.data.held_out import file_and_split
 from lrcore.data.stories import probes as stories_probes
-from lrcore.data.texts import BUILTIN, Texts, load_texts
+from lrcore.data.texts import BUILTIN, Texts, apart_from, held_out, load_texts, overlapping
 from lrcore.data.tokens import Tokenised, tokenise, tokenise_all
 from lrcore.data.windows import Windows, make_windows
 
@@ -13,8 +14,12 @@ __all__ = [
     "Texts",
     "Tokenised",
     "Windows",
+    "apart_from",
+    "file_and_split",
+    "held_out",
     "load_texts",
     "make_windows",
+    "overlapping",
     "stories_probes",
     "tokenise",
     "tokenise_all",

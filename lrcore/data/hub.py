@@ -9,6 +9,7 @@ from lrcore.errors import InputError
 # The most characters read of a split: about 15 M tokens, ten times any published calibration.
 CHARACTERS = 64_000_000
 _DOWNLOAD = 2_000_000_000  # bytes; a larger repository (C4 has 300 GB) is streamed
+_FILES = 10_000  # of a local folder
 _TIMEOUT = 20  # seconds for the hub's first answer
 _FORM = "owner/name, owner/name:config or owner/name:config:split"
 _INSTEAD = "Built-in data (stories, python-docs) and local files need no network."
@@ -46,6 +47,7 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
     from huggingface_hub import HfApi, errors
 
     if os.path.isdir(name):
+        _check_folder(name)
         return None, 0
     try:
         info = HfApi().dataset_info(
@@ -76,6 +78,18 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
             f"HF_ENDPOINT; with a copy in the cache, set HF_HUB_OFFLINE=1. {_INSTEAD}"
         ) from error
     return info.sha, info.used_storage or 0
+
+
+def _check_folder(name: str) -> None:
+    """Raise InputError for a folder of so many files that listing them would take minutes."""
+    found = 0
+    for _, _, names in os.walk(name):
+        found += len(names)
+        if found > _FILES:
+            raise InputError(
+                f"'{name}' is a folder with more than {_FILES:,} files, which is no data set of "
+                f"`datasets`. Name one file, or the folder that holds the text. {_INSTEAD}"
+            )
 
 
 def _load(

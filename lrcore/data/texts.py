@@ -1,7 +1,7 @@
 """Texts by one name: built in, a local file, or a data set of the hub."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from lrcore.data import files, hub, python_docs, stories
+from lrcore.data.held_out import cut, file_and_split
 from lrcore.errors import InputError, unknown
 
 Role = Literal["calibration", "test"]
@@ -30,12 +31,15 @@ class Texts:
 
     documents: at least one, not all blank. source: e.g. "stories/calibration". join: the separator
     when they are tokenised as one text. fingerprint: sha256 (hex) of the documents and ``join``.
+    part: which part of a file, in words; "" for all of it. whole: the fingerprint of all of it.
     Raises InputError where all documents are blank.
     """
 
     documents: tuple[str, ...]
     source: str
     join: str = "\n\n"
+    part: str = ""
+    whole: str = ""
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
@@ -67,7 +71,10 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
       "stories/test";
     - a local ``.txt`` (one document), ``.jsonl``, ``.json`` or ``.parquet`` file: one document per
       row, from the field ``text``, or from ``instruction``, ``input`` and ``output``, or from the
-      only field that holds text;
+      only field that holds text. ``FILE:test`` is its last tenth, 4,096 characters at least,
+      ``FILE:calibration`` the rest, ``FILE:all`` the whole; without a split, the rest for
+      ``role="calibration"`` and the whole for ``role="test"``. Each is the whole file where it is
+      shorter than four times the least tail;
     - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows;
       without a split, "test" for ``role="test"`` and "train" for ``role="calibration"``;
       ``revision`` (hub only) is a branch, tag or commit. Its code is never run.
@@ -82,19 +89,72 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
             f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
         )
     name, _, split = data.partition("/")
-    is_path = files.looks_like_path(data)
-    if revision is not None and (name in BUILTIN or is_path):
+    path, part = ("", "") if name in BUILTIN else file_and_split(data)
+    if revision is not None and (name in BUILTIN or path):
         raise InputError(
             f"revision '{revision}' was given for '{data}', but only a hub data set has "
             "revisions. Leave revision out."
         )
     if name in BUILTIN:
         return _builtin(name, split or role)
-    if is_path:
-        return Texts(tuple(files.read(Path(data).expanduser())), data)
+    if path:
+        return _file(path, part or ("all" if role == "test" else role))
     _refuse_misspelling(data, name)
     documents, source = hub.read(data, role, revision)
     return Texts(tuple(documents), source)
+
+
+def held_out(data: str) -> str:
+    """The name of what calibrating on `data` leaves out: "FILE:test" for a local file; `data`
+    itself for any other, whose test split is another text.
+
+    Raises InputError for an unknown split of a file.
+    """
+    path = "" if data.partition("/")[0] in BUILTIN else file_and_split(data)[0]
+    return f"{path}:test" if path else data
+
+
+def apart_from(texts: Texts, seen: Collection[str]) -> Texts:
+    """The tail of a file whose rest is among the texts `seen`, given by fingerprint; else the texts
+    as they are.
+    """
+    parts = _parts(texts) if seen and texts.fingerprint not in seen else None
+    return parts[1] if parts is not None and parts[0].fingerprint in seen else texts
+
+
+def overlapping(texts: Texts) -> frozenset[str]:
+    """Fingerprints of the texts that hold some of this one: itself, the file that it is a part of,
+    and the parts of a whole file.
+    """
+    parts = None if texts.part else _parts(texts)
+    return frozenset(
+        (
+            texts.fingerprint,
+            texts.whole or texts.fingerprint,
+            *(one.fingerprint for one in parts or ()),
+        )
+    )
+
+
+def _file(path: str, split: str) -> Texts:
+    whole = Texts(tuple(files.read(Path(path).expanduser())), path)
+    parts = None if split == "all" else _parts(whole)
+    return whole if parts is None else parts[split == "test"]
+
+
+def _parts(whole: Texts) -> tuple[Texts, Texts] | None:
+    """What is calibrated on, and the tail; None where a file is too short for both."""
+    parts = cut(whole.documents)
+    if parts is None:
+        return None
+    head, tail = (sum(map(len, part)) for part in parts)
+    share = f"{tail / (head + tail):.0%}"
+    names = (f"without its last {share}, held out", f"its last {share}, held out")
+    calibration, test = (
+        Texts(part, f"{whole.source}:{split}", whole.join, name, whole.fingerprint)
+        for part, split, name in zip(parts, ("calibration", "test"), names, strict=True)
+    )
+    return calibration, test
 
 
 @cache

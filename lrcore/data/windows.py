@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lrcore.data.texts import Texts
 from lrcore.data.tokens import tokenise_all
-from lrcore.errors import InputError, unknown
+from lrcore.errors import InputError, check_tokens_held, unknown
 
 SAMPLINGS = ("first", "random")
 
@@ -74,7 +74,7 @@ def make_windows(
         "seed": seed if drawn == "random" else None,
         "samples_asked": samples,
         "samples": len(tokens),
-    }
+    } | ({"part": texts.part} if texts.part else {})
     counted = None
     if text.ends is not None:
         counted = sum(text.bytes(at + 1, at + seq_len) or 0 for at in starts.tolist())
@@ -97,5 +97,7 @@ def _check(samples: int | None, seq_len: int, sampling: str, seed: int) -> None:
         raise InputError(
             f"samples = {samples!r}: give a whole number >= 1, or None for all windows."
         )
+    if sampling == "random" and samples is not None:
+        check_tokens_held(samples, seq_len)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise InputError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1.")

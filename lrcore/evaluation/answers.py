@@ -25,7 +25,7 @@ def read_prompts(path: str | Path) -> list[str]:
     if path.suffix == ".txt" and path.is_file():
         prompts = path.read_text(encoding="utf-8-sig").split("\n")
     else:
-        prompts = list(load_texts(str(path)).documents)
+        prompts = list(load_texts(str(path), role="test").documents)
     kept = [prompt.rstrip("\r\n") for prompt in prompts if prompt.strip()]
     if not kept:
         raise InputError(f"'{path}' has no prompts: all of its lines are blank.")

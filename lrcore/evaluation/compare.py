@@ -62,7 +62,7 @@ def compare(
     Raises InputError as `evaluate` does, and where the vocabularies of the two models differ.
     """
     began = time.perf_counter()
-    passages = make_passages(dense, EvaluationSettings.of(data, settings))
+    passages = make_passages(dense, EvaluationSettings.of(data, settings), small)
     check_tokens(dense, small, passages.rows)
     parts, done = [], 0
     for tokens, scored in groups(passages.rows):

@@ -47,7 +47,7 @@ def contributions(
     Raises InputError as `compare` does, and where `small` is no compressed `dense`.
     """
     progress, total = progress or silent, len(PARTS) + 1
-    passages = make_passages(dense, EvaluationSettings.of(data, settings, samples=32))
+    passages = make_passages(dense, EvaluationSettings.of(data, settings, samples=32), small)
     check_tokens(dense, small, passages.rows)
     check_same(dense, small)
     evaluations = []
@@ -72,7 +72,7 @@ def contributions(
     rows.insert(
         3, {"parts": "qk + ov", "perplexity": base.perplexity + added["delta_perplexity"], **added}
     )
-    return Contributions(rows, base.perplexity, base.protocol)
+    return Contributions(rows, base.perplexity, base.protocol | passages.described(small))
 
 
 def mixed(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -> LoadedModel:

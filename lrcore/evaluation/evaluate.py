@@ -81,6 +81,11 @@ def evaluate(
     return summarise(model, passages, losses, time.perf_counter() - began)
 
 
+def check_evaluation(model: LoadedModel, settings: EvaluationSettings) -> None:
+    """Raise InputError where `evaluate` would, before anything is run."""
+    make_passages(model, settings)
+
+
 def summarise(
     model: LoadedModel, passages: Passages, losses: list[Tensor], seconds: float
 ) -> Evaluation:
@@ -104,7 +109,7 @@ def summarise(
         nonfinite=nonfinite,
         nll_finite=nll_finite,
         seconds=seconds,
-        protocol=passages.protocol | measured_with(model),
+        protocol=passages.described(model) | measured_with(model),
         bits_per_byte=None if per_byte is None else per_byte / math.log(2),
         word_perplexity=None if per_word is None else _exp(per_word),
         byte_perplexity=None if per_word is None or per_byte is None else _exp(per_byte),

@@ -84,7 +84,7 @@ def local_errors(
     whose rows differ in length.
     """
     progress = progress or silent
-    passages = make_passages(dense, EvaluationSettings.of(data, settings, samples=8))
+    passages = make_passages(dense, EvaluationSettings.of(data, settings, samples=8), small)
     if len({len(row) for row, _ in passages.rows}) > 1:
         raise InputError(
             f"Protocol '{passages.protocol['name']}' gives rows of different lengths; local errors "
@@ -103,7 +103,7 @@ def local_errors(
         pairs = zip(exact.hidden, drifting.hidden, strict=True)
         errors[-1]["residual"] = _Ratio().add_all((a, b.to(a.device)) for a, b in pairs).value
     progress("local errors", total, total)
-    return LocalErrors(errors, _predicted(small, total), passages.protocol)
+    return LocalErrors(errors, _predicted(small, total), passages.described(small))
 
 
 class _Ratio:

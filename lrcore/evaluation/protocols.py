@@ -3,15 +3,26 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data import Texts, Tokenised, load_texts, make_windows, tokenise, tokenise_all
+from ..data import (
+    Texts,
+    Tokenised,
+    apart_from,
+    file_and_split,
+    load_texts,
+    make_windows,
+    overlapping,
+    tokenise,
+    tokenise_all,
+)
 from ..errors import InputError
+from ..history import texts_seen
 from ..models.load import LoadedModel
 from .settings import DEFAULT_LENGTH, EvaluationSettings, Protocol, find_protocol
 
@@ -24,13 +35,21 @@ class Passages:
     """The rows that a protocol scores.
 
     protocol: JSON-able, everything that the rows depend on. bytes, words: of the text of the scored
-    tokens; None where not counted.
+    tokens; None where not counted. overlapping: fingerprints of the texts that hold some of it.
     """
 
     rows: list[Row]
     protocol: dict[str, Any]
     bytes: int | None = None
     words: int | None = None
+    overlapping: frozenset[str] = frozenset()
+
+    def described(self, model: LoadedModel) -> dict[str, Any]:
+        """The protocol; with "on_calibration_text" where the model was calibrated or trained on
+        some of the text.
+        """
+        seen = self.overlapping & texts_seen(model.history)
+        return self.protocol | ({"on_calibration_text": True} if seen else {})
 
 
 @dataclass(frozen=True)
@@ -43,8 +62,29 @@ class _Source:
     row: Protocol
 
 
-def make_passages(model: LoadedModel, settings: EvaluationSettings) -> Passages:
-    """The rows that a protocol scores.
+def apart(models: Sequence[LoadedModel], settings: EvaluationSettings) -> EvaluationSettings:
+    """The settings with the held-out tail of a file in its place, where one of the models was
+    calibrated or trained on the rest. Raises InputError where the text cannot be read.
+    """
+    texts = _read(models, settings.data)
+    return replace(settings, data=texts.source) if texts.part else settings
+
+
+def _read(models: Sequence[LoadedModel], data: str) -> Texts:
+    """The text to score: of a file without a split, the held-out tail where one of the models was
+    calibrated or trained on the rest.
+    """
+    seen = texts_seen([step for model in models for step in model.history])
+    texts = load_texts(data, role="test")
+    return texts if file_and_split(data)[1] else apart_from(texts, seen)
+
+
+def make_passages(
+    model: LoadedModel, settings: EvaluationSettings, *others: LoadedModel
+) -> Passages:
+    """The rows that a protocol scores; others: models that are to score the same rows.
+
+    Of a file that one of the models was calibrated on, the held-out tail.
 
     Raises InputError where the protocol does not have a setting or a value is out of range, and
     where the text is too short, cannot be read, or has tokens that the model does not know.
@@ -69,10 +109,10 @@ def make_passages(model: LoadedModel, settings: EvaluationSettings) -> Passages:
         raise InputError(
             f"samples = {settings.samples!r}: give a whole number >= 1, or None for all."
         )
-    texts = load_texts(settings.data, role="test")
+    texts = _read((model, *others), settings.data)
     passages = _CUTS[row.kind](_Source(model, texts, settings, row))
     model.check_tokens(max((int(tokens.max()) for tokens, _ in passages.rows), default=0))
-    return passages
+    return replace(passages, overlapping=overlapping(texts))
 
 
 def _windows(source: _Source) -> Passages:
@@ -91,7 +131,8 @@ def _blocks(source: _Source) -> Passages:
     model, row = source.model, source.row
     assert row.seq_len is not None
     assert row.join is not None
-    texts = Texts(source.texts.documents[: row.documents], source.texts.source, row.join)
+    documents = source.texts.documents[: row.documents]
+    texts = replace(source.texts, documents=documents, join=row.join)
     text = tokenise_all(texts, model.tokenizer, special_tokens=True)
     length = min(row.seq_len, model.context or row.seq_len)
     limits = [n for n in (row.windows, source.settings.samples) if n is not None]
@@ -149,7 +190,7 @@ def _documents(source: _Source) -> Passages:
             "give seq_len."
         )
     model.check_length(length)
-    texts = Texts(texts.documents[: settings.samples], texts.source, texts.join)
+    texts = replace(texts, documents=texts.documents[: settings.samples])
     prefix, available = prefix_token(model), 0
     rows: list[Row] = []
     for document in texts.documents:
@@ -217,6 +258,7 @@ def _described(
         "seed": None,
         "samples_asked": source.settings.samples,
         "samples": len(rows),
+        **({"part": texts.part} if texts.part else {}),
         **more,
         **_counted(rows),
     }

@@ -14,7 +14,7 @@ lm-eval-word   per document, rolling, as lm-eval's `loglikelihood_rolling` with 
                token; perplexity per word and byte
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -73,10 +73,11 @@ DEFAULT_LENGTH = 256
 class EvaluationSettings:
     """The settings of one evaluation.
 
-    data: a data set, by name or file. samples: the most windows (documents, for a protocol on
-    documents); None: all. seq_len: tokens per window; None: the protocol's own, 256 for "windows"
-    and "strided". sampling ("first" or "random") and seed: of "windows". protocol: a name in
-    `PROTOCOLS`. stride: of "strided"; None: half of seq_len.
+    data: a data set, by name or file; "FILE:test" is the tail that calibration leaves out. samples:
+    the most windows (documents, for a protocol on documents); None: all. seq_len: tokens per
+    window; None: the protocol's own, 256 for "windows" and "strided". sampling ("first" or
+    "random") and seed: of "windows". protocol: a name in `PROTOCOLS`. stride: of "strided"; None:
+    half of seq_len.
     """
 
     data: str = setting("stories", "Text to score: built-in name, file, or name:config:split.")
@@ -105,6 +106,16 @@ class EvaluationSettings:
         if isinstance(data, EvaluationSettings):
             return replace(data, **settings)
         return cls(data, **(defaults | dict(settings)))
+
+    def apart_from(self, calibrated: Iterable[str]) -> "EvaluationSettings":
+        """The settings with the held-out tail of a file in its place, where one of these data sets,
+        by name, is the same file. Raises InputError for an unknown split of a file.
+        """
+        from ..data import file_and_split, held_out
+
+        tail = held_out(self.data)
+        same = tail != self.data and tail in map(held_out, calibrated)
+        return replace(self, data=tail) if same and not file_and_split(self.data)[1] else self
 
 
 def find_protocol(name: str) -> Protocol:

@@ -12,6 +12,7 @@ from .compare import compare
 from .contributions import contributions
 from .cost import measure_cost, measure_speed
 from .local_errors import local_errors
+from .protocols import apart
 from .settings import EvaluationSettings
 
 AXES = {
@@ -49,10 +50,13 @@ def side_by_side(
     """
     if not 2 <= len(models) <= MOST:
         raise InputError(f"{len(models)} models were given; two to {MOST} can be compared.")
-    dense = models[0]
+    dense, settings = models[0], apart(models, settings)
     rows: list[dict[str, Any]] = []
+    protocol: dict[str, Any] = {}
     for model in models[1:]:
         both = compare(dense, model, settings, progress=progress)
+        seen = both.small.protocol.get("on_calibration_text")
+        protocol |= both.dense.protocol | ({"on_calibration_text": True} if seen else {})
         if not rows:
             rows.append(_row(dense, both.dense.to_dict(), 0.0, 1.0, 0.0))
         rows.append(_row(model, both.small.to_dict(), both.kl, both.top1, both.delta))
@@ -67,7 +71,7 @@ def side_by_side(
                 "peak_memory": one.peak_memory,
                 "seconds_per_token": 1 / one.decode,
             }
-    result: dict[str, Any] = {"models": rows, "protocol": both.dense.protocol}
+    result: dict[str, Any] = {"models": rows, "protocol": protocol}
     if local:
         result["details"] = [_details(dense, model, settings, progress) for model in models[1:]]
     return result

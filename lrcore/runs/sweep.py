@@ -26,7 +26,8 @@ class Sweep:
 
     base: all that the cells have in common; its `options` go with its own method only.
 
-    evaluations: what every cell, and the dense model, is measured on. speed: also tokens per
+    evaluations: what every cell, and the dense model, is measured on; of a file that is calibrated
+    on as well, the held-out tail. speed: also tokens per
     second, in turns with the dense model. Raises InputError for an unknown name or a value out of
     range.
     """
@@ -49,6 +50,8 @@ class Sweep:
             find_policy(policy)
         for evaluation in self.evaluations:
             find_protocol(evaluation.protocol)
+        apart = tuple(one.apart_from(self.calibration_sets) for one in self.evaluations)
+        object.__setattr__(self, "evaluations", apart)
         self.cells()
 
     def cells(self) -> list[Recipe]:

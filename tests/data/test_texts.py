@@ -153,3 +153,10 @@ def test_only_hub_data_sets_have_revisions(tmp_path):
     assert "only a hub data set has revisions" in refused(
         write(tmp_path / "a.txt", "x"), revision="main"
     )
+
+
+def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("lrcore.data.hub._FILES", 3)
+    for number in range(4):
+        write(tmp_path / f"{number}.txt", "word")
+    assert "a folder with more than 3 files" in refused(str(tmp_path))

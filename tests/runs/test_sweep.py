@@ -149,7 +149,7 @@ def test_a_cross_calibration_study_measures_all_pairs(tiny_llama, story_file, tm
     table = cross_table(rows)
     assert len(table) == 3
     for line in table:
-        assert all(isinstance(line[f"on {data}"], float) for data in (story_file, other))
+        assert all(isinstance(line[f"on {data}:test"], float) for data in (story_file, other))
     with pytest.raises(lrcore.InputError, match="at least two"):
         lrcore.cross_calibration(base, ["stories"])
 

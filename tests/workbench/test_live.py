@@ -111,6 +111,36 @@ def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
     assert markup.ranking(result[:1]) == ""
 
 
+def test_no_verdict_rests_on_calibration_text():
+    seen = [Figure(value, 1.5, {"on_calibration_text": True}) for value in (2.3, 2.0)]
+    message = markup.against_uniform("p", *seen)
+    assert text.NO_VERDICT in message
+    assert "hurts" not in message
+    cell = markup.actual("p", seen[0])
+    assert text.ON_CALIBRATION_TEXT in cell
+    assert "held-out" not in cell
+    assert "held-out" in markup.actual("p", Figure(2.3, 1.5, {"source": "a.txt:test"}))
+    ranked = markup.ranking([(1.5, "a3", "uniform", True), (1.6, "a3", "softmax", False)], False)
+    assert text.NOT_RANKED in ranked
+    assert "a3 with uniform is lowest" not in ranked
+
+
+def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text, story_file):
+    path = tmp_path / "long.txt"
+    path.write_text(" ".join([story_text] * 4), encoding="utf-8")
+    dense, live = lrcore.load(MODEL), Live(ObjectCache())
+    for data, source, held_out in (
+        (path, f"{path}:test", True),
+        (story_file, str(story_file), False),
+    ):
+        recipe = small(data=str(data), method="svd_llm", ratio=0.3)
+        one = request(lrcore.prepare(dense, recipe), recipe)
+        live.measure(one, dense, lambda *_: None)
+        figure = live.peek(one.key)
+        assert figure.error == ""
+        assert (figure.protocol["source"], figure.held_out) == (source, held_out)
+
+
 def test_the_bars_say_where_most_and_least_is_kept(factors):
     even = lrcore.allocate(factors, small(ratio=0.3))
     assert handlers.conclusion(even, even) == text.UNIFORM_BARS

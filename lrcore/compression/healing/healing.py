@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...account import SizeAndCost
 from ...checkpoints.checkpoint import load
-from ...data import Windows, load_texts, make_windows
+from ...data import Windows, apart_from, load_texts, make_windows, overlapping
 from ...errors import InputError
 from ...evaluation.evaluate import batches, evaluate
 from ...evaluation.settings import EvaluationSettings
@@ -186,13 +186,13 @@ def _scorer(
     """What evaluates a model on text that is not trained on; it gives an empty mapping where there
     is no such text.
     """
-    data = chosen.test or chosen.data or ""
-    if (
-        not chosen.test_samples
-        or load_texts(data, "test").fingerprint == windows.protocol["fingerprint"]
-    ):
+    if not chosen.test_samples:
         return lambda model: {}
-    test = EvaluationSettings(data, chosen.test_samples, chosen.seq_len)
+    trained_on = {windows.protocol["fingerprint"]}
+    texts = apart_from(load_texts(chosen.test or chosen.data or "", "test"), trained_on)
+    if overlapping(texts) & trained_on:
+        return lambda model: {}
+    test = EvaluationSettings(texts.source, chosen.test_samples, chosen.seq_len)
     return lambda model: evaluate(model, test, batch=chosen.batch, progress=progress).to_dict()
 
 

@@ -47,10 +47,12 @@ def shorten(
     if by not in ORDERS:
         raise unknown("order", by, ORDERS)
     check_shortened(model, layers)
-    gone = ORDERS[by](
-        model, make_calibration_windows(model, recipe).tokens, layers, progress or silent
-    )
-    return drop_layers(model, gone, by, recipe.seq_len)
+    windows = make_calibration_windows(model, recipe)
+    gone = ORDERS[by](model, windows.tokens, layers, progress or silent)
+    made = drop_layers(model, gone, by, recipe.seq_len)
+    *before, step = made.history
+    assert isinstance(step, Shortened)  # the last that `drop_layers` did
+    return replace(made, history=(*before, replace(step, calibration=windows.protocol)))
 
 
 def drop_layers(

@@ -83,9 +83,9 @@ def test_by_loss_each_step_takes_the_layer_without_which_the_loss_is_least(reque
         expected.append(
             min(set(range(3)) - set(expected), key=lambda index: loss({*expected, index}))
         )
-    assert lrcore.shorten(model, recipe, 2, by="loss").step(lrcore.Shortened) == (
-        lrcore.Shortened("loss", tuple(expected), 3)
-    )
+    step = lrcore.shorten(model, recipe, 2, by="loss").step(lrcore.Shortened)
+    assert (step.by, step.gone, step.of) == ("loss", tuple(expected), 3)
+    assert step.calibration["fingerprint"]
 
 
 def test_what_is_left_is_saved_compressed_and_exported_as_any_dense_model(requested, tmp_path):

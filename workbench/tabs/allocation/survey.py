@@ -20,4 +20,5 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
 
 def ranking(store: Store, recipe: lrcore.Recipe | None) -> str:
     """The measured perplexities at this budget as a table, lowest first."""
-    return markup.ranking(measurements(store, recipe))
+    measured = measurements(store, recipe)
+    return markup.ranking([one[:4] for one in measured], all(one.held_out for one in measured))

@@ -1,0 +1,84 @@
+"""A model is measured on text that it was not calibrated on, or the figure says so."""
+
+import json
+
+import pytest
+
+import lrcore
+
+WINDOWS = {"samples": 4, "seq_len": 32}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory, story_text):
+    path = tmp_path_factory.mktemp("held-out") / "long.txt"
+    path.write_text(" ".join([story_text] * 4), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_llama, long):
+    dense = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(long), method="svd_llm", ratio=0.3, **WINDOWS)
+    return dense, lrcore.compress(dense, recipe)
+
+
+def test_a_file_that_was_calibrated_on_is_measured_on_its_tail(pair, long) -> None:
+    dense, small = pair
+    own = lrcore.evaluate(small, str(long), **WINDOWS)
+    assert own.protocol["source"] == f"{long}:test"
+    assert "held out" in own.protocol["part"]
+    assert "on_calibration_text" not in own.protocol
+    both = lrcore.compare(dense, small, str(long), **WINDOWS)
+    assert both.small.protocol["fingerprint"] == own.protocol["fingerprint"]
+    assert both.dense.protocol["fingerprint"] == own.protocol["fingerprint"]
+    for measure in (lrcore.contributions, lrcore.local_errors):
+        assert measure(dense, small, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
+    # a file that no model was calibrated on is measured whole
+    assert lrcore.evaluate(dense, str(long), **WINDOWS).protocol["source"] == str(long)
+
+
+def test_calibration_text_is_said_to_be_one(pair, long, small_of, tiny_llama, story_file) -> None:
+    _, small = pair
+    for split in ("all", "calibration"):
+        protocol = lrcore.evaluate(small, f"{long}:{split}", **WINDOWS).protocol
+        assert protocol["on_calibration_text"] is True
+    short = small_of(tiny_llama, "svd_llm")  # of a file too short for both
+    assert lrcore.evaluate(short, str(story_file), **WINDOWS).protocol["on_calibration_text"]
+
+
+def test_a_saved_model_remembers_its_text(pair, long, tmp_path) -> None:
+    back = lrcore.load(str(lrcore.save(pair[1], tmp_path / "small")))
+    assert lrcore.evaluate(back, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
+
+
+def test_a_shortened_model_knows_its_text(pair, long) -> None:
+    dense, small = pair
+    short = lrcore.shorten(dense, small.recipe, 1)
+    assert lrcore.evaluate(short, str(long), **WINDOWS).protocol["source"] == f"{long}:test"
+
+
+def test_healing_is_scored_on_what_it_was_not_trained_on(pair, long) -> None:
+    healed = lrcore.heal(pair[1], samples=4, seq_len=32, steps=1, batch=2, test_samples=2)
+    step = healed.step(lrcore.Healed)
+    assert step.test_protocol["source"] == f"{long}:test"
+    assert step.protocol["source"] == f"{long}:calibration"
+
+
+def test_all_models_side_by_side_are_measured_on_the_same_text(pair, long):
+    from lrcore.evaluation.side_by_side import side_by_side
+
+    other = lrcore.compress(pair[0], pair[1].recipe.with_(data="stories"))
+    settings = lrcore.EvaluationSettings(str(long), **WINDOWS)
+    result = side_by_side([pair[0], other, pair[1]], settings)
+    alone = lrcore.evaluate(other, f"{long}:test", **WINDOWS)
+    assert result["models"][1]["perplexity"] == pytest.approx(alone.perplexity)
+
+
+def test_a_sweep_measures_the_dense_model_on_the_same_tail(pair, long, tmp_path) -> None:
+    dense, small = pair
+    evaluation = lrcore.EvaluationSettings(str(long), **WINDOWS)
+    sweep = lrcore.Sweep(small.recipe, evaluations=(evaluation,))
+    rows = lrcore.run_sweep(dense, sweep, tmp_path)
+    assert {row.measured_on for row in rows} == {f"{long}:test"}
+    assert len({json.dumps(row.protocol["fingerprint"]) for row in rows}) == 1
