@@ -1,4 +1,5 @@
-// The steps above the tabs. data-steps: [[tab, label], ...]; data-next: [[tab, [label, next tab]],
+// The steps above the tabs. The button of the next step reports its tab, such as `compare`.
+// data-steps: [[tab, label], ...]; data-next: [[tab, [label, next tab]],
 // ...]; the value: which steps are done.
 const nav = element.querySelector('nav'),
   steps = JSON.parse(nav.dataset.steps);
@@ -25,7 +26,10 @@ function draw() {
   go.hidden = !next[at] || !done[place];
   if (next[at]) {
     go.textContent = next[at][0];
-    go.onclick = () => open(next[at][1]);
+    go.onclick = () => {
+      open(next[at][1]);
+      trigger(next[at][1].toLowerCase());
+    };
   }
 }
 nav.querySelectorAll('ol button').forEach((button, i) => {

@@ -19,11 +19,11 @@ class EvaluationControls:
             render=False,
         )
         self.data = gr.Dropdown(
-            list(lrcore.DATASETS),
-            value=lrcore.Recipe().data,
+            [text.AS_CALIBRATED, *lrcore.DATASETS],
+            value=text.AS_CALIBRATED,
             allow_custom_value=True,
             label="Text",
-            info="its test split",
+            info=text.MEASURED_TEXT_INFO,
             elem_id="measure-data",
             render=False,
         )
@@ -36,7 +36,12 @@ class EvaluationControls:
             render=False,
         )
         self.seq_len = gr.Number(
-            256, precision=0, label="Tokens per window", elem_id="measure-seq-len", render=False
+            0,
+            precision=0,
+            label="Tokens per window",
+            info=text.WINDOW_INFO,
+            elem_id="measure-seq-len",
+            render=False,
         )
         self.protocol = gr.Dropdown(
             list(lrcore.PROTOCOLS),
@@ -61,18 +66,28 @@ class EvaluationControls:
 
 
 def read_settings(
-    on: bool, data: str, samples: float | None, seq_len: float | None, protocol: str = "windows"
+    on: bool,
+    data: str,
+    samples: float | None,
+    seq_len: float | None,
+    protocol: str = "windows",
+    calibrated_on: str = lrcore.Recipe().data,
 ) -> lrcore.EvaluationSettings | None:
-    """The settings of the evaluation; None where nothing is to be measured.
+    """The settings of the evaluation; None where nothing is to be measured. calibrated_on: the
+    text that stands for `text.AS_CALIBRATED`.
 
-    Raises InputError for an empty box.
+    Raises InputError for a number out of range.
     """
     if not on:
         return None
-    windows = int(samples) if samples else None
-    if protocol != "windows":
-        own = int(seq_len) if seq_len and lrcore.PROTOCOLS[protocol].kind == "strided" else None
-        return lrcore.EvaluationSettings(data, windows, own, protocol=protocol)
-    if seq_len is None or seq_len < 2:
-        raise lrcore.InputError(f"Tokens per window must be at least 2, got {seq_len!r}.")
-    return lrcore.EvaluationSettings(data, windows, int(seq_len))
+    data = calibrated_on if (data or "").strip() in ("", text.AS_CALIBRATED) else data
+    if samples and samples < 0:
+        raise lrcore.InputError(f"Windows must be at least 1, or 0 for all; got {samples:g}.")
+    if seq_len and seq_len < 2:
+        raise lrcore.InputError(
+            f"Tokens per window must be at least 2, or 0 for the usual number; got {seq_len:g}."
+        )
+    windows, length = (int(number) if number else None for number in (samples, seq_len))
+    if protocol != "windows" and lrcore.PROTOCOLS[protocol].kind != "strided":
+        length = None
+    return lrcore.EvaluationSettings(data, windows, length, protocol=protocol)

@@ -23,7 +23,9 @@ NEXT = (
 
 
 def build() -> gr.HTML:
-    """Its value, what `done` gives, says which steps are done."""
+    """Its value, what `done` gives, says which steps are done; the button of the next step reports
+    the tab that it opens, as `allocation`, `compress` or `compare`.
+    """
     items = "".join(
         f"<li><button type='button'><span class='tick'>{i + 1}</span> {label}</button></li>"
         for i, (_, label) in enumerate(STEPS)

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from .page import PATIENCE
+from .page import ANEW, PATIENCE
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
@@ -32,13 +32,22 @@ def test_a_sweep_is_compared(workbench):
         "the sweep does not end",
     )
 
-    workbench.tab("Compare")
+    workbench.press_until(
+        lambda: page.locator("#guide .next").click(timeout=ANEW),
+        lambda: workbench.open_tab() == "Compare",
+        "the next step does not open",
+    )
+    newest = page.locator("#compare-runs .token", has_text="svd 30% uniform · demo-llama")
+    newest.wait_for()
+    workbench.until(lambda: "runs=" in page.url, "the address does not name the chosen runs")
     workbench.until(
         lambda: "KL to dense" in page.locator("#cards").inner_text(),
         "no distance to the dense model is shown",
     )
     workbench.answered()
-    workbench.choose_all("compare-runs", ["a3 30% uniform", "svd 30% uniform"])
+    workbench.choose_all(
+        "compare-runs", ["a3 30% uniform · demo-llama", "svd 30% uniform · demo-llama"]
+    )
     table = page.locator("#recipe-differences")
     table.wait_for(state="visible")
     differences = workbench.until(
@@ -75,7 +84,7 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
     workbench.set_range("new-tokens", 24)
     workbench.type_into("prompt", "Once upon a time")
     labels = [page.locator(f"#answer-{i} label > span").first for i in range(3)]
-    runs = {"a3 30% uniform", "svd 30% uniform"}
+    runs = {"a3 30% uniform · demo-llama", "svd 30% uniform · demo-llama"}
 
     def named(within: str = "") -> list[str] | None:
         words = [label.inner_text() for label in labels]
@@ -160,7 +169,7 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
 def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     sweep, run = tmp_path / "sweep.html", tmp_path / "run.html"
     sweep.write_text(table_of(workbench, "Sweep of 4 runs", "report.html"), encoding="utf-8")
-    workbench.open_run("svd 30% uniform")
+    workbench.open_run("svd 30% uniform · demo-llama")
     run.write_text(workbench.download("run-report"), encoding="utf-8")
     context, requested = workbench.page.context.browser.new_context(offline=True), []
     context.set_default_timeout(PATIENCE * 1000)

@@ -14,9 +14,10 @@ from workbench.evaluation_controls import read_settings
 from workbench.figures.comparison import Point, scatter
 from workbench.job_record import JobRecord
 from workbench.jobs import SweepJob
+from workbench.jobs.models import run_name
 from workbench.jobs.sweep import tables
 from workbench.store import Store
-from workbench.tabs.compare import cards, chart, differences, protocols
+from workbench.tabs.compare import cards, chart, differences, protocols, runs
 
 DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
 
@@ -25,6 +26,48 @@ def run_of(name, recipe, parameters=8, megabytes=1.0):
     model = replace(DENSE, parameters=parameters, bytes=megabytes * 1e6, flops_per_token=5)
     provenance = Provenance((lrcore.Compressed(recipe),), account=SizeAndCost(model, DENSE))
     return lrcore.Run(name, name, 0.0, None, recipe, provenance, (), [])
+
+
+def test_each_dense_model_has_its_card_and_its_runs_beside_it():
+    one, other = (run_of(name, lrcore.Recipe(model=name)) for name in ("demo-llama", "demo-opt"))
+    third = run_of("third", lrcore.Recipe(model="demo-llama"))
+    protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
+    for run, dense in ((one, 1.5), (other, 9.0), (third, 1.5)):
+        run.evaluations.append(
+            {"protocol": protocol, "perplexity": 2 * dense, "dense_perplexity": dense}
+        )
+    shown = cards.all_cards([one, other, third], protocols.protocol_of(one, one.evaluations[0]), {})
+    first, second = shown.split("<div class='cards'>")[1:]
+    assert "dense · demo-llama" in first
+    assert first.count("class='card'") == 3
+    assert "third" in first
+    assert "1.5000" in first
+    assert "dense · demo-opt" in second
+    assert second.count("class='card'") == 2
+    assert "9.0000" in second
+
+
+def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(tmp_path):
+    made = [run_of(name, lrcore.Recipe()) for name in ("old", "middle", "new")]
+    known = {run.id: run for run in made}
+    store = SimpleNamespace(
+        runs=SimpleNamespace(all=lambda: made, ids=lambda: [*known], get=known.get),
+        chosen_runs=lambda ids: [known[one] for one in ids or [] if one in known],
+    )
+    page = SimpleNamespace(query_params={})
+    linked = SimpleNamespace(query_params={"runs": "old,gone,middle"})
+    assert runs.list_runs(store, [], None, page)[0]["value"] == ["new"]
+    assert runs.list_runs(store, [], None, linked)[0]["value"] == ["old", "middle"]
+    assert "value" not in runs.list_runs(store, ["middle"], None, linked)[0]
+    assert runs.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
+    assert "value" not in runs.add_newest(store, ["new"])[0]
+
+
+def test_a_run_that_nobody_named_has_its_model_in_its_name():
+    names = [
+        run_name(lrcore.Recipe(model=model)) for model in ("demo-llama", "/a/b/tiny/", "org/model")
+    ]
+    assert names == [f"a3 20% uniform · {name}" for name in ("demo-llama", "tiny", "model")]
 
 
 def test_differences_of_recipes_and_of_what_came_out():

@@ -10,10 +10,11 @@ from page_values import BROWSER, click
 
 import lrcore
 from workbench import polling, selection, sidebar, text
+from workbench.evaluation_controls import EvaluationControls, read_settings
 from workbench.events import bind
 from workbench.form import input_values
-from workbench.job_record import ENDED
-from workbench.jobs import KINDS
+from workbench.job_record import ENDED, JobRecord
+from workbench.jobs import KINDS, CompressJob
 from workbench.store import Store
 from workbench.tabs.compare import answers, prompt_set, runs, token_losses
 from workbench.tabs.compress import dropping, one_run, slicing, sweep
@@ -64,6 +65,32 @@ def test_start_makes_the_run_that_was_described(store, recipe, evaluation):
     assert command == ""
 
 
+def test_a_window_beyond_the_context_is_refused_before_anything_runs(store, recipe):
+    before = len(store.jobs.all()), len(store.runs.all())
+    too_long = [True, text.AS_CALIBRATED, 2, 4096, "windows"]
+    with pytest.raises(lrcore.InputError, match="4,096"):
+        one_run.start(store, "", *input_values(recipe), too_long)
+    # also where the model is not loaded yet: by the job, before it compresses
+    settings = lrcore.EvaluationSettings(recipe.data, 2, 4096)
+    job, reporter = CompressJob(recipe, "", settings), JobRecord(CompressJob(recipe))
+    with pytest.raises(lrcore.InputError, match="4,096"):
+        job.run(store, reporter)
+    assert reporter.stage == "load"
+    assert (len(store.jobs.all()), len(store.runs.all())) == before
+
+
+def test_the_evaluation_follows_the_model_and_its_text(recipe):
+    controls = [part.value for part in EvaluationControls().all]
+    settings = read_settings(*controls, calibrated_on=recipe.data)
+    assert (settings.data, settings.seq_len) == (recipe.data, None)
+    model = lrcore.load(recipe.model)  # its context is half of the usual window
+    assert lrcore.evaluate(model, settings).protocol["seq_len"] == model.context == 128
+    assert read_settings(True, "stories", 0, 64, calibrated_on=recipe.data).data == "stories"
+    for samples, length in ((-1, 64), (2, 1)):
+        with pytest.raises(lrcore.InputError, match="at least"):
+            read_settings(True, "stories", samples, length)
+
+
 def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
     rest = ["0.1, 0.2", "", False, *input_values(recipe), evaluation]
     with pytest.raises(lrcore.InputError, match="no methods"):
@@ -81,10 +108,10 @@ def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
 
 def test_runs_are_listed_compared_and_drawn(store):
     (run,) = store.runs.all()
-    chosen, protocol = runs.list_runs(store, [], None)
+    chosen, protocol = runs.list_runs(store, [], None, BROWSER)
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
-    again = runs.list_runs(store, [run.id], measured)
+    again = runs.list_runs(store, [run.id], measured, BROWSER)
     # what was chosen meanwhile must not be overwritten
     assert not [part for part in again if "value" in part]
     cards, _, note = runs.draw_runs(store, [run.id], measured)
@@ -113,9 +140,9 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
         prompt_set.answer_all(store, " ", 4, 0, 1, *values)
 
 
-def test_tokens_are_coloured_by_their_loss(store, recipe):
+def test_tokens_are_coloured_by_their_loss(store):
     (run,) = store.runs.all()
-    html = token_losses.paint(store, "Once upon a time", [run.id], *input_values(recipe))
+    html = token_losses.paint(store, "Once upon a time", [run.id])
     assert "nats per token" in html
     assert token_losses.mean_rise([("a", 9.0, 9.0), ("b", 1.0, 2.0), ("c", 1.0, 1.0)]) == 0.5
 
@@ -128,6 +155,8 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     column, heading, name, *_ = details.show(store, run.id, "")
     assert column.visible
     assert "first" in heading
+    assert f"measured perplexity</span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
+    assert text.ON_CALIBRATION_TEXT in heading  # the file is too short to hold some of it out
     assert name == "first"
     assert not details.show(store, "gone", "")[0].visible
     details.set_tags(store, run.id, "a, b")

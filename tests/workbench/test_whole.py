@@ -4,6 +4,7 @@ what is said of both.
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     expected = lrcore.shorten(lrcore.load(recipe.model), recipe, 2, by)
     (run,) = Store(tmp_path / "runs").runs.all()  # another process
     assert run.id == job.result[0]
-    assert run.name == f"without 2 of 3 layers, {by}"
+    assert run.name == f"without 2 of 3 layers, {by} · {Path(recipe.model).name}"
     assert run.step(lrcore.Shortened) == expected.step(lrcore.Shortened)
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
@@ -139,7 +140,9 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     job = done(store, SliceJob(requested, rotations, evaluation=measured(recipe)))
     assert job.state == "done", job.error
     (run,) = store.runs.all()
-    assert run.name == f"sliced to {message['width']} of 32, {rotations}"
+    assert run.name == (
+        f"sliced to {message['width']} of 32, {rotations} · {Path(recipe.model).name}"
+    )
     assert (run.method, run.policy) == ("slice", rotations)
     assert run.account.to_dict()["parameters"] == message["parameters"]
     expected = lrcore.slice_hidden(model, requested, rotations, 4)

@@ -61,10 +61,20 @@ class SpeedJob(Job):
         return list(self.runs)
 
 
-def load_dense(store: Store, recipe: lrcore.Recipe, reporter: Reporter) -> lrcore.LoadedModel:
-    """The dense model of a recipe, as a stage of its own."""
+def load_dense(
+    store: Store,
+    recipe: lrcore.Recipe,
+    reporter: Reporter,
+    evaluation: lrcore.EvaluationSettings | None = None,
+) -> lrcore.LoadedModel:
+    """The dense model of a recipe, as a stage of its own.
+
+    evaluation: how the job measures at its end. Raises InputError at once where that cannot be.
+    """
     reporter.progress("load", 0, 1)
     model = store.dense(recipe)
+    if evaluation is not None:
+        lrcore.check_evaluation(model, evaluation.apart_from([recipe.data]))
     reporter.progress("load", 1, 1)
     return model
 

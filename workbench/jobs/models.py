@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import lrcore
 
-from .. import text
+from .. import memory, text
 from ..job import Job, Reporter
 from ..store import Store
 from .measuring import evaluate_run, load_dense
@@ -30,7 +30,8 @@ class CompressJob(Job):
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         recipe = self.recipe
-        dense = load_dense(store, recipe, reporter)
+        dense = load_dense(store, recipe, reporter, self.evaluation)
+        memory.check(dense, recipe)
         factors = store.factors(recipe, reporter.progress)
         small = lrcore.compress(dense, recipe, factors, store.plan(recipe), reporter.progress)
         name = self.name or run_name(recipe)
@@ -54,11 +55,12 @@ class ShortenJob(Job):
         return f"Drop {self.layers} layer(s) of {self.recipe.model}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        dense = load_dense(store, self.recipe, reporter)
+        dense = load_dense(store, self.recipe, reporter, self.evaluation)
         small = lrcore.shorten(dense, self.recipe, self.layers, self.by, progress=reporter.progress)
         step = small.step(lrcore.Shortened)
         reporter.note(text.shortened(small.history))
-        name = self.name or f"without {len(step.gone)} of {step.of} layers, {step.by}"
+        what = f"without {len(step.gone)} of {step.of} layers, {step.by}"
+        name = self.name or of_base(what, self.recipe)
         return keep_measured(store, reporter, self.recipe, name, small, self.evaluation)
 
 
@@ -78,19 +80,27 @@ class SliceJob(Job):
         return f"Slice {self.recipe.model}, remove {self.recipe.ratio:.0%}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        recipe, dense = self.recipe, load_dense(store, self.recipe, reporter)
+        recipe = self.recipe
+        dense = load_dense(store, recipe, reporter, self.evaluation)
         small = lrcore.slice_hidden(
             dense, recipe, self.rotations, recipe.multiple, progress=reporter.progress
         )
         step = small.step(lrcore.Sliced)
         reporter.note(text.sliced(small.history))
-        name = self.name or f"sliced to {step.width} of {step.of}, {step.rotations}"
+        name = self.name or of_base(
+            f"sliced to {step.width} of {step.of}, {step.rotations}", recipe
+        )
         return keep_measured(store, reporter, recipe, name, small, self.evaluation)
 
 
 def run_name(recipe: lrcore.Recipe) -> str:
     """What a run is called where nobody named it."""
-    return f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}"
+    return of_base(f"{recipe.method} {recipe.ratio:.0%} {recipe.policy}", recipe)
+
+
+def of_base(what: str, recipe: lrcore.Recipe) -> str:
+    """What was done, and to which model: its name without the folders before it."""
+    return f"{what} · {recipe.model.rstrip('/').rpartition('/')[2]}"
 
 
 def keep_run(

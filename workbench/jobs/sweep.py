@@ -49,13 +49,13 @@ class SweepJob(Job):
 
     def evaluations(self) -> tuple[lrcore.EvaluationSettings, ...]:
         """What every run is measured on: the settings, for a cross-calibration study on each of its
-        sets, or nothing.
+        sets, or nothing; of a file that is calibrated on, its held-out tail.
         """
         if self.evaluation is None:
             return ()
-        if not self.cross:
-            return (self.evaluation,)
-        return tuple(replace(self.evaluation, data=data) for data in self.calibration_sets)
+        sets = self.calibration_sets or (self.recipe.data,)
+        measured_on = self.calibration_sets if self.cross else (self.evaluation.data,)
+        return tuple(replace(self.evaluation, data=one).apart_from(sets) for one in measured_on)
 
     def check(self) -> None:
         """Raises InputError where a cross-calibration study lacks sets or a measurement."""
@@ -72,7 +72,10 @@ class SweepJob(Job):
         """A run that cannot be made, such as a KV budget for a method that leaves the cache as it
         is, is left out and said in the log.
         """
-        dense, kept = load_dense(store, self.recipe, reporter), RunStore(self, store, reporter)
+        dense = load_dense(store, self.recipe, reporter)
+        for one in self.evaluations():
+            lrcore.check_evaluation(dense, one)
+        kept = RunStore(self, store, reporter)
         lrcore.run_sweep(dense, self.sweep(), kept, kept.progress)
         if kept.refused and not reporter.result:
             raise lrcore.InputError(kept.refused)

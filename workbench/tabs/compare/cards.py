@@ -1,4 +1,4 @@
-"""The cards: the dense model first, then each run against it."""
+"""The cards: each dense model first, then its runs against it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,16 +7,40 @@ import lrcore
 
 from ... import markup, text
 from .chart import SPEEDS
-from .protocols import evaluation_of
+from .protocols import evaluation_of, protocol_of
 
 
 def all_cards(runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]) -> str:
     """speeds: {"dense", "small"} of the runs that have any, by id."""
     if not runs:
         return markup.note(text.NO_RUNS, "hint")
-    cards = [dense_card(runs[0], evaluation_of(runs[0], protocol))]
-    cards += [run_card(run, evaluation_of(run, protocol), speeds.get(run.id)) for run in runs]
-    return f"<div class='cards'>{''.join(cards)}</div>"
+    return "".join(
+        f"<div class='cards'>{''.join(cards_of_base(own, protocol, speeds))}</div>"
+        for own in by_base(runs)
+    )
+
+
+def cards_of_base(
+    runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]
+) -> list[str]:
+    """The card of the dense model that these runs were made of, then theirs."""
+    # what the dense model has under the protocol; a run that was not measured under it has less
+    measured = [(run, evaluation_of(run, protocol)) for run in runs]
+    first = next((pair for pair in measured if under(*pair, protocol)), measured[0])
+    return [dense_card(*first), *(run_card(*pair, speeds.get(pair[0].id)) for pair in measured)]
+
+
+def under(run: lrcore.Run, evaluation: dict[str, Any] | None, protocol: str | None) -> bool:
+    return evaluation is not None and protocol_of(run, evaluation) == protocol
+
+
+def by_base(runs: Sequence[lrcore.Run]) -> list[list[lrcore.Run]]:
+    """The runs by the dense model that they were made of, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[lrcore.Run]] = {}
+    for run in runs:
+        base = "" if run.base is None else run.base.fingerprint
+        groups.setdefault((run.recipe.model, base), []).append(run)
+    return list(groups.values())
 
 
 def dense_card(run: lrcore.Run, evaluation: dict[str, Any] | None) -> str:

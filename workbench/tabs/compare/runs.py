@@ -10,6 +10,7 @@ import pandas as pd
 import lrcore
 
 from ... import markup, text
+from ...assets import script
 from ...components import panel, plot
 from ...evaluation_controls import read_settings
 from ...events import LIVE, QUIET, bind, listen
@@ -75,6 +76,10 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
     stamp = page.runs_stamp.change
     choice = [parts.runs, parts.protocol]
     listen([page.opened, stamp], bind(list_runs, store), choice, choice, **LIVE)
+    # the step after Compress is to compare what was made there
+    added = page.steps.compare(bind(add_newest, store), parts.runs, choice, **QUIET)
+    for chosen in (parts.runs.input, added.then):
+        chosen(None, parts.runs, None, js=script("runs-address.js"), **QUIET)
     listen(
         [parts.runs.change, parts.protocol.change, stamp],
         bind(draw_runs, store),
@@ -94,15 +99,39 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
     parts.speed.click(bind(measure_speed, store), parts.runs, None, **QUIET)
 
 
-def list_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, Any]:
-    """The runs to choose from and the protocols they were measured under; what is chosen stays."""
+def list_runs(
+    store: Store, ids: list[str], protocol: str | None, page: gr.Request
+) -> tuple[Any, Any]:
+    """The runs to choose from and the protocols they were measured under; what is chosen stays.
+
+    A page that has chosen none yet begins with those in its address, else with the newest.
+    """
     runs = store.runs.all()[::-1]
     known = {run.id for run in runs}
-    kept = [run_id for run_id in ids or [] if run_id in known] or [run.id for run in runs[:1]]
-    names = list(dict.fromkeys(protocol_of(run, one) for run in runs for one in run.evaluations))
+    linked = page.query_params.get("runs", "").split(",")[:MOST_RUNS]
+    chosen = ([one for one in some or [] if one in known] for some in (ids, linked))
+    return lists(runs, next(filter(None, chosen), [run.id for run in runs[:1]]), ids, protocol)
+
+
+def add_newest(store: Store, ids: list[str]) -> tuple[Any, Any]:
+    """The newest run beside those that are chosen, before them."""
+    runs = store.runs.all()[::-1]
+    newest = [run.id for run in runs[:1]]
+    others = [run.id for run in store.chosen_runs(ids) if run.id not in newest]
+    return lists(runs, [*newest, *others][:MOST_RUNS], ids, None)
+
+
+def lists(
+    runs: Sequence[lrcore.Run], chosen: list[str], before: list[str], protocol: str | None
+) -> tuple[Any, Any]:
+    """The two lists with what is chosen in them. runs: newest first; a protocol that none was
+    measured under gives way to the first one of the chosen runs.
+    """
+    order = [*(run for run in runs if run.id in chosen), *runs]
+    names = list(dict.fromkeys(protocol_of(run, one) for run in order for one in run.evaluations))
     shown = protocol if protocol in names else next(iter(names), None)
     return (
-        gr.update(choices=[(run.name, run.id) for run in runs], **value_unless(ids, kept)),
+        gr.update(choices=[(run.name, run.id) for run in runs], **value_unless(before, chosen)),
         gr.update(choices=names, **value_unless(protocol, shown)),
     )
 
@@ -138,8 +167,13 @@ def draw_chart(store: Store, protocol: str | None, axis: str) -> tuple[str, str]
 
 def measure_runs(store: Store, ids: list[str], evaluation: list[Any]) -> None:
     """Queue a measurement of the chosen runs; evaluation: the values of its controls."""
-    runs, settings = some_runs(store, ids), read_settings(True, *evaluation[1:])
-    store.jobs.submit(MeasureJob(tuple(run.id for run in runs), settings))
+    runs, texts = some_runs(store, ids), {}
+    for run in runs:
+        settings = read_settings(True, *evaluation[1:], calibrated_on=run.recipe.data)
+        texts.setdefault(settings, []).append(run)
+    for settings, own in texts.items():
+        apart = settings.apart_from([run.recipe.data for run in runs])
+        store.jobs.submit(MeasureJob(tuple(run.id for run in own), apart))
 
 
 def measure_speed(store: Store, ids: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 
@@ -13,7 +12,7 @@ from ...components import panel
 from ...events import bind, listen
 from ...page import Page
 from ...store import Store
-from .models import dense_recipe, some_runs
+from .models import some_runs
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,18 @@ def layout() -> TokenLosses:
 
 
 def wire(page: Page, store: Store, parts: TokenLosses, runs: gr.Dropdown) -> None:
-    inputs = [parts.passage, runs, *page.form.inputs]
+    inputs = [parts.passage, runs]
     painted, private = parts.coloured, {"api_visibility": "private"}
     listen([parts.colour.click], bind(paint, store), inputs, painted, **private)
 
 
-def paint(store: Store, passage: str, ids: list[str], *values: Any) -> str:
-    """The passage once per chosen run, each token coloured by what the run loses there."""
-    runs = some_runs(store, ids)
-    dense = lrcore.token_losses(store.dense(dense_recipe(store, ids, values)), passage)
+def paint(store: Store, passage: str, ids: list[str]) -> str:
+    """The passage once per chosen run, each token coloured by what the run loses there against its
+    own dense model.
+    """
     blocks = []
-    for run in runs:
+    for run in some_runs(store, ids):
+        dense = lrcore.token_losses(store.dense(run.recipe), passage)
         small = lrcore.token_losses(store.small(run), passage)
         tokens = [
             (token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)

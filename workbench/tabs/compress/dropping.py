@@ -16,7 +16,7 @@ from ...form import MovingRange, try_recipe
 from ...jobs import ShortenJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, name_and_start, read, run_name, sentence_or_reason
+from .reading import inputs, name_and_start, read_and_check, run_name, sentence_or_reason
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
     """Queue the run; the box of its name is empty afterwards."""
     layers, by = controls
-    recipe, settings = read(values)
+    recipe, settings = read_and_check(store, values)
     store.jobs.submit(ShortenJob(recipe, int(layers), by, run_name(name), settings))
     return ""
 

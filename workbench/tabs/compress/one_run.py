@@ -12,7 +12,7 @@ from ...events import LIVE, QUIET, bind, listen
 from ...jobs import CompressJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, read, run_name
+from .reading import inputs, read, read_and_check, run_name
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,6 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
 
 def start(store: Store, name: str, *values: Any) -> str:
     """Queue the run; the box of its name is empty afterwards."""
-    recipe, settings = read(values)
+    recipe, settings = read_and_check(store, values)
     store.jobs.submit(CompressJob(recipe, run_name(name), settings))
     return ""

@@ -11,6 +11,7 @@ from ... import markup
 from ...evaluation_controls import read_settings
 from ...form import read_recipe
 from ...page import Page
+from ...store import Store
 
 MOST_LETTERS = 80  # of a run's name
 
@@ -23,7 +24,19 @@ def inputs(page: Page) -> list[gr.components.Component]:
 def read(values: Sequence[Any]) -> tuple[lrcore.Recipe, lrcore.EvaluationSettings | None]:
     """The recipe, and how its run is to be measured. Raises InputError for a value out of range."""
     *form, evaluation = values
-    return read_recipe(form), read_settings(*evaluation)
+    recipe = read_recipe(form)
+    return recipe, read_settings(*evaluation, calibrated_on=recipe.data)
+
+
+def read_and_check(
+    store: Store, values: Sequence[Any]
+) -> tuple[lrcore.Recipe, lrcore.EvaluationSettings | None]:
+    """The same. Raises InputError as well where the model is loaded and cannot be measured so."""
+    recipe, settings = read(values)
+    dense = store.peek_dense(recipe)
+    if dense is not None and settings is not None:
+        lrcore.check_evaluation(dense, settings.apart_from([recipe.data]))
+    return recipe, settings
 
 
 def run_name(typed: str) -> str:

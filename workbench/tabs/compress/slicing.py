@@ -14,7 +14,7 @@ from ...form import try_recipe
 from ...jobs import SliceJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, name_and_start, read, run_name, sentence_or_reason
+from .reading import inputs, name_and_start, read_and_check, run_name, sentence_or_reason
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
     """Queue the run; the box of its name is empty afterwards."""
     ratio, rotations = controls
-    recipe, settings = read(values)
+    recipe, settings = read_and_check(store, values)
     job = SliceJob(recipe.with_(ratio=ratio), rotations, run_name(name), settings)
     store.jobs.submit(job)
     return ""

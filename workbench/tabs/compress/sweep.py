@@ -12,7 +12,7 @@ from ...events import QUIET, bind, listen
 from ...jobs import SweepJob
 from ...page import Page
 from ...store import Store
-from .reading import inputs, read
+from .reading import inputs, read_and_check
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def start(store: Store, methods: list[str], policies: list[str], *values: Any) -
     recipe and evaluation.
     """
     ratios, texts, cross, *rest = values
-    recipe, settings = read(rest)
+    recipe, settings = read_and_check(store, rest)
     shares = read_shares(ratios, recipe)
     if not methods:
         raise lrcore.InputError("The sweep has no methods: choose at least one.")

@@ -110,12 +110,23 @@ def described(run: lrcore.Run) -> tuple[str, str, str, str]:
     """Heading, name, tags and folder of a run."""
     heading = (
         f"<h3>{markup.escape(run.name)}</h3>"
-        + markup.summary(run.account.to_dict())
+        + markup.summary(run.account.to_dict(), measured(run))
         + markup.note(text.shortened(run.history))
         + markup.note(text.sliced(run.history))
         + markup.note(text.healed(run.history))
     )
     return heading, run.name, ", ".join(run.tags), str(run.checkpoint.absolute())
+
+
+def measured(run: lrcore.Run) -> str:
+    """The cell of the perplexity that was measured last, beside the predicted one."""
+    if not run.evaluations or not run.evaluations[-1]["perplexity"]:
+        return markup.cell(text.MEASURED_PERPLEXITY, text.NOT_MEASURED)
+    last = run.evaluations[-1]
+    before = last["dense_perplexity"]
+    change = f"{markup.less(last['perplexity'], before)} ({before:.4f}) · " if before else ""
+    below = change + text.protocol(last["protocol"])
+    return markup.cell(text.MEASURED_PERPLEXITY, f"{last['perplexity']:.4f}", below)
 
 
 def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:
