@@ -30,12 +30,14 @@ class Job(ABC):
     """The base of every kind of job.
 
     kind: its name in records. kept: whether its record is on disk. once: whether an equal job that
-    waits or runs serves for a second one.
+    waits or runs serves for a second one. yields: whether it lets others go first, and goes on
+    after them with what it has computed so far.
     """
 
     kind: ClassVar[str]
     kept: ClassVar[bool] = True
     once: ClassVar[bool] = False
+    yields: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -48,6 +50,11 @@ class Job(ABC):
 
         Raises lrcore.InputError where it cannot be done, lrcore.Cancelled where it was cancelled.
         """
+
+    def serves(self, other: "Job") -> bool:
+        """Whether the other job needs what this one computes, so that it should wait for it."""
+        del other
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: its kind and its fields."""

@@ -15,6 +15,8 @@ def progress(job: JobRecord) -> str:
 
 def steps(job: JobRecord) -> str:
     """Stage, layer i/N and time left of a running job."""
+    if job.cancelled.is_set():
+        return text.CANCELLING
     parts = [job.part, job.stage, f"{job.done}/{job.total}" if job.total else ""]
     left = job.eta()
     parts.append(f"about {text.duration(left)} left in this stage" if left is not None else "")
@@ -32,7 +34,7 @@ def status_bar(jobs: Jobs) -> str:
             f"<span class='steps' data-stage='{escape(job.stage)}' data-done='{job.done}' "
             f"data-total='{job.total}'>{steps(job)}</span>{progress(job)}"
             + (f"<span class='queue'>{queued} queued</span>" if queued else "")
-            + f"{button('Cancel', 'cancel', job=job.id)}</div>"
+            + f"{cancel(job)}</div>"
         )
     ended = [job for job in jobs.all() if job.state in ENDED and job.ended]
     last = max(ended, key=lambda job: job.ended, default=None)
@@ -68,9 +70,9 @@ def job_row(job: JobRecord, place: int) -> str:
     """place: how many jobs come before a queued one."""
     if job.state == "running":
         state = steps(job) or "starting"
-        actions = progress(job) + button("Cancel", "cancel", job=job.id)
+        actions = progress(job) + cancel(job)
     elif job.state == "queued":
-        state, actions = f"queued, {place} before it", button("Cancel", "cancel", job=job.id)
+        state, actions = f"queued, {place} before it", cancel(job)
     else:
         state, actions = escape(ending(job)), ended_actions(job)
     lines = "\n".join(escape(line) for line in job.log[-200:])
@@ -80,6 +82,11 @@ def job_row(job: JobRecord, place: int) -> str:
         f"<span class='dot'></span><b>{escape(job.title)}</b><span class='state'>{state}</span>"
         f"<span class='acts'>{actions}</span>{details}</div>"
     )
+
+
+def cancel(job: JobRecord) -> str:
+    """The button, until it was pressed."""
+    return "" if job.cancelled.is_set() else button("Cancel", "cancel", job=job.id)
 
 
 def ended_actions(job: JobRecord) -> str:

@@ -5,10 +5,10 @@ The records live on the server and on disk, so that neither a page reload nor a 
 
 import json
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import lrcore
@@ -22,6 +22,31 @@ ABANDONED = 3600.0  # seconds after which a half-written record is one of a kill
 Work = Callable[[JobRecord], list[str]]
 
 
+@contextmanager
+def asked_in_models(record: JobRecord) -> Iterator[None]:
+    """Inside, every module of a network that this thread runs asks first whether the job is to go
+    on: one layer over all windows may take many seconds.
+    """
+    from torch.nn.modules.module import register_module_forward_pre_hook  # takes seconds to import
+
+    thread = threading.get_ident()
+
+    def ask(*_: object) -> None:
+        if threading.get_ident() == thread:
+            record.go_on()
+
+    handle = register_module_forward_pre_hook(ask)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def goes_before(job: Job, running: Job) -> bool:
+    """Whether a running job makes way for another one."""
+    return running.yields and not job.yields and not running.serves(job)
+
+
 class Jobs:
     """The queue and its one worker.
 
@@ -33,25 +58,28 @@ class Jobs:
         self.folder, self._kinds, self._work = folder, kinds, work
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
+        self._queued = threading.Condition(self._lock)
         self._on_disk = threading.RLock()  # one record is written, or removed, at a time
         self._records: dict[str, JobRecord] = {}
-        self._queue: queue.Queue[str] = queue.Queue()
         self._read()
         threading.Thread(target=self._run, name="worker", daemon=True).start()
 
     def submit(self, job: Job, title: str = "") -> JobRecord:
         """Put a job in the queue; of a kind that is wanted once, an equal one that waits or runs is
-        returned instead. title: the job's own by default.
+        returned instead. A job that yields waits for those that do not, also where it runs already,
+        unless it computes what they need. title: the job's own by default.
         """
-        with self._lock:
+        with self._queued:
             if job.once:
                 for record in self.waiting():
                     if record.job == job:
                         return record
-            record = JobRecord(job, title)
+            record, running = JobRecord(job, title), self.running()
             self._records[record.id] = record
+            if running is not None and goes_before(job, running.job):
+                running.put_off.set()
+            self._queued.notify()
         self._write(record)
-        self._queue.put(record.id)
         return record
 
     def cancel(self, job_id: str) -> None:
@@ -72,7 +100,7 @@ class Jobs:
 
         What it had finished on disk is not computed twice.
         """
-        with self._lock:
+        with self._on_disk, self._lock:
             old = self._records.get(job_id)
             if old is None or old.state not in ENDED:
                 raise lrcore.InputError(
@@ -103,7 +131,7 @@ class Jobs:
         """The running job and those queued, in the order they will run."""
         return sorted(
             (record for record in self.all() if record.state not in ENDED),
-            key=lambda record: record.state != "running",
+            key=lambda record: (record.state != "running", record.job.yields),
         )
 
     def place(self, record: JobRecord) -> int:
@@ -112,18 +140,24 @@ class Jobs:
 
     def _run(self) -> None:
         while True:
-            record = self._records.get(self._queue.get())
-            with self._lock:
-                if record is None or record.state != "queued":
-                    continue
+            with self._queued:
+                while not self.waiting():
+                    self._queued.wait()
+                record = self.waiting()[0]
                 record.start()
             self._write(record)
             log.info("job %s: %s starts", record.id, record.title)
             try:
-                record.result = self._work(record)
+                with asked_in_models(record):
+                    record.result = self._work(record)
                 self._end(record, "done")
             except lrcore.Cancelled:
-                self._end(record, "cancelled")
+                with self._lock:
+                    again = record.put_off.is_set() and not record.cancelled.is_set()
+                    if again:
+                        record.wait_again()
+                if not again:
+                    self._end(record, "cancelled")
             except lrcore.InputError as error:
                 self._end(record, "failed", str(error))
             except Exception as error:

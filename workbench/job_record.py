@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,8 @@ class JobRecord:
 
     state: "queued", "running" or one of ENDED. stage, done, total: how far the present stage is.
     part: which of several parts, such as "run 2 of 6". result: ids of the runs it made. created,
-    started, ended: seconds since the epoch.
+    started, ended: seconds since the epoch. put_off: another job is to go first. askers: the
+    browsers that want it; None for anybody.
     """
 
     job: Job
@@ -55,6 +56,8 @@ class JobRecord:
     ended: float | None = None
     log: list[str] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+    put_off: threading.Event = field(default_factory=threading.Event, repr=False)
+    askers: set[Hashable] = field(default_factory=set, repr=False)
     _units: list[float] = field(default_factory=list, repr=False)
     _last: float = 0.0
 
@@ -88,8 +91,18 @@ class JobRecord:
             self._units = [*self._units, (now - self._last) / (done - self.done)][-8:]
         self.done, self.total, self._last = done, total, now
         log.info("job %s: %s %d/%d", self.id, stage, done, total)
-        if self.cancelled.is_set():
-            raise lrcore.Cancelled(f"{stage} {done}/{total}")
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Raises lrcore.Cancelled where the job was cancelled or another one is to go first."""
+        if self.cancelled.is_set() or self.put_off.is_set():
+            raise lrcore.Cancelled(f"{self.stage} {self.done}/{self.total}")
+
+    def wait_again(self) -> None:
+        """Back into the queue: another job goes first."""
+        self.put_off.clear()
+        self.state, self.stage, self.part, self.done, self.total = "queued", "", "", 0, 0
+        self.note("put off: another job goes first")
 
     def start(self) -> None:
         self.state, self.started, self._last = "running", time.time(), time.monotonic()

@@ -74,9 +74,9 @@ def wire(page: Page, store: Store, parts: Sidebar) -> None:
         listen(put, start, form, None, **QUIET)
 
 
-def analyse(store: Store, *values: Any) -> None:
-    """Queue what the form's recipe needs and lacks."""
-    start_analysis(store, read_recipe(values))
+def analyse(store: Store, browser: gr.Request, *values: Any) -> None:
+    """Queue what the form's recipe needs and lacks, in the place of what it needed before."""
+    start_analysis(store, read_recipe(values), browser.session_hash)
 
 
 def save_recipe(*values: Any) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 import lrcore
+from workbench import job_markup, text
 from workbench.job import Job
 from workbench.job_queue import Jobs
 from workbench.job_record import ENDED, JobRecord
@@ -44,6 +46,15 @@ class Unkept(Steps):
 
 
 @dataclass(frozen=True)
+class Yielding(Steps):
+    kind: ClassVar[str] = "yielding"
+    yields: ClassVar[bool] = True
+
+    def serves(self, other):
+        return other.n == self.n
+
+
+@dataclass(frozen=True)
 class Wrong(Steps):
     kind: ClassVar[str] = "wrong"
 
@@ -53,7 +64,7 @@ class Broken(Steps):
     kind: ClassVar[str] = "broken"
 
 
-TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept, Wrong, Broken)}
+TEST_KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept, Yielding, Wrong, Broken)}
 
 
 def ended(jobs, job, seconds=10):
@@ -115,6 +126,70 @@ def test_cancel_of_a_waiting_job_and_of_a_running_one(bench):
     assert first.done < 4
     assert ended(jobs, third).state == "done"
     assert order == [0, 2]
+
+
+def begun(order, count=1):
+    end = time.monotonic() + 10
+    while len(order) < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_job_that_yields_lets_others_go_first_and_runs_after_them(bench):
+    jobs, gate, order = bench
+    first = jobs.submit(Yielding(0))
+    begun(order)
+    other, asked = jobs.submit(Yielding(1)), jobs.submit(Steps(2))
+    assert jobs.place(asked) < jobs.place(other)
+    gate.set()
+    assert [ended(jobs, job).state for job in (asked, first, other)] == ["done"] * 3
+    assert order == [0, 2, 0, 1]
+    assert any("another job goes first" in line for line in first.log)
+
+
+def test_a_job_waits_for_the_one_that_computes_what_it_needs(bench):
+    jobs, gate, order = bench
+    first = jobs.submit(Yielding(0))
+    begun(order)
+    asked = jobs.submit(Steps(0))
+    gate.set()
+    assert [ended(jobs, job).state for job in (first, asked)] == ["done"] * 2
+    assert order == [0, 0]
+
+
+def test_a_job_that_was_put_off_can_be_cancelled(bench):
+    jobs, gate, order = bench
+    first = jobs.submit(Yielding(0))
+    begun(order)
+    asked = jobs.submit(Steps(1))
+    jobs.cancel(first.id)
+    gate.set()
+    assert ended(jobs, first).state == "cancelled"
+    assert ended(jobs, asked).state == "done"
+    assert order == [0, 1]
+
+
+def test_cancel_stops_within_a_layer(tmp_path):
+    """A stage that reports no progress, but runs a network."""
+    network = torch.nn.Sequential(torch.nn.Identity())
+    began, passes = threading.Event(), []
+
+    def work(record):
+        network(torch.zeros(1))
+        began.set()
+        while True:
+            network(torch.zeros(1))
+            passes.append(record.cancelled.is_set())
+
+    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    job = jobs.submit(Steps(0))
+    assert began.wait(10)
+    network(torch.zeros(1))  # another thread is not asked
+    jobs.cancel(job.id)
+    assert ended(jobs, job).state == "cancelled"
+    assert sum(passes) <= 1
+    network(torch.zeros(1))
+    assert text.CANCELLING in job_markup.steps(job)
 
 
 def test_failures_become_one_line(bench):

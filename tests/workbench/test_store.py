@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from tiny_models import family_folder
 import lrcore
 from workbench import live, memory
 from workbench.job_record import ENDED
-from workbench.jobs import KINDS, CompressJob, SurveyJob, start_analysis
+from workbench.jobs import KINDS, AnalyseJob, CompressJob, SurveyJob, start_analysis
 from workbench.store import Store
 from workbench.survey import measurements, survey
 
@@ -136,3 +137,34 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     assert figures == sorted(figures)
     assert [one.shown for one in figures].count(True) == 1
     assert measurements(store, recipe.with_(overrides={"0.mlp": 3})) == []
+
+
+def test_what_a_browser_chose_before_is_dropped_unless_another_one_wants_it(tmp_path, recipe):
+    store = Store(tmp_path / "runs", KINDS)
+    gate, jobs = threading.Event(), store.jobs
+    jobs._work = lambda record: [str(gate.wait(60))]
+    first = start_analysis(store, recipe, "one")
+    probed = start_analysis(store, recipe.with_(policy="probed"), "one")
+    assert first.cancelled.is_set()
+    assert start_analysis(store, recipe.with_(policy="probed"), "two") is probed
+    fisher = start_analysis(store, recipe.with_(policy="fisher"), "one")
+    assert probed.state == "queued"  # the other browser waits for it
+    start_analysis(store, recipe.with_(policy="probed", ratio=0.3), "one")
+    assert fisher.state == "cancelled"
+    assert start_analysis(store, recipe.with_(policy="fisher"), "two").state == "queued"
+    gate.set()
+
+
+def test_an_analysis_serves_the_run_that_needs_its_factors(recipe):
+    analysis = AnalyseJob(recipe)
+    assert analysis.serves(CompressJob(recipe.with_(ratio=0.35)))
+    assert not analysis.serves(CompressJob(recipe.with_(method="svd")))
+    assert not analysis.serves(SurveyJob(recipe.with_(seed=9)))
+
+
+def test_sizes_that_cannot_work_are_refused_before_anything_runs(recipe, monkeypatch):
+    with pytest.raises(lrcore.InputError, match="at most 134,217,728 can be held"):
+        lrcore.Recipe(samples=10**9)
+    monkeypatch.setattr(memory, "free", lambda device: 10_000)
+    with pytest.raises(lrcore.InputError, match="of memory for hidden states"):
+        memory.check(lrcore.load(recipe.model), recipe)

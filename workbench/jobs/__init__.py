@@ -1,5 +1,7 @@
 """The kinds of jobs: frozen values with a `title`, a stored form and a `run`."""
 
+from collections.abc import Hashable
+
 import lrcore
 
 from ..job_record import JobRecord
@@ -49,11 +51,23 @@ __all__ = [
 ]
 
 
-def start_analysis(store: Store, recipe: lrcore.Recipe) -> JobRecord | None:
-    """Queue what the Spectra and Allocation tabs need and lack; None where all of it is here."""
-    if store.peek_analysis(recipe) is not None and store.peek_factors(recipe) is not None:
-        return None
-    return store.jobs.submit(AnalyseJob(analysed(recipe)))
+def start_analysis(
+    store: Store, recipe: lrcore.Recipe, browser: Hashable = None
+) -> JobRecord | None:
+    """Queue what the Spectra and Allocation tabs need and lack; None where all of it is here.
+
+    browser: who asks; what it asked for before and nobody else wants is dropped.
+    """
+    lacking = store.peek_analysis(recipe) is None or store.peek_factors(recipe) is None
+    record = store.jobs.submit(AnalyseJob(analysed(recipe))) if lacking else None
+    if record is not None:
+        record.askers.add(browser)
+    for other in store.jobs.waiting() if browser is not None else ():
+        if other is not record and browser in other.askers:
+            other.askers.discard(browser)
+            if not other.askers:
+                store.jobs.cancel(other.id)
+    return record
 
 
 def start_survey(store: Store, recipe: lrcore.Recipe) -> JobRecord:

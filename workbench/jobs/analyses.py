@@ -5,7 +5,9 @@ from typing import Any, ClassVar
 
 import lrcore
 
+from .. import memory
 from ..job import Job, Reporter
+from ..keys import factor_key
 from ..store import Store
 from ..survey import live_requests
 from .measuring import load_dense
@@ -18,6 +20,7 @@ class AnalyseJob(Job):
     kind: ClassVar[str] = "analyse"
     kept: ClassVar[bool] = False
     once: ClassVar[bool] = True
+    yields: ClassVar[bool] = True
 
     recipe: lrcore.Recipe
 
@@ -25,8 +28,12 @@ class AnalyseJob(Job):
     def title(self) -> str:
         return f"Analyse {self.recipe.model}"
 
+    def serves(self, other: Job) -> bool:
+        recipe = getattr(other, "recipe", None)
+        return recipe is not None and factor_key(recipe) == factor_key(self.recipe)
+
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        load_dense(store, self.recipe, reporter)
+        memory.check(load_dense(store, self.recipe, reporter), self.recipe)
         store.analysis(self.recipe, reporter.progress)
         store.factors(self.recipe, reporter.progress)
         return []
@@ -44,6 +51,7 @@ class SurveyJob(Job):
     kind: ClassVar[str] = "survey"
     kept: ClassVar[bool] = False
     once: ClassVar[bool] = True
+    yields: ClassVar[bool] = True
 
     recipe: lrcore.Recipe
 
@@ -53,6 +61,7 @@ class SurveyJob(Job):
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         dense = load_dense(store, self.recipe, reporter)
+        memory.check(dense, self.recipe)
         for one in store.by_method(self.recipe):
             reporter.part = one.method
             store.factors(one, reporter.progress)

@@ -62,13 +62,13 @@ def queue_survey(store: Store, *values: Any) -> None:
     start_survey(store, read_recipe(values))
 
 
-def queue_factors(store: Store, *values: Any) -> None:
+def queue_factors(store: Store, browser: gr.Request, *values: Any) -> None:
     """Another method needs its own factors, and some policies need probes: queue them, for
-    settings that were analysed before.
+    settings that were analysed before. What the choice before needed is dropped.
     """
     recipe = read_recipe(values)
     if store.peek_analysis(recipe) is not None:
-        start_analysis(store, recipe)
+        start_analysis(store, recipe, browser.session_hash)
 
 
 def plan_shown(store: Store, browser: gr.Request, recipe: lrcore.Recipe) -> tuple[Any, ...]:
