@@ -7,8 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import lrcore
@@ -20,26 +19,6 @@ log = logging.getLogger("workbench.jobs")
 
 ABANDONED = 3600.0  # seconds after which a half-written record is one of a killed server
 Work = Callable[[JobRecord], list[str]]
-
-
-@contextmanager
-def asked_in_models(record: JobRecord) -> Iterator[None]:
-    """Inside, every module of a network that this thread runs asks first whether the job is to go
-    on: one layer over all windows may take many seconds.
-    """
-    from torch.nn.modules.module import register_module_forward_pre_hook  # takes seconds to import
-
-    thread = threading.get_ident()
-
-    def ask(*_: object) -> None:
-        if threading.get_ident() == thread:
-            record.go_on()
-
-    handle = register_module_forward_pre_hook(ask)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def goes_before(job: Job, running: Job) -> bool:
@@ -116,6 +95,12 @@ class Jobs:
                 del self._records[job_id]
                 (self.folder / f"{job_id}.json").unlink(missing_ok=True)
 
+    def read(self, job_id: str) -> None:
+        """A person has read how a job ended: the status bar need not say it any longer."""
+        record = self._records.get(job_id)
+        if record is not None:
+            record.was_read = True
+
     def get(self, job_id: str) -> JobRecord | None:
         return self._records.get(job_id)
 
@@ -148,7 +133,7 @@ class Jobs:
             self._write(record)
             log.info("job %s: %s starts", record.id, record.title)
             try:
-                with asked_in_models(record):
+                with lrcore.asked_often(record.go_on):
                     record.result = self._work(record)
                 self._end(record, "done")
             except lrcore.Cancelled:
