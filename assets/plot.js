@@ -183,7 +183,7 @@ const save = (format) =>
 function csv() {
   const quote = (v) => `"${String(v ?? '').replaceAll('"', '""')}"`,
     rows = [['series', 'x', 'y', 'value']];
-  for (const t of host.data) {
+  for (const t of host.data.filter((t) => t.mode !== 'text')) {
     if (t.type === 'heatmap')
       t.y.forEach((y, j) =>
         t.x.forEach((x, i) => rows.push([t.name, x, y, t.customdata?.[j][i][2] ?? t.z[j][i]])),

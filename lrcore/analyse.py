@@ -93,8 +93,11 @@ class Analysis:
     def table(self, threshold: float = 0.9) -> "pd.DataFrame":
         """Rank measures, one row per layer, name and kind.
 
-        energy_rank: the rank that holds `threshold` (0, 1] of the energy.
+        energy_rank: the rank that holds `threshold` (0, 1] of the energy. Raises InputError for a
+        threshold out of range.
         """
+        if not isinstance(threshold, int | float) or not 0 < threshold <= 1:
+            raise InputError(f"threshold must lie in (0, 1], got {threshold!r}.")
         table = self._measures.copy()
         ranks = [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()]
         table.insert(5, "energy_rank", ranks)

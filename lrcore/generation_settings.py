@@ -23,6 +23,12 @@ class GenerationSettings:
     seed: int = setting(0, "The same seed gives the same text, for every prompt and model.")
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "temperature", "top_p", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise InputError(f"{name} must be a number, got {value!r}. Type one.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"seed = {self.seed!r}: give a whole number below 2^63.")
         if not self.temperature >= 0:
             raise InputError(f"temperature must be 0 (greedy) or larger, got {self.temperature!r}.")
         if not 0 < self.top_p <= 1:

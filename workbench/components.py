@@ -3,12 +3,36 @@ a downloader.
 """
 
 import json
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
+import lrcore
+
 from .assets import PLOTLY_JS, script
+
+
+def as_sent(kind: type) -> Any:
+    """The component, giving handlers what the browser sent, None and numbers beyond its range as
+    well: they say in a sentence what is wrong, where Gradio's own message names no remedy, and a
+    range that follows the model may change while a number is on its way.
+
+    ABCMeta makes the class because Gradio's metaclass would write a .pyi file.
+    """
+    fields = {"is_template": True, "preprocess": lambda self, value: value}
+    return ABCMeta.__new__(type(kind), kind.__name__, (kind,), fields)
+
+
+Slider, Number = as_sent(gr.Slider), as_sent(gr.Number)
+
+
+def whole(value: float | None, what: str) -> int:
+    """The number that was typed. Raises InputError for an empty box."""
+    if value is None:
+        raise lrcore.InputError(f"'{what}' is empty. Type a whole number.")
+    return round(value)
 
 
 def plot(elem_id: str, height: int) -> gr.HTML:

@@ -17,6 +17,7 @@ log = logging.getLogger("workbench")
 # An event without a sign of progress names no component that shows one: Gradio's page would go
 # through the states of all outputs of all events, several times for each event.
 QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
+SECONDS = 15  # that a message of what went wrong stays: time to read two sentences twice
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
 
 
@@ -126,11 +127,11 @@ def shown(error: Exception) -> gr.Error:
     if isinstance(error, gr.Error):
         return error
     if isinstance(error, lrcore.InputError):
-        return gr.Error(escape(str(error), quote=False), print_exception=False, duration=None)
+        return gr.Error(escape(str(error), quote=False), print_exception=False, duration=SECONDS)
     log.error("a handler failed", exc_info=error)
     line = (str(error).strip().splitlines() or [""])[0][:300]
     message = f"{type(error).__name__}: {line} The server's log has the details."
-    return gr.Error(escape(message, quote=False), print_exception=False, duration=None)
+    return gr.Error(escape(message, quote=False), print_exception=False, duration=SECONDS)
 
 
 def event_data(event: gr.EventData) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 A browser's whole state is its values.
 """
 
-from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import gradio as gr
 
 import lrcore
 
+from .components import Slider
 from .events import FormData, form_data
 from .field_text import FIELDS
 from .text import budget
@@ -25,17 +25,6 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 TEMPERATURES = (0.005, 2.0)
 WHOLE_NUMBERS = ("samples", "seq_len", "seed", "multiple")
-
-
-# A slider whose range follows the model. A value sent while the range was changing is no error: the
-# recipe checks it anyway. It is a class because Gradio makes the component anew when the range
-# changes, and ABCMeta makes it because Gradio's metaclass would write a .pyi file.
-MovingRange = ABCMeta.__new__(
-    type(gr.Slider),
-    "MovingRange",
-    (gr.Slider,),
-    {"is_template": True, "preprocess": lambda self, value: value},
-)
 
 
 class Form:
@@ -95,11 +84,9 @@ def boxes() -> dict[str, gr.components.Component]:
     return {
         "revision": field(gr.Textbox, "revision", placeholder="main"),
         "offload": field(gr.Checkbox, "offload", value=START.offload),
-        "ratio": field(
-            gr.Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005
-        ),
+        "ratio": field(Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),
         "temperature": field(
-            MovingRange, "temperature", value=0.1, minimum=low, maximum=high, step=0.005
+            Slider, "temperature", value=0.1, minimum=low, maximum=high, step=0.005
         ),
         "component_ratios": field(gr.Textbox, "component_ratios", placeholder="qk=0.3, mlp=0.1"),
         "rule": field(gr.Checkbox, "rule", value=True),

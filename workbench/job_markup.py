@@ -38,11 +38,12 @@ def status_bar(jobs: Jobs) -> str:
         )
     ended = [job for job in jobs.all() if job.state in ENDED and job.ended]
     last = max(ended, key=lambda job: job.ended, default=None)
-    if last is None:
+    if last is None or last.was_read:
         return "<div class='status-bar idle'><span class='dot'></span><span>Ready</span></div>"
     return (
         f"<div class='status-bar {last.state}' data-job-id='{last.id}'><span class='dot'></span>"
-        f"<b>{escape(last.title)}</b><span class='ending'>{escape(ending(last))}</span></div>"
+        f"<b>{escape(last.title)}</b><span class='ending'>{escape(ending(last))}</span>"
+        f"{button('Dismiss', 'read', job=last.id) if last.state == 'failed' else ''}</div>"
     )
 
 

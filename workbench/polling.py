@@ -74,18 +74,20 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
     analysed = recipe is not None and store.peek_analysis(recipe) is not None
     factored = recipe is not None and store.peek_factors(recipe) is not None
     dense = None if recipe is None else store.peek_dense(recipe)
-    up_to_date = analysed or recipe is None or store.jobs.waiting()
+    waiting = store.jobs.waiting()
+    made = bool(store.runs.ids()) and not any(job.kept for job in waiting)
+    stale = "" if analysed or recipe is None else text.STALE_FOR_NOW if waiting else text.STALE
     return [
         job_markup.status_bar(store.jobs),
         job_markup.job_list(store.jobs),
-        markup.note("" if up_to_date else text.STALE),
+        markup.note(stale, "stale"),
         markup.note("" if dense is None else dense.note),
         list(calibration_key(recipe)) if analysed else None,
         list(factor_key(recipe)) if factored else None,
         store.methods_factorised(recipe) if recipe else None,
         store.live.count(),
         store.runs.stamp(),
-        steps.done(analysed, factored, bool(store.runs.ids())),
+        steps.done(analysed, factored, made),
     ]
 
 
@@ -100,6 +102,7 @@ def act(store: Store, event: gr.EventData) -> Any:
         "cancel": store.jobs.cancel,
         "again": store.jobs.again,
         "forget": store.jobs.forget,
+        "read": store.jobs.read,
     }
     actions[action](job_id)
     return gr.skip()

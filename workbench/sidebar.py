@@ -69,7 +69,8 @@ def wire(page: Page, store: Store, parts: Sidebar) -> None:
     listen([parts.save.click], bind(save_recipe), form, page.downloads, **QUIET)
     loaded = [parts.load.upload(bind(load_recipe), parts.load, outputs, **QUIET)]
     for button, recipe in parts.examples:
-        loaded.append(button.click(bind(put_recipe, recipe), None, outputs, **QUIET))
+        put = bind(put_example, recipe)
+        loaded.append(listen([button.click], put, form, outputs, **QUIET))
     for put in loaded:
         listen(put, start, form, None, **QUIET)
 
@@ -85,6 +86,13 @@ def save_recipe(*values: Any) -> str:
 
 def load_recipe(path: str) -> list[Any]:
     return put_recipe(lrcore.Recipe.read(path))
+
+
+def put_example(example: lrcore.Recipe, *values: Any) -> list[Any]:
+    """What an example says of method, policy and budget, for the model and the text of the form."""
+    names = lrcore.Recipe.fields_of("source", "windows")
+    kept = {name: getattr(read_recipe(values), name) for name in names}
+    return put_recipe(example.with_(**kept))
 
 
 def example_recipes() -> list[tuple[str, lrcore.Recipe]]:

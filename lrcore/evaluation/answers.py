@@ -4,6 +4,7 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,20 +98,25 @@ def answers(
     """One row per prompt and model, in that order, with the answer and its speed.
 
     settings: of every answer, seed included; fields: single ones by name, such as `temperature`.
-    A row has prompt, model, answer, tokens, seconds, tokens_per_second and same_as_first (whether
-    the text equals the first model's). No model's first forward pass is timed. Raises InputError
-    as `stream` does.
+    A row has prompt, model, answer, tokens, seconds, tokens_per_second, same_as_first (whether the
+    text equals the first model's) and error: why there is no answer, such as a prompt beyond the
+    context. No model's first forward pass is timed. Raises InputError for settings out of range.
     """
     progress, settings = progress or silent, GenerationSettings.of(settings, fields)
     rows: list[dict[str, Any]] = []
     total = len(prompts) * len(models)
     for model in models if prompts else ():  # a model's first pass sets up what the later ones use
-        next(counted(model, prompts[0], replace(settings, max_new_tokens=1)), None)
+        with suppress(InputError):  # of a prompt that gets no answer: its row says so
+            next(counted(model, prompts[0], replace(settings, max_new_tokens=1)), None)
     for prompt in prompts:
         first = None
         for model in models:
             progress("answers", len(rows), total)
-            *_, (one,) = in_turns([model], prompt, settings)
+            one, error = Answer(model), ""
+            try:
+                *_, (one,) = in_turns([model], prompt, settings)
+            except InputError as refused:
+                error = str(refused)
             first = one.text if first is None else first
             rows.append(
                 {
@@ -120,7 +126,8 @@ def answers(
                     "tokens": one.tokens,
                     "seconds": round(one.seconds, 4),
                     "tokens_per_second": round(one.tokens_per_second, 2),
-                    "same_as_first": one.text == first,
+                    "same_as_first": not error and one.text == first,
+                    "error": error,
                 }
             )
     progress("answers", total, total)

@@ -34,6 +34,21 @@ def test_every_prompt_by_every_model_as_generate_would(models):
     )
 
 
+def test_one_prompt_beyond_the_context_fails_alone(models):
+    rows = lrcore.answers(models, ["Once", "Tom went " * 200, "Ben"], max_new_tokens=4)
+    assert [bool(row["error"]) for row in rows] == [False, False, True, True, False, False]
+    assert "context" in rows[2]["error"]
+    assert (rows[3]["answer"], rows[3]["same_as_first"]) == ("", False)
+    assert rows[4]["answer"]
+    assert [bool(row["error"]) for row in lrcore.answers(models[:1], ["a " * 999, "Ben"])] == [
+        True,
+        False,
+    ]
+    for wrong in ({"temperature": None}, {"max_new_tokens": None}, {"seed": 2**70}):
+        with pytest.raises(lrcore.InputError, match=next(iter(wrong))):
+            lrcore.answers(models, ["Once"], **wrong)
+
+
 def test_models_answer_in_turns_and_each_is_timed_alone(models, monkeypatch):
     clock = iter(range(10**6))
     module = importlib.import_module("lrcore.evaluation.answers")

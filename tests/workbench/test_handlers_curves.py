@@ -10,7 +10,9 @@ from page_values import BROWSER, click
 
 import lrcore
 from workbench import hand, markup, text
-from workbench.form import input_values
+from workbench.figures import contrast
+from workbench.figures.spectra import Cell, cell_figures
+from workbench.form import FIELD_NAMES, Form, input_values
 from workbench.keys import calibration_key
 from workbench.store import Store
 from workbench.tabs import spectra
@@ -55,6 +57,44 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     assert f"rank {rank} keeps at best" in heading
     again = spectra.draw_other_cell(store, drawn, slot, [-1, "log"], KEY, *input_values(RECIPE))
     assert len(set(map(str, again))) == 1  # drawn already
+
+
+def test_a_number_out_of_range_is_said_in_the_place_of_the_plan(store):
+    values = input_values(RECIPE)
+    place = FIELD_NAMES.index("ratio")
+    for wrong in (2.0, None):
+        values[0][place] = wrong
+        for draw in (handlers.draw_plan, handlers.draw_plan_by_temperature):
+            bars, _, note, *_ = draw(store, BROWSER, *values)
+            assert bars == ""
+            assert "ratio must lie strictly between 0 and 1" in note
+    assert Form()["ratio"].preprocess(2.0) == 2.0  # Gradio's own refusal names no remedy
+    with pytest.raises(lrcore.InputError, match="threshold"):
+        store.analysis(RECIPE).table(2.0)
+
+
+def test_an_option_out_of_range_is_refused_in_a_sentence():
+    rows = (row for method in lrcore.methods() for row in method["options"])
+    row = next(row for row in rows if "low" in row and not isinstance(row["default"], bool))
+    options.check(row, row["default"])
+    with pytest.raises(lrcore.InputError, match=f"Option {row['name']}"):
+        options.check(row, row["low"] - 1)
+
+
+def test_a_narrow_page_draws_the_energy_from_rank_one(store):
+    _, energy, _ = cell_figures(store.analysis(RECIPE), Cell(1, "ov", rank=20), log=False)
+    assert json.loads(energy)["layout"]["xaxis"]["range"][0] == 1
+
+
+def test_numbers_in_the_heatmap_can_be_read(store):
+    figure, _ = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
+    *_, numbers = json.loads(figure)["data"]
+    assert {*numbers["textfont"]["color"]} == {contrast.BLACK, contrast.WHITE}
+    for i in range(101):
+        light = contrast.luminance(contrast.viridis(i / 100))
+        on_black, on_white = (light + 0.05) / 0.05, 1.05 / (light + 0.05)
+        ratio = {contrast.BLACK: on_black, contrast.WHITE: on_white}[contrast.ink(i / 100)]
+        assert ratio >= 4.5
 
 
 def test_a_budget_that_cannot_be_met_draws_no_rank(store):

@@ -14,7 +14,7 @@ from workbench.evaluation_controls import EvaluationControls, read_settings
 from workbench.events import bind
 from workbench.form import input_values
 from workbench.job_record import ENDED, JobRecord
-from workbench.jobs import KINDS, CompressJob
+from workbench.jobs import KINDS, AnalyseJob, CompressJob
 from workbench.store import Store
 from workbench.tabs.compare import answers, prompt_set, runs, token_losses
 from workbench.tabs.compress import dropping, one_run, slicing, sweep
@@ -199,6 +199,56 @@ def test_ended_jobs_are_removed_by_their_button(store):
     record = store.jobs.all()[0]
     polling.act(store, click(action="forget", job=record.id))
     assert store.jobs.get(record.id) is None
+
+
+def test_an_example_keeps_model_and_text(recipe, monkeypatch):
+    monkeypatch.setattr(gr, "Info", lambda _: None)
+    for _, example in sidebar.example_recipes():
+        *values, _, choice = sidebar.put_example(example, *input_values(recipe))
+        assert values[0] == recipe.model
+        assert {recipe.data, recipe.samples, recipe.seq_len} <= {str(recipe.data), *values[5:8]}
+        assert choice[:2] == [example.method, example.policy]
+
+
+def test_compress_is_done_when_its_job_is(store, recipe, monkeypatch):
+    def ticked():
+        return json.loads(polling.state(store, input_values(recipe))[-1])[2]
+
+    assert ticked()
+    waiting = [JobRecord(CompressJob(recipe))]
+    monkeypatch.setattr(store.jobs, "waiting", lambda: waiting)
+    assert not ticked()
+    waiting[:] = [JobRecord(AnalyseJob(recipe))]
+    assert ticked()
+
+
+def test_curves_of_other_settings_are_marked(store, recipe, monkeypatch):
+    other = input_values(recipe.with_(seed=77))
+    assert text.STALE in polling.state(store, other)[2]
+    monkeypatch.setattr(store.jobs, "waiting", lambda: [JobRecord(AnalyseJob(recipe))])
+    hint = polling.state(store, other)[2]
+    assert text.STALE_FOR_NOW in hint
+    assert "class='note stale'" in hint
+
+
+def test_empty_boxes_and_numbers_out_of_range_are_refused_in_a_sentence(store, recipe):
+    (run,) = store.runs.all()
+    values, chosen = input_values(recipe), [[run.id], *input_values(recipe)]
+    sampling = {
+        (None, 0, 1, 0): "New tokens",
+        (4, None, 1, 0): "temperature",
+        (4, 0, 7, 0): "top_p",
+    }
+    for wrong, name in sampling.items():
+        with pytest.raises(lrcore.InputError, match=name):
+            list(answers.generate(store, "Once", *wrong, *chosen))
+        with pytest.raises(lrcore.InputError, match=name):
+            prompt_set.answer_all(store, "Once", *wrong[:3], *chosen)
+    assert text.LAYERS_TO_DROP in dropping.draw(store, [None, "influence"], *values)[1]
+    with pytest.raises(lrcore.InputError, match=text.LAYERS_TO_DROP):
+        dropping.start(store, "", [None, "influence"], *values, EVALUATION)
+    for ratio in (None, 2.0):
+        assert "ratio must lie" in slicing.describe(store, [ratio, "block"], *values)
 
 
 def test_a_saved_recipe_is_loaded_again(tmp_path, recipe, monkeypatch):

@@ -10,13 +10,14 @@ import pytest
 
 import lrcore
 import workbench.tabs
-from workbench import job_markup, markup, text
+from workbench import events, job_markup, markup, text
 from workbench.figures import allocation as allocation_figures
 from workbench.figures.base import MOST_POINTS, thinned
 from workbench.figures.spectra import Curves, curves
 from workbench.form import FIELD_NAMES, Form, differences, input_values, read_recipe
+from workbench.job_queue import Jobs
 from workbench.job_record import JobRecord
-from workbench.jobs import CompressJob
+from workbench.jobs import KINDS, CompressJob
 from workbench.objects import ROOM, ObjectCache
 from workbench.tabs import TABS
 from workbench.tabs.compress.sweep import read_shares
@@ -136,6 +137,28 @@ def test_figures_are_plain_json_without_backgrounds():
         allocation_figures.bars(allocation_figures.Bars({"qk": [(3, 4), (4, 4)]}, {"qk": [3, 3]}))
     )
     assert bars["data"][1]["y"] == [0.75, 1.0]
+
+
+def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):
+    def fail(record):
+        raise lrcore.InputError("no such text")
+
+    jobs = Jobs(tmp_path, KINDS, fail)
+    job, end = jobs.submit(CompressJob(lrcore.Recipe())), time.monotonic() + 30
+    while not job.ended or job.state != "failed":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    bar = job_markup.status_bar(jobs)
+    assert "no such text" in bar
+    assert "data-action='read'" in bar
+    jobs.read(job.id)
+    assert "Ready" in job_markup.status_bar(jobs)
+    assert "no such text" in job_markup.job_list(jobs)  # it stays there
+
+
+def test_a_message_goes_by_itself():
+    for error in (lrcore.InputError("no"), RuntimeError("broken")):
+        assert events.shown(error).duration == events.SECONDS
 
 
 def test_what_people_type_is_escaped():

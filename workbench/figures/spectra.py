@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import markup, text
 from .base import AWARE, CUT, GHOST, RAW, figure, layer_axis, thinned
+from .contrast import GREY, ink
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,10 @@ def heatmap(heat: Heat) -> str:
         "hovertemplate": "layer %{x}<br>Block Influence %{y:.5f}<extra></extra>",
         "showlegend": False,
     }
+    # a cell's number needs about 40 pixels; with many layers the colour alone is readable
+    inside = [numbers(heat, layers)] if len(layers) <= 16 else []
     return figure(
-        [cells(heat, layers), bars],
+        [cells(heat, layers), bars, *inside],
         150 + 30 * len(heat.values),
         f"heat{len(layers)}",
         xaxis=layer_axis(len(layers), showgrid=False, zeroline=False, anchor="y2"),
@@ -87,12 +90,6 @@ def heatmap(heat: Heat) -> str:
 
 def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
     """The heatmap's own trace."""
-    written = [
-        [format(value, heat.number) if value is not None else "∞" for value in own]
-        for own in heat.values.values()
-    ]
-    # a cell's text needs about 40 pixels; with many layers the colour alone is readable
-    inside = {"text": written, "texttemplate": "%{text}", "textfont": {"size": 11}}
     return {
         "type": "heatmap",
         "x": layers,
@@ -115,7 +112,28 @@ def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
         },
         "xgap": 2,
         "ygap": 2,
-        **(inside if len(layers) <= 16 else {}),
+    }
+
+
+def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
+    """The values in the cells, each in the ink that is read best on its colour: plotly's own choice
+    has half the contrast.
+    """
+    known = [one for own in heat.shades.values() for one in own if one is not None]
+    low, span = min(known, default=0.0), (max(known, default=1.0) - min(known, default=0.0)) or 1.0
+    slots = [(name, layer) for name in heat.values for layer in layers]
+    values = [heat.values[name][layer] for name, layer in slots]
+    shades = [heat.shades[name][layer] for name, layer in slots]
+    inks = [GREY if one is None else ink((one - low) / span) for one in shades]
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [layer for _, layer in slots],
+        "y": [name for name, _ in slots],
+        "text": [format(one, heat.number) if one is not None else "∞" for one in values],
+        "textfont": {"size": 11, "color": inks},
+        "hoverinfo": "skip",
+        "showlegend": False,
     }
 
 
@@ -162,11 +180,13 @@ def curves(drawn: Curves) -> str:
         yaxis["dtick"] = "D2"
     if drawn.share:
         yaxis |= {"range": [0, 1.02], "tickformat": ".0%", "type": "linear"}
+    # a range of its own: the note beside the line would widen it, on a narrow page to below zero
+    ranks = max(len(values) for _, values in drawn.series)
     return figure(
         data,
         330,
         f"{drawn.keep}{drawn.log}",
-        xaxis={"title": {"text": "rank"}, "zeroline": False},
+        xaxis={"title": {"text": "rank"}, "zeroline": False, "range": [1, max(2, ranks)]},
         yaxis=yaxis,
         **cut_line(drawn),
     )

@@ -11,7 +11,7 @@ import gradio as gr
 import lrcore
 
 from .. import markup, selection, text
-from ..components import download, panel, plot
+from ..components import Slider, download, panel, plot
 from ..events import LIVE, QUIET, FormData, bind, collect, form_data, listen, plain
 from ..figures.spectra import Cell, cell_figures, heat_figure
 from ..form import try_recipe
@@ -53,7 +53,7 @@ def layout() -> SpectraTab:
     kinds = list(text.KINDS.items())
     with gr.Row():
         measure = gr.Dropdown(measures, value="effective_rank", label="Measure", elem_id="measure")
-        threshold = gr.Slider(
+        threshold = Slider(
             0.5, 0.999, 0.9, step=0.001, label="Energy threshold", elem_id="threshold"
         )
         kind = gr.Radio(kinds, value="aware", label="Singular values of", elem_id="kind")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import gradio as gr
@@ -21,12 +21,12 @@ from . import survey
 
 def draw_plan(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
     """Everything that a move of a slider redraws; the rule of thumb stays on or off."""
-    return (*plan_shown(store, browser, read_recipe(values)), gr.skip())
+    return (*plan_shown(store, browser, values), gr.skip())
 
 
 def draw_plan_by_temperature(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
     """Touching the temperature means not to follow the rule of thumb any longer."""
-    return (*plan_shown(store, browser, read_recipe(values, rule=False)), False)
+    return (*plan_shown(store, browser, values, rule=False), False)
 
 
 async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str]:
@@ -71,11 +71,19 @@ def queue_factors(store: Store, browser: gr.Request, *values: Any) -> None:
         start_analysis(store, recipe, browser.session_hash)
 
 
-def plan_shown(store: Store, browser: gr.Request, recipe: lrcore.Recipe) -> tuple[Any, ...]:
+def plan_shown(
+    store: Store, browser: gr.Request, values: Sequence[Any], rule: bool | None = None
+) -> tuple[Any, ...]:
     """Bars and their caption, summary, whether a temperature counts, what method and policy do, a
-    key of the ranks, the temperature slider.
+    key of the ranks, the temperature slider. A number out of range has no plan: in its place is
+    said why.
     """
-    about, keep = about_choice(recipe), gr.skip()
+    keep = gr.skip()
+    try:
+        recipe = read_recipe(values, rule)
+    except lrcore.InputError as error:
+        return "", "", markup.note(str(error), "error"), keep, keep, "", keep
+    about = about_choice(recipe)
     has_temperature = any(
         row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy
     )

@@ -2,6 +2,7 @@
 changes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import gradio as gr
 import lrcore
 
 from ... import hand, text
+from ...components import Number
 from ...events import LIVE, bind, listen
 from ...page import Page
 
@@ -108,7 +110,7 @@ def component(row: dict[str, Any], value: Any) -> gr.components.Component:
         return gr.Checkbox(**common)
     if "choices" in row:
         return gr.Dropdown(choices=list(row["choices"]), min_width=150, **common)
-    return gr.Number(
+    return Number(
         minimum=row.get("low"),
         maximum=row.get("high"),
         precision=0 if isinstance(row["default"], int) else None,
@@ -123,5 +125,14 @@ def keep(
     # a box of the choice before is on the page until the new ones are drawn
     if choice[owner.place] != name:
         return gr.skip()
+    check(row, value)
     others = {option: old for option, old in chosen.items() if option != row["name"]}
     return others if value is None or value == row["default"] else others | {row["name"]: value}
+
+
+def check(row: dict[str, Any], value: Any) -> None:
+    """Raises InputError for a number beyond the range of an option."""
+    low, high = row.get("low", -math.inf), row.get("high", math.inf)
+    if isinstance(value, int | float) and not low <= value <= high:
+        span = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+        raise lrcore.InputError(f"Option {row['name']} is {span}; got {value:g}.")

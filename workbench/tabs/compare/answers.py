@@ -10,6 +10,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
+from ...components import Number, Slider, whole
 from ...events import LIVE, QUIET, bind, listen
 from ...page import Page
 from ...store import Store
@@ -35,10 +36,10 @@ def layout() -> Answers:
     prompt = gr.Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
     with gr.Row(elem_classes="bottom"):
         settings = [
-            gr.Slider(8, 512, 96, step=8, label="New tokens", elem_id="new-tokens"),
-            gr.Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
-            gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p"),
-            gr.Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110),
+            Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
+            Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
+            Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p"),
+            Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110),
         ]
         go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
         stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
@@ -96,7 +97,7 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
     names = titles(store, ids, form)
     yield columns([gr.update(value=prompt, label=name) for name in names])
     settings = {
-        "max_new_tokens": int(most),
+        "max_new_tokens": whole(most, text.NEW_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": int(seed or 0),

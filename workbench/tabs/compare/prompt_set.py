@@ -9,7 +9,7 @@ import pandas as pd
 import lrcore
 
 from ... import text
-from ...components import download
+from ...components import Slider, download, whole
 from ...events import QUIET, bind, listen
 from ...page import Page
 from ...store import Store
@@ -23,7 +23,7 @@ class PromptSet:
     """settings: of the sampling; csv: the table as it is downloaded."""
 
     prompts: gr.Textbox
-    settings: list[gr.Slider]
+    settings: list[gr.components.Component]
     answer: gr.Button
     download: gr.Button
     table: gr.Dataframe
@@ -37,9 +37,9 @@ def layout() -> PromptSet:
         )
         with gr.Row(elem_classes="bottom"):
             settings = [
-                gr.Slider(8, 256, 48, step=8, label="New tokens", elem_id="set-tokens"),
-                gr.Slider(0, 2, 0, step=0.05, label="Temperature", elem_id="set-temperature"),
-                gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="set-top-p"),
+                Slider(8, 256, 48, step=8, label=text.NEW_TOKENS, elem_id="set-tokens"),
+                Slider(0, 2, 0, step=0.05, label="Temperature", elem_id="set-temperature"),
+                Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="set-top-p"),
             ]
             answer = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
             save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
@@ -69,17 +69,15 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
     if not prompts:
         raise lrcore.InputError("There are no prompts: write one per line.")
     runs, compared = store.chosen_runs(ids), models(store, ids, form)
-    rows = lrcore.answers(
-        compared, prompts, max_new_tokens=int(most), temperature=temperature, top_p=top_p
-    )
-    for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
-        row["model"] = name
     settings = {
-        "max_new_tokens": int(most),
+        "max_new_tokens": whole(most, text.NEW_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": 0,
     }
+    rows = lrcore.answers(compared, prompts, **settings)
+    for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
+        row["model"] = name
     for i, run in enumerate(runs, start=1):
         own = [
             {"prompt": row["prompt"], "text": row["answer"], "settings": settings}
@@ -95,7 +93,7 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         [
             row["prompt"],
             row["model"],
-            row["answer"],
+            row["answer"] or row["error"],
             row["tokens_per_second"],
             "same" if row["same_as_first"] else "",
         ]

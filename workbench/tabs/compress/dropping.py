@@ -9,10 +9,10 @@ import gradio as gr
 import lrcore
 
 from ... import markup, text
-from ...components import panel, plot
+from ...components import Slider, panel, plot, whole
 from ...events import LIVE, QUIET, FormData, bind, form_data, listen
 from ...figures import allocation as figures
-from ...form import MovingRange, try_recipe
+from ...form import try_recipe
 from ...jobs import ShortenJob
 from ...page import Page
 from ...store import Store
@@ -32,7 +32,7 @@ class Dropping:
 
 def layout() -> Dropping:
     gr.Markdown(text.DROP)
-    layers = MovingRange(1, 2, 1, step=1, label="Layers to drop", elem_id="drop-layers")
+    layers = Slider(1, 2, 1, step=1, label=text.LAYERS_TO_DROP, elem_id="drop-layers")
     orders = [(label, name) for name, label in text.ORDERS.items()]
     by = gr.Radio(orders, value="influence", label="Chosen by", elem_id="drop-by")
     influence, caption = plot("influence", 180), panel("drop-caption")
@@ -63,7 +63,7 @@ def fit_range(store: Store, controls: list[Any], *values: Any) -> Any:
     if analysis is None or analysis.layers < 2:
         return gr.skip()
     most = analysis.layers - 1
-    return gr.Slider(maximum=most, **({"value": most} if layers > most else {}))
+    return gr.Slider(maximum=most, **({"value": most} if (layers or 0) > most else {}))
 
 
 def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
@@ -79,25 +79,26 @@ def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
         waiting = store.jobs.waiting()
         return "", markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
     influence = analysis.block_influence
-    dropped = least(influence, int(layers))
 
     def sentence() -> str:
+        dropped = least(influence, whole(layers, text.LAYERS_TO_DROP))
         summary = lrcore.drop_layers(model, dropped, by).account.to_dict()
         return text.dropped(influence, dropped, by, summary)
 
-    figure = figures.influence(influence, dropped if by == "influence" else [])
-    return figure, sentence_or_reason(sentence)
+    shown = least(influence, round(layers or 0)) if by == "influence" else []
+    return figures.influence(influence, shown), sentence_or_reason(sentence)
 
 
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
     """Queue the run; the box of its name is empty afterwards."""
     layers, by = controls
     recipe, settings = read_and_check(store, values)
-    store.jobs.submit(ShortenJob(recipe, int(layers), by, run_name(name), settings))
+    count = whole(layers, text.LAYERS_TO_DROP)
+    store.jobs.submit(ShortenJob(recipe, count, by, run_name(name), settings))
     return ""
 
 
 def least(influence: Sequence[float], layers: int) -> list[int]:
     """The layers of least Block Influence, least first; at least one stays."""
     order = sorted(range(len(influence)), key=influence.__getitem__)
-    return order[: min(layers, len(influence) - 1)]
+    return order[: max(0, min(layers, len(influence) - 1))]

@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import markup, text
-from ...components import panel
+from ...components import Slider, panel
 from ...events import LIVE, QUIET, FormData, bind, form_data, listen
 from ...form import try_recipe
 from ...jobs import SliceJob
@@ -29,7 +29,7 @@ class Slicing:
 
 def layout() -> Slicing:
     gr.Markdown(text.SLICE)
-    ratio = gr.Slider(
+    ratio = Slider(
         0.02, 0.7, 0.2, step=0.01, label="Remove", info=text.SLICE_RATIO, elem_id="slice-ratio"
     )
     choices = [(label, name) for name, label in text.ROTATIONS.items()]
@@ -68,6 +68,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
         return markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
 
     def sentence() -> str:
+        recipe.with_(ratio=ratio)  # refuses one out of range
         size = lrcore.sliced_size(model, ratio, rotations, recipe.multiple)
         return text.to_be_sliced(size, model.size)
 

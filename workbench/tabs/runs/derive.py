@@ -7,7 +7,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import small_button
+from ...components import Number, small_button
 from ...events import QUIET, bind
 from ...jobs import HealJob, QuantiseJob
 from ...store import Store
@@ -19,7 +19,7 @@ class Derive:
 
     bits: gr.Radio
     quantise: gr.Button
-    healing: list[gr.Number]
+    healing: list[gr.components.Component]
     heal: gr.Button
 
 
@@ -37,22 +37,19 @@ def layout() -> Derive:
     return Derive(bits, quantise_button, healing, heal_button)
 
 
-def healing_controls() -> list[gr.Number]:
+def healing_controls() -> list[gr.components.Component]:
     usual = lrcore.Healing()
     each = f"of {usual.batch} windows of {usual.seq_len} tokens"
     rate, rate_info = usual.lr, "latents tolerate ten times as much"
     return [
-        gr.Number(
-            usual.steps, label="Steps", info=each, precision=0, minimum=1, elem_id="heal-steps"
-        ),
-        gr.Number(rate, label="Learning rate", info=rate_info, minimum=0, elem_id="heal-rate"),
-        gr.Number(usual.beta, label=text.HEAL_BETA, minimum=0, elem_id="heal-beta"),
-        gr.Number(
+        Number(usual.steps, label="Steps", info=each, precision=0, elem_id="heal-steps"),
+        Number(rate, label="Learning rate", info=rate_info, elem_id="heal-rate"),
+        Number(usual.beta, label=text.HEAL_BETA, elem_id="heal-beta"),
+        Number(
             0,
             label="Rotary channel",
             info="care alone; 0: none",
             precision=0,
-            minimum=0,
             elem_id="heal-channel",
         ),
     ]
