@@ -13,7 +13,7 @@ CHROMIUM := /usr/bin/chromium
 # Python writes bytecode where it imports, not pip for all that it installs: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test lint clean browser axe
+.PHONY: setup run test soak lint clean browser axe
 
 setup: $(BYTECODE)
 
@@ -48,6 +48,10 @@ test:
 	$(MAKE) --no-print-directory -j -O setup lint browser axe
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
 	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder
+
+# The long campaigns of docs/reliability.md. LRCORE_SOAK_SEED: other moments.
+soak: setup
+	$(PYTHON) -m pytest -q -m soak tests/soak
 
 # The browser tests drive Debian's Chromium.
 browser:

@@ -27,10 +27,10 @@ def check_tokens_held(samples: int, seq_len: int) -> None:
         )
 
 
-def unknown(kind: str, got: str, known: Iterable[str], hint: str = "") -> InputError:
+def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> InputError:
     """An InputError (returned, not raised) for an unknown name, which suggests the nearest one."""
     names = sorted(known)
-    near = get_close_matches(got.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
+    near = get_close_matches(str(got).lower(), [name.lower() for name in names], n=1, cutoff=0.5)
     suggestion = next(
         (f" Did you mean '{name}'?" for name in names if near and name.lower() == near[0]), ""
     )

@@ -4,6 +4,7 @@ The page and the command line read and write the same one.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -160,10 +161,10 @@ class Recipe:
                 "ratio must lie strictly between 0 and 1 (the share to remove), got "
                 f"{ratio!r}. For 20 % write 0.2."
             )
-        if not isinstance(self.offload, bool):
-            raise InputError(f"offload must be true or false, got {self.offload!r}.")
         if self.temperature is not None and not (
-            isinstance(self.temperature, (int, float)) and self.temperature > 0
+            isinstance(self.temperature, (int, float))
+            and not isinstance(self.temperature, bool)
+            and 0 < self.temperature < math.inf
         ):
             raise InputError(
                 f"temperature must be a positive number, got {self.temperature!r}. Small is "
@@ -183,7 +184,7 @@ class Recipe:
                     f"Option {name} must be a string, a number or true/false; got {value!r}."
                 )
         for slot, rank in self.overrides.items():
-            layer, _, component = slot.partition(".")
+            layer, _, component = str(slot).partition(".")
             if not layer.isdigit() or not component or not isinstance(rank, int) or rank < 1:
                 raise InputError(
                     "An override reads 'layer.component: rank', such as '3.mlp: 120'; got "
@@ -240,14 +241,7 @@ class Recipe:
             raise InputError(
                 f"No recipe file at '{path}'. Check the path; a recipe is a .json or .yaml file."
             )
-        try:
-            return cls.from_dict(
-                yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-            )  # JSON is a subset of YAML
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"'{path}' is neither JSON nor YAML: {str(error).splitlines()[0]}."
-            ) from error
+        return cls.from_dict(read_values(path) or {})
 
     def command(self, out: str = "compressed") -> str:
         """The command line that does the same."""
@@ -264,6 +258,27 @@ class Recipe:
             pairs = getattr(self, name).items()
             parts += [f"{flag} {shlex.quote(f'{key}={value}')}" for key, value in pairs]
         return " ".join([*parts, f"--out {shlex.quote(out)}"])
+
+
+class _OnceEach(yaml.SafeLoader):
+    """YAML in which no field stands twice: the second would silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node. Raises ConstructorError for a key that stands twice."""
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if isinstance(twice, str):
+            raise yaml.constructor.ConstructorError(problem=f"'{twice}' stands in it twice")
+        return super().construct_mapping(node, deep)
+
+
+def read_values(path: Path) -> Any:
+    """The plain values in a YAML file; JSON is a subset. Raises InputError where it is neither."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _OnceEach)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise InputError(f"'{path}' is neither JSON nor YAML: {reason}.") from error
 
 
 MAPPINGS = {name: f"--{one.flag}" for name, one in settings_of(Recipe).items() if one.flag}

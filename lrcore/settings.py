@@ -5,10 +5,16 @@ The command line and the checks read the same metadata.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_origin
 
 from .errors import InputError, unknown
 
+# What a file may hold in the place of what a field is, by the type of the field.
+KINDS: dict[Any, str] = {
+    str: "text",
+    bool: "true or false",
+    Mapping: "a mapping of names to values",
+}
 Choices = Sequence[str] | Mapping[str, str]
 
 
@@ -57,9 +63,15 @@ def settings_of(kind: type) -> dict[str, Setting]:
     return {f.name: f.metadata["setting"] for f in fields(kind) if "setting" in f.metadata}
 
 
+def check_least(name: str, got: Any, low: int) -> None:
+    """Raises InputError for what is no whole number of at least `low`."""
+    if not isinstance(got, int) or isinstance(got, bool) or got < low:
+        raise InputError(f"{name} must be a whole number of at least {low}, got {got!r}.")
+
+
 def check_settings(value: Any) -> None:
-    """Raises InputError for a field of a dataclass that is none of its choices, or no whole number
-    of at least `low`. A None that is the field's default passes.
+    """Raises InputError for a field of a dataclass that is none of its choices, no whole number of
+    at least `low`, or not of its type. A None that is the field's default passes.
     """
     for name, one in settings_of(type(value)).items():
         got = getattr(value, name)
@@ -69,5 +81,12 @@ def check_settings(value: Any) -> None:
         got = getattr(value, name)
         if one.low is None or (got is None and getattr(type(value), name) is None):
             continue
-        if not isinstance(got, int) or isinstance(got, bool) or got < one.low:
-            raise InputError(f"{name} must be a whole number of at least {one.low}, got {got!r}.")
+        check_least(name, got, one.low)
+    for f in fields(value):
+        got = getattr(value, f.name)
+        for kind, noun in KINDS.items():
+            wanted = kind in (f.type, get_origin(f.type)) or (
+                f.type == kind | None and got is not None
+            )
+            if wanted and not isinstance(got, kind):
+                raise InputError(f"{f.name} must be {noun}, got {got!r}.")

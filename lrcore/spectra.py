@@ -20,7 +20,8 @@ class Cost:
     together).
     per_rank, fixed: parameters = fixed + per_rank * rank below full, and `dense` at full.
     curve: where they do not grow linearly, fixed + curve[rank / step - 1] instead; ascending, one
-    entry per multiple of step below full.
+    entry per multiple of step below full. entries: of the curve per step; more than one where the
+    ranks on offer are multiples, but a rank set by hand may lie between them.
     bits, chunk: the weights that a rank adds are quantised to so many bits, with two scales per
     group of `chunk`; 0 bits: not quantised.
     idle_per_rank, idle_fixed, idle_dense: numbers per rank, fixed and at full rank that multiply no
@@ -42,6 +43,7 @@ class Cost:
     kv_fixed: int = 0
     kv_dense: int = 0
     curve: tuple[int, ...] = ()
+    entries: int = 1
     per_cached: int = 0
     cached_dense: int = 0
     latent: bool = False
@@ -67,8 +69,9 @@ class Cost:
         """Parameters of the slot at a rank."""
         if rank >= self.full:
             return self.dense
-        own = self.curve[rank // self.step - 1] if self.curve else self.per_rank * rank
-        return self.fixed + own
+        if not self.curve:
+            return self.fixed + self.per_rank * rank
+        return self.fixed + self.curve[rank * self.entries // self.step - 1]
 
     def with_biases(self, count: int) -> "Cost":
         """A copy whose fixed numbers below full rank are so many biases."""
@@ -142,7 +145,7 @@ class Spectrum:
         if step == self.cost.step:
             return self
         every = step // self.cost.step
-        cost = replace(self.cost, step=step, curve=self.cost.curve[every - 1 :: every])
+        cost = replace(self.cost, step=step, entries=self.cost.entries * every)
         return replace(self, cost=cost)
 
     def energy(self, rank: int) -> float:

@@ -46,6 +46,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long campaigns run only where they are asked for: -m soak."""
+    if "soak" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory):
     """Calibrations of the tests go to a folder of their own."""

@@ -50,6 +50,7 @@ from ..models.weights import (
     INDEX,
     MARK,
     check_finite,
+    check_layers,
     fingerprint,
     nonfinite,
     read_json,
@@ -148,6 +149,8 @@ def check_target(folder: str | Path, overwrite: bool = False) -> None:
             "folder, or empty it first."
         )
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not nearest.is_dir():
+        raise InputError(f"'{folder}' is below the file '{nearest}'. Choose another folder.")
     if not os.access(nearest, os.W_OK):
         raise InputError(
             f"'{folder}' cannot be written: no permission in '{nearest}'. Choose another folder."
@@ -169,6 +172,7 @@ def load_checkpoint(
     folder, target, wanted = Path(folder), resolve_device(device), resolve_dtype(dtype)
     described = read_description(folder)
     config, files, tokenizer = read_config(folder), weight_files(folder), read_tokenizer(folder)
+    check_layers(folder, config.get_text_config(), len(stored_in(files)))
     stored = resolve_dtype(described.dtype)
     assert isinstance(stored, torch.dtype)  # a checkpoint names one
     into = None if isinstance(wanted, str) or wanted == stored else wanted

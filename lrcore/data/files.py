@@ -89,7 +89,7 @@ def _json(path: Path) -> list[str]:
 def _parse(text: str, where: str) -> object:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         rule = "In .jsonl every line is one JSON object; in .json the file is one list."
         raise InputError(f"{where} is not valid JSON: {error}. {rule}") from error
 

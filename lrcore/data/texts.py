@@ -1,6 +1,7 @@
 """Texts by one name: built in, a local file, or a data set of the hub."""
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,7 +19,9 @@ BUILTIN: Mapping[str, Callable[..., list[str]]] = {
     "python-docs": python_docs.documents,
     "stories": stories.documents,
 }
+LONGEST = 4096  # characters of a path
 SPLITS = ("calibration", "test", "train")
+_HALF = re.compile("[\ud800-\udfff]")
 _HINT = (
     "Otherwise give a local .txt, .jsonl, .json or .parquet file, or a hub data set as "
     "owner/name:config:split."
@@ -48,6 +51,12 @@ class Texts:
                 f"{self.source} has no text: all of its {len(self.documents)} documents are "
                 "blank. Choose another data set or file."
             )
+        for number, document in enumerate(self.documents, start=1):
+            if half := _HALF.search(document):
+                raise InputError(
+                    f"{self.source}, document {number}: character {half.start() + 1} is half a "
+                    f"surrogate pair (\\u{ord(half[0]):04x}), which no text has. Repair the file."
+                )
         # Set here, not by the caller, so that it is always the hash of the content.
         object.__setattr__(self, "fingerprint", _fingerprint(self.documents, self.join))
 
@@ -88,6 +97,8 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
         raise InputError(
             f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
         )
+    if len(data) > LONGEST or "\0" in data:
+        raise InputError(f"'{data[:40]}...' is no name of a data set: it is too long, or no text.")
     name, _, split = data.partition("/")
     path, part = ("", "") if name in BUILTIN else file_and_split(data)
     if revision is not None and (name in BUILTIN or path):

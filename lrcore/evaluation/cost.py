@@ -25,6 +25,7 @@ from ..models.counting import count_flops
 from ..models.load import LoadedModel
 from ..models.weights import fingerprint, weight_files
 from ..progress import Progress, silent
+from ..settings import check_least
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ def measure_cost(model: LoadedModel, context: int = 256) -> ModelCost:
     """The exact costs of a model; `context` tokens are the prompt of a prefill, and what a decoded
     token looks back on.
 
-    Raises InputError where the model has no positions for context + 1 tokens.
+    Raises InputError for a context below 1, and where the model has no positions for context + 1
+    tokens.
     """
+    check_least("context", context, 1)
     model.check_length(context + 1)
     prompt = _prompt(model, context)
     with _counting() as counter:

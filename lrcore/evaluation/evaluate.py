@@ -20,6 +20,7 @@ from ..generate import Decoder
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..progress import Progress
+from ..settings import check_least
 from .protocols import Passages, Row, make_passages
 from .settings import EvaluationSettings
 
@@ -76,6 +77,7 @@ def evaluate(
     of range, or seq_len exceeds the model's context.
     """
     began = time.perf_counter()
+    check_least("batch", batch, 1)
     passages = make_passages(model, EvaluationSettings.of(data, settings))
     losses = [part.double() for _, part in row_losses(model, passages.rows, batch, progress)]
     return summarise(model, passages, losses, time.perf_counter() - began)

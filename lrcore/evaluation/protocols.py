@@ -24,6 +24,7 @@ from ..data import (
 from ..errors import InputError
 from ..history import texts_seen
 from ..models.load import LoadedModel
+from ..settings import check_settings
 from .settings import DEFAULT_LENGTH, EvaluationSettings, Protocol, find_protocol
 
 # Tokens [t] of one forward pass, and how many of the last are scored (at most t - 1).
@@ -105,10 +106,7 @@ def make_passages(
             f"seq_len = {settings.seq_len} was given, but protocol '{row.name}' fixes it. Use "
             "protocol 'windows' for your own."
         )
-    if settings.samples is not None and settings.samples < 1:
-        raise InputError(
-            f"samples = {settings.samples!r}: give a whole number >= 1, or None for all."
-        )
+    check_settings(settings)
     texts = _read((model, *others), settings.data)
     passages = _CUTS[row.kind](_Source(model, texts, settings, row))
     model.check_tokens(max((int(tokens.max()) for tokens, _ in passages.rows), default=0))

@@ -81,14 +81,14 @@ class EvaluationSettings:
     """
 
     data: str = setting("stories", "Text to score: built-in name, file, or name:config:split.")
-    samples: int | None = setting(None, "Number of windows (or documents). Default: all.")
-    seq_len: int | None = setting(None, "Tokens per window. Default: the protocol's.")
+    samples: int | None = setting(None, "Number of windows (or documents). Default: all.", low=1)
+    seq_len: int | None = setting(None, "Tokens per window. Default: the protocol's.", low=2)
     sampling: str = setting("first", "Which windows: first or random.")
-    seed: int = setting(0, "Seed of the random choice.")
+    seed: int = setting(0, "Seed of the random choice.", low=0)
     protocol: str = setting(
         "windows", "windows, gptq-2048, gptq-2048-c4, gptq-2048-ptb, strided or lm-eval-word."
     )
-    stride: int | None = setting(None, "Of protocol strided. Default: half a window.")
+    stride: int | None = setting(None, "Of protocol strided. Default: half a window.", low=1)
 
     @classmethod
     def of(

@@ -21,6 +21,7 @@ from ..data import stories_probes
 from ..errors import InputError, unknown
 from ..models.load import LoadedModel
 from ..progress import Progress
+from ..settings import check_least
 from .evaluate import measured_with, window_losses
 from .protocols import prefix_token
 
@@ -120,8 +121,12 @@ def score_choices(
     """Accuracy of `model` on multiple choice.
 
     task: "stories" or a .jsonl file. items: only the first so many; None: all. batch: choices per
-    forward pass. Raises InputError as `read_items` does, and where a choice exceeds the context.
+    forward pass. Raises InputError as `read_items` does, for items or batch below 1, and where a
+    choice exceeds the context.
     """
+    check_least("batch", batch, 1)
+    if items is not None:
+        check_least("items", items, 1)
     chosen = read_items(task, items)
     pairs = [pair for item in chosen for pair in continuations(item)]
     encoded = [encode_pair(model, *pair) for pair in pairs]

@@ -60,7 +60,9 @@ def read_config(folder: Path) -> PretrainedConfig:
         with quiet():
             config = _config_of(folder, family, values)
     except Exception as error:  # transformers checks fields with exceptions of many kinds
-        raise InputError(f"'{path}' is no valid {family} config: {one_line(error)}") from error
+        raise InputError(
+            f"'{path}' is no valid {family} config ({one_line(error)}). Copy it again."
+        ) from error
     _check_text(config, family, str(path))
     return config
 

@@ -2,7 +2,8 @@
 whatever is wrong with it.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,18 @@ from ..history import Compressed, S, SlotRank, Step, last_step
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..tensor_files import StoredTensor, as_dtype, stored_in
-from .architectures import ARCHITECTURES, MULTIMODAL, text_config
+from .architectures import ARCHITECTURES, MULTIMODAL, decoder_layers, text_config
 from .config import auto_class, has_own_type, kernel_of, one_line, quiet, read_config
 from .gguf import dequantised, note_of
 from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
-from .weights import check_finite, fingerprint, weight_files
+from .weights import check_claims, check_finite, fingerprint, weight_files
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
@@ -162,6 +164,7 @@ def load_folder(
     target = resolve_device(device)
     config = read_config(folder)
     files = weight_files(folder)
+    check_claims(folder, config.get_text_config(), files)
     tokenizer = read_tokenizer(folder)
     if offload:
         network = _offloaded_network(folder, config, files, resolve_dtype(dtype), target)
@@ -217,8 +220,12 @@ def _read_network(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the last net under a library with many kinds of failure
-        raise InputError(f"The model in '{folder}' cannot be loaded: {one_line(error)}") from error
+        raise InputError(
+            f"The model in '{folder}' cannot be loaded ({one_line(error)}). Config and weights may "
+            "belong to different models: copy the folder again."
+        ) from error
     _refuse_gaps(folder, info)
+    _refuse_layers(folder, len(decoder_layers(network)), info["unexpected_keys"])
     return network
 
 
@@ -288,6 +295,17 @@ def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
         )
 
 
+def _refuse_layers(folder: Path, layers: int, unread: Iterable[str]) -> None:
+    """transformers leaves out what the config does not call for: an entire layer as well."""
+    numbered = {name: at for name in unread if (at := _LAYER.search(name))}
+    beyond = sorted(name for name, at in numbered.items() if int(at[1]) >= layers)
+    if beyond:
+        raise InputError(
+            f"'{folder}' holds '{beyond[0]}', but config.json calls for {layers} layers. Config "
+            "and weights belong to different models."
+        )
+
+
 def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Move to the device, switch to eval mode and freeze. Raises InputError where the device does
     not take the model.
@@ -312,6 +330,8 @@ def resolve_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"Unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
+    if chosen.type == "meta":
+        raise InputError("Device 'meta' holds no numbers. Use auto, cpu, cuda or cuda:N.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"Device '{device}' was asked for, but {torch.cuda.device_count()} CUDA devices are "

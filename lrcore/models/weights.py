@@ -15,6 +15,16 @@ from ..errors import InputError
 MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)  # of a config, none of which is larger than a dimension of some tensor
+WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL", "C64")
+LOOSE = 16  # times that: other sizes are refused by the shapes, tensor by tensor
 PART = 2**22  # numbers checked at once
 _hashes: dict[tuple[str, int, int], str] = {}
 
@@ -23,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises InputError where it cannot be read or is another value."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"'{path}' cannot be read as JSON ({str(error).splitlines()[0]}). The file is "
             "damaged: copy it again."
@@ -48,7 +58,7 @@ def _named_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        shards = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        shards = _shards(folder)
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing:
             raise InputError(
@@ -72,6 +82,19 @@ def _named_files(folder: Path) -> list[Path]:
     )
 
 
+def _shards(folder: Path) -> list[str]:
+    """The files that an index names. Raises InputError for one that is not in the folder."""
+    named = read_json(folder / INDEX).get("weight_map", {})
+    files = list(named.values()) if isinstance(named, dict) else [named]
+    wrong = [one for one in files if not isinstance(one, str) or Path(one).name != one]
+    if wrong:
+        raise InputError(
+            f"{INDEX} in '{folder}' names {wrong[0]!r}, which is no file of this folder. The index "
+            "was changed or is damaged: copy it again."
+        )
+    return sorted(set(files))
+
+
 def check_whole(file: Path) -> None:
     """Check the header of a safetensors file. Raises InputError where it is truncated or none."""
     try:
@@ -84,6 +107,43 @@ def check_whole(file: Path) -> None:
             f"{str(error).splitlines()[0]}). "
             "Probably an interrupted download or copy: delete it and fetch it again."
         ) from error
+
+
+def check_claims(folder: Path, config: Any, files: list[Path]) -> None:
+    """Check the sizes that a config of text claims against the files, before memory is taken for
+    them. Raises InputError where they are far beyond what the files hold, and for weights that
+    are no floating-point numbers.
+    """
+    shapes = []
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a dict)
+                part = opened.get_slice(name)
+                shapes.append(part.get_shape())
+                if name.endswith(".weight") and part.get_dtype() in WHOLE:
+                    raise InputError(
+                        f"'{name}' in '{folder}' is stored as {part.get_dtype()}, which is no "
+                        "dtype of a weight. Take a model that is not quantised, or not damaged."
+                    )
+    check_layers(folder, config, len(shapes))
+    widest = max((size for shape in shapes for size in shape), default=0)
+    for name in SIZES:
+        claimed = getattr(config, name, None)
+        if isinstance(claimed, int) and claimed > LOOSE * widest:
+            raise InputError(
+                f"'{folder}': {name} is {claimed:,} by config.json, but no tensor in the weights "
+                f"is wider than {widest:,}. Config and weights belong to different models."
+            )
+
+
+def check_layers(folder: Path, config: Any, tensors: int) -> None:
+    """Check the number of layers. Raises InputError where it is more than that of tensors."""
+    layers = getattr(config, "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > tensors:
+        raise InputError(
+            f"'{folder}': config.json calls for {layers:,} layers, but the weights hold "
+            f"{tensors:,} tensors. Files are missing, or they belong to another model."
+        )
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import InputError, unknown
 from ..evaluation.settings import EvaluationSettings, find_protocol
 from ..methods import find_method
 from ..policies import find_policy
-from ..recipe import Recipe
+from ..recipe import Recipe, read_values
+from ..settings import check_settings
 
 LISTS = {"methods": "method", "policies": "policy", "ratios": "ratio", "calibration_sets": "data"}
 _EVALUATION = tuple(f.name for f in fields(EvaluationSettings))
@@ -43,13 +42,17 @@ class Sweep:
     def __post_init__(self) -> None:
         for name, one in LISTS.items():
             values = getattr(self, name) or (getattr(self.base, one),)
+            _check_entries(name, values)
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
         for method in self.methods:
             find_method(method)
         for policy in self.policies:
             find_policy(policy)
         for evaluation in self.evaluations:
+            check_settings(evaluation)
             find_protocol(evaluation.protocol)
+        if not isinstance(self.speed, bool):
+            raise InputError(f"speed must be true or false, got {self.speed!r}.")
         apart = tuple(one.apart_from(self.calibration_sets) for one in self.evaluations)
         object.__setattr__(self, "evaluations", apart)
         self.cells()
@@ -114,7 +117,7 @@ class Sweep:
             lists["evaluations"] = tuple(_evaluations(values["evaluation"]))
             if not lists["evaluations"]:
                 raise InputError("The sweep measures nothing: give at least one evaluation.")
-        return cls(base, **lists, speed=bool(values.get("speed", False)))
+        return cls(base, **lists, speed=values.get("speed", False))
 
     @classmethod
     def read(cls, path: str | Path) -> "Sweep":
@@ -128,12 +131,7 @@ class Sweep:
                 f"No sweep file at '{path}'. Check the path; a sweep is a recipe with lists "
                 "(methods, policies, ratios, ...)."
             )
-        try:
-            return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"'{path}' is neither JSON nor YAML: {str(error).splitlines()[0]}."
-            ) from error
+        return cls.from_dict(read_values(path) or {})
 
 
 def cross_calibration(
@@ -156,6 +154,15 @@ def cross_calibration(
             EvaluationSettings(data, samples, min(base.seq_len, 256)) for data in sets
         ),
     )
+
+
+def _check_entries(name: str, values: Sequence[Any]) -> None:
+    """Raises InputError for an entry of a list that is no text; the recipe checks ratios."""
+    wrong = [one for one in values if not isinstance(one, str)] if name != "ratios" else []
+    if wrong:
+        raise InputError(f"{name} must be a list of names, got {wrong[0]!r} in it.")
+    if any(isinstance(one, list | dict) for one in values):
+        raise InputError(f"{name} must be a list of numbers, got {list(values)!r}.")
 
 
 def _listed(value: Any) -> tuple:

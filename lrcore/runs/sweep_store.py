@@ -117,7 +117,6 @@ class CellFiles(SweepStore):
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder) / "cells"
-        self._folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, cell: Cell) -> Path:
         return self._folder / f"{cell.key}.json"

@@ -161,6 +161,7 @@ def test_multiples_keep_the_curve_and_the_prices() -> None:
     assert [coarse.cost.parameters(r) for r in (8, 16)] == [s.cost.parameters(r) for r in (8, 16)]
     assert [coarse.tail(r) for r in (8, 16)] == [s.tail(r) for r in (8, 16)]
     assert probes({0: s}, {0: torch.arange(8.0).flip(0)}).curves[0].at([8, 16]).tolist() == [4, 0]
+    assert [coarse.cost.parameters(r) for r in range(2, 16, 2)] == list(s.cost.curve)  # by hand
     assert s.in_multiples(2) is s
     assert s.in_multiples(32).cost.ranks() == [16]  # nothing but full is left
 

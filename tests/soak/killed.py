@@ -1,0 +1,51 @@
+"""Run a command of lrcore, and end it with SIGKILL at its n-th event.
+
+python killed.py KIND N ARGUMENT...: "files" counts what is about to be done to files below the
+present folder (opened, locked, renamed, deleted), "calls" counts the calls and returns of all
+functions. With N = 0 nothing is killed. The last line on stderr has both numbers of events.
+"""
+
+import os
+import signal
+import sys
+
+FILES = ("open", "fcntl.flock", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.utime")
+
+
+class Killer:
+    """Counts events, and kills this process at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.seen, self.here = at, 0, os.getcwd()
+
+    def count(self, *event) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(self, event: str, given: tuple) -> None:
+        if event in FILES:
+            path = given[0] if given else ""
+            path = path.decode() if isinstance(path, bytes) else path
+            if event == "fcntl.flock" or (isinstance(path, str | os.PathLike) and self._ours(path)):
+                self.count()
+
+    def _ours(self, path: str | os.PathLike) -> bool:
+        return os.path.abspath(path).startswith(self.here)
+
+
+def run(kind: str, at: int, arguments: list[str]) -> int:
+    from lrcore.cli import main
+
+    files, calls = (Killer(at if kind == one else 0) for one in ("files", "calls"))
+    sys.addaudithook(files.audit)
+    if kind == "calls" or not at:
+        sys.setprofile(calls.count)
+    code = main(arguments)
+    sys.setprofile(None)
+    print(files.seen, calls.seen, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,171 @@
+"""Commands that are killed at random moments and started again: what is on the disk after each
+kill, and whether the end is that of an undisturbed run.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import fresh
+from safetensors import safe_open
+
+KILLED = Path(__file__).with_name("killed.py")
+TIMES = ("seconds", "total_seconds")  # of a result: they differ from run to run
+DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+Tree = dict[str, str]  # the files below a folder, and what they hold
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command and the state of its folder before and after it, undisturbed.
+
+    events: how many of each kind a run has. shown: what it prints.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    before: Path
+    after: Tree
+    events: dict[str, int]
+    shown: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one job: how often it was killed, and what is wrong."""
+
+    kills: int
+    wrong: tuple[str, ...]
+
+
+class Place:
+    """A folder where commands run: its cache, its temporary files and what they write are in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start_from(self, state: Path | None) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if state is None:
+            self.folder.mkdir(parents=True)
+        else:
+            shutil.copytree(state, self.folder)
+        for name in ("cache", "tmp"):
+            (self.folder / name).mkdir(exist_ok=True)
+
+    def run(self, arguments: Sequence[str], kind: str = "files", at: int = 0):
+        """The finished process; it is killed at that event, 0 for none."""
+        environment = os.environ | {
+            "LRCORE_CACHE": str(self.folder / "cache"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [str(KILLED), kind, str(at), *arguments]
+        return fresh.project().run(command, environment, self.folder)
+
+    def tree(self) -> Tree:
+        """All files that have their name; what is in a draft or offloaded is left out."""
+        return {
+            str(path.relative_to(self.folder)): self.digest(path)
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and not self.is_temporary(path)
+        }
+
+    def is_temporary(self, path: Path) -> bool:
+        parts = path.relative_to(self.folder).parts
+        return any(DRAFT.fullmatch(part) for part in parts) or parts[:2] == ("cache", "offloaded")
+
+    def temporary(self) -> list[str]:
+        """Drafts, offloaded tensors and temporary files."""
+        return [
+            str(path.relative_to(self.folder))
+            for path in self.folder.rglob("*")
+            if (self.is_temporary(path) and path.name != "offloaded") or path.parent.name == "tmp"
+        ]
+
+    def digest(self, path: Path) -> str:
+        """What a file holds, without times and the name of this folder."""
+        if path.name.endswith(".healing.safetensors"):
+            with safe_open(path, "pt"):
+                return "the state of a healing"
+        if path.suffix == ".json":
+            return self.plain(path.read_text(encoding="utf-8"))
+        if path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8") as opened:
+                rows = list(csv.DictReader(opened))
+            return json.dumps([without_times(row) for row in rows])
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def plain(self, text: str) -> str:
+        """JSON without times and the name of this folder."""
+        values = without_times(json.loads(text.replace(str(self.folder), "HERE")))
+        return json.dumps(values, sort_keys=True)
+
+
+def without_times(values):
+    """JSON-able values without those of the keys in TIMES."""
+    if isinstance(values, dict):
+        return {name: without_times(one) for name, one in values.items() if name not in TIMES}
+    if isinstance(values, list):
+        return [without_times(one) for one in values]
+    return values
+
+
+def undisturbed(place: Place, states: Path, commands: dict[str, Sequence[str]]) -> list[Job]:
+    """The commands one after another, each run to its end, with the states between them."""
+    jobs = []
+    place.start_from(None)
+    for name, given in commands.items():
+        arguments, before = (*map(str, given), "--json"), states / name
+        shutil.copytree(place.folder, before)
+        done = place.run(arguments)
+        assert done.returncode == 0, done.stderr
+        events = dict(zip(("files", "calls"), map(int, done.stderr.split()[-2:]), strict=True))
+        jobs.append(Job(name, arguments, before, place.tree(), events, place.plain(done.stdout)))
+    return jobs
+
+
+def killed(place: Place, job: Job, chance: random.Random, kills: int) -> Outcome:
+    """Start a job, kill it at a random moment, start it again, ..., and let it end."""
+    place.start_from(job.before)
+    before, wrong, count = place.tree(), [], 0
+    for number in range(kills):
+        kind = chance.choice(["calls", "files"])
+        at = chance.randrange(1, job.events[kind] + 1)
+        done = place.run(job.arguments, kind, at)
+        count += done.returncode == -signal.SIGKILL
+        what = f"{job.name}, kill {number + 1} ({kind} {at})"
+        if done.returncode not in (0, -signal.SIGKILL):
+            wrong.append(f"{what}: it ended with {done.returncode}: {done.stderr[-300:]}")
+        wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
+    done = place.run(job.arguments)
+    if done.returncode != 0:
+        wrong.append(f"{job.name}: {done.stderr[-300:]}")
+    elif place.plain(done.stdout) != job.shown:
+        wrong.append(f"{job.name}: it prints {done.stdout}, undisturbed {job.shown}")
+    tree = place.tree()
+    differing = [path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path)]
+    wrong += [f"{job.name}: {path} is not that of an undisturbed run" for path in sorted(differing)]
+    return Outcome(count, (*wrong, *(f"{job.name}: {path} is left" for path in place.temporary())))
+
+
+def half_written(place: Place, job: Job, before: Tree) -> list[str]:
+    """The files under a name of their own that are neither as before nor as in the end."""
+    try:
+        there = place.tree()
+    except Exception as error:  # a file that cannot even be read
+        return [repr(error)]
+    allowed = {"the state of a healing"}
+    return [
+        path
+        for path, held in there.items()
+        if held not in {before.get(path), job.after.get(path)} | allowed
+    ]
