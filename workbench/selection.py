@@ -36,10 +36,13 @@ def open_linked(titles: Sequence[str], request: gr.Request) -> tuple[Any, Any, A
     mark and the open tab.
     """
     query = request.query_params
-    layer, tab = query.get("layer", ""), query.get("tab")
-    slot = [int(layer) if layer.isdigit() else FIRST[0], query.get("component", FIRST[1])]
+    layer, component, tab = (query.get(name) for name in ("layer", "component", "tab"))
     opened = gr.Tabs(selected=tab) if tab in titles else gr.skip()
-    return slot, mark_value(slot, layer.isdigit()), opened
+    if layer is None and component is None:  # FIRST is selected, or what was clicked meanwhile
+        return gr.skip(), gr.skip(), opened
+    numbered = layer is not None and layer.isdigit()
+    slot = [int(layer) if numbered else FIRST[0], component or FIRST[1]]
+    return slot, mark_value(slot, numbered), opened
 
 
 def select_clicked(event: gr.EventData, now: list) -> tuple[list, str]:

@@ -270,6 +270,9 @@ def test_an_address_opens_a_slot_and_a_tab():
     assert slot == [2, "ov"]
     assert json.loads(mark) == [2, "ov", True]
     assert tabs.selected == "Compare"
+    # a click that came before this answer stays
+    plain = selection.open_linked(("Spectra",), SimpleNamespace(query_params={}))
+    assert [one["__type__"] for one in plain] == ["update"] * 3
 
 
 def test_a_bound_handler_keeps_its_special_arguments_and_speaks_in_sentences():
