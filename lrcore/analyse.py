@@ -141,9 +141,13 @@ def analyse(
         if not is_kept(folder, index):
             with draft_of(file) as draft:
                 save_file(_layer_values(model, calibration, index), draft)
-        for slot, values in load_file(file).items():
-            name, kind = slot.split(".")
-            spectra[index, name, kind] = values
+        values = load_file(file)
+        spectra |= {
+            (index, name, kind): values[f"{name}.{kind}"]
+            for kind in ("raw", "aware")
+            for name in (*COMPONENTS, *MATRICES)  # a file has an order of its own
+            if f"{name}.{kind}" in values
+        }
     trim()
     del held
     progress("analyse", total, total)

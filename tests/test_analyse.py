@@ -26,6 +26,8 @@ def test_every_layer_and_name_has_both_kinds_descending(case) -> None:
     assert analysis.matrices == (
         ("q", "k", "v", "o", "gate", "up", "down") if gated else ("q", "k", "v", "o", "up", "down")
     )
+    first = [name for layer, name, kind in analysis.spectra if (layer, kind) == (0, "raw")]
+    assert first == [*analysis.components, *analysis.matrices]
     for layer in range(analysis.layers):
         for name in (*analysis.components, *analysis.matrices):
             for kind in ("raw", "aware"):
