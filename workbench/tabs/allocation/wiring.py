@@ -59,7 +59,9 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     listen(moving, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
     listen([form["temperature"].input], by_temperature, form.inputs, drawn, **LIVE)
-    page.plan_key.change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
+    # Each figure that becomes known asks again: an answer that got lost would leave a cell waiting.
+    for change in (page.plan_key.change, page.figure_count.change):
+        change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
     listen(
         [page.choice.change, form["options"].change],
         bind(handlers.queue_factors, store),
