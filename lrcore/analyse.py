@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -14,7 +13,13 @@ from .calibration.calibrate import Calibration, is_kept, layer_file
 from .errors import InputError, unknown
 from .files import cache_folder, cache_key, draft_of
 from .layer import MLP, Layer, heads, output_heads
-from .linalg import column_squares, roots, singular_values, symmetric
+from .linalg import (
+    column_squares,
+    eigenvalues_descending,
+    roots,
+    singular_values,
+    symmetric,
+)
 from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
 from .methods.grams import head_gram, output_gram
@@ -226,5 +231,4 @@ def _product_values(left: Tensor, right: Tensor, group: int) -> Tensor:
 
 def _root_values(left: Tensor, right: Tensor) -> Tensor:
     root, _ = roots(right)
-    values: Tensor = torch.linalg.eigvalsh(symmetric(root @ left @ root))
-    return values.flip(-1).clamp_min(0).sqrt()
+    return eigenvalues_descending(root @ left @ root).sqrt()

@@ -27,6 +27,16 @@ def check_tokens_held(samples: int, seq_len: int) -> None:
         )
 
 
+LONGEST = 4096  # characters of a path
+
+
+def check_name(name: str, of: str, hint: str = "") -> None:
+    """Raise InputError for a text that is no name of a model or of a data set; hint: what is."""
+    if len(name) > LONGEST or "\0" in name:
+        reason = "it is too long, or no text."
+        raise InputError(f"'{name[:40]}...' is no name of {of}: {reason} {hint}".rstrip())
+
+
 def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> InputError:
     """An InputError (returned, not raised) for an unknown name, which suggests the nearest one."""
     names = sorted(known)

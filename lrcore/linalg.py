@@ -39,6 +39,12 @@ def eigh_descending(m: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(-1).clamp_min(0), vectors.flip(-1)
 
 
+def eigenvalues_descending(m: Tensor) -> Tensor:
+    """The values of `eigh_descending` alone. [..., n, n] -> [..., n]."""
+    values: Tensor = torch.linalg.eigvalsh(symmetric(m))
+    return values.flip(-1).clamp_min(0)
+
+
 def roots(m: Tensor) -> tuple[Tensor, Tensor]:
     """`m^{1/2}` and its pseudo-inverse `m^{-1/2}` for PSD m. [..., n, n] -> two of [..., n, n].
 
@@ -101,19 +107,17 @@ def singular_values(weight: Tensor, second: Tensor | None = None) -> Tensor:
     Without `second`, small values come from the matrix itself where its Gram matrix would lose
     them; with it, they are known to 1e-8 of the largest.
     """
-    values: Tensor
     weight = weight.double()
     tall = weight if weight.shape[0] > weight.shape[1] else weight.mT
     if second is None:
-        squares: Tensor = torch.linalg.eigvalsh(symmetric(tall.mT @ tall))
-        if float(squares[0]) > GRAM_IS_ENOUGH * float(squares[-1]):
-            return squares.flip(0).sqrt()
-        values = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r")[1])
+        squares = eigenvalues_descending(tall.mT @ tall)
+        if float(squares[-1]) > GRAM_IS_ENOUGH * float(squares[0]):
+            return squares.sqrt()
+        values: Tensor = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r")[1])
         return values
     if tall is weight:
         weight = torch.linalg.qr(weight, mode="r")[1]
-    values = torch.linalg.eigvalsh(symmetric(weight @ second.double() @ weight.mT))
-    return values.flip(0).clamp_min(0).sqrt()
+    return eigenvalues_descending(weight @ second.double() @ weight.mT).sqrt()
 
 
 def balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from lrcore.data import files, hub, python_docs, stories
 from lrcore.data.held_out import cut, file_and_split
-from lrcore.errors import InputError, unknown
+from lrcore.errors import InputError, check_name, unknown
 
 Role = Literal["calibration", "test"]
 
@@ -19,7 +19,6 @@ BUILTIN: Mapping[str, Callable[..., list[str]]] = {
     "python-docs": python_docs.documents,
     "stories": stories.documents,
 }
-LONGEST = 4096  # characters of a path
 SPLITS = ("calibration", "test", "train")
 _HALF = re.compile("[\ud800-\udfff]")
 _HINT = (
@@ -97,8 +96,7 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
         raise InputError(
             f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
         )
-    if len(data) > LONGEST or "\0" in data:
-        raise InputError(f"'{data[:40]}...' is no name of a data set: it is too long, or no text.")
+    check_name(data, "a data set")
     name, _, split = data.partition("/")
     path, part = ("", "") if name in BUILTIN else file_and_split(data)
     if revision is not None and (name in BUILTIN or path):

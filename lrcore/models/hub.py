@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, check_name
 
 DEMO_MODELS = ("demo-llama", "demo-opt")
 
@@ -52,7 +52,6 @@ _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/([\w-][\w. -]*(?:/[\w-][\w.
 # Text files and safetensors at the top of the repository: no code, no copy in another format.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
 _UNWANTED = ["*/*", "consolidated*", "adapter*"]
-LONGEST = 4096  # characters of a path
 _KNOWN = (
     f"Known models: {', '.join(_NAMES)}; otherwise give a folder, a .gguf file, or a hub id such "
     "as 'org/model'."
@@ -75,10 +74,7 @@ def locate(name: str, revision: str | None = None) -> Path:
         return _packaged(name)
     if not name.strip():
         raise InputError(f"The model's name is empty. {_KNOWN}")
-    if len(name) > LONGEST or "\0" in name:
-        raise InputError(
-            f"'{name[:40]}...' is no name of a model: it is too long, or no text. {_KNOWN}"
-        )
+    check_name(name, "a model", _KNOWN)
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == GGUF):
         if revision is not None:

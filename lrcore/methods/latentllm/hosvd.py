@@ -16,8 +16,8 @@ from ...layer import heads
 from ...linalg import EPS, eigh_descending
 
 ROUNDS = 8  # section 5
-# Of the loss: a round that gains less is the last. On trained models each gains at most a thirtieth
-# of the one before, and two or three rounds do.
+# Of what the left side drops: a round that gains less is the last. On trained models each gains at
+# most a thirtieth of the one before, and two or three rounds do.
 ENOUGH = 1e-6
 
 
@@ -141,7 +141,7 @@ def alternate(
         values, vectors = eigh_descending(_left_gram(p.left, p.right, p.rotations, right))
         left, before, kept = vectors[:, :left_rank], kept, float(values[:left_rank].sum())
         dropped = float(values[left_rank:].sum().clamp_min(EPS * values.sum()))
-        if kept - before <= enough * dropped:  # a part of the loss
+        if kept - before <= enough * dropped:
             break
     return left, right
 

@@ -10,6 +10,7 @@ import lrcore
 from ... import markup, text
 from ...components import panel
 from ...events import bind, listen
+from ...keys import model_key
 from ...page import Page
 from ...store import Store
 from .models import some_runs
@@ -40,12 +41,15 @@ def paint(store: Store, passage: str, ids: list[str]) -> str:
     """The passage once per chosen run, each token coloured by what the run loses there against its
     own dense model.
     """
-    blocks = []
-    for run in some_runs(store, ids):
-        dense = lrcore.token_losses(store.dense(run.recipe), passage)
-        small = lrcore.token_losses(store.small(run), passage)
+    blocks, runs = [], some_runs(store, ids)
+    bases = {model_key(run.recipe): run.recipe for run in runs}
+    dense = {
+        key: lrcore.token_losses(store.dense(recipe), passage) for key, recipe in bases.items()
+    }
+    for run in runs:
+        own, small = dense[model_key(run.recipe)], lrcore.token_losses(store.small(run), passage)
         tokens = [
-            (token, before, now) for (token, before), (_, now) in zip(dense, small, strict=True)
+            (token, before, now) for (token, before), (_, now) in zip(own, small, strict=True)
         ]
         title = f"{markup.escape(run.name)}: {mean_rise(tokens):+.3f} nats per token"
         blocks.append(f"<h4>{title}</h4>{markup.coloured(tokens)}")
