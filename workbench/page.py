@@ -10,10 +10,24 @@ import gradio as gr
 
 import lrcore
 
-from . import hand, selection, steps, text
+from . import hand, run_text, selection, steps, text
 from .components import downloader, panel, pending_cells
 from .evaluation_controls import EvaluationControls
 from .form import START, Form, form_values
+
+MOST_RUNS = 6  # that are compared at once
+
+
+def chosen_runs() -> gr.Dropdown:
+    return gr.Dropdown(
+        [],
+        multiselect=True,
+        max_choices=MOST_RUNS,
+        label="Runs",
+        info=run_text.CHOOSE_RUNS,
+        elem_id="compare-runs",
+        render=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,9 @@ class Page:
     rank_history: gr.State = field(default_factory=partial(gr.State, hand.EMPTY))
     # of the runs on disk
     runs_stamp: gr.State = field(default_factory=partial(gr.State, ""))
+    chosen: gr.Dropdown = field(default_factory=chosen_runs)  # the runs to compare
+    opened_run: gr.State = field(default_factory=partial(gr.State, ""))  # its id
+    run_address: gr.HTML = field(default_factory=selection.run_in_address)
     # method and policy whose options the form holds, and when a recipe was put into it
     choice: gr.State = field(default_factory=partial(gr.State, [START.method, START.policy, 0.0]))
 

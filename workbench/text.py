@@ -149,7 +149,6 @@ FRONT = "Not dominated in size and perplexity: {}."
 DOMINATED = " {} is dominated by {}."
 DOMINATED_MORE = " {} more are dominated."
 NO_RUN_CHOSEN = "No run is chosen. Choose one above."
-CHOOSE_RUNS = "Choose up to six runs; the dense model is always the first column."
 PROMPT = "One morning, Tom went to the"
 TOKENS_HELP = (
     "Red: the compressed model has a higher loss at this token than the dense one; blue: a lower "

@@ -98,6 +98,13 @@ class Database:
             for row in self._rows("select id, folder from runs order by created, id")
         }
 
+    def heads(self) -> list[tuple[str, str, float, str]]:
+        """(id, name, created, folder) of every run, oldest first."""
+        question = "select id, name, created, folder from runs order by created, id"
+        return [
+            (row["id"], row["name"], row["created"], row["folder"]) for row in self._rows(question)
+        ]
+
     def get(self, run_id: str) -> Row | None:
         rows = self._rows("select * from runs where id = ?", run_id)
         return (
@@ -140,6 +147,13 @@ class Database:
             for row in self._rows("select tag from tags where run = ? order by tag", run_id)
         )
 
+    def all_tags(self) -> dict[str, tuple[str, ...]]:
+        """Of the runs that have any, by id."""
+        tags: dict[str, list[str]] = {}
+        for row in self._rows("select run, tag from tags order by tag"):
+            tags.setdefault(row["run"], []).append(row["tag"])
+        return {run_id: tuple(own) for run_id, own in tags.items()}
+
     def tag(self, run_id: str, tag: str) -> None:
         with self._changing() as database:
             database.execute("insert or ignore into tags values (?, ?)", (run_id, tag))
@@ -159,6 +173,14 @@ class Database:
         """Newest last."""
         question = "select data from results where run = ? and kind = ? order by created, rowid"
         return [json.loads(row["data"]) for row in self._rows(question, run_id, kind)]
+
+    def all_results(self, kind: str) -> dict[str, list[dict[str, Any]]]:
+        """Newest last, of the runs that have any, by id."""
+        question = "select run, data from results where kind = ? order by created, rowid"
+        results: dict[str, list[dict[str, Any]]] = {}
+        for row in self._rows(question, kind):
+            results.setdefault(row["run"], []).append(json.loads(row["data"]))
+        return results
 
     def add_samples(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
         rows = [

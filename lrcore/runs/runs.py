@@ -131,6 +131,8 @@ class Runs:
         for left in self.folder.glob(f"{PARTIAL}*"):
             remove_unlocked(left)
         self._database = Database(self.folder / "runs.sqlite")
+        # recipes and provenances that were read, by id and creation: they never change
+        self._read: dict[tuple[str, float], tuple[Recipe, Provenance]] = {}
 
     # --- what there is ---
 
@@ -142,17 +144,33 @@ class Runs:
     def all(self, tag: str | None = None) -> list[Run]:
         """Oldest first; only those with a tag, where one is given.
 
-        Runs with a recipe that this version cannot read are left out.
+        Runs with a recipe that this version cannot read are left out. One that was read before is
+        not read again.
         """
-        runs = []
-        for run_id in self.ids():
-            try:
-                run = self.get(run_id)
-            except UNREADABLE:
+        self._take_stock()
+        heads, tags = self._database.heads(), self._database.all_tags()
+        evaluations = self._database.all_results("evaluation")
+        runs, read = [], {}
+        for run_id, name, created, folder in heads:
+            known = self._read.get((run_id, created)) or self._parsed(run_id)
+            if known is None:
                 continue
-            if tag is None or tag in run.tags:
-                runs.append(run)
+            read[run_id, created] = known
+            own, measured = tags.get(run_id, ()), evaluations.get(run_id, [])
+            if tag is None or tag in own:
+                runs.append(Run(run_id, name, created, self.folder / folder, *known, own, measured))
+        self._read = read
         return runs
+
+    def _parsed(self, run_id: str) -> tuple[Recipe, Provenance] | None:
+        """None for a run that is gone, or that this version cannot read."""
+        row = self._database.get(run_id)
+        if row is None:
+            return None
+        try:
+            return Recipe.from_dict(row.recipe), Provenance.from_dict(row.report)
+        except UNREADABLE:
+            return None
 
     def get(self, run_id: str) -> Run:
         """Raises InputError for an id that is not there."""

@@ -182,3 +182,30 @@ def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     page.goto(sweep.as_uri())
     assert page.locator("svg circle").count() > 10
     context.close()
+
+
+def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(workbench):
+    page, table = workbench.page, workbench.locator("#runs-table")
+    rows, boxes = table.locator("tbody tr"), table.locator("tbody [type=checkbox]")
+    workbench.tab("Runs & export")
+    table.locator("[data-sort=perplexity]").click()
+    table.locator("[type=search]").fill("python-docs")
+    workbench.until(lambda: rows.count() == 2, "the words leave other runs in")
+    workbench.answered()
+    for i in range(2):
+        if not boxes.nth(i).is_checked():
+            boxes.nth(i).click()
+            workbench.answered()
+    ids = [rows.nth(i).get_attribute("data-run") for i in range(2)]
+    workbench.until(lambda: all(one in page.url for one in ids), "the address lacks a ticked run")
+    page.reload()
+    workbench.tab("Runs & export")
+    workbench.until(lambda: rows.count() == 2, "the words are not kept")
+    assert [rows.nth(i).get_attribute("data-run") for i in range(2)] == ids
+    assert table.locator("[aria-sort=ascending]").inner_text() == "Perplexity"
+    workbench.until(
+        lambda: boxes.nth(0).is_checked() and boxes.nth(1).is_checked(), "the ticks are not kept"
+    )
+    workbench.answered()
+    table.locator(".compare").click()
+    workbench.until(lambda: workbench.open_tab() == "Compare", "the runs are not compared")

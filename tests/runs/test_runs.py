@@ -56,6 +56,20 @@ def test_all_of_a_run_survives_a_restart(kept, small):
     assert again.all("old") == []
 
 
+def test_listing_reads_each_run_once_and_follows_every_change(kept, small, monkeypatch):
+    runs = [kept.write(name, recipe_of(small), small) for name in "ab"]
+    assert kept.all() == [kept.get(run.id) for run in runs]
+    monkeypatch.setattr(Database, "get", None)  # a run that was read is not read again
+    assert [run.name for run in kept.all()] == [*"ab"]
+    monkeypatch.undo()
+    kept.rename(runs[0].id, "c")
+    kept.tag(runs[1].id, "new")
+    kept.add_evaluation(runs[1].id, {"protocol": {"source": "a"}, "perplexity": 2.0})
+    assert kept.all() == [kept.get(run.id) for run in runs]
+    kept.delete(runs[0].id)
+    assert kept.all() == [kept.get(runs[1].id)]
+
+
 def test_deleting_removes_folder_and_rows(kept, small):
     run = kept.write("a", recipe_of(small), small)
     kept.add_samples(run.id, [{"prompt": "x", "text": "y"}])

@@ -17,7 +17,7 @@ from workbench.jobs import SweepJob
 from workbench.jobs.models import run_name
 from workbench.jobs.sweep import tables
 from workbench.store import Store
-from workbench.tabs.compare import cards, chart, differences, protocols, runs
+from workbench.tabs.compare import cards, chart, choice, differences, protocols
 
 DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
 
@@ -56,11 +56,11 @@ def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(
     )
     page = SimpleNamespace(query_params={})
     linked = SimpleNamespace(query_params={"runs": "old,gone,middle"})
-    assert runs.list_runs(store, [], None, page)[0]["value"] == ["new"]
-    assert runs.list_runs(store, [], None, linked)[0]["value"] == ["old", "middle"]
-    assert "value" not in runs.list_runs(store, ["middle"], None, linked)[0]
-    assert runs.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
-    assert "value" not in runs.add_newest(store, ["new"])[0]
+    assert choice.list_runs(store, [], None, page)[0]["value"] == ["new"]
+    assert choice.list_runs(store, [], None, linked)[0]["value"] == ["old", "middle"]
+    assert "value" not in choice.list_runs(store, ["middle"], None, linked)[0]
+    assert choice.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
+    assert "value" not in choice.add_newest(store, ["new"])[0]
 
 
 def test_a_run_that_nobody_named_has_its_model_in_its_name():

@@ -26,7 +26,7 @@ from workbench.store import Store
 from workbench.tabs.compare import cards, chart, differences, protocols
 from workbench.tabs.compress import dropping
 from workbench.tabs.runs.details import ranks_of
-from workbench.tabs.runs.table import COLUMNS, run_rows
+from workbench.tabs.runs.listing import COLUMNS
 
 
 @pytest.fixture
@@ -80,8 +80,7 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     got_result = lrcore.evaluate(expected, recipe.data, samples=2, seq_len=32)
     assert run.evaluations[0]["perplexity"] == pytest.approx(got_result.perplexity, rel=1e-6)
     assert run.evaluations[0]["same_base"]
-    row = dict(zip(COLUMNS, run_rows(store.runs.all())[0], strict=True))
-    assert (row["method"], row["policy"]) == ("shorten", by)
+    assert [COLUMNS[name].value(run) for name in ("method", "policy")] == ["shorten", by]
     assert "went in this order" in text.shortened(run.history)
     assert any("went in this order" in line for line in job.log)
 

@@ -10,12 +10,12 @@ TITLE = "Compare"
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
-    choice = runs.layout()
+    choice = runs.layout(page)
     columns = answers.layout()
     prompts = prompt_set.layout()
     passage = token_losses.layout()
     differences = runs.differences_layout()
     runs.wire(page, store, choice, differences)
-    answers.wire(page, store, columns, choice.runs)
-    prompt_set.wire(page, store, prompts, choice.runs)
-    token_losses.wire(page, store, passage, choice.runs)
+    answers.wire(page, store, columns, page.chosen)
+    prompt_set.wire(page, store, prompts, page.chosen)
+    token_losses.wire(page, store, passage, page.chosen)

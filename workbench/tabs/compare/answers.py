@@ -12,9 +12,9 @@ import lrcore
 from ... import text
 from ...components import Number, Slider, whole
 from ...events import LIVE, QUIET, bind, listen
-from ...page import Page
+from ...page import MOST_RUNS, Page
 from ...store import Store
-from .models import MOST_RUNS, dense_recipe, models
+from .models import dense_recipe, models
 
 FRAME = 0.05  # seconds between two states of answers that grow
 COLUMNS = MOST_RUNS + 1  # the dense model has the first

@@ -9,8 +9,6 @@ from ... import text
 from ...form import read_recipe
 from ...store import Store
 
-MOST_RUNS = 6
-
 
 def dense_recipe(store: Store, ids: Sequence[str], values: Sequence[Any]) -> lrcore.Recipe:
     """The recipe that names the dense model: of the first chosen run; without a run, the form's."""

@@ -20,14 +20,13 @@ from ...page import Page
 from ...store import Store
 from .cards import all_cards
 from .chart import AXES, SPEEDS, conclusion, points
+from .choice import add_newest, list_runs
 from .differences import all_differences
-from .models import MOST_RUNS, some_runs
-from .protocols import protocol_of
+from .models import some_runs
 
 
 @dataclass(frozen=True)
 class RunChoice:
-    runs: gr.Dropdown
     cards: gr.HTML
     protocol: gr.Dropdown
     axis: gr.Dropdown
@@ -43,15 +42,8 @@ class Differences:
     note: gr.HTML
 
 
-def layout() -> RunChoice:
-    runs = gr.Dropdown(
-        [],
-        multiselect=True,
-        max_choices=MOST_RUNS,
-        label="Runs",
-        info=text.CHOOSE_RUNS,
-        elem_id="compare-runs",
-    )
+def layout(page: Page) -> RunChoice:
+    page.chosen.render()
     cards = panel("cards")
     with gr.Row(elem_classes="bottom"):
         protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
@@ -63,7 +55,7 @@ def layout() -> RunChoice:
             "Measure their speed", size="sm", elem_id="measure-speed", scale=0, min_width=180
         )
     chart, caption = plot("scatter", 360), panel("scatter-caption")
-    return RunChoice(runs, cards, protocol, axis, measure, speed, chart, caption)
+    return RunChoice(cards, protocol, axis, measure, speed, chart, caption)
 
 
 def differences_layout() -> Differences:
@@ -74,14 +66,14 @@ def differences_layout() -> Differences:
 
 def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -> None:
     stamp = page.runs_stamp.change
-    choice = [parts.runs, parts.protocol]
+    choice = [page.chosen, parts.protocol]
     listen([page.opened, stamp], bind(list_runs, store), choice, choice, **LIVE)
     # the step after Compress is to compare what was made there
-    added = page.steps.compare(bind(add_newest, store), parts.runs, choice, **QUIET)
-    for chosen in (parts.runs.input, added.then):
-        chosen(None, parts.runs, None, js=script("runs-address.js"), **QUIET)
+    added = page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
+    for chosen in (page.chosen.input, added.then):
+        chosen(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     listen(
-        [parts.runs.change, parts.protocol.change, stamp],
+        [page.chosen.change, parts.protocol.change, stamp],
         bind(draw_runs, store),
         choice,
         [parts.cards, differences.table, differences.note],
@@ -94,51 +86,9 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
         [parts.chart, parts.caption],
         **LIVE,
     )
-    chosen = [parts.runs, page.evaluation.collected]
+    chosen = [page.chosen, page.evaluation.collected]
     listen([parts.measure.click], bind(measure_runs, store), chosen, None, **QUIET)
-    parts.speed.click(bind(measure_speed, store), parts.runs, None, **QUIET)
-
-
-def list_runs(
-    store: Store, ids: list[str], protocol: str | None, page: gr.Request
-) -> tuple[Any, Any]:
-    """The runs to choose from and the protocols they were measured under; what is chosen stays.
-
-    A page that has chosen none yet begins with those in its address, else with the newest.
-    """
-    runs = store.runs.all()[::-1]
-    known = {run.id for run in runs}
-    linked = page.query_params.get("runs", "").split(",")[:MOST_RUNS]
-    chosen = ([one for one in some or [] if one in known] for some in (ids, linked))
-    return lists(runs, next(filter(None, chosen), [run.id for run in runs[:1]]), ids, protocol)
-
-
-def add_newest(store: Store, ids: list[str]) -> tuple[Any, Any]:
-    """The newest run beside those that are chosen, before them."""
-    runs = store.runs.all()[::-1]
-    newest = [run.id for run in runs[:1]]
-    others = [run.id for run in store.chosen_runs(ids) if run.id not in newest]
-    return lists(runs, [*newest, *others][:MOST_RUNS], ids, None)
-
-
-def lists(
-    runs: Sequence[lrcore.Run], chosen: list[str], before: list[str], protocol: str | None
-) -> tuple[Any, Any]:
-    """The two lists with what is chosen in them. runs: newest first; a protocol that none was
-    measured under gives way to the first one of the chosen runs.
-    """
-    order = [*(run for run in runs if run.id in chosen), *runs]
-    names = list(dict.fromkeys(protocol_of(run, one) for run in order for one in run.evaluations))
-    shown = protocol if protocol in names else next(iter(names), None)
-    return (
-        gr.update(choices=[(run.name, run.id) for run in runs], **value_unless(before, chosen)),
-        gr.update(choices=names, **value_unless(protocol, shown)),
-    )
-
-
-def value_unless(now: Any, then: Any) -> dict[str, Any]:
-    """The value to set; none where it is the same: one chosen meanwhile would be overwritten."""
-    return {} if now == then else {"value": then}
+    parts.speed.click(bind(measure_speed, store), page.chosen, None, **QUIET)
 
 
 def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:

@@ -3,23 +3,22 @@
 import gradio as gr
 
 from ...page import Page
-from ...selection import run_in_address
 from ...store import Store
+from .. import compare
 from . import derive, details, exports, table
 
 TITLE = "Runs & export"
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
-    listed = table.layout()
-    opened, address = gr.State(""), run_in_address()  # the id of the run on show
+    listed, opened, address = table.layout(store), page.opened_run, page.run_address
     with gr.Column(visible=False, elem_id="run-details") as column:
         run = details.layout()
         derived = derive.layout()
         card = details.model_card()
         exported = exports.layout()
-    table.wire(page, store, listed, opened, address)
-    table.wire_link(page, store, opened, TITLE)
+    table.wire(page, store, listed, compare.TITLE)
+    table.wire_link(page, store, TITLE)
     details.wire(page, store, run, opened, address)
     derive.wire(store, derived, opened)
     exports.wire(page, store, exported, opened)

@@ -1,80 +1,97 @@
-"""The table of runs, newest first; a click or a link opens one."""
+"""The table of runs: sorted, filtered and paged as the browser asks; a click or a link opens one,
+and the ticked ones are compared.
+"""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 
-import lrcore
-
-from ... import export, markup, text
-from ...components import panel
-from ...events import LIVE, QUIET, bind, listen
-from ...page import Page
+from ... import run_text
+from ...assets import script
+from ...events import QUIET, bind, event_data
+from ...page import MOST_RUNS, Page
 from ...store import Store
-
-COLUMNS = (
-    "name",
-    "tags",
-    "model",
-    "method",
-    "policy",
-    "removed",
-    "MB",
-    "perplexity",
-    "dense perplexity",
-    "measured on",
-    "id",
-)
+from ..compare.choice import toggle
+from .listing import COLUMNS, View, listed
 
 
-@dataclass(frozen=True)
-class RunsTable:
-    table: gr.Dataframe
-    empty: gr.HTML
+def layout(store: Store) -> gr.HTML:
+    """Its events: `open` and `choose` with the id of a run, and `compare`. The rows come past
+    Gradio's queue, once the table is on show; columns, order and words stay in the browser.
+    """
 
+    def runs_listed(view: dict[str, Any]) -> dict[str, Any]:
+        return list_runs(store, view)
 
-def layout() -> RunsTable:
-    table = gr.Dataframe(
-        headers=list(COLUMNS),
-        interactive=False,
-        show_search="filter",
+    return gr.HTML(
+        "",
+        html_template=template(),
+        js_on_load=script("runs-table.js", MOST=MOST_RUNS),
+        server_functions=[runs_listed],
         elem_id="runs-table",
-        max_height=360,
-        visible=False,
     )
-    return RunsTable(table, panel("runs-empty"))
 
 
-def wire(page: Page, store: Store, parts: RunsTable, opened: gr.State, address: gr.HTML) -> None:
-    listen(
-        [page.opened, page.runs_stamp.change],
-        bind(list_runs, store),
-        None,
-        [parts.table, parts.empty],
-        **LIVE,
+def template() -> str:
+    """The box of words, the choice of columns, the buttons of the pages, and room for the rows."""
+    usual = View.of({}).columns
+    boxes = "".join(
+        f"<label><input type='checkbox' data-column='{name}'> {escape(column.label)}</label>"
+        for name, column in COLUMNS.items()
+        if name != "name"
     )
-    parts.table.select(bind(open_row), None, [opened, address], **QUIET)
+    words = escape(run_text.SEARCH_RUNS, quote=True)
+    return (
+        f"<div class='runs' data-usual='{json.dumps(usual)}'><div class='runs-tools' hidden>"
+        f"<input type='search' aria-label='{words}' placeholder='{words}'>"
+        f"<details><summary>{run_text.COLUMNS_SHOWN}</summary><div class='columns'>{boxes}</div>"
+        "</details><span class='runs-rows' role='status'></span>"
+        "<button type='button' class='act' data-turn='-1' aria-label='Earlier rows'>‹</button>"
+        "<button type='button' class='act' data-turn='1' aria-label='Further rows'>›</button>"
+        "<button type='button' class='act compare' disabled>"
+        f"{run_text.COMPARE_TICKED}</button></div>"
+        "<div class='runs-page' tabindex='0' role='region' aria-label='Runs'></div></div>"
+    )
 
 
-def wire_link(page: Page, store: Store, opened: gr.State, title: str) -> None:
+def list_runs(store: Store, view: dict[str, Any]) -> dict[str, Any]:
+    """The page of the table that a browser asks for."""
+    return listed(store.runs.all(), View.of(view if isinstance(view, dict) else {}))
+
+
+def wire(page: Page, store: Store, table: gr.HTML, compare: str) -> None:
+    """compare: the title of the tab that compares runs."""
+    shown = [page.runs_stamp, page.chosen, page.opened_run]
+    changed = [part.change for part in shown]
+    gr.on(changed, None, shown, table, js="(...shown) => JSON.stringify(shown)", **QUIET)
+    table.open(bind(open_row), None, [page.opened_run, page.run_address], **QUIET)
+    chosen = table.choose(bind(choose, store), page.chosen, page.chosen, **QUIET)
+    chosen.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    table.compare(opener(compare), None, page.tabs, **QUIET)
+
+
+def opener(title: str) -> Callable[[], gr.Tabs]:
+    """A listener that opens the tab of this title."""
+    return lambda: gr.Tabs(selected=title)
+
+
+def wire_link(page: Page, store: Store, title: str) -> None:
     """Open the run that the address names, in the tab of this title."""
-    page.opened(bind(open_linked, store, title), None, [opened, page.tabs], **QUIET)
+    page.opened(bind(open_linked, store, title), None, [page.opened_run, page.tabs], **QUIET)
 
 
-def list_runs(store: Store) -> tuple[Any, str]:
-    """The table, or in its place how to get a first run."""
-    rows = run_rows(store.runs.all())
-    if not rows:
-        return gr.Dataframe(visible=False), markup.note(text.NO_RUNS, "hint")
-    return gr.Dataframe(pd.DataFrame(rows, columns=list(COLUMNS)), visible=True), ""
-
-
-def open_row(event: gr.SelectData) -> tuple[str, str]:
+def open_row(event: gr.EventData) -> tuple[str, str]:
     """The id of the run clicked, for the page and for the address."""
-    run_id = str(event.row_value[COLUMNS.index("id")])
+    run_id = str(event_data(event).get("run", ""))
     return run_id, run_id
+
+
+def choose(store: Store, ids: list[str], event: gr.EventData) -> Any:
+    """The runs to compare, with the one that was ticked or without it."""
+    return toggle(store, ids, str(event_data(event).get("run", "")))
 
 
 def open_linked(store: Store, title: str, request: gr.Request) -> tuple[Any, Any]:
@@ -83,27 +100,3 @@ def open_linked(store: Store, title: str, request: gr.Request) -> tuple[Any, Any
     if run_id not in store.runs.ids():
         return gr.skip(), gr.skip()
     return run_id, gr.Tabs(selected=title)
-
-
-def run_rows(runs: list[lrcore.Run]) -> list[list[Any]]:
-    """Rows in COLUMNS of runs given oldest first, newest first."""
-    return [run_row(run) for run in reversed(runs)]
-
-
-def run_row(run: lrcore.Run) -> list[Any]:
-    summary, results = run.account.to_dict(), ["", "", ""]
-    if run.evaluations:
-        last = run.evaluations[-1]
-        perplexities = [export.figure(last[name]) for name in ("perplexity", "dense_perplexity")]
-        results = [*perplexities, text.protocol(last["protocol"])]
-    return [
-        run.name,
-        ", ".join(run.tags),
-        run.recipe.model,
-        run.method,
-        run.policy,
-        f"{summary['achieved']:.1%} {summary['budget']}",
-        round(summary["megabytes"], 2),
-        *results,
-        run.id,
-    ]
