@@ -12,11 +12,15 @@ class Reporter(Protocol):
     """What a running job reports to; a JobRecord is one.
 
     id: of the record. part: which of several parts runs. result: ids of the runs made so far.
+    outcome: in one line what came out, as far as it is known. curve: the loss at every step of a
+    training, nats/token.
     """
 
     id: str
     part: str
     result: list[str]
+    outcome: str
+    curve: list[float]
 
     def note(self, line: str) -> None:
         """Add a line to the log."""

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from . import text
+from . import run_markup, text
 from .job_queue import Jobs
 from .job_record import ENDED, JobRecord
 from .markup import button, note
@@ -43,15 +43,29 @@ def status_bar(jobs: Jobs) -> str:
     return (
         f"<div class='status-bar {last.state}' data-job-id='{last.id}'><span class='dot'></span>"
         f"<b>{escape(last.title)}</b><span class='ending'>{escape(ending(last))}</span>"
-        f"{button('Dismiss', 'read', job=last.id) if last.state == 'failed' else ''}</div>"
+        f"{what_next(last)}</div>"
     )
 
 
 def ending(job: JobRecord) -> str:
     """How a job ended."""
     if job.state == "done":
-        return f"done in {text.duration(job.seconds())}"
+        took = f"in {text.duration(job.seconds())}"
+        return f"{job.outcome} · {took}" if job.outcome else f"done {took}"
     return job.error or job.state
+
+
+def what_next(job: JobRecord) -> str:
+    """Buttons of the status bar for a job that has ended."""
+    return button("Dismiss", "read", job=job.id) if job.state == "failed" else made(job)
+
+
+def made(job: JobRecord) -> str:
+    """Buttons for the runs that a job has made or measured."""
+    if job.state != "done" or not job.result:
+        return ""
+    open_one = button("Open", "open", job=job.id) if len(job.result) == 1 else ""
+    return open_one + button("Compare", "compare", job=job.id)
 
 
 def job_list(jobs: Jobs) -> str:
@@ -81,7 +95,7 @@ def job_row(job: JobRecord, place: int) -> str:
     return (
         f"<div class='job {job.state}' data-job-id='{job.id}' data-state='{job.state}'>"
         f"<span class='dot'></span><b>{escape(job.title)}</b><span class='state'>{state}</span>"
-        f"<span class='acts'>{actions}</span>{details}</div>"
+        f"<span class='acts'>{actions}</span>{run_markup.curve(job.curve)}{details}</div>"
     )
 
 
@@ -92,7 +106,8 @@ def cancel(job: JobRecord) -> str:
 
 def ended_actions(job: JobRecord) -> str:
     """What can be done with a job that has ended."""
-    actions = [] if job.state == "done" else [button("Start again", "again", job=job.id)]
+    again = button("Start again", "again", job=job.id)
+    actions = [made(job)] if job.state == "done" else [again]
     if job.kind == "sweep" and job.result and job.job.evaluation:
         actions += [
             button(label, "table", job=job.id, file=file)

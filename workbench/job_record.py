@@ -24,6 +24,8 @@ STORED = (
     "total",
     "error",
     "result",
+    "outcome",
+    "curve",
     "created",
     "started",
     "ended",
@@ -36,7 +38,8 @@ class JobRecord:
     """One job in the queue, or one that has ended; what a running job reports to.
 
     state: "queued", "running" or one of ENDED. stage, done, total: how far the present stage is.
-    part: which of several parts, such as "run 2 of 6". result: ids of the runs it made. created,
+    part: which of several parts, such as "run 2 of 6". result: ids of the runs it made. outcome,
+    curve: see Reporter. created,
     started, ended: seconds since the epoch. put_off: another job is to go first. askers: the
     browsers that want it; None for anybody. was_read: a person has dismissed how it ended.
     """
@@ -51,6 +54,8 @@ class JobRecord:
     part: str = ""
     error: str = ""
     result: list[str] = field(default_factory=list)
+    outcome: str = ""
+    curve: list[float] = field(default_factory=list)
     created: float = field(default_factory=time.time)
     started: float | None = None
     ended: float | None = None

@@ -8,7 +8,10 @@ from typing import Any
 
 import gradio as gr
 
-from . import job_markup, markup, steps, text
+import lrcore
+
+from . import chosen, job_markup, markup, run_text, steps, text
+from .assets import script
 from .components import download, heartbeat
 from .events import LIVE, QUIET, bind, event_data, listen
 from .form import try_recipe
@@ -40,7 +43,9 @@ def wire(page: Page, store: Store) -> None:
     clock.wake(lambda: None, None, None, **QUIET | {"trigger_mode": "multiple"})
     listen([page.choice.change], look, inputs, outputs, **LIVE)  # a recipe was put into the form
     for board in (page.status_bar, page.job_list):
-        acted = board.select(bind(act, store), None, page.downloads, **QUIET)
+        goes_to = [page.downloads, page.opened_run, page.run_address, page.chosen, page.tabs]
+        acted = board.select(bind(act, store), page.chosen, goes_to, **QUIET)
+        acted.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
         listen(acted, look, inputs, outputs, **LIVE)
 
 
@@ -91,13 +96,24 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def act(store: Store, event: gr.EventData) -> Any:
-    """What a button of the status bar or of a job does; a table of a sweep is a download."""
+def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
+    """What a button of the status bar or of a job does; a table of a sweep is a download.
+
+    ids: of the runs to compare. Returns the download, the run on show for the page and for the
+    address, the runs to compare, and the open tab.
+    """
     pressed = event_data(event)
     action, job_id = pressed["action"], pressed["job"]
+    stays = gr.skip()
     if action == "table":
         files = tables(store.jobs.get(job_id), store.runs)
-        return download(pressed["file"], files[pressed["file"]])
+        return [download(pressed["file"], files[pressed["file"]]), *[stays] * 4]
+    if action in ("open", "compare"):
+        made = made_by(store, job_id)
+        if action == "open":
+            return [stays, made[0], made[0], stays, gr.Tabs(selected=run_text.RUNS_TAB)]
+        compared = chosen.add(store, ids, made)
+        return [stays, stays, stays, compared, gr.Tabs(selected=run_text.COMPARE_TAB)]
     actions = {
         "cancel": store.jobs.cancel,
         "again": store.jobs.again,
@@ -105,4 +121,13 @@ def act(store: Store, event: gr.EventData) -> Any:
         "read": store.jobs.read,
     }
     actions[action](job_id)
-    return gr.skip()
+    return [stays] * 5
+
+
+def made_by(store: Store, job_id: str) -> list[str]:
+    """The runs of a job that are still there. Raises InputError where there are none."""
+    record = store.jobs.get(job_id)
+    there = [] if record is None else [run.id for run in store.chosen_runs(record.result)]
+    if not there:
+        raise lrcore.InputError(run_text.GONE)
+    return there

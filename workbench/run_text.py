@@ -1,8 +1,20 @@
 """What the page says of runs: in their table, where a job ends, and beside each other."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lrcore
+
+from . import text
+from .sweeps import evaluation_of
+
+COMPARE_TAB, RUNS_TAB = "Compare", "Runs & export"
+
 COMPARED, COMPARE_RUN, COMPARE_TICKED = "Compare", "Compare {}", "Compare ticked"
 SEARCH_RUNS = "Search name, tags, base, method, policy, text"
 COLUMNS_SHOWN = "Columns"
+GONE = "The runs of this job have been deleted since."
+NOT_FINITE = "not finite"
 NO_SUCH_RUNS = "No run has all of these words."
 CHOOSE_RUNS = (
     "Up to six; the dense model stands beside them. The newest are listed here, all under Runs & "
@@ -26,3 +38,58 @@ def shorter(words: str, most: int) -> str:
         return words
     head = (most - 1) // 3
     return f"{words[:head]}…{words[len(words) - (most - 1 - head) :]}"
+
+
+def outcome(run: lrcore.Run, evaluation: Mapping[str, Any] | None) -> str:
+    """What came out, in one line: perplexity ± its standard error against the dense model's, and
+    the size.
+    """
+    value = NOT_FINITE if evaluation else text.NOT_MEASURED
+    if evaluation and evaluation["perplexity"]:
+        value = figure(evaluation)
+        before = evaluation["dense_perplexity"]
+        value += f" ({share(evaluation['perplexity'] / before - 1)})" if before else ""
+    return f"{made_by(run)} → {value}, {text.megabytes(run.account.model.megabytes)}"
+
+
+def lowest(runs: Sequence[lrcore.Run], settings: lrcore.EvaluationSettings | None) -> str:
+    """How many runs there are, and the outcome of that of the lowest perplexity."""
+    measured = [(run, settings and evaluation_of(run, settings)) for run in runs]
+    known = [(one["perplexity"], run, one) for run, one in measured if one and one["perplexity"]]
+    if not known:
+        return f"{len(runs)} runs"
+    _, run, one = min(known, key=lambda three: three[0])
+    return f"{len(runs)} runs; lowest perplexity: {outcome(run, one)}"
+
+
+def figure(evaluation: Mapping[str, Any]) -> str:
+    """A perplexity ± its standard error, of its difference to the dense model's on the same
+    tokens.
+    """
+    error = evaluation.get("delta_error")
+    value = evaluation["perplexity"]
+    return f"{value:.3f}" + (f" ± {value * error:.3f}" if error is not None else "")
+
+
+def made_by(run: lrcore.Run) -> str:
+    """Method and ratio, and what came after."""
+    return " ".join((run.method, ratio(run), *afterwards(run)))
+
+
+def ratio(run: lrcore.Run) -> str:
+    """The share that was to be removed; where no ranks made the run, the share that is gone."""
+    account = run.account
+    return f"{account.achieved if account.requested is None else account.requested:.0%}"
+
+
+def afterwards(run: lrcore.Run) -> list[str]:
+    """What happened to a run's model after it was made: healed, quantised."""
+    words = []
+    for step in run.history[1:]:
+        words += ["healed"] if isinstance(step, lrcore.Healed) else []
+        words += [f"{step.bits} bit"] if isinstance(step, lrcore.Quantised) else []
+    return words
+
+
+def share(change: float) -> str:
+    return f"{change:+.1%}".replace("-", "−")

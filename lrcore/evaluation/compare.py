@@ -39,12 +39,26 @@ class Comparison:
     def delta(self) -> float:
         return self.small.nll - self.dense.nll
 
+    @property
+    def delta_error(self) -> float:
+        """Standard error of `delta` over windows, nats/token: of the differences, since both models
+        read the same tokens. NaN for fewer than two windows.
+        """
+        rows = [(small - dense).double().sum(1) for dense, small in self.losses]
+        counts = [
+            dense.new_full((len(dense),), dense.shape[1]).double() for dense, _ in self.losses
+        ]
+        if sum(map(len, rows)) < 2:
+            return math.nan
+        change, tokens = torch.cat(rows), torch.cat(counts)
+        residual = change - tokens * (change.sum() / tokens.sum())
+        spread = len(change) / (len(change) - 1) * residual.square().sum()
+        return float(spread.sqrt() / tokens.sum())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""
-        own = {
-            name: value if math.isfinite(value) else None
-            for name, value in (("kl", self.kl), ("top1", self.top1), ("delta", self.delta))
-        }
+        figures = {name: getattr(self, name) for name in ("kl", "top1", "delta", "delta_error")}
+        own = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         return {"dense": self.dense.to_dict(), "small": self.small.to_dict()} | own
 
 

@@ -46,6 +46,8 @@ def test_losses_divergence_and_agreement_are_those_of_a_straight_loop(pair, stor
     assert result.kl == pytest.approx(float(rows[:, 2].mean()), rel=1e-4)
     assert result.top1 == pytest.approx(float(rows[:, 3].mean()))
     assert result.delta == pytest.approx(float((rows[:, 1] - rows[:, 0]).mean()), rel=1e-4)
+    windows = (rows[:, 1] - rows[:, 0]).view(2, -1).mean(1)
+    assert result.delta_error == pytest.approx(float(windows.std() / math.sqrt(2)), rel=1e-3)
     dense, small = (torch.cat([part[i].flatten() for part in result.losses]) for i in (0, 1))
     assert torch.allclose(dense.double(), rows[:, 0], rtol=1e-4)
     assert torch.allclose(small.double(), rows[:, 1], rtol=1e-4)
@@ -70,6 +72,9 @@ def test_the_evaluations_are_those_of_evaluate(pair, story_file):
 def test_a_model_agrees_with_itself(pair, story_file):
     result = lrcore.compare(pair[0], pair[0], str(story_file), samples=2, seq_len=16)
     assert (result.kl, result.top1, result.delta) == (0.0, 1.0, 0.0)
+    assert result.delta_error == 0.0
+    one = lrcore.compare(pair[0], pair[0], str(story_file), samples=1, seq_len=16)
+    assert one.to_dict()["delta_error"] is None  # one window says nothing of others
 
 
 def test_predictions_that_are_no_numbers_are_told(pair, story_file):

@@ -13,7 +13,7 @@ from workbench.job_record import ENDED
 from workbench.jobs import CompressJob, ExportJob, HealJob, PushJob, QuantiseJob
 from workbench.store import Store
 from workbench.tabs.compare import cards, chart, differences, protocols
-from workbench.tabs.runs import derive
+from workbench.tabs.runs import derive, details
 
 LOAD = """
 import sys, torch
@@ -188,6 +188,9 @@ def test_a_healed_run_goes_on_after_a_stop_and_stands_beside_the_one_it_was_made
     assert len(output.cross_entropy) == 60
     assert made.evaluations[0]["perplexity"] < run.evaluations[0]["perplexity"]
     assert text.healed(made.history).startswith("Healed in 60 steps on ")
+    assert again.curve == list(output.cross_entropy)
+    assert again.outcome.startswith("a3 30% healed → ")
+    assert "<polyline" in details.described(made)[0]
     assert text.healed(run.history) == ""
     assert {"healing: steps", "healing: lr"} <= {
         row[0] for row in differences.all_differences([run, made])

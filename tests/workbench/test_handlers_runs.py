@@ -1,6 +1,7 @@
 """The handlers of sidebar, Compress, Compare and Runs, called as a click would."""
 
 import json
+import math
 import time
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from page_values import BROWSER, click
 
 import lrcore
-from workbench import polling, selection, sidebar, text
+from workbench import job_markup, polling, run_markup, run_text, selection, sidebar, text
 from workbench.evaluation_controls import EvaluationControls, read_settings
 from workbench.events import bind
 from workbench.form import input_values
@@ -194,9 +195,43 @@ def test_only_what_changed_is_sent(store, recipe):
     assert all(one["__type__"] == "update" for one in (*again, kept))
 
 
+def test_a_finished_job_says_what_came_out_and_leads_on(store):
+    (run,), record = store.runs.all(), store.jobs.all()[0]
+    one = run.evaluations[-1]
+    error, change = one["perplexity"] * one["delta_error"], one["delta"]
+    assert error > 0
+    assert one["perplexity"] == pytest.approx(one["dense_perplexity"] * math.exp(change))
+    line = (
+        f"a3 40% → {one['perplexity']:.3f} ± {error:.3f} "
+        f"({run_text.share(one['perplexity'] / one['dense_perplexity'] - 1)}), "
+        f"{text.megabytes(run.account.model.megabytes)}"
+    )
+    assert record.outcome == line
+    assert JobRecord.from_dict(record.to_dict(), KINDS).outcome == line
+    row = job_markup.job_row(record, 0)
+    assert line in row
+    assert "data-action='open'" in row
+    _, opened, address, _, tabs = polling.act(store, [], click(action="open", job=record.id))
+    assert (opened, address, tabs.selected) == (run.id, run.id, "Runs & export")
+    *_, compared, tabs = polling.act(store, [], click(action="compare", job=record.id))
+    assert (compared["value"], tabs.selected) == ([run.id], "Compare")
+    gone = JobRecord(record.job, state="done", result=["gone"])
+    with pytest.raises(lrcore.InputError, match="deleted"):
+        polling.made_by(SimpleNamespace(jobs={gone.id: gone}, chosen_runs=lambda _: []), gone.id)
+
+
+def test_a_curve_of_losses_is_drawn_and_says_its_ends():
+    drawn = run_markup.curve([2.0, 1.5, 1.0])
+    assert "2.000 → 1.000" in drawn
+    assert "points='0.0,2.0 120.0,22.0 240.0,42.0'" in drawn
+    assert run_markup.curve([2.0]) == ""
+    long = run_markup.curve([1.0] * 10_000)
+    assert long.count(",") < 200
+
+
 def test_ended_jobs_are_removed_by_their_button(store):
     record = store.jobs.all()[0]
-    polling.act(store, click(action="forget", job=record.id))
+    polling.act(store, [], click(action="forget", job=record.id))
     assert store.jobs.get(record.id) is None
 
 

@@ -8,9 +8,8 @@ from page_values import click
 from test_comparing import run_of
 
 import lrcore
-from workbench import run_text
+from workbench import chosen, run_text
 from workbench.page import MOST_RUNS
-from workbench.tabs.compare import choice
 from workbench.tabs.runs.listing import ROWS, View, in_order, listed
 from workbench.tabs.runs.table import choose
 
@@ -76,7 +75,7 @@ def test_ticks_choose_runs_and_the_seventh_is_refused():
     assert choose(store, ["1"], click(run="2"))["value"] == ["1", "2"]
     one_less = choose(store, ["1", "2"], click(run="1"))
     assert one_less["value"] == ["2"]
-    assert len(one_less["choices"]) == choice.MOST_LISTED + 1  # the newest, and run 2
+    assert len(one_less["choices"]) == chosen.MOST_LISTED + 1  # the newest, and run 2
     assert choose(store, ["1"], click(run="gone"))["value"] == ["1"]
     many = [str(i) for i in range(MOST_RUNS)]
     with pytest.raises(lrcore.InputError, match="take one out"):

@@ -62,6 +62,7 @@ class HealJob(Job):
             state=state,
             progress=reporter.progress,
         )
+        reporter.curve = list(small.step(lrcore.Healed).cross_entropy)
         made = keep_derived(store, reporter, run, f"{run.name} · healed", small)
         state.unlink(missing_ok=True)
         return [made.id]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import lrcore
 
+from .. import run_text
 from ..job import Job, Reporter
 from ..keys import model_key
 from ..store import Store
@@ -29,6 +30,8 @@ class MeasureJob(Job):
             run = store.runs.get(run_id)
             reporter.note(f"measure {run.name}")
             evaluate_run(store, run, self.evaluation, reporter)
+        if len(self.runs) > 1:
+            reporter.outcome = run_text.lowest(store.chosen_runs(self.runs), self.evaluation)
         return list(self.runs)
 
 
@@ -85,8 +88,8 @@ def evaluate_run(
     """Evaluate a run and its dense model on the same tokens, and keep the result with the run.
 
     Returns its stored form: what `Evaluation.to_dict` gives of the run, with dense_perplexity, kl,
-    top1 and delta (see `Comparison`), settings, same_base (whether the dense model is the one that
-    the run was made of) and when.
+    top1, delta and delta_error (see `Comparison`), settings, same_base (whether the dense model is
+    the one that the run was made of) and when.
     """
     dense = store.dense(run.recipe)
     both = lrcore.compare(
@@ -100,9 +103,11 @@ def evaluate_run(
         "kl": both["kl"],
         "top1": both["top1"],
         "delta": both["delta"],
+        "delta_error": both["delta_error"],
         "same_base": run.base is not None and dense.fingerprint == run.base.fingerprint,
         "settings": asdict(settings),
         "when": time.time(),
     }
     store.runs.add_evaluation(run.id, result)
+    reporter.outcome = run_text.outcome(run, result)
     return result

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import lrcore
 
-from .. import memory, text
+from .. import memory, run_text, text
 from ..job import Job, Reporter
 from ..store import Store
 from .measuring import evaluate_run, load_dense
@@ -114,6 +114,7 @@ def keep_run(
     reporter.progress("save", 0, 1)
     run = store.keep(name, recipe, model)
     reporter.note(f"kept as {run.name} ({run.id})")
+    reporter.outcome = run_text.outcome(run, None)
     return run
 
 

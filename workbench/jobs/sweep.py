@@ -6,6 +6,7 @@ from typing import Any, ClassVar, cast
 
 import lrcore
 
+from .. import run_text
 from ..job import Job, Reporter
 from ..job_record import JobRecord
 from ..store import Store
@@ -79,6 +80,8 @@ class SweepJob(Job):
         lrcore.run_sweep(dense, self.sweep(), kept, kept.progress)
         if kept.refused and not reporter.result:
             raise lrcore.InputError(kept.refused)
+        settings = next(iter(self.evaluations()), None)
+        reporter.outcome = run_text.lowest(store.chosen_runs(reporter.result), settings)
         return reporter.result
 
 

@@ -2,11 +2,12 @@
 
 import gradio as gr
 
+from ... import run_text
 from ...page import Page
 from ...store import Store
 from . import answers, prompt_set, runs, token_losses
 
-TITLE = "Compare"
+TITLE = run_text.COMPARE_TAB
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:

@@ -1,4 +1,4 @@
-"""Which runs are compared: chosen in the list, ticked in the table, clicked in the chart."""
+"""The lists of runs and of protocols to choose from."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,10 @@ import gradio as gr
 
 import lrcore
 
-from ... import run_text
+from ...chosen import names, with_new
 from ...page import MOST_RUNS
 from ...store import Store
 from .protocols import protocol_of
-
-MOST_LISTED = 200  # a browser is not sent more names: the table of runs has pages
 
 
 def list_runs(
@@ -31,28 +29,8 @@ def list_runs(
 
 def add_newest(store: Store, ids: list[str]) -> tuple[Any, Any]:
     """The newest run beside those that are chosen, before them."""
-    return add(store, ids, [run.id for run in store.runs.all()[-1:]])
-
-
-def add(store: Store, ids: list[str], new: list[str]) -> tuple[Any, Any]:
-    """Runs beside those that are chosen, before them."""
-    others = [run.id for run in store.chosen_runs(ids) if run.id not in new]
-    return lists(store.runs.all()[::-1], [*new, *others][:MOST_RUNS], ids, None)
-
-
-def toggle(store: Store, ids: list[str], run_id: str) -> Any:
-    """The list with one run more, or without it where it is chosen.
-
-    Raises InputError where as many are chosen as can be.
-    """
-    chosen = [run.id for run in store.chosen_runs(ids)]
-    if run_id in chosen:
-        chosen.remove(run_id)
-    elif len(chosen) == MOST_RUNS:
-        raise lrcore.InputError(run_text.TOO_MANY_CHOSEN.format(MOST_RUNS))
-    elif run_id in store.runs.ids():
-        chosen.append(run_id)
-    return gr.update(choices=names(store.runs.all()[::-1], chosen), value=chosen)
+    runs = store.runs.all()[::-1]
+    return lists(runs, with_new(store, ids, [run.id for run in runs[:1]]), ids, None)
 
 
 def lists(
@@ -68,12 +46,6 @@ def lists(
         gr.update(choices=names(runs, chosen), **value_unless(before, chosen)),
         gr.update(choices=known, **value_unless(protocol, shown)),
     )
-
-
-def names(runs: Sequence[lrcore.Run], chosen: Sequence[str]) -> list[tuple[str, str]]:
-    """(name, id) of the newest runs and of those that are chosen; runs: newest first."""
-    shown = [run for i, run in enumerate(runs) if i < MOST_LISTED or run.id in chosen]
-    return [(run.name, run.id) for run in shown]
 
 
 def value_unless(now: Any, then: Any) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 import gradio as gr
 
+from ... import run_text
 from ...page import Page
 from ...store import Store
-from .. import compare
 from . import derive, details, exports, table
 
-TITLE = "Runs & export"
+TITLE = run_text.RUNS_TAB
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
@@ -17,7 +17,7 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
         derived = derive.layout()
         card = details.model_card()
         exported = exports.layout()
-    table.wire(page, store, listed, compare.TITLE)
+    table.wire(page, store, listed)
     table.wire_link(page, store, TITLE)
     details.wire(page, store, run, opened, address)
     derive.wire(store, derived, opened)

@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import export, markup, text
+from ... import export, markup, run_markup, text
 from ...assets import script
 from ...components import download, panel, small_button
 from ...events import LIVE, QUIET, bind, listen
@@ -113,9 +113,16 @@ def described(run: lrcore.Run) -> tuple[str, str, str, str]:
         + markup.summary(run.account.to_dict(), measured(run))
         + markup.note(text.shortened(run.history))
         + markup.note(text.sliced(run.history))
-        + markup.note(text.healed(run.history))
+        + healing(run)
     )
     return heading, run.name, ", ".join(run.tags), str(run.checkpoint.absolute())
+
+
+def healing(run: lrcore.Run) -> str:
+    """What the last healing did, with its loss step by step; nothing where there was none."""
+    step = run.step(lrcore.Healed)
+    curve = "" if step is None else run_markup.curve(step.cross_entropy)
+    return markup.note(text.healed(run.history)) + curve
 
 
 def measured(run: lrcore.Run) -> str:
@@ -126,7 +133,9 @@ def measured(run: lrcore.Run) -> str:
     before = last["dense_perplexity"]
     change = f"{markup.less(last['perplexity'], before)} ({before:.4f}) · " if before else ""
     below = change + text.protocol(last["protocol"])
-    return markup.cell(text.MEASURED_PERPLEXITY, f"{last['perplexity']:.4f}", below)
+    error = last.get("delta_error")
+    spread = "" if error is None else f" ± {last['perplexity'] * error:.4f}"
+    return markup.cell(text.MEASURED_PERPLEXITY, f"{last['perplexity']:.4f}{spread}", below)
 
 
 def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:

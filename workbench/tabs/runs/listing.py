@@ -83,15 +83,11 @@ def of_account(name: str) -> Callable[[lrcore.Run], Any]:
     return lambda run: run.account.to_dict().get(name)
 
 
-def percent(share: float) -> str:
-    return f"{share:+.1%}".replace("-", "−")
-
-
 FOUR = "{:.4f}".format
 COLUMNS = {
     "name": Column("Name", lambda run: run.name),
     "perplexity": Column("Perplexity", lambda run: last(run).get("perplexity"), FOUR, True),
-    "change": Column("vs dense", change, percent, True),
+    "change": Column("vs dense", change, run_text.share, True),
     "size": Column("Size", of_account("megabytes"), text.megabytes, True),
     "base": Column(
         "Base", lambda run: run.recipe.model, lambda one: run_text.shorter(one, LONGEST)

@@ -3,7 +3,6 @@ and the ticked ones are compared.
 """
 
 import json
-from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -11,10 +10,10 @@ import gradio as gr
 
 from ... import run_text
 from ...assets import script
+from ...chosen import toggle
 from ...events import QUIET, bind, event_data
 from ...page import MOST_RUNS, Page
 from ...store import Store
-from ..compare.choice import toggle
 from .listing import COLUMNS, View, listed
 
 
@@ -62,25 +61,23 @@ def list_runs(store: Store, view: dict[str, Any]) -> dict[str, Any]:
     return listed(store.runs.all(), View.of(view if isinstance(view, dict) else {}))
 
 
-def wire(page: Page, store: Store, table: gr.HTML, compare: str) -> None:
-    """compare: the title of the tab that compares runs."""
+def wire(page: Page, store: Store, table: gr.HTML) -> None:
     shown = [page.runs_stamp, page.chosen, page.opened_run]
     changed = [part.change for part in shown]
     gr.on(changed, None, shown, table, js="(...shown) => JSON.stringify(shown)", **QUIET)
     table.open(bind(open_row), None, [page.opened_run, page.run_address], **QUIET)
     chosen = table.choose(bind(choose, store), page.chosen, page.chosen, **QUIET)
     chosen.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
-    table.compare(opener(compare), None, page.tabs, **QUIET)
-
-
-def opener(title: str) -> Callable[[], gr.Tabs]:
-    """A listener that opens the tab of this title."""
-    return lambda: gr.Tabs(selected=title)
+    table.compare(open_compare, None, page.tabs, **QUIET)
 
 
 def wire_link(page: Page, store: Store, title: str) -> None:
     """Open the run that the address names, in the tab of this title."""
     page.opened(bind(open_linked, store, title), None, [page.opened_run, page.tabs], **QUIET)
+
+
+def open_compare() -> gr.Tabs:
+    return gr.Tabs(selected=run_text.COMPARE_TAB)
 
 
 def open_row(event: gr.EventData) -> tuple[str, str]:
