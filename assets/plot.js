@@ -262,7 +262,7 @@ function draw() {
         };
     }
   for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])])
-    (cut.line || cut.font).color = style('--select');
+    if (cut.name !== 'title') (cut.line || cut.font).color = style('--select');
   // on a narrow page a long legend takes several lines: they come on top of the height that the
   // axes need
   const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;

@@ -48,9 +48,9 @@ def plot(elem_id: str, height: int) -> gr.HTML:
     )
 
 
-def panel(elem_id: str, render: bool = True) -> gr.HTML:
+def panel(elem_id: str, render: bool = True, value: str = "") -> gr.HTML:
     """HTML whose elements with data-action report clicks through `select`."""
-    return gr.HTML("", js_on_load=script("buttons.js"), elem_id=elem_id, render=render)
+    return gr.HTML(value, js_on_load=script("buttons.js"), elem_id=elem_id, render=render)
 
 
 def downloader() -> gr.HTML:

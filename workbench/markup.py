@@ -3,7 +3,7 @@
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -12,6 +12,8 @@ from .hand import Change
 from .live import Figure
 
 MOST_CHANGES = 12
+MOST_NATS = 3  # of a colour: twenty times less likely
+LINE_END = "\n"
 TELLING = 0.005  # of a perplexity: less is within what another sample would change
 
 
@@ -197,25 +199,23 @@ def less(now: float, before: float) -> str:
     return f"{now / before - 1:+.1%} vs dense".replace("-", "−")
 
 
-def card(title: str, cells: Iterable[str], foot: str) -> str:
+def coloured(tokens: Sequence[tuple[str, float, float]]) -> str:
+    """Tokens by increase in loss. tokens: (text, dense loss, compressed loss) in nats."""
+    return f"<div class='tokens'>{''.join(token(*one) for one in tokens)}</div>"
+
+
+def token(words: str, dense: float, small: float, kind: str = "") -> str:
+    """A token coloured by its increase in loss, in nats; kind: how it is marked beside that."""
+    tip = f"dense {dense:.2f}, compressed {small:.2f}, change {small - dense:+.2f} nats"
     return (
-        f"<div class='card'><h4>{escape(title)}</h4><div class='cells'>{''.join(cells)}</div>"
-        f"<p class='foot'>{escape(foot)}</p></div>"
+        f"<span class='{kind}' title='{escape(tip, quote=True)}' "
+        f"style='background:{shade(small - dense)}'>{escape(words).replace(LINE_END, '↵<br>')}"
+        "</span>"
     )
 
 
-def coloured(tokens: Sequence[tuple[str, float, float]]) -> str:
-    """Tokens by increase in loss. tokens: (text, dense loss, compressed loss) in nats."""
-    spans = []
-    for token, dense, small in tokens:
-        change = small - dense
-        # 3 nats: twenty times less likely; the first token has no loss
-        strength = min(abs(change) / 3, 1) if math.isfinite(change) else 0
-        hue = "214,62,62" if change > 0 else "60,120,200"
-        shown = escape(token).replace("\n", "↵<br>")
-        tip = f"dense {dense:.2f}, compressed {small:.2f}, change {change:+.2f} nats"
-        spans.append(
-            f"<span title='{escape(tip, quote=True)}' "
-            f"style='background:rgba({hue},{0.75 * strength:.2f})'>{shown}</span>"
-        )
-    return f"<div class='tokens'>{''.join(spans)}</div>"
+def shade(change: float) -> str:
+    """Red for an increase in loss, blue for a decrease, full at MOST_NATS."""
+    # the first token has no loss
+    strength = min(abs(change) / MOST_NATS, 1) if math.isfinite(change) else 0
+    return f"rgba({'214,62,62' if change > 0 else '60,120,200'},{0.75 * strength:.2f})"

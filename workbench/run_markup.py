@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
+from .markup import MOST_NATS, shade, token
+
 WIDTH, HEIGHT = 240, 44  # of a curve, in units that the page stretches
 MOST_POINTS = 120
 
@@ -25,4 +27,31 @@ def curve(losses: Sequence[float], what: str = "cross-entropy at each step, nats
         f"role='img' aria-label='{escape(what, quote=True)}: {said}'>"
         f"<polyline points='{points}'/></svg>"
         f"<figcaption><b>{said}</b> {escape(what)}, {len(losses)} steps</figcaption></figure>"
+    )
+
+
+def answer(tokens: Sequence[tuple[str, float, float]], begin: int, first: int) -> str:
+    """An answer: grey as far as it is the dense model's, the first other token marked, and from
+    there each token coloured by its change in loss.
+
+    tokens: (text, dense loss, compressed loss) in nats; begin: the first that was generated; first:
+    the first that differs.
+    """
+    parts = []
+    for i, (words, dense, small) in enumerate(tokens):
+        if i < max(begin, first):
+            kind = "prompt" if i < begin else "same"
+            parts.append(token(words, dense, small, kind))
+        else:
+            parts.append(token(words, dense, small, "first" if i == first else ""))
+    return f"<div class='tokens'>{''.join(parts)}</div>"
+
+
+def scale(words: str) -> str:
+    """What the colours mean, in words beside them."""
+    steps = [MOST_NATS * i / 4 for i in range(-4, 5)]
+    boxes = "".join(f"<span style='background:{shade(one)}'></span>" for one in steps)
+    return (
+        f"<div class='scale'><span>−{MOST_NATS}</span><span class='boxes'>{boxes}</span>"
+        f"<span>+{MOST_NATS}</span><span>{escape(words)}</span></div>"
     )

@@ -14,6 +14,16 @@ COMPARED, COMPARE_RUN, COMPARE_TICKED = "Compare", "Compare {}", "Compare ticked
 SEARCH_RUNS = "Search name, tags, base, method, policy, text"
 COLUMNS_SHOWN = "Columns"
 GONE = "The runs of this job have been deleted since."
+ERROR = "standard error"
+NO_ANSWERS = (
+    "Generate, and each answer is shown here token by token: grey as far as it is the dense "
+    "model's, the first other token marked, then coloured by the change in loss."
+)
+TOKEN_SCALE = "nats: loss of the compressed model minus the dense one's"
+SCALE = (
+    "nats: loss of the compressed model minus the dense one's, at each token of this answer. Grey: "
+    "as dense. Outlined: the first token that differs."
+)
 NOT_FINITE = "not finite"
 NO_SUCH_RUNS = "No run has all of these words."
 CHOOSE_RUNS = (
@@ -93,3 +103,40 @@ def afterwards(run: lrcore.Run) -> list[str]:
 
 def share(change: float) -> str:
     return f"{change:+.1%}".replace("-", "−")
+
+
+def divergence(
+    tokens: Sequence[tuple[str, float, float]],
+    others: Sequence[tuple[str, float]],
+    begin: int,
+    first: int,
+) -> str:
+    """How far an answer is the dense model's, and what stands there instead.
+
+    tokens: (text, dense loss, compressed loss); others: of the dense model's answer; begin: the
+    first that was generated; first: the first that differs.
+    """
+    if first >= max(len(tokens), len(others)):
+        return f"The same answer as the dense model's: {len(tokens) - begin} tokens."
+    same = f"The same for {max(0, first - begin)} tokens"
+    if first >= len(tokens) or first >= len(others):
+        return f"{same}, then {'this one' if first >= len(tokens) else 'the dense one'} ends."
+    rest = [small - dense for _, dense, small in tokens[first:]]
+    return (
+        f"{same}, then “{tokens[first][0].strip()}” in place of “{others[first][0].strip()}”; from "
+        f"there {sum(rest) / len(rest):+.2f} nats per token."
+    )
+
+
+def agreement(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many answers of each model to a set of prompts are the first model's.
+
+    rows: as `lrcore.answers` gives them.
+    """
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    sentences = []
+    for model in models[1:]:
+        own = [row for row in rows if row["model"] == model]
+        same = sum(bool(row["same_as_first"]) for row in own)
+        sentences.append(f"{model}: {same} of {len(own)} answers as the dense model's")
+    return "; ".join(sentences) + ("." if sentences else "")

@@ -144,7 +144,10 @@ NO_SPEED = (
     "No run measured on this text has its speed measured: choose runs above and press Measure "
     "their speed."
 )
-FEW_POINTS = "Left is smaller, down is better. Runs appear here as they are measured on this text."
+FEW_POINTS = (
+    "Left is smaller, down is better; click a point to add its run above or take it out. Runs "
+    "appear here as they are measured."
+)
 FRONT = "Not dominated in size and perplexity: {}."
 DOMINATED = " {} is dominated by {}."
 DOMINATED_MORE = " {} more are dominated."

@@ -258,7 +258,7 @@ class Workbench:
         """Open a run that is in the table, or will be."""
         self.tab("Runs & export")
         whole = re.compile(rf"^\s*{re.escape(name)}\s*$")
-        cell = self.locator("#runs-table td", has_text=whole).first
+        cell = self.locator("#runs-table [role=gridcell]", has_text=whole).first
         cell.wait_for()
         heading = self.locator("#run-heading h3")
         self.press_until(

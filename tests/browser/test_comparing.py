@@ -41,7 +41,7 @@ def test_a_sweep_is_compared(workbench):
     newest.wait_for()
     workbench.until(lambda: "runs=" in page.url, "the address does not name the chosen runs")
     workbench.until(
-        lambda: "KL to dense" in page.locator("#cards").inner_text(),
+        lambda: "KL to dense" in page.locator("#compared").inner_text(),
         "no distance to the dense model is shown",
     )
     workbench.answered()
@@ -100,6 +100,10 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
         for word in words
     )
     workbench.answered()  # the answers are whole
+    workbench.until(
+        lambda: page.locator("#divergence .tokens").count() == 2, "no answer is shown by token"
+    )
+    assert page.locator("#divergence .scale").count() == 1
     copy = page.locator("#answer-1 button[aria-label*=opy]").first
 
     def copied() -> bool:
@@ -119,12 +123,16 @@ def test_measured_speed_is_an_axis(workbench):
     )
     workbench.click("#measure-speed")
     workbench.until(
-        lambda: page.locator("#cards").inner_text().count("decode speed") == 2,
-        "the cards show no speed",
+        lambda: "Decode speed" in page.locator("#compared").inner_text(),
+        "no speed is shown",
     )
     workbench.until(
-        lambda: len(workbench.plot("scatter")["traces"]) == 4, "no front over time is drawn"
-    )  # dense, two methods, front
+        lambda: (
+            {"dense", "a3 · uniform", "svd · uniform", "best so far"}
+            <= {trace["name"] for trace in workbench.plot("scatter")["traces"]}
+        ),
+        "no front over time is drawn",
+    )
     workbench.answered()
     assert "Measure their speed" not in caption.inner_text()
 

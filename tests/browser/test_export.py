@@ -55,12 +55,14 @@ def test_the_run_is_quantised_and_compared(workbench):
     workbench.open("Quantise")
     workbench.locator("#quantise-bits").get_by_text("4", exact=True).click()
     workbench.click("#quantise")
-    workbench.page.locator("#runs-table td", has_text="stock one · 4 bit").first.wait_for()
+    workbench.page.locator(
+        "#runs-table [role=gridcell]", has_text="stock one · 4 bit"
+    ).first.wait_for()
     workbench.until_idle()
     workbench.tab("Compare")
     workbench.answered()
     workbench.choose_all("compare-runs", ["stock one · 4 bit"])
-    cards = workbench.locator("#cards")
+    cards = workbench.locator("#compared")
     workbench.until(
         lambda: (
             "stock one · 4 bit" in (words := cards.inner_text()) and "not measured" not in words
@@ -127,7 +129,7 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     page.wait_for_selector(".job.done >> text=Drop 2 layer(s)")
     page.wait_for_selector(".job.done >> text=Slice demo-llama")
     workbench.tab("Runs & export")
-    row = page.locator("#runs-table tr", has_text="two fewer").first
+    row = page.locator("#runs-table [role=row]", has_text="two fewer").first
     workbench.until(lambda: "shorten" in row.inner_text(), "the table does not say what the run is")
     workbench.open_run("two fewer")
     workbench.until(
@@ -142,4 +144,4 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
 
 
 def methods_drawn(workbench) -> list[str]:
-    return [trace["name"] for trace in workbench.plot("scatter")["traces"]]
+    return [t["name"].partition(" · ")[0] for t in workbench.plot("scatter")["traces"]]

@@ -25,7 +25,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     server.start()
     workbench = open_page()
     workbench.tab("Runs & export")
-    workbench.page.locator("#runs-table td", has_text="kept over a restart").wait_for()
+    workbench.page.locator("#runs-table [role=gridcell]", has_text="kept over a restart").wait_for()
     workbench.tab("Compress")
     row = workbench.locator(f".job[data-job-id='{job}'][data-state=interrupted]")
     row.wait_for()

@@ -1,24 +1,30 @@
 """What the page says of several runs: differences, protocols, sweeps that go on, the front."""
 
+import csv
+import io
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from page_values import click
 
 import lrcore
 from lrcore.account import ModelAccount, SizeAndCost
 from lrcore.provenance import Provenance
 from workbench import sweeps, text
 from workbench.evaluation_controls import read_settings
-from workbench.figures.comparison import Point, scatter
+from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto
 from workbench.job_record import JobRecord
 from workbench.jobs import SweepJob
 from workbench.jobs.models import run_name
 from workbench.jobs.sweep import tables
 from workbench.store import Store
-from workbench.tabs.compare import cards, chart, choice, differences, protocols
+from workbench.tabs.compare import chart, choice, differences, forms, metrics, protocols
+from workbench.tabs.compare import runs as runs_handlers
 
+PROTOCOL = {"source": "stories/test", "windows": 2, "seq_len": 8}
 DENSE = ModelAccount(10, 10, bytes=2e6, kv_bytes_per_token=8, flops_per_token=9)
 
 
@@ -28,23 +34,100 @@ def run_of(name, recipe, parameters=8, megabytes=1.0):
     return lrcore.Run(name, name, 0.0, None, recipe, provenance, (), [])
 
 
-def test_each_dense_model_has_its_card_and_its_runs_beside_it():
-    one, other = (run_of(name, lrcore.Recipe(model=name)) for name in ("demo-llama", "demo-opt"))
-    third = run_of("third", lrcore.Recipe(model="demo-llama"))
-    protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
-    for run, dense in ((one, 1.5), (other, 9.0), (third, 1.5)):
-        run.evaluations.append(
-            {"protocol": protocol, "perplexity": 2 * dense, "dense_perplexity": dense}
-        )
-    shown = cards.all_cards([one, other, third], protocols.protocol_of(one, one.evaluations[0]), {})
-    first, second = shown.split("<div class='cards'>")[1:]
+def measure(run, perplexity, dense, **more):
+    figures = {"perplexity": perplexity, "dense_perplexity": dense, "protocol": PROTOCOL} | more
+    run.evaluations.append(figures | {"delta": math.log(perplexity / dense)})
+    return run
+
+
+def three_runs():
+    """Two of demo-llama, one of demo-opt between them."""
+    names = {"one": "demo-llama", "other": "demo-opt", "third": "demo-llama"}
+    one, other, third = (
+        run_of(name, lrcore.Recipe(model=model), megabytes=1.0 + (name == "third"))
+        for name, model in names.items()
+    )
+    measure(one, 3.0, 1.5, kl=0.5, top1=0.75, delta_error=0.01)
+    measure(other, 18.0, 9.0)
+    measure(third, 2.0, 1.5, kl=0.7, top1=0.85)
+    return one, other, third
+
+
+def test_each_dense_model_has_its_table_and_its_runs_beside_it():
+    runs = three_runs()
+    wanted = protocols.protocol_of(runs[0], runs[0].evaluations[0])
+    first, second = forms.html(metrics.tables(runs, wanted, {})).split("<table>")[1:]
     assert "dense · demo-llama" in first
-    assert first.count("class='card'") == 3
-    assert "third" in first
+    assert first.count("<th scope='col'>") == 3
+    assert "<td>3.0000 ± 0.0300<i>+100.0% vs dense</i></td>" in first
+    assert "<b>2.0000</b>" in first  # the best of the runs
+    assert "<b>0.5000</b>" in first
+    assert "<b>85.0%</b>" in first
     assert "1.5000" in first
     assert "dense · demo-opt" in second
-    assert second.count("class='card'") == 2
     assert "9.0000" in second
+    assert "<b>" not in second.partition("</table>")[0]  # one run is no best
+
+
+def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
+    one, other, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
+    shown = metrics.tables([one, other, third], None, {})
+    assert "<i>&" not in forms.html(shown)
+    rows = list(csv.reader(io.StringIO(forms.as_csv(shown))))
+    assert rows[0][1:] == ["dense · demo-llama", *["a_b|c & <i>"] * 2, "dense · demo-opt", one.name]
+    by_name = {row[0]: row[1:] for row in rows}
+    assert by_name["Perplexity"] == ["1.5", "3.0", "2.0", "9.0", "18.0"]
+    assert by_name["Perplexity: standard error"] == ["", "0.03", "", "", ""]
+    markdown = forms.as_markdown(shown[:1])
+    assert "| Perplexity | 1.5000 | 3.0000 ± 0.0300 | **2.0000** |" in markdown
+    assert "a_b\\|c" in markdown
+    latex = forms.as_latex(shown[:1])
+    assert "a\\_b|c \\& <i>" in latex
+    assert "Perplexity & 1.5000 & 3.0000 $\\pm$ 0.0300 & \\textbf{2.0000} \\\\" in latex
+    assert latex.count("\\\\\n") == len(shown[0].rows) + 1
+
+
+def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
+    runs = three_runs()
+    wanted = protocols.protocol_of(runs[1], runs[1].evaluations[0])
+    drawn = chart.panels(runs, wanted, "megabytes", {}, ["third"])
+    assert [(panel.model, len(panel.runs)) for panel in drawn] == [
+        ("demo-opt", 1),
+        ("demo-llama", 2),
+    ]
+    figure = json.loads(pareto(drawn, "size", ["third"]))
+    traces = [trace for trace in figure["data"] if trace["name"] == "a3 · uniform"]
+    assert [trace["yaxis"] for trace in traces] == ["y", "y2"]
+    assert traces[1]["x"] == [1.0, 2.0]
+    assert traces[1]["y"] == pytest.approx([math.log(2), math.log(4 / 3)])
+    assert traces[1]["text"] == ["0%", "0%"]
+    assert traces[1]["error_y"]["array"] == [0.01, 0]
+    rings = [trace["x"] for trace in figure["data"] if trace["name"] == "chosen"]
+    assert rings == [[], [2.0]]
+    assert [figure["layout"][axis]["type"] for axis in ("yaxis", "yaxis2")] == ["log", "log"]
+    assert "demo-opt" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_a_run_better_than_dense_stands_at_the_foot_of_the_log_axis():
+    runs = [run_of(name, lrcore.Recipe()) for name in "ab"]
+    measure(runs[0], 1.4, 1.5)
+    measure(runs[1], 1.6, 1.5)
+    (panel,) = chart.panels(runs, None, "megabytes", {}, [])
+    better, worse = panel.heights(panel.runs)
+    assert 0 < better == panel.floor < worse
+    assert min(panel.heights(panel.runs)) > 10 ** loss_axis(panel, [0, 1])["range"][0]
+
+
+def test_a_click_on_a_point_adds_its_run_or_takes_it_out():
+    run = run_of("one", lrcore.Recipe())
+    known = SimpleNamespace(all=lambda: [run], ids=lambda: ["one"])
+    store = SimpleNamespace(
+        runs=known, chosen_runs=lambda ids: [run for one in ids if one == "one"]
+    )
+    point = click(custom=["one", "", "one", "", ""])
+    assert runs_handlers.toggle_clicked(store, [], point)["value"] == ["one"]
+    assert runs_handlers.toggle_clicked(store, ["one"], point)["value"] == []
+    assert runs_handlers.toggle_clicked(store, [], click(custom=None))["__type__"] == "update"
 
 
 def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(tmp_path):
@@ -198,10 +281,10 @@ def test_a_sweep_leaves_out_what_cannot_be_made_and_may_measure_nothing(
 
 def test_the_front_joins_what_no_other_run_dominates():
     points = [
-        Point(str(i), "a", x, y, "", "")
+        Point(str(i), "a", x, y, "", str(i), excess=y)
         for i, (x, y) in enumerate([(1, 5), (2, 3), (3, 4), (4, 1)])
     ]
-    line = json.loads(scatter(points, "size"))["data"][0]
+    (line,) = front(Panel("m", "p", points))
     assert (line["x"], line["y"]) == ([1, 2, 4], [5, 3, 1])
 
 
@@ -244,6 +327,5 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
         [("dense", 10), ("a", 8), ("b", 8)],
     ]
     assert chart.points([one], wanted, "decode", {}) == []
-    card = cards.run_card(two, None, speeds["b"])
-    assert "125 tokens/s" in card
-    assert "+25.0% vs dense (100 tokens/s)" in card
+    table = forms.html(metrics.tables([two], None, speeds))
+    assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table

@@ -17,7 +17,14 @@ from workbench.form import input_values
 from workbench.job_record import ENDED, JobRecord
 from workbench.jobs import KINDS, AnalyseJob, CompressJob
 from workbench.store import Store
-from workbench.tabs.compare import answers, choice, prompt_set, runs, token_losses
+from workbench.tabs.compare import (
+    answers,
+    choice,
+    divergence,
+    prompt_set,
+    runs,
+    token_losses,
+)
 from workbench.tabs.compress import dropping, one_run, slicing, sweep
 from workbench.tabs.runs import derive, details, exports, table
 
@@ -118,10 +125,13 @@ def test_runs_are_listed_compared_and_drawn(store):
     cards, _, note = runs.draw_runs(store, [run.id], measured)
     assert f"{run.evaluations[0]['perplexity']:.4f}" in cards
     assert text.ONE_RECIPE in note
-    figure, caption = runs.draw_chart(store, measured, "size (MB)")
-    assert [trace["name"] for trace in json.loads(figure)["data"]] == ["dense", "a3"]
+    figure, caption = runs.draw_chart(store, [run.id], measured, "size (MB)")
+    assert [t["name"] for t in json.loads(figure)["data"]] == ["chosen", "dense", "a3 · uniform"]
+    file = json.loads(runs.save(store, [run.id], measured, click(form="CSV")))
+    assert file["name"] == "comparison.csv"
+    assert "first" in file["text"]
     assert text.FEW_POINTS in caption
-    _, caption = runs.draw_chart(store, measured, "decode time per token (dense: 1)")
+    _, caption = runs.draw_chart(store, [], measured, "decode time per token (dense: 1)")
     assert text.NO_SPEED in caption
     with pytest.raises(lrcore.InputError, match="No run"):
         runs.measure_runs(store, [], EVALUATION)
@@ -134,11 +144,33 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
     own = [column for column in last if "value" in column]
     assert len(own) == 2
     assert all(column["value"].startswith("Once") for column in own)
-    frame, csv = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
+    frame, csv, said = prompt_set.answer_all(store, "Once\nTom", 4, 0, 1, *values)
+    assert "first: " in said
+    assert "of 2 answers as the dense model" in said
     assert list(frame["model"]) == ["dense", "first"] * 2
     assert len(csv.splitlines()) >= 5
     with pytest.raises(lrcore.InputError, match="no prompts"):
         prompt_set.answer_all(store, " ", 4, 0, 1, *values)
+
+
+def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):
+    (run,) = store.runs.all()
+    form, blank = input_values(recipe), [""] * (answers.COLUMNS - 2)
+    prompt, said = "Once upon", "Once upon a time there was"
+    other = divergence.diverge(
+        store, prompt, [run.id], said, "Once upon a time Tom was", *blank, *form
+    )
+    assert other.count("class='first'") == 1
+    assert "class='same'" in other
+    assert "in place of" in other
+    assert "class='scale'" in other
+    same = divergence.diverge(store, prompt, [run.id], said, said, *blank, *form)
+    assert "The same answer" in same
+    assert "class='first'" not in same
+    nothing = divergence.diverge(store, prompt, [run.id], "", "", *blank, *form)
+    assert nothing == divergence.NOTHING_YET
+    long = divergence.diverge(store, prompt, [run.id], said, said * 99, *blank, *form)
+    assert "context" in long  # said, and no failure
 
 
 def test_tokens_are_coloured_by_their_loss(store):

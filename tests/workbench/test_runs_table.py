@@ -35,7 +35,7 @@ def store_of(runs):
 def test_a_browser_is_sent_one_page_of_many_runs():
     runs = [measured(f"run {i}", 0, created=float(i)) for i in range(10_000)]
     first = listed(runs, View.of({}))
-    assert first["html"].count("<tr data-run=") == ROWS
+    assert first["html"].count(" data-run=") == ROWS
     assert "run 9999" in first["html"]
     assert first["rows"] == "1–50 of 10000"
     end = listed(runs, View.of({"page": 10**9}))

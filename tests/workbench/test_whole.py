@@ -23,7 +23,7 @@ from workbench.jobs import (
     SliceJob,
 )
 from workbench.store import Store
-from workbench.tabs.compare import cards, chart, differences, protocols
+from workbench.tabs.compare import chart, differences, forms, metrics, protocols
 from workbench.tabs.compress import dropping
 from workbench.tabs.runs.details import ranks_of
 from workbench.tabs.runs.listing import COLUMNS
@@ -89,7 +89,7 @@ def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, 
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     (gone,) = done(store, short(recipe, name="short one")).result
     runs = [store.runs.get(small), store.runs.get(gone)]
-    shown = cards.all_cards(runs, None, {})
+    shown = forms.html(metrics.tables(runs, None, {}))
     assert all(f"{run.evaluations[0]['perplexity']:.4f}" in shown for run in runs)
     points = chart.points(
         runs, protocols.protocol_of(runs[0], runs[0].evaluations[0]), "megabytes", {}
@@ -148,7 +148,7 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
-    assert f"{run.evaluations[0]['perplexity']:.4f}" in cards.all_cards([run], None, {})
+    assert f"{run.evaluations[0]['perplexity']:.4f}" in forms.html(metrics.tables([run], None, {}))
     words = text.to_be_sliced(message, model.size)
     assert f"from 32 to {message['width']}" in words
     assert (text.SLICED_GROWS in words) == (message["parameters"] > model.size.parameters)

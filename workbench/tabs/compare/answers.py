@@ -10,10 +10,11 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import Number, Slider, whole
+from ...components import Number, Slider, panel, whole
 from ...events import LIVE, QUIET, bind, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
+from .divergence import NOTHING_YET, diverge
 from .models import dense_recipe, models
 
 FRAME = 0.05  # seconds between two states of answers that grow
@@ -29,6 +30,7 @@ class Answers:
     generate: gr.Button
     stop: gr.Button
     columns: list[gr.Textbox]
+    divergence: gr.HTML
 
 
 def layout() -> Answers:
@@ -56,7 +58,7 @@ def layout() -> Answers:
             )
             for i in range(COLUMNS)
         ]
-    return Answers(prompt, settings, go, stop, columns)
+    return Answers(prompt, settings, go, stop, columns, panel("divergence", value=NOTHING_YET))
 
 
 def wire(page: Page, store: Store, parts: Answers, runs: gr.Dropdown) -> None:
@@ -70,7 +72,10 @@ def wire(page: Page, store: Store, parts: Answers, runs: gr.Dropdown) -> None:
         **QUIET,
         concurrency_limit=4,
     )
-    parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
+    stopped = parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
+    said = [parts.prompt, page.chosen, *parts.columns, *page.form.inputs]
+    for ended in (streaming, stopped):
+        listen(ended, bind(diverge, store), said, parts.divergence, **QUIET)
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:

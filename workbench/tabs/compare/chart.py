@@ -1,12 +1,14 @@
-"""Perplexity over size or time: the points, and what they say."""
+"""Excess loss over size or time: the points, and what they say."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lrcore
 
-from ... import text
-from ...figures.comparison import Point, dominating
+from ... import run_text, text
+from ...figures.comparison import Panel, Point, dominating
+from .metrics import SPEEDS
 from .protocols import protocol_of
 
 AXES = {
@@ -17,8 +19,37 @@ AXES = {
     "decode time per token (dense: 1)": "decode",
     "prefill time per token (dense: 1)": "prefill",
 }
-SPEEDS = ("prefill", "decode")
-MOST_NAMED = 4
+MOST_NAMED, MOST_PANELS, MOST_DRAWN = 4, 4, 500
+
+
+def panels(
+    runs: Sequence[lrcore.Run],
+    protocol: str | None,
+    axis: str,
+    speeds: Mapping[str, Any],
+    ids: Sequence[str],
+) -> list[Panel]:
+    """A panel for the chosen protocol, then one for every other base model: of the chosen runs
+    first, then of the newest. Of very many runs the newest are drawn, and the chosen ones.
+
+    runs: oldest first; ids: of the chosen ones.
+    """
+    newest = {run.id for run in runs[-MOST_DRAWN:]}
+    drawn = [run for run in runs if run.id in newest or run.id in ids]
+    order = [*(run for run in drawn if run.id in ids), *reversed(drawn)]
+    known: dict[str, list[str]] = {}
+    for run in order:
+        names = (protocol_of(run, one) for one in reversed(run.evaluations))
+        known.setdefault(run.recipe.model, []).extend(names)
+    made = []
+    for model, names in known.items():
+        chosen = next((name for name in names if name == protocol), next(iter(names), None))
+        own = [run for run in drawn if run.recipe.model == model]
+        some = points(own, chosen, axis, speeds)
+        if some:
+            made.append(Panel(model, (chosen or "").removeprefix(f"{model}: "), some))
+    first = [one for one in made if f"{one.model}: {one.protocol}" == protocol]
+    return [*first, *(one for one in made if one not in first)][:MOST_PANELS]
 
 
 def points(
@@ -30,23 +61,33 @@ def points(
     """
     drawn: list[Point] = []
     for run in runs:
-        one = next(
-            (
-                one
-                for one in run.evaluations
-                if protocol_of(run, one) == protocol and one["perplexity"]
-            ),
-            None,
-        )
-        if one is None or (axis in SPEEDS and run.id not in speeds):
+        one = next((one for one in run.evaluations if protocol_of(run, one) == protocol), None)
+        if one is None or not one["perplexity"] or not one["dense_perplexity"]:
+            continue
+        if axis in SPEEDS and run.id not in speeds:
             continue
         x, dense_x = place(run, axis, speeds)
-        if not drawn and one["dense_perplexity"]:
+        if not drawn:
             drawn.append(Point("dense", "dense", dense_x, one["dense_perplexity"], protocol, ""))
-        summary = run.account.to_dict()
-        note = f"{run.policy}, {summary['achieved']:.1%} {summary['budget']} removed"
-        drawn.append(Point(run.name, run.method, x, one["perplexity"], note, run.id))
+        drawn.append(point(run, one, x))
     return drawn
+
+
+def point(run: lrcore.Run, evaluation: Mapping[str, Any], x: float) -> Point:
+    """A run where it stands on an axis."""
+    summary, after = run.account.to_dict(), run_text.afterwards(run)
+    return Point(
+        run.name,
+        run.method,
+        x,
+        evaluation["perplexity"],
+        f"{run.policy}, {summary['achieved']:.1%} {summary['budget']} removed",
+        run.id,
+        math.log(evaluation["perplexity"] / evaluation["dense_perplexity"]),
+        evaluation.get("delta_error"),
+        " · ".join((run.policy, *after)),
+        run_text.ratio(run),
+    )
 
 
 def place(run: lrcore.Run, axis: str, speeds: Mapping[str, Any]) -> tuple[float, float]:

@@ -8,8 +8,8 @@ import pandas as pd
 
 import lrcore
 
-from ... import text
-from ...components import Slider, download, whole
+from ... import markup, run_text, text
+from ...components import Slider, download, panel, whole
 from ...events import QUIET, bind, listen
 from ...page import Page
 from ...store import Store
@@ -27,6 +27,7 @@ class PromptSet:
     answer: gr.Button
     download: gr.Button
     table: gr.Dataframe
+    summary: gr.HTML
     csv: gr.State
 
 
@@ -44,7 +45,8 @@ def layout() -> PromptSet:
             answer = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
             save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
         table = gr.Dataframe(headers=COLUMNS, interactive=False, elem_id="set-table", wrap=True)
-        return PromptSet(prompts, settings, answer, save, table, gr.State(""))
+        summary = panel("set-summary")
+        return PromptSet(prompts, settings, answer, save, table, summary, gr.State(""))
 
 
 def wire(page: Page, store: Store, parts: PromptSet, runs: gr.Dropdown) -> None:
@@ -52,14 +54,14 @@ def wire(page: Page, store: Store, parts: PromptSet, runs: gr.Dropdown) -> None:
         [parts.answer.click],
         bind(answer_all, store),
         [parts.prompts, *parts.settings, runs, *page.form.inputs],
-        [parts.table, parts.csv],
+        [parts.table, parts.csv, parts.summary],
         api_visibility="private",
     )
     parts.download.click(bind(download, "answers.csv"), parts.csv, page.downloads, **QUIET)
 
 
-def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, str]:
-    """The table of answers, and the same as CSV; each run keeps its own as samples.
+def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, str, str]:
+    """The answers as a table and as CSV, and how many are as dense; each run keeps its own.
 
     typed: one prompt per line; values: new tokens, temperature and top-p, then the chosen runs and
     the form.
@@ -84,7 +86,8 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
             for row in rows[i :: len(compared)]
         ]
         store.runs.add_samples(run.id, own)
-    return table(rows), lrcore.answers_csv(rows)
+    said = markup.note(run_text.agreement(rows))
+    return table(rows), lrcore.answers_csv(rows), said
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The choice of runs, their cards, perplexity over size, and where their recipes differ."""
+"""The choice of runs, their figures, excess loss over size, and where their recipes differ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,23 +11,25 @@ import lrcore
 
 from ... import markup, text
 from ...assets import script
-from ...components import panel, plot
+from ...chosen import toggle
+from ...components import download, panel, plot
 from ...evaluation_controls import read_settings
-from ...events import LIVE, QUIET, bind, listen
-from ...figures.comparison import scatter
+from ...events import LIVE, QUIET, bind, event_data, listen
+from ...figures.comparison import pareto
 from ...jobs import MeasureJob, SpeedJob
 from ...page import Page
 from ...store import Store
-from .cards import all_cards
-from .chart import AXES, SPEEDS, conclusion, points
+from . import forms
+from .chart import AXES, conclusion, panels
 from .choice import add_newest, list_runs
 from .differences import all_differences
+from .metrics import SPEEDS, tables
 from .models import some_runs
 
 
 @dataclass(frozen=True)
 class RunChoice:
-    cards: gr.HTML
+    figures: gr.HTML
     protocol: gr.Dropdown
     axis: gr.Dropdown
     measure: gr.Button
@@ -44,7 +46,7 @@ class Differences:
 
 def layout(page: Page) -> RunChoice:
     page.chosen.render()
-    cards = panel("cards")
+    figures = panel("compared")
     with gr.Row(elem_classes="bottom"):
         protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
@@ -55,7 +57,7 @@ def layout(page: Page) -> RunChoice:
             "Measure their speed", size="sm", elem_id="measure-speed", scale=0, min_width=180
         )
     chart, caption = plot("scatter", 360), panel("scatter-caption")
-    return RunChoice(cards, protocol, axis, measure, speed, chart, caption)
+    return RunChoice(figures, protocol, axis, measure, speed, chart, caption)
 
 
 def differences_layout() -> Differences:
@@ -76,43 +78,60 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
         [page.chosen.change, parts.protocol.change, stamp],
         bind(draw_runs, store),
         choice,
-        [parts.cards, differences.table, differences.note],
+        [parts.figures, differences.table, differences.note],
         **LIVE,
     )
     listen(
-        [parts.protocol.change, parts.axis.change, stamp],
+        [page.chosen.change, parts.protocol.change, parts.axis.change, stamp],
         bind(draw_chart, store),
-        [parts.protocol, parts.axis],
+        [page.chosen, parts.protocol, parts.axis],
         [parts.chart, parts.caption],
         **LIVE,
     )
+    clicked = parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
+    clicked.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
+    parts.figures.select(bind(save, store), choice, page.downloads, **QUIET)
     chosen = [page.chosen, page.evaluation.collected]
     listen([parts.measure.click], bind(measure_runs, store), chosen, None, **QUIET)
     parts.speed.click(bind(measure_speed, store), page.chosen, None, **QUIET)
 
 
 def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, ...]:
-    """The cards, the table of differences, and a note in its place where there is none."""
+    """The comparison, the table of differences, and a note in its place where there is none."""
     runs = store.chosen_runs(ids)
     rows = all_differences(runs) if len(runs) > 1 else []
     columns = ["field", *(f"{i + 1}. {run.name}" for i, run in enumerate(runs))]
     frame = pd.DataFrame(rows, columns=columns) if rows else None
     note = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
     return (
-        all_cards(runs, protocol, speeds(store, runs)),
+        forms.html(tables(runs, protocol, speeds(store, runs))),
         gr.Dataframe(frame, visible=bool(rows)),
         markup.note(note),
     )
 
 
-def draw_chart(store: Store, protocol: str | None, axis: str) -> tuple[str, str]:
-    """Perplexity over the axis, and which runs no other dominates."""
+def draw_chart(store: Store, ids: list[str], protocol: str | None, axis: str) -> tuple[str, str]:
+    """Excess loss over the axis, and which runs no other dominates in the first panel."""
     runs, of_speed = store.runs.all(), AXES[axis] in SPEEDS
-    drawn = points(runs, protocol, AXES[axis], speeds(store, runs) if of_speed else {})
-    note = conclusion(drawn) if runs else ""
+    known = speeds(store, runs) if of_speed else {}
+    drawn = panels(runs, protocol, AXES[axis], known, ids or [])
+    note = conclusion(drawn[0].points) if drawn else text.FEW_POINTS if runs else ""
     if runs and not drawn and of_speed:
         note = text.NO_SPEED
-    return scatter(drawn, axis), markup.note(note)
+    return pareto(drawn, axis, ids or []) if drawn else "", markup.note(note)
+
+
+def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
+    """The chosen runs, with the one whose point was clicked or without it."""
+    custom = event_data(event).get("custom") or []
+    return toggle(store, ids, custom[2]) if len(custom) > 2 else gr.skip()
+
+
+def save(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:
+    """The comparison on show as a file of the form that was pressed."""
+    form, runs = event_data(event)["form"], store.chosen_runs(ids)
+    shown = tables(runs, protocol, speeds(store, runs))
+    return download(forms.FILES[form], forms.WRITERS[form](shown))
 
 
 def measure_runs(store: Store, ids: list[str], evaluation: list[Any]) -> None:

@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, text
+from ... import markup, run_markup, run_text, text
 from ...components import panel
 from ...events import bind, listen
 from ...keys import model_key
@@ -53,7 +53,7 @@ def paint(store: Store, passage: str, ids: list[str]) -> str:
         ]
         title = f"{markup.escape(run.name)}: {mean_rise(tokens):+.3f} nats per token"
         blocks.append(f"<h4>{title}</h4>{markup.coloured(tokens)}")
-    return "".join(blocks)
+    return "".join(blocks) + run_markup.scale(run_text.TOKEN_SCALE)
 
 
 def mean_rise(tokens: Sequence[tuple[str, float, float]]) -> float:

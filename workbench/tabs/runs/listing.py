@@ -156,8 +156,8 @@ def table(runs: Sequence[lrcore.Run], view: View) -> str:
     heads = "".join(head(name, view) for name in view.columns)
     body = "".join(row(run, view) for run in runs)
     return (
-        f"<table><thead><tr><th scope='col' aria-label='{run_text.COMPARED}'></th>{heads}</tr>"
-        f"</thead><tbody>{body}</tbody></table>"
+        f"<table role='grid'><thead><tr><th scope='col' aria-label='{run_text.COMPARED}'></th>"
+        f"{heads}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 
@@ -177,7 +177,8 @@ def row(run: lrcore.Run, view: View) -> str:
     run_id = escape(run.id, quote=True)
     box = f"<input type='checkbox' aria-label='{escape(run_text.COMPARE_RUN.format(run.name))}'>"
     cells = "".join(cell(run, name) for name in view.columns)
-    return f"<tr data-run='{run_id}'><td class='tick'>{box}</td>{cells}</tr>"
+    tick = f"<td role='gridcell' class='tick'>{box}</td>"
+    return f"<tr role='row' data-run='{run_id}'>{tick}{cells}</tr>"
 
 
 def cell(run: lrcore.Run, name: str) -> str:
@@ -191,4 +192,4 @@ def cell(run: lrcore.Run, name: str) -> str:
     whole = isinstance(value, str) and shown != value
     tip = f" title='{escape(value, quote=True)}'" if whole else ""
     kind = " class='number'" if column.number else ""
-    return f"<td{kind}{tip}>{words}</td>"
+    return f"<td role='gridcell'{kind}{tip}>{words}</td>"

@@ -1,0 +1,67 @@
+"""Where answers leave the dense model's, and what each token then costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lrcore
+
+from ... import markup, run_markup, run_text
+from ...form import MAPPINGS
+from ...keys import model_key
+from ...store import Store
+from .models import dense_recipe
+
+NOTHING_YET = markup.note(run_text.NO_ANSWERS, "hint")
+FORM_VALUES = 1 + len(MAPPINGS)  # of the form as listeners are given it
+
+
+def diverge(store: Store, prompt: str, ids: Sequence[str], *values: Any) -> str:
+    """One block per chosen run.
+
+    values: what stands in the columns, the dense model's first; then the form.
+    """
+    runs = store.chosen_runs(ids)
+    shown, form = values[: len(runs) + 1], values[-FORM_VALUES:]
+    if not runs or not all(one and one != prompt for one in shown):
+        return NOTHING_YET
+    base = model_key(dense_recipe(store, ids, form))
+    blocks = []
+    for run, answer in zip(runs, shown[1:], strict=True):
+        other = shown[0] if model_key(run.recipe) == base else ""
+        blocks.append(block(store, run, prompt, answer, other))
+    return "".join(blocks) + run_markup.scale(run_text.SCALE)
+
+
+def block(store: Store, run: lrcore.Run, prompt: str, answer: str, other: str) -> str:
+    """The answer of a run, token by token; other: the dense model's, "" where that is another
+    model than the run was made of.
+    """
+    title = f"<h4>{markup.escape(run.name)}</h4>"
+    try:
+        dense = store.dense(run.recipe)
+        before, now = (lrcore.token_losses(one, answer) for one in (dense, store.small(run)))
+        others = lrcore.token_losses(dense, other) if other else []
+    except lrcore.InputError as error:  # such as an answer that fills the context
+        return title + markup.note(str(error))
+    begin = generated_from([token for token, _ in now], prompt)
+    first = first_difference([token for token, _ in now], [token for token, _ in others])
+    tokens = [(token, old, new) for (token, old), (_, new) in zip(before, now, strict=True)]
+    said = run_text.divergence(tokens, others, begin, first) if other else ""
+    return title + markup.note(said) + run_markup.answer(tokens, begin, first)
+
+
+def generated_from(tokens: Sequence[str], prompt: str) -> int:
+    """The first token that is not of the prompt alone."""
+    length = 0
+    for i, token in enumerate(tokens):
+        length += len(token)
+        if length > len(prompt):
+            return i
+    return len(tokens)
+
+
+def first_difference(tokens: Sequence[str], others: Sequence[str]) -> int:
+    """The first place at which the two differ; their length where they are the same."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    shorter = min(len(tokens), len(others))
+    return next((i for i, (one, other) in pairs if one != other), shorter)

@@ -1,0 +1,138 @@
+"""The figures of models beside each other: metrics down, the dense model and its runs across."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lrcore
+
+from ... import text
+from .protocols import evaluation_of, protocol_of
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row. best: min or max of the runs' values; None where neither is better."""
+
+    label: str
+    shown: Callable[[float], str]
+    best: Callable[..., float] | None = min
+
+
+METRICS = {
+    "perplexity": Metric("Perplexity", "{:.4f}".format),
+    "excess": Metric("Excess loss (nats/token)", "{:+.4f}".format),
+    "kl": Metric("KL to dense (nats/token)", "{:.4f}".format),
+    "top1": Metric("Same likeliest token", "{:.1%}".format, max),
+    "megabytes": Metric("Size", text.megabytes),
+    "parameters": Metric("Parameters", text.count),
+    "kv_bytes_per_token": Metric("KV cache per token", lambda value: f"{text.count(value)} B"),
+    "flops_per_token": Metric("Compute per token", lambda value: f"{text.short(value)}FLOPs"),
+    "prefill": Metric("Prefill speed", text.speed, max),
+    "decode": Metric("Decode speed", text.speed, max),
+}
+COSTS = ("megabytes", "parameters", "kv_bytes_per_token", "flops_per_token")
+SPEEDS = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One column: what is known of a model.
+
+    values: by metric; errors: their standard errors, where known; note: what they were measured on.
+    """
+
+    title: str
+    values: Mapping[str, float]
+    errors: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The figures of a dense model and of its runs."""
+
+    dense: Figures
+    runs: tuple[Figures, ...]
+
+    @property
+    def rows(self) -> list[str]:
+        """The metrics that some model has; perplexity always."""
+        known = {name for one in (self.dense, *self.runs) for name in one.values}
+        return [name for name in METRICS if name in known or name == "perplexity"]
+
+    def is_best(self, name: str, one: Figures) -> bool:
+        """Whether it is a run that has the best of the runs' values, where these differ."""
+        best = METRICS[name].best
+        known = [run.values[name] for run in self.runs if name in run.values]
+        if best is None or len({*known}) < 2 or one is self.dense:
+            return False
+        return one.values.get(name) == best(known)
+
+
+def tables(
+    runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]
+) -> list[Table]:
+    """One table per dense model. speeds: {"dense", "small"} of the runs that have any, by id."""
+    return [table(own, protocol, speeds) for own in by_base(runs)]
+
+
+def by_base(runs: Sequence[lrcore.Run]) -> list[list[lrcore.Run]]:
+    """The runs by the dense model that they were made of, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[lrcore.Run]] = {}
+    for run in runs:
+        base = "" if run.base is None else run.base.fingerprint
+        groups.setdefault((run.recipe.model, base), []).append(run)
+    return list(groups.values())
+
+
+def table(runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]) -> Table:
+    """The dense model that these runs were made of, and them."""
+    # what the dense model has under the protocol; a run that was not measured under it has less
+    measured = [(run, evaluation_of(run, protocol)) for run in runs]
+    first = next((pair for pair in measured if under(*pair, protocol)), measured[0])
+    own = [run_figures(*pair, speeds.get(pair[0].id)) for pair in measured]
+    speed = next((speeds[run.id]["dense"] for run in runs if run.id in speeds), None)
+    return Table(dense_figures(*first, speed), tuple(own))
+
+
+def under(run: lrcore.Run, evaluation: dict[str, Any] | None, protocol: str | None) -> bool:
+    return evaluation is not None and protocol_of(run, evaluation) == protocol
+
+
+def dense_figures(
+    run: lrcore.Run, evaluation: dict[str, Any] | None, speed: Mapping[str, float] | None
+) -> Figures:
+    """The dense model of a run."""
+    summary = run.account.to_dict()
+    values = {name: summary[f"dense_{name}"] for name in COSTS}
+    values |= {name: speed[name] for name in SPEEDS} if speed else {}
+    values |= numbers(evaluation, perplexity="dense_perplexity")
+    return Figures(f"dense · {run.recipe.model}", values, note=note(evaluation))
+
+
+def run_figures(
+    run: lrcore.Run, evaluation: dict[str, Any] | None, speed: Mapping[str, Any] | None
+) -> Figures:
+    summary = run.account.to_dict()
+    values = {name: summary[name] for name in COSTS}
+    values |= {name: speed["small"][name] for name in SPEEDS} if speed else {}
+    values |= numbers(evaluation, perplexity="perplexity", excess="delta", kl="kl", top1="top1")
+    error, errors = (evaluation or {}).get("delta_error"), {}
+    if error is not None and "perplexity" in values:
+        errors = {"excess": error, "perplexity": values["perplexity"] * error}
+    return Figures(run.name, values, errors, note(evaluation))
+
+
+def numbers(evaluation: Mapping[str, Any] | None, **names: str) -> dict[str, float]:
+    """{metric: value} of an evaluation, of those that are known."""
+    known = {metric: (evaluation or {}).get(name) for metric, name in names.items()}
+    return {metric: value for metric, value in known.items() if value is not None}
+
+
+def note(evaluation: Mapping[str, Any] | None) -> str:
+    """What was measured on, and whether of another dense model than the run's."""
+    if not evaluation:
+        return ""
+    other = "" if evaluation.get("same_base", True) else f". {text.OTHER_BASE}"
+    return text.protocol(dict(evaluation["protocol"])) + other
