@@ -122,10 +122,14 @@ def divergence(
     if first >= len(tokens) or first >= len(others):
         return f"{same}, then {'this one' if first >= len(tokens) else 'the dense one'} ends."
     rest = [small - dense for _, dense, small in tokens[first:]]
-    return (
-        f"{same}, then “{tokens[first][0].strip()}” in place of “{others[first][0].strip()}”; from "
-        f"there {sum(rest) / len(rest):+.2f} nats per token."
-    )
+    one, other = (word([token for token, *_ in some[first:]]) for some in (tokens, others))
+    change = f"{sum(rest) / len(rest):+.2f}".replace("-", "−")
+    return f"{same}, then “{one}” in place of “{other}”; from there {change} nats per token."
+
+
+def word(tokens: Sequence[str]) -> str:
+    """The word that tokens begin with: up to where white space follows."""
+    return next(iter("".join(tokens).split()), "")
 
 
 def agreement(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -162,7 +162,7 @@ def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):
     )
     assert other.count("class='first'") == 1
     assert "class='same'" in other
-    assert "in place of" in other
+    assert "then “Tom” in place of “there”" in other
     assert "class='scale'" in other
     same = divergence.diverge(store, prompt, [run.id], said, said, *blank, *form)
     assert "The same answer" in same
