@@ -8,7 +8,8 @@ import signal
 import socket
 import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fresh
@@ -16,7 +17,7 @@ import pytest
 
 pytest.importorskip("playwright")
 from gradio_client import Client
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from .page import PATIENCE, Workbench, visit
 
@@ -37,6 +38,22 @@ import lrcore
 model = lrcore.load("demo-llama")
 lrcore.analyse(model, lrcore.calibrate(model, lrcore.Recipe()))
 """
+
+
+# These take longest. They begin first, so that neither of two processes waits long for the other at
+# the end; the others follow in their order.
+LONGEST = ("test_jobs", "test_restart", "test_survey", "test_comparing", "test_export")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        if item.path.parent != here:
+            return -1
+        return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 def free_port() -> int:
@@ -141,13 +158,15 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def open_page(browser, server):
-    """Opens pages, each in a browser profile of its own."""
+@contextmanager
+def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
+    """Opens pages, each in a browser profile of its own, and closes them: a page that nobody looks
+    at goes on asking its server.
+    """
     contexts = []
 
     def open_one(query: str = "", ready: bool = True, **settings) -> Workbench:
-        page = visit(browser, f"{server.url}/{query}", **settings)
+        page = visit(browser, f"{url}/{query}", **settings)
         contexts.append(page.context)
         workbench = Workbench(page)
         if ready:
@@ -159,9 +178,17 @@ def open_page(browser, server):
         context.close()
 
 
+@pytest.fixture
+def open_page(browser, server):
+    """Opens pages that are closed when the test ends."""
+    with pages(browser, server.url) as open_one:
+        yield open_one
+
+
 @pytest.fixture(scope="module")
-def workbench(open_page):
+def workbench(browser, server):
     """One page for all tests of a module, as one person would use it: loading it takes longer
     than most tests.
     """
-    return open_page()
+    with pages(browser, server.url) as open_one:
+        yield open_one()

@@ -220,6 +220,19 @@ class Workbench:
         """What is drawn; nothing while there is no such plot."""
         return self.evaluate("name => tests.plot(name)", name)
 
+    def ranks(self) -> dict[tuple[str, int], int]:
+        """Of the bars, by (component, layer)."""
+        return {
+            (name, layer): rank
+            for trace in self.plot("bars")["traces"]
+            if trace["custom"]
+            for layer, name, rank, _ in trace["custom"]
+        }
+
+    def plotted(self, component: str) -> bool:
+        """Whether there are bars of a component."""
+        return any(name == component for name, _ in self.ranks())
+
     def value(self, elem_id: str) -> str:
         return self.page.locator(f"#{elem_id} input, #{elem_id} textarea").first.input_value()
 

@@ -11,6 +11,8 @@ import pytest
 import lrcore
 from workbench import live
 
+from .conftest import pages
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
@@ -18,16 +20,6 @@ CELL = """([layer, name]) => {
   const p = document.querySelector('#heatmap .js-plotly-plot');
   const {xaxis, yaxis} = p._fullLayout, b = p.getBoundingClientRect();
   return [b.x + xaxis._offset + xaxis.d2p(layer), b.y + yaxis._offset + yaxis.d2p(name)]; }"""
-
-# The perplexity of the ranks on show, that of uniform ones, and what is said of the two; nothing
-# before the ranks are called harmful.
-HURTS = """() => {
-  const actual = document.querySelector('#size-and-cost .actual b');
-  const against = document.querySelector('#size-and-cost .against.hurts');
-  return actual && against
-    && [actual.innerText, against.querySelector('b').innerText, against.innerText]; }"""
-RANKED = """() => [...document.querySelectorAll('#ranking tr')].map(
-  row => [...row.querySelectorAll('td')].map(cell => cell.innerText)).filter(row => row.length)"""
 
 
 def click_cell(workbench, layer, name):
@@ -40,20 +32,6 @@ def click_cell(workbench, layer, name):
         heading.count,
         f"{layer}.{name} is not shown",
     )
-
-
-def test_no_request_leaves_the_host(open_page, server):
-    seen = []
-    workbench = open_page(watch=lambda request: seen.append(request.url))
-    for title in TABS:
-        workbench.tab(title)
-        workbench.answered()
-    assert any("plotly" in url for url in seen)
-    assert [
-        url
-        for url in seen
-        if not url.startswith((server.url, f"ws://127.0.0.1:{server.port}", "blob:", "data:"))
-    ] == []
 
 
 def test_a_click_on_a_cell_shows_its_spectrum(workbench):
@@ -95,7 +73,7 @@ def test_the_bars_follow_the_slider(workbench):
     seen = []
     for ratio in (0.25, 0.3, 0.4):
         workbench.at_ratio(ratio)
-        seen.append(shown_ranks(workbench))
+        seen.append(workbench.ranks())
     assert all(sum(more.values()) > sum(less.values()) for more, less in pairwise(seen))
 
 
@@ -106,103 +84,20 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.answered()  # the slider has the range of this model
     assert workbench.locator("#field-rule input").is_checked()
     highest = float(workbench.locator("#field-temperature input[type=range]").get_attribute("max"))
-    before = shown_ranks(workbench)
+    before = workbench.ranks()
     workbench.set_range("field-temperature", highest)
     workbench.until(
         lambda: not workbench.locator("#field-rule input").is_checked(),
         "the rule of thumb stays on",
     )
     workbench.until(
-        lambda: shown_ranks(workbench) not in ({}, before),
+        lambda: workbench.ranks() not in ({}, before),
         "the bars do not follow the temperature",
     )
     workbench.answered()
     assert workbench.locator(".toast-body").count() == 0
     workbench.choose("field-policy", "uniform")
     workbench.answered()
-
-
-def shown_ranks(workbench):
-    return {
-        (name, layer): rank
-        for trace in workbench.plot("bars")["traces"]
-        if trace["custom"]
-        for layer, name, rank, _ in trace["custom"]
-    }
-
-
-def short_calibration(workbench):
-    """Few and short windows, on which surveys refit `fused` in a second."""
-    workbench.open("Calibration text")
-    workbench.type_into("field-samples", "16")
-    workbench.type_into("field-seq_len", "64")
-    workbench.click("#analyse")
-    workbench.allocation()
-
-
-def test_every_policy_of_every_method_is_drawn(open_page):
-    workbench = open_page()
-    short_calibration(workbench)
-    workbench.click("#survey")
-    methods = {row["name"] for row in lrcore.methods()}
-
-    def drawn():
-        plot = workbench.plot("policy-curves")
-        return {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= methods and plot
-
-    figure = workbench.until(drawn, "not every method is drawn")
-    workbench.until_idle()
-    lines = {trace["hover"].split("<br>")[0]: trace["y"] for trace in figure["traces"]}
-    assert {"a3 · uniform", "a3 · softmax", "a3 · waterfill", "svd · uniform"} <= lines.keys()
-    assert all(0 < share <= 1 for line in lines.values() for share in line)
-    assert (
-        max(lines["a3 · uniform"]) - min(lines["a3 · uniform"])
-        < 0.03
-        < max(lines["a3 · softmax"]) - min(lines["a3 · softmax"])
-    )
-
-
-def test_methods_and_policies_are_ranked_by_what_was_measured_and_a_policy_that_hurts_is_called_so(
-    open_page,
-):
-    """On demo-llama the dual scores starve single layers (docs/benchmarks.md)."""
-    workbench = open_page()
-    short_calibration(workbench)
-    workbench.set_range("field-ratio", 0.3)
-    workbench.choose("field-policy", "softmax_dual")
-    workbench.shows_ratio(0.3)
-    shown, even, words = workbench.until(
-        lambda: workbench.evaluate(HURTS), "a policy that hurts is not called so"
-    )
-    shown, even = float(shown), float(even)
-    assert f"{shown / even - 1:.1%} above uniform ones" in words
-    workbench.click("#survey")
-    methods = {row["name"] for row in lrcore.methods()} - {"care"}  # its ratio is one of the cache
-
-    def ranked():
-        rows = workbench.evaluate(RANKED)
-        result = [(method, policy, float(value)) for method, policy, value, _ in rows]
-        all_here = {method for method, _, _ in result} == methods and {
-            ("a3", "softmax_dual"),
-            ("a3", "uniform"),
-        } <= {f[:2] for f in result}
-        return result if all_here else None
-
-    result = workbench.until(ranked, "not every method is measured")
-    assert [value for _, _, value in result] == sorted(value for _, _, value in result)
-    assert {f[:2]: f[2] for f in result}["a3", "softmax_dual"] == shown
-    assert {f[:2]: f[2] for f in result}["a3", "uniform"] == even
-    workbench.until(
-        lambda: (
-            "a3 with softmax_dual, shown above, is" in workbench.locator("#ranking").inner_text()
-        ),
-        "the worst is not named",
-    )
-    workbench.choose("field-policy", "uniform")
-    workbench.until(
-        lambda: workbench.locator("#size-and-cost .against").count() == 0,
-        "uniform ranks are held against themselves",
-    )
 
 
 def drag_ratio(workbench, shares, pause: int = 0) -> float:
@@ -229,7 +124,7 @@ def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
     ratio = drag_ratio(workbench, [0.2 + 0.01 * step for step in range(40)])
     assert ratio > 0.4
     answer = server.client().predict({"ratio": ratio}, api_name="/allocate")
-    assert shown_ranks(workbench) == {
+    assert workbench.ranks() == {
         (row["component"], row["layer"]): row["rank"] for row in answer["ranks"]
     }
 
@@ -267,30 +162,39 @@ def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     assert kept <= (1 - ratio) * dense
 
 
-def test_dark_and_narrow(open_page, server):
-    dark = open_page("?__theme=dark")
-    figure = dark.plot("heatmap")
+@pytest.fixture(scope="module")
+def narrow(browser, server):
+    """A dark page on a telephone, and the addresses that it asked for."""
+    seen = []
+    settings = {"width": 390, "height": 844, "watch": lambda request: seen.append(request.url)}
+    with pages(browser, server.url) as open_one:
+        yield open_one("?__theme=dark", **settings), seen
+
+
+def test_a_dark_plot_has_light_letters_and_no_ground_of_its_own(narrow):
+    page, _ = narrow
+    figure = page.plot("heatmap")
     assert figure["paper"] == figure["background"] == "rgba(0,0,0,0)"
-    assert (
-        sum(
-            dark.evaluate(
-                "c => c.match(/[0-9.]+/g).slice(0, 3).map(Number)", to_rgb(dark, figure["font"])
-            )
-        )
-        > 450
+    rgb = page.evaluate(
+        "c => c.match(/[0-9.]+/g).slice(0, 3).map(Number)", to_rgb(page, figure["font"])
     )
-    assert dark.locator(".modebar [data-title*='hare']").count() == 0
-    narrow = open_page("?__theme=light", width=390, height=844)
-    narrow.until(
-        lambda: narrow.locator(".sidebar.open").count() == 0, "the sidebar covers the page"
-    )
+    assert sum(rgb) > 450
+    assert page.locator(".modebar [data-title*='hare']").count() == 0
+
+
+def test_no_tab_is_wider_than_a_narrow_page_or_asks_another_host(narrow, server):
+    page, seen = narrow
+    page.until(lambda: page.locator(".sidebar.open").count() == 0, "the sidebar covers the page")
     for title in TABS:
-        narrow.tab(title)
-        narrow.settled()
-        narrow.until(
-            lambda: narrow.evaluate("document.documentElement.scrollWidth") <= 391,
+        page.tab(title)
+        page.settled()
+        page.until(
+            lambda: page.evaluate("document.documentElement.scrollWidth") <= 391,
             f"{title} is wider than the page",
         )
+    assert any("plotly" in url for url in seen)
+    own = (server.url, f"ws://127.0.0.1:{server.port}", "blob:", "data:")
+    assert [url for url in seen if not url.startswith(own)] == []
 
 
 def to_rgb(workbench, colour):

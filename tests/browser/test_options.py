@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from .test_curves import short_calibration, shown_ranks
 from .test_selection import click_bar
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -15,10 +14,10 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction")
-    workbench.until(lambda: plotted(workbench, "joint_qk"), "latentllm is not drawn")
+    workbench.until(lambda: workbench.plotted("joint_qk"), "latentllm is not drawn")
     workbench.until_idle()
     workbench.answered()
-    saving = shown_ranks(workbench)
+    saving = workbench.ranks()
     workbench.choose("option-junction", "symmetric")
     workbench.until(
         lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
@@ -26,40 +25,15 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     )
     workbench.page.wait_for_selector("button.label-wrap:has-text('latentllm: junction symmetric')")
     plain = workbench.until(
-        lambda: (ranks := shown_ranks(workbench)) not in ({}, saving) and ranks,
+        lambda: (ranks := workbench.ranks()) not in ({}, saving) and ranks,
         "the plan does not follow",
     )
     assert all(
         plain[slot] <= saving[slot] for slot in saving
     )  # without its identity block a rank costs more
     workbench.choose("field-method", "a3")
-    workbench.until(lambda: plotted(workbench, "ov"), "a3 is not drawn again")
+    workbench.until(lambda: workbench.plotted("ov"), "a3 is not drawn again")
     assert workbench.recipe()["options"] == {}
-
-
-def test_a_choice_is_kept_while_slow_figures_are_drawn(open_page):
-    """With every method surveyed the figures take a while; what was chosen meanwhile stays."""
-    workbench = open_page()
-    short_calibration(workbench)
-    workbench.open("Options of")
-    workbench.click("#survey")
-    workbench.until(
-        lambda: "Every method" in (bar := workbench.status())["text"] and bar["state"] == "done",
-        "the survey does not end",
-    )
-    for _ in range(3):
-        workbench.choose("field-method", "latentllm")
-        workbench.page.wait_for_selector("#option-junction")
-        workbench.choose("option-junction", "symmetric")
-        workbench.until(
-            lambda: workbench.recipe()["options"] == {"junction": "symmetric"},
-            "the recipe does not hold the option",
-        )
-        workbench.until(lambda: plotted(workbench, "joint_qk"), "latentllm is not drawn")
-        workbench.answered()  # every figure is drawn
-        assert workbench.recipe()["options"] == {"junction": "symmetric"}
-        workbench.choose("field-method", "a3")
-        workbench.until(lambda: plotted(workbench, "ov"), "a3 is not drawn")
 
 
 def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
@@ -70,7 +44,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.page.wait_for_selector("#option-junction")
     workbench.choose("option-junction", "symmetric")
     workbench.until(
-        lambda: plotted(workbench, "joint_qk") and workbench.recipe()["options"],
+        lambda: workbench.plotted("joint_qk") and workbench.recipe()["options"],
         "the option is not taken",
     )
     workbench.until_idle()
@@ -102,7 +76,3 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
         {"junction": "symmetric"},
         kept,
     )
-
-
-def plotted(workbench, name):
-    return any(slot[0] == name for slot in shown_ranks(workbench))

@@ -22,6 +22,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
         "no job runs",
     )
     server.stop(signal.SIGKILL)
+    workbench.page.context.close()
     server.start()
     workbench = open_page()
     workbench.tab("Runs & export")
@@ -53,8 +54,10 @@ def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
         return {path.parent for path in runs.glob("[!.]*/report.json")} - before
 
     workbench.click("#start-sweep")
+    workbench.answered()
+    workbench.page.context.close()
     end = time.monotonic() + PATIENCE
-    while len(made()) < 3:  # without the browser, which may be slower than the sweep
+    while len(made()) < 3:  # the page may be slower than the sweep
         assert time.monotonic() < end, "the sweep makes no runs"
         time.sleep(0.02)
     server.stop(signal.SIGKILL)

@@ -4,7 +4,7 @@ were copied.
 
 import pytest
 
-from .test_curves import click_cell, shown_ranks
+from .test_curves import click_cell
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -67,18 +67,18 @@ def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
 
 def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     click_bar(workbench, 2, "qk")
-    before = shown_ranks(workbench)
+    before = workbench.ranks()
     workbench.locator("#bars .handle").focus()
     workbench.evaluate(STOP_THE_CLOCK)
     for _ in range(3):
         workbench.page.keyboard.press("ArrowUp")
     workbench.evaluate("() => { Date.now = window.now; }")
     workbench.until(
-        lambda: shown_ranks(workbench).get(("qk", 2)) == before["qk", 2] + 6,
+        lambda: workbench.ranks().get(("qk", 2)) == before["qk", 2] + 6,
         "the keys do not move the rank",
     )  # pairs: steps of 2
     workbench.answered()
-    changed = shown_ranks(workbench)
+    changed = workbench.ranks()
     assert changed["qk", 2] == before["qk", 2] + 6
     workbench.until(
         lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
@@ -86,18 +86,16 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     )
     assert workbench.recipe()["overrides"] == {"2.qk": changed["qk", 2]}
     workbench.click("#undo:not([disabled])")  # a burst of keys is one step
-    workbench.until(lambda: shown_ranks(workbench) == before, "undo does not go back")
+    workbench.until(lambda: workbench.ranks() == before, "undo does not go back")
     workbench.click("#redo:not([disabled])")
-    workbench.until(lambda: shown_ranks(workbench) == changed, "redo does not come forth again")
+    workbench.until(lambda: workbench.ranks() == changed, "redo does not come forth again")
     workbench.click("#clear-overrides:not([disabled])")
-    workbench.until(
-        lambda: shown_ranks(workbench) == before, "the ranks set by hand are not cleared"
-    )
+    workbench.until(lambda: workbench.ranks() == before, "the ranks set by hand are not cleared")
 
 
 def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
     click_bar(workbench, 1, "mlp")
-    before = shown_ranks(workbench)
+    before = workbench.ranks()
     box = workbench.locator("#bars .handle").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     workbench.page.mouse.move(x, y)
@@ -107,11 +105,11 @@ def test_a_bar_can_be_dragged_and_a_drag_is_one_step(workbench):
         workbench.page.wait_for_timeout(60)  # the pace of a hand; nothing is expected after it
     workbench.page.mouse.up()
     workbench.until(
-        lambda: shown_ranks(workbench).get(("mlp", 1), before["mlp", 1]) < before["mlp", 1],
+        lambda: workbench.ranks().get(("mlp", 1), before["mlp", 1]) < before["mlp", 1],
         "the bar does not follow the mouse",
     )
     workbench.click("#undo:not([disabled])")
-    workbench.until(lambda: shown_ranks(workbench) == before, "the drag is not one step")
+    workbench.until(lambda: workbench.ranks() == before, "the drag is not one step")
 
 
 def test_a_rank_can_be_typed(workbench):
@@ -120,12 +118,10 @@ def test_a_rank_can_be_typed(workbench):
     box = workbench.locator("#slot-rank input")
     box.fill("11")
     box.press("Enter")
-    workbench.until(
-        lambda: shown_ranks(workbench).get(("ov", 4)) == 11, "the typed rank is not taken"
-    )
+    workbench.until(lambda: workbench.ranks().get(("ov", 4)) == 11, "the typed rank is not taken")
     workbench.click("#release:not([disabled])")
     workbench.until(
-        lambda: shown_ranks(workbench).get(("ov", 4), 11) != 11,
+        lambda: workbench.ranks().get(("ov", 4), 11) != 11,
         "the policy does not take over again",
     )
 

@@ -18,7 +18,7 @@ from workbench.form import FIELD_NAMES, Form, differences, input_values, read_re
 from workbench.job_queue import Jobs
 from workbench.job_record import JobRecord
 from workbench.jobs import KINDS, CompressJob
-from workbench.objects import ROOM, ObjectCache
+from workbench.objects import LIMITS, ObjectCache
 from workbench.tabs import TABS
 from workbench.tabs.compress.sweep import read_shares
 
@@ -86,10 +86,10 @@ def test_the_object_cache_makes_once_and_drops_the_least_used():
     for thread in threads:
         thread.join()
     assert len(made) == 1
-    for i in range(ROOM["dense"]):
+    for i in range(LIMITS["dense"]):
         objects.get("dense", i, object)
     assert objects.peek("dense", "k") is None
-    assert objects.peek("dense", ROOM["dense"] - 1) is not None
+    assert objects.peek("dense", LIMITS["dense"] - 1) is not None
 
 
 def test_run_ids_cannot_leave_the_folder(tmp_path):
