@@ -34,15 +34,15 @@ def sources() -> dict[str, Path]:
 def imports(path: Path) -> list[tuple[str, str]]:
     """(module, name) of every import of a file, absolute; the name is empty for `import module`."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    found: list[tuple[str, str]] = []
+    imports: list[tuple[str, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += ((alias.name, "") for alias in node.names)
+            imports += ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(part for part in (above, node.module) if part)
-            found += ((module, alias.name) for alias in node.names)
-    return found
+            imports += ((module, alias.name) for alias in node.names)
+    return imports
 
 
 def graph() -> Graph:

@@ -70,8 +70,8 @@ def circles(package: Path) -> list[list[str]]:
         for targets in reach.values():
             if middle in targets:
                 targets |= reach[middle]
-    found = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
-    return [list(group) for group in sorted(found)]
+    circles = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
+    return [list(group) for group in sorted(circles)]
 
 
 def _module(path: Path, package: Path) -> str:

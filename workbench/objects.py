@@ -10,7 +10,7 @@ from typing import Any
 
 # A dense model and its factors are the largest things in memory; a few of each serve several people
 # without filling a laptop. A plan is small beside the factors it was made of.
-ROOM = {
+LIMITS = {
     "dense": 2,
     "calibration": 3,
     "analysis": 4,
@@ -25,7 +25,7 @@ ROOM = {
 
 
 class ObjectCache:
-    """At most ROOM[kind] objects of each kind.
+    """At most LIMITS[kind] objects of each kind.
 
     Two callers asking for the same missing object make it once.
     """
@@ -62,7 +62,7 @@ class ObjectCache:
             self.changes += 1
             self._kept[kind][key] = value
             self._kept[kind].move_to_end(key)
-            while len(self._kept[kind]) > ROOM[kind]:
+            while len(self._kept[kind]) > LIMITS[kind]:
                 self._kept[kind].popitem(last=False)
         return value
 

@@ -63,15 +63,15 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, Any]:
 def _special(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, Any]:
     """Numbers of the special tokens, whether a text begins and ends with one, chat template."""
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    found = {name: getattr(tokenizer, f"{name}_token_id") for name in names}
+    special = {name: getattr(tokenizer, f"{name}_token_id") for name in names}
     values: dict[str, Any] = {
         f"ggml.{names[name]}_token_id": number
-        for name, number in found.items()
+        for name, number in special.items()
         if number is not None and number < size
     }
     ids = tokenizer("a", verbose=False).input_ids
-    values["ggml.add_bos_token"] = found["bos"] is not None and ids[0] == found["bos"]
-    values["ggml.add_eos_token"] = found["eos"] is not None and ids[-1] == found["eos"]
+    values["ggml.add_bos_token"] = special["bos"] is not None and ids[0] == special["bos"]
+    values["ggml.add_eos_token"] = special["eos"] is not None and ids[-1] == special["eos"]
     template = getattr(tokenizer, "chat_template", None)
     return values | ({"chat_template": template} if isinstance(template, str) else {})
 

@@ -34,8 +34,8 @@ def in_few_lines(stock: Mapping[str, Any]) -> dict[str, Any]:
     """
     ranks = {slot.partition(".")[2]: rank for slot, rank in (stock["ranks"] or {}).items()}
     kept = {name: value for name, value in stock.items() if name != "ranks"}
-    told = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
-    return kept | ({"ranks": told} if told else {})
+    listed = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
+    return kept | ({"ranks": listed} if listed else {})
 
 
 def step_report(step: Any) -> dict[str, Any]:

@@ -58,9 +58,9 @@ def cut(documents: Sequence[str]) -> tuple[Documents, Documents] | None:
 def _border(text: str, at: int) -> int:
     """Where the next line begins, else the next word; `at` itself where neither is near."""
     for mark in ("\n", " "):
-        found = text.find(mark, at, at + NEAR)
-        if found >= 0:
-            return found + 1
+        place = text.find(mark, at, at + NEAR)
+        if place >= 0:
+            return place + 1
     return at
 
 

@@ -82,10 +82,10 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
 
 def _check_folder(name: str) -> None:
     """Raise InputError for a folder of so many files that listing them would take minutes."""
-    found = 0
+    count = 0
     for _, _, names in os.walk(name):
-        found += len(names)
-        if found > _FILES:
+        count += len(names)
+        if count > _FILES:
             raise InputError(
                 f"'{name}' is a folder with more than {_FILES:,} files, which is no data set of "
                 f"`datasets`. Name one file, or the folder that holds the text. {_INSTEAD}"

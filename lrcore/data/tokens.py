@@ -68,14 +68,14 @@ def tokenise_all(
     state = tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
     key = (hashlib.sha256(state.encode()).hexdigest(), texts.fingerprint, special_tokens)
     with _lock:
-        found = _kept.get(key)
-    found = found or tokenise(texts.joined(), tokenizer, special_tokens)
+        tokenised = _kept.get(key)
+    tokenised = tokenised or tokenise(texts.joined(), tokenizer, special_tokens)
     with _lock:
-        _kept[key] = found
+        _kept[key] = tokenised
         _kept.move_to_end(key)
         while len(_kept) > KEPT:
             _kept.popitem(last=False)
-    return found
+    return tokenised
 
 
 def _bytes_before(text: str) -> NDArray[np.int64]:

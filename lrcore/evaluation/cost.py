@@ -161,11 +161,11 @@ def measure_speed(
     quarters and one of the shortest context. One round before the first is not counted. Raises
     InputError where a context holds fewer.
     """
-    progress, room = (
+    progress, context = (
         progress or silent,
         min((model.context or 160 for model in models), default=160),
     )
-    prompt, new = prompt or min(128, room * 3 // 4), new or min(32, room // 4)
+    prompt, new = prompt or min(128, context * 3 // 4), new or min(32, context // 4)
     for model in models:
         model.check_length(prompt + new)
     times: list[list[tuple[float, float]]] = [[] for _ in models]

@@ -130,13 +130,13 @@ def score_choices(
     chosen = read_items(task, items)
     pairs = [pair for item in chosen for pair in continuations(item)]
     encoded = [encode_pair(model, *pair) for pair in pairs]
-    room = model.context or max(len(ids) for ids, _ in encoded)
+    context = model.context or max(len(ids) for ids, _ in encoded)
     # one token more than the context: the last is predicted, never read
-    rows = [(ids[-(room + 1) :], scored) for ids, scored in encoded]
+    rows = [(ids[-(context + 1) :], scored) for ids, scored in encoded]
     if any(scored >= len(ids) for ids, scored in rows):
         raise InputError(
-            f"A choice alone is longer than the context of '{model.name}' ({room} tokens). Use a "
-            "model with a longer one."
+            f"A choice alone is longer than the context of '{model.name}' ({context} tokens). Use "
+            "a model with a longer one."
         )
     scores = likelihoods(model, rows, batch, progress)
     right, right_normalised, bad, cut, at = 0, 0, 0, 0, 0
@@ -147,7 +147,7 @@ def score_choices(
         lengths = [len(text.strip()) for _, text in continuations(item)]
         finite = all(map(math.isfinite, raw))
         bad += not finite
-        cut += any(len(ids) > room + 1 for ids, _ in encoded[own])
+        cut += any(len(ids) > context + 1 for ids, _ in encoded[own])
         right += finite and best(raw) == item["label"]
         normalised = [score / n for score, n in zip(raw, lengths, strict=True)]
         right_normalised += finite and best(normalised) == item["label"]

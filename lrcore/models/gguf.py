@@ -169,14 +169,14 @@ def _all_of(network: PreTrainedModel, read: dict[str, Tensor], path: Path) -> di
     """The tensors of all parameters, tied ones once. Raises InputError for a gap or a misfit."""
     tensors = {}
     for name, parameter in network.named_parameters():
-        found = read.get(name)
-        if found is None or found.shape != parameter.shape:
-            state = "missing" if found is None else f"of the shape {list(found.shape)}"
+        tensor = read.get(name)
+        if tensor is None or tensor.shape != parameter.shape:
+            state = "missing" if tensor is None else f"of the shape {list(tensor.shape)}"
             raise InputError(
                 f"'{name}', of the shape {list(parameter.shape)} by the header of '{path}', is "
                 f"{state} in it. Take the model as safetensors."
             )
-        tensors[name] = found.contiguous()
+        tensors[name] = tensor.contiguous()
     return tensors
 
 

@@ -128,17 +128,19 @@ class _Reader:
         if head.alignment <= 0 or head.alignment % 8:
             raise ValueError(f"an alignment of {head.alignment}")
         data = self.at + -self.at % head.alignment
-        self.check_room(listed, len(self.content) - data)
+        self.check_fits(listed, len(self.content) - data)
         return GgufHeader(self.path, version, named, listed, data)
 
-    def check_room(self, tensors: Sequence[GgufTensor], room: int) -> None:
+    def check_fits(self, tensors: Sequence[GgufTensor], available: int) -> None:
         """Raise ValueError where tensors lie outside the file, or upon each other."""
         if len({one.name for one in tensors}) < len(tensors):
             raise ValueError("two tensors have one name")
         ends = [struct.unpack("<Q", one.record[-8:])[0] + one.nbytes for one in tensors]
         needed = max([*ends, sum(one.nbytes for one in tensors)], default=0)
-        if needed > room:
-            raise ValueError(f"its tensors take {needed:,} bytes, of which {max(room, 0):,} exist")
+        if needed > available:
+            raise ValueError(
+                f"its tensors take {needed:,} bytes, of which {max(available, 0):,} exist"
+            )
 
     def unpack(self, form: str) -> tuple[Any, ...]:
         values = struct.unpack_from(form, self.content, self.at)

@@ -140,10 +140,10 @@ class CompressedAttention(nn.Module):
             mask = _add(_window(self.window, t, k.shape[2], q), mask)
         if self.summed:
             k = k.repeat_interleave(self.group, dim=1)
-        asked = others.get("output_attentions") or getattr(self.config, "output_attentions", False)
+        wanted = others.get("output_attentions") or getattr(self.config, "output_attentions", False)
         eager = getattr(self.config, "_attn_implementation", None) == "eager"
         # [b, t, n_q, v_size]
-        out, weights = self._attend(q, k, v, mask, bool(asked and eager))
+        out, weights = self._attend(q, k, v, mask, bool(wanted and eager))
         out = self.o_proj(out.sum(2) if self.summed else out.reshape(b, t, self.n_q * self.v_size))
         return (out if residual is None else out + residual), weights
 

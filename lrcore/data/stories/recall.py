@@ -32,18 +32,18 @@ def _names(w: World) -> list[Person]:
 
 
 def _holders(w: World) -> list[Recall]:
-    found = []
+    items = []
     for thing, holder in w.holder.items():
         others = tuple(f" {person}." for person in _names(w) if person is not holder)
         if isinstance(holder, Person) and others:
-            found.append(
+            items.append(
                 Recall("holder", f"At the end, the one who had {thing} was", f" {holder}.", others)
             )
-    return found
+    return items
 
 
 def _spots(w: World) -> list[Recall]:
-    found = []
+    items = []
     for thing, spot in w.holder.items():
         if isinstance(spot, str):
             wrong = w.rng.sample(
@@ -53,16 +53,16 @@ def _spots(w: World) -> list[Recall]:
                 ),
                 3,
             )
-            found.append(Recall("spot", f"At the end, {thing} was", f" {spot}.", tuple(wrong)))
-    return found
+            items.append(Recall("spot", f"At the end, {thing} was", f" {spot}.", tuple(wrong)))
+    return items
 
 
 def _places(w: World) -> list[Recall]:
-    found = []
+    items = []
     for person, place in w.at.items():
         seen = {f" {other.at}." for other in w.at.values()} | {f" {w.other_place(place).at}."}
         if person in _names(w):
-            found.append(
+            items.append(
                 Recall(
                     "place",
                     f"At the end, {person} was",
@@ -70,11 +70,11 @@ def _places(w: World) -> list[Recall]:
                     tuple(sorted(seen - {f" {place.at}."})),
                 )
             )
-    return found
+    return items
 
 
 def _counts(w: World) -> list[Recall]:
-    found = []
+    items = []
     for (person, kind), number in w.left.items():
         near = [
             n
@@ -82,20 +82,20 @@ def _counts(w: World) -> list[Recall]:
             if 0 <= n < len(words.NUMBERS)
         ]
         wrong = tuple(f" {kind.count(n)}." for n in near)
-        found.append(
+        items.append(
             Recall("count", f"At the end, {person} had", f" {kind.count(number)}.", wrong[:3])
         )
-    return found
+    return items
 
 
 def _agreement(w: World) -> list[Recall]:
     person = w.hero
     wrong = " he was." if person.he == "she" else " she was."
-    found = [
+    items = [
         Recall("pronoun", f"{person} was happy at the end. Yes,", f" {person.he} was.", (wrong,))
     ]
     if w.friend in w.met:
-        found.append(
+        items.append(
             Recall(
                 "number",
                 f"{w.hero} and {w.friend} said good night. Both of them",
@@ -103,4 +103,4 @@ def _agreement(w: World) -> list[Recall]:
                 (" was tired.",),
             )
         )
-    return found
+    return items
