@@ -76,30 +76,34 @@ def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
 @dataclass(frozen=True, eq=False)
 class RefitValueMaps:
     """OV: `v^ = T v`, T the first r rows of v_maps [n_kv, d_h, d_h]; the output projection is refit
-    on the narrowed head outputs, and its bias takes what is lost of their mean.
+    on the narrowed head outputs a^ = N a, and its bias takes what is lost of their mean.
 
-    covariance [n_q * d_h, n_q * d_h] and mean [n_q * d_h] are those of the head outputs.
+    With the entries of a^ in an order that has the first of all heads first, and C the covariance
+    of a, `N C N^T = L L^T` serves every rank: the refit on the first m entries is
+    `(W_o C N^T L^{-T})[:, :m] L[:m, :m]^{-1}`. cholesky: L [n_q * d_h, n_q * d_h]; product:
+    W_o C N^T L^{-T} [d, n_q * d_h]; means: of a [n_q * d_h] and of a^, in that order.
     """
 
     values: Tensor
     cost: Cost
     heads: Tensor | None
     v_maps: Tensor
-    covariance: Tensor
-    mean: Tensor
+    cholesky: Tensor
+    product: Tensor
+    means: tuple[Tensor, Tensor]
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        a = layer.attention
-        maps = self.v_maps[:, :rank].repeat_interleave(a.group, 0)  # [n_q, r, d_h]
-        narrow = torch.block_diag(*maps)  # [n_q * r, n_q * d_h]
-        weight = a.o.weight.double()
-        cross = self.covariance @ narrow.mT  # [n_q * d_h, n_q * r]
-        lower = cholesky(narrow @ cross, DAMPING)
-        refit = torch.cholesky_solve((weight @ cross).mT, lower).mT
-        bias = moved_bias(a.o, (weight - refit @ narrow) @ self.mean)
-        o, v = Linear(refit.to(a.o.weight.dtype), bias), map_rows(a.v, self.v_maps[:, :rank])
+        a, dtype = layer.attention, layer.attention.o.weight.dtype
+        m = a.n_q * rank
+        refit = torch.linalg.solve_triangular(
+            self.cholesky[:m, :m], self.product[:, :m], upper=False, left=False
+        )
+        mean, narrowed = self.means
+        bias = moved_bias(a.o, a.o.weight.double() @ mean - refit @ narrowed[:m])
+        by_head = refit.unflatten(1, (rank, a.n_q)).transpose(1, 2).flatten(1)
+        o, v = Linear(by_head.to(dtype), bias), map_rows(a.v, self.v_maps[:, :rank])
         latent = a.latent.replace("v", "")
         return replace(layer, attention=replace(a, v=v, o=o, v_size=rank, latent=latent))
 
@@ -119,13 +123,22 @@ def ov_refit(a: Attention, moments: Moments) -> RefitValueMaps:
     cost = ov_cost(a)
     if a.o.bias is None:  # the mean needs a bias to go to
         cost = cost.with_biases(a.o.weight.shape[0])
+    v_maps, mean, weight = v.mT @ inverse, moments.mean("attn_out"), a.o.weight.double()
+    each = v_maps.repeat_interleave(a.group, 0)  # [n_q, d_h, d_h]
+    # [d_h, n_q, d_h], the entries of a^ in order, times those of a: N C N^T and W_o C N^T
+    cross = torch.einsum("nrs,nsm->rnm", each, covariance.unflatten(0, (a.n_q, -1))).flatten(0, 1)
+    gram = torch.einsum("nrs,mns->mrn", each, cross.unflatten(1, (a.n_q, -1))).flatten(1)
+    lower = cholesky(gram, DAMPING)
+    product = torch.linalg.solve_triangular(lower, cross @ weight.mT, upper=False).mT
+    narrowed = (each @ mean.unflatten(0, (a.n_q, -1)).unsqueeze(-1)).squeeze(-1).mT.flatten()
     return RefitValueMaps(
         pooled(squares.sqrt()),
         cost,
         squares.sqrt(),
-        v.mT @ inverse,
-        covariance,
-        moments.mean("attn_out"),
+        v_maps,
+        lower,
+        product,
+        (mean, narrowed),
     )
 
 

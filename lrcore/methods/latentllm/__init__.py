@@ -4,7 +4,7 @@ Every projection becomes `B A`; the shapes of heads and of the KV cache stay as 
 
 * Preconditioners and junctions: `junction.py`.
 * One matrix, one head, or q, k and v over one shared A: `local.py`.
-* Joint QK and joint VO by alternating SVD: `hosvd.py`, `joint.py`.
+* Joint QK and joint VO by alternating SVD: `hosvd.py`, `subspace.py`, `joint.py`.
 * Joint VO by the output of the attention: `attention_solver.py`, `joint_attention.py`. It alone
   reads moments that the common calibration does not collect.
 * Joint UD of a ReLU MLP: `mlp.py`.
@@ -164,8 +164,8 @@ class Problem:
 
 
 def factor(layer: Layer, moments: Moments, options: LatentLLMOptions = DEFAULT) -> LayerFactors:
-    """Solve every slot of one layer for all ranks; alternating solutions run their rounds in
-    `truncate`, at a given rank.
+    """Solve every slot of one layer for all ranks. Alternating solutions run their rounds in
+    `truncate`, at a given rank: those of joint QK and VO by products (`subspace.py`).
     """
     problem = Problem(layer, moments, options)
     layer_factors = queries_and_keys(problem) | values_and_output(problem) | mlp_matrices(problem)

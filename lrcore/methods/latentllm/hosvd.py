@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...layer import heads
 from ...linalg import EPS, eigh_descending
+from .subspace import SMALL, towards_leading
 
 ROUNDS = 8  # section 5
 # Of what the left side drops: a round that gains less is the last. On trained models each gains at
@@ -44,6 +45,10 @@ class Side:
         """
         return self.coordinates @ basis, basis.mT @ self.lift
 
+    def turned(self, vectors: Tensor) -> "Side":
+        """The same stack with the columns of the orthogonal vectors [k, k] as directions."""
+        return Side(*self.factors(vectors), self.mean)
+
 
 def side(weight: Tensor, count: int, metric: Tensor | None, mean: Tensor | None) -> Side:
     """The stack W [heads * s, d] under metric = P^2; mean [heads * s] or None."""
@@ -62,19 +67,18 @@ def side(weight: Tensor, count: int, metric: Tensor | None, mean: Tensor | None)
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The rank-free part of a joint factorisation: the sides, and the start of the rounds for every
-    rank.
+    """The rank-free part of a joint factorisation. The directions of each side are the eigenvectors
+    of `sum_i G_i G_i^T` and of `sum_i G_i^T G_i`, largest first, so that for every rank the rounds
+    start from the first ones.
 
     left has group heads for each head of right. rotations [offsets, s, s], or [offsets, heads of
-    right, s, s], or None: the objective sums over `left_i^T R right_i` (eq. 181). start [k_l, k_l]:
-    eigenvectors of `sum_i G_i G_i^T`; left_values [k_l], right_values [k_r]: eigenvalues of it and
-    of `sum_i G_i^T G_i`.
+    right, s, s], or None: the objective sums over `left_i^T R right_i` (eq. 181). left_values
+    [k_l], right_values [k_r]: the eigenvalues.
     """
 
     left: Side
     right: Side
     rotations: Tensor | None
-    start: Tensor
     left_values: Tensor
     right_values: Tensor
 
@@ -83,9 +87,11 @@ def pair(left: Side, right: Side, rotations: Tensor | None) -> Pair:
     """The rank-free part of two sides. rotations [offsets, s, s] or [offsets, heads of right, s, s]
     or None.
     """
-    left_values, start = eigh_descending(_left_gram(left, right, rotations, None))
-    right_values, _ = eigh_descending(_right_gram(left, right, rotations, None))
-    return Pair(left, right, rotations, start, left_values, right_values)
+    left_values, left_vectors = eigh_descending(_left_gram(left, right, rotations, None))
+    right_values, right_vectors = eigh_descending(_right_gram(left, right, rotations, None))
+    return Pair(
+        left.turned(left_vectors), right.turned(right_vectors), rotations, left_values, right_values
+    )
 
 
 def _rotated(m: Tensor, rotations: Tensor | None) -> Tensor:
@@ -128,22 +134,33 @@ def _right_gram(left: Side, right: Side, rotations: Tensor | None, basis: Tensor
 
 
 def alternate(
-    p: Pair, left_rank: int, right_rank: int, rounds: int = ROUNDS, enough: float = ENOUGH
+    p: Pair, left_rank: int, right_rank: int, rounds: int | None = None, enough: float = ENOUGH
 ) -> tuple[Tensor, Tensor]:
     """Orthonormal bases of A_l [k_l, left_rank] and A_r [k_r, right_rank] after at most `rounds`
     rounds; fewer where one gains no more than the share `enough` of what the left side drops.
 
-    `lost` does not increase from round to round.
+    `lost` does not increase from round to round. Unless rounds says otherwise, there are `ROUNDS`
+    where they are exact, and twice as many where a side is wider than that (`subspace.py`).
     """
-    left, kept = p.start[:, :left_rank], 0.0
+    if rounds is None:
+        rounds = ROUNDS if max(p.left.full, p.right.full) <= SMALL else 2 * ROUNDS
+    left, right = (
+        torch.eye(side_.full, rank, dtype=side_.lift.dtype, device=side_.lift.device)
+        for side_, rank in ((p.left, left_rank), (p.right, right_rank))
+    )
+    best, kept, means = (left, right), 0.0, _means_gram(p)
     for _ in range(rounds):
-        right = eigh_descending(_right_gram(p.left, p.right, p.rotations, left))[1][:, :right_rank]
-        values, vectors = eigh_descending(_left_gram(p.left, p.right, p.rotations, right))
-        left, before, kept = vectors[:, :left_rank], kept, float(values[:left_rank].sum())
-        dropped = float(values[left_rank:].sum().clamp_min(EPS * values.sum()))
+        right = towards_leading(_right_gram(p.left, p.right, p.rotations, left), right)
+        gram = _left_gram(p.left, p.right, p.rotations, right)
+        left = towards_leading(gram, left)
+        own = (left * (gram @ left)).sum()
+        before, dropped = kept, float((gram.trace() - own).clamp_min(EPS * own))
+        kept = float(own + (right * (means @ right)).sum())
+        if kept >= before:
+            best = left, right
         if kept - before <= enough * dropped:
             break
-    return left, right
+    return best
 
 
 def lost(p: Pair, left: Tensor, right: Tensor) -> float:
@@ -156,11 +173,14 @@ def lost(p: Pair, left: Tensor, right: Tensor) -> float:
 def _kept(p: Pair, left: Tensor | None, right: Tensor | None) -> float:
     """The part of `sum |G_i|^2` and of the means that two bases keep; None keeps all."""
     gram = _left_gram(p.left, p.right, p.rotations, right)
-    # the left means against the right directions
-    means = Side(p.left.coordinates * 0, p.left.lift, p.left.mean)
-    own = _right_gram(means, p.right, p.rotations, None)
     kept, kept_means = (
         m.trace() if basis is None else (basis.mT @ m @ basis).trace()
-        for m, basis in ((gram, left), (own, right))
+        for m, basis in ((gram, left), (_means_gram(p), right))
     )
     return float(kept + kept_means)
+
+
+def _means_gram(p: Pair) -> Tensor:
+    """The left means against the right directions, [k_r, k_r]."""
+    means = Side(p.left.coordinates * 0, p.left.lift, p.left.mean)
+    return _right_gram(means, p.right, p.rotations, None)

@@ -23,17 +23,18 @@ class AttentionHeads(JointHeads):
     `JointHeads` (eq. 184-188) and are never worse in that error.
 
     values: those of that solution. means [n_q, k]: of the attention-weighted values, where means go
-    into the bias of o; else None.
+    into the bias of o; else None. inverse: W_v^+ [d, k].
     """
 
     problem: AttentionProblem
     means: Tensor | None
+    inverse: Tensor
 
     def start(self, layer: Layer, rank: int) -> Solution:
         """The solution of joint VO at a rank."""
         left, right = self._solved(rank)
         # A_v lies in the row space of W_v, so this loses nothing
-        down = right[1] @ torch.linalg.pinv(layer.attention.v.weight.double())
+        down = right[1] @ self.inverse
         return Solution((left[0].flatten(0, 1) @ left[1]).mT, left[1].mT, right[0], down)
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
@@ -68,6 +69,7 @@ def attention_aware_vo(
         **vars(start),
         problem=attention_problem(a, moments, mean is not None),
         means=None if mean is None else means,
+        inverse=torch.linalg.pinv(a.v.weight.double()),
     )
 
 

@@ -6,6 +6,8 @@ regular. So `B A = U_r U_r^T W`: P is never inverted and may be singular (where 
 is kept as it is).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -54,49 +56,107 @@ def saves_square(junction: str) -> bool:
     return junction.endswith("identity")
 
 
-def join(up: Tensor, down: Tensor, scale: Tensor, junction: str) -> tuple[Matrix, Matrix]:
-    """B and A as they are stored under a junction; their product equals `up @ down` exactly.
+@dataclass(frozen=True, eq=False)
+class Pivots:
+    """Rows of a matrix m [h, n, k] in an order in which, for every r, the first r span all rows of
+    its first r columns.
 
-    up [heads, s, r] with columns of norm about one, down [heads, r, n], scale S [heads, r]. With
-    several heads, B is block-diagonal over the heads; with one, it is a plain tensor, or holds an
-    identity block. The columns (rows) of the identity block are chosen by LU with partial pivoting,
-    which keeps the entries near one and divides by no pivot, so the block may be singular.
+    packed [h, n, k]: the LU factors with partial pivoting of the rows in order [h, n]. Their first
+    r columns are those of the first r columns of m. Pivoting keeps the entries near one and divides
+    by no pivot, so m may be singular.
+    """
+
+    order: Tensor
+    packed: Tensor
+
+    def first(self, rank: int) -> tuple[Tensor, Tensor]:
+        """`block` [h, r, r], the first rows of `m[order, :r]`, and `rest` [h, n - r, r]: all of
+        them are `[I; rest] block`.
+
+        With the unit triangular L1 over L2, `block = L1 U` and `rest = L2 L1^{-1}`.
+        """
+        square, below = self.packed[:, :rank, :rank], self.packed[:, rank:, :rank]
+        rest = torch.linalg.solve_triangular(
+            square, below, upper=False, left=False, unitriangular=True
+        )
+        upper = square.triu()
+        return upper + square.tril(-1) @ upper, rest
+
+
+def pivots(m: Tensor) -> Pivots:
+    """The order of the rows of m [h, n, k], k <= n, for every number of columns."""
+    packed, swaps, _ = torch.linalg.lu_factor_ex(m)
+    orders = [list(range(m.shape[1])) for _ in m]
+    for order, exchanged in zip(orders, swaps.tolist(), strict=True):
+        for i, j in enumerate(exchanged):  # row i with row j, which counts from one
+            order[i], order[j - 1] = order[j - 1], order[i]
+    return Pivots(torch.tensor(orders, device=m.device), packed)
+
+
+@dataclass(frozen=True, eq=False)
+class NestedProduct:
+    """`up[:, :, :r] @ down[:, :r]` under a junction, for every rank r; exactly, whatever the
+    junction.
+
+    up [heads, s, k] with columns of norm about one, down [heads, k, n], scale S [heads, k]. The
+    side that an identity block is left out of is None: its pivots hold all of it.
+    """
+
+    up: Tensor | None
+    down: Tensor | None
+    scale: Tensor
+    junction: str
+    pivots: Pivots | None
+
+    def at(self, rank: int) -> tuple[Matrix, Matrix]:
+        """B and A of a rank as they are stored. With several heads, B is block-diagonal over the
+        heads; with one, it is a plain tensor, or holds an identity block.
+        """
+        up = None if self.up is None else self.up[:, :, :rank]
+        down = None if self.down is None else self.down[:, :rank]
+        if self.pivots is not None:
+            block, rest = self.pivots.first(rank)
+            if up is not None:
+                form = IdentityColumns(rest.mT.contiguous(), self.pivots.order.int())
+                return _blocks(up @ block.mT), form
+            assert down is not None
+            place = self.pivots.order.argsort(1).int()
+            return IdentityRows(rest, place), (block @ down).flatten(0, 1)
+        assert up is not None  # neither is left out
+        assert down is not None
+        s = self.scale[:, :rank]
+        s = torch.where(s > LEAST_SCALE * s.amax(-1, keepdim=True), s, 1.0)
+        s = {"left": s, "right": torch.ones_like(s), "symmetric": s.sqrt()}[self.junction]
+        return _blocks(up * s.unsqueeze(1)), (down / s.unsqueeze(2)).flatten(0, 1)
+
+
+def nested(up: Tensor, down: Tensor, scale: Tensor, junction: str) -> NestedProduct:
+    """The product of up [heads, s, k] and down [heads, k, n] for every rank, under a junction;
+    scale [heads, k].
     """
     if junction == "right_identity":
-        order, rest = _pivots(down.mT)
-        columns = order[:, None, : down.shape[1]].expand(-1, down.shape[1], -1)
-        block = down.gather(2, columns)  # [heads, r, r], which becomes the identity
-        return _blocks(up @ block), IdentityColumns(rest.mT.contiguous(), order.int())
+        return NestedProduct(up, None, scale, junction, pivots(down.mT))
     if junction == "left_identity":
-        order, rest = _pivots(up)
-        rows = order[:, : up.shape[2], None].expand(-1, -1, up.shape[2])
-        block = up.gather(1, rows)  # [heads, r, r], which becomes the identity
-        return IdentityRows(rest, order.argsort(1).int()), (block @ down).flatten(0, 1)
-    s = torch.where(scale > LEAST_SCALE * scale.amax(-1, keepdim=True), scale, 1.0)
-    s = {"left": s, "right": torch.ones_like(s), "symmetric": s.sqrt()}[junction]
-    return _blocks(up * s.unsqueeze(1)), (down / s.unsqueeze(2)).flatten(0, 1)
+        return NestedProduct(None, down, scale, junction, pivots(up))
+    return NestedProduct(up, down, scale, junction, None)
+
+
+def join(up: Tensor, down: Tensor, scale: Tensor, junction: str) -> tuple[Matrix, Matrix]:
+    """B and A of one product as they are stored, `NestedProduct.at` its whole rank: up
+    [heads, s, r], down [heads, r, n], scale [heads, r].
+    """
+    return nested(up, down, scale, junction).at(up.shape[2])
+
+
+def applied(up: Matrix, down: Matrix, x: Tensor) -> Tensor:
+    """`B A x` of a product as it is stored, x [n]."""
+    for matrix in (down, up):
+        x = matrix @ x if isinstance(matrix, Tensor) else matrix.apply(x)
+    return x
 
 
 def _blocks(up: Tensor) -> Matrix:
     return up[0] if len(up) == 1 else BlockDiagonal(up)
-
-
-def _pivots(m: Tensor) -> tuple[Tensor, Tensor]:
-    """An order of the rows of m in which the first r span all: `m[order] = [I; rest] m[order[:r]]`.
-
-    m [h, n, r] -> order [h, n], rest [h, n - r, r]. With the LU factors `m[order] = [L1; L2] U`, L1
-    unit triangular, `rest = L2 L1^{-1}` whatever the rank of m.
-    """
-    count, n, rank = m.shape
-    packed, swaps, _ = torch.linalg.lu_factor_ex(m)
-    orders = [list(range(n)) for _ in range(count)]
-    for order, exchanged in zip(orders, swaps.tolist(), strict=True):
-        for i, j in enumerate(exchanged):  # row i with row j, which counts from one
-            order[i], order[j - 1] = order[j - 1], order[i]
-    rest = torch.linalg.solve_triangular(
-        packed[:, :rank], packed[:, rank:], upper=False, left=False, unitriangular=True
-    )
-    return torch.tensor(orders, device=m.device), rest
 
 
 def per_head_identity(up: Tensor, bias: Tensor | None) -> tuple[Tensor, IdentityColumns]:

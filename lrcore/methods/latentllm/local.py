@@ -14,7 +14,7 @@ from ...linalg import whitened_svd
 from ...spectra import Cost
 from ..costs import matrix_cost
 from ..factors import moved_bias, pooled
-from .junction import join, saves_square
+from .junction import NestedProduct, applied, nested, saves_square
 
 
 def factored_size(rank: int, size_in: int, size_out: int, junction: str) -> int:
@@ -52,44 +52,38 @@ def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: 
 class StackedMatrices:
     """One or more matrices that read one input through one shared `down`.
 
-    up: U [sum out, k]; down: U^T W [k, in]; the scale, the singular values of `W P`, goes where the
-    junction puts it. mean [in]: where means go into the biases, `b^ = b + (W - B A) mu` (eq. 45);
-    None where the biases stay as they are.
+    product: U [sum out, k] times U^T W [k, in] as one head; the scale, the singular values of
+    `W P`, goes where the junction puts it. mean [in]: where means go into the biases,
+    `b^ = b + (W - B A) mu` (eq. 45); None where the biases stay as they are.
     """
 
     values: Tensor
     cost: Cost
     heads: Tensor | None
     names: tuple[str, ...]
-    up: Tensor
-    down: Tensor
-    junction: str
+    product: NestedProduct
     mean: Tensor | None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        raw_up, raw_down = self.up[:, :rank], self.down[:rank]
-        up, down = join(
-            raw_up.unsqueeze(0),
-            raw_down.unsqueeze(0),
-            self.values[:rank].unsqueeze(0),
-            self.junction,
-        )
+        up, down = self.product.at(rank)
         matrices = {name: layer.matrices()[name] for name in self.names}
         sizes = [matrix.weight.shape[0] for matrix in matrices.values()]
         parts: Sequence[Matrix] = up.split(sizes) if isinstance(up, Tensor) else [up]
+        biases = [matrix.bias for matrix in matrices.values()]
+        if self.mean is not None:
+            kept = applied(up, down, self.mean).split(sizes)
+            biases = [
+                moved_bias(old, old.weight.double() @ self.mean - own)
+                for old, own in zip(matrices.values(), kept, strict=True)
+            ]
         dtype = next(iter(matrices.values())).weight.dtype
         down = cast(down, dtype)  # one object for all: a shared matrix is stored once
-        changed = {}
-        for (name, old), part, raw in zip(
-            matrices.items(), parts, raw_up.split(sizes), strict=True
-        ):
-            bias = old.bias
-            if self.mean is not None:
-                lost = old.weight.double() @ self.mean - raw @ (raw_down @ self.mean)
-                bias = moved_bias(old, lost)
-            changed[name] = LowRank(down, cast(part, dtype), bias)
+        changed = {
+            name: LowRank(down, cast(part, dtype), bias)
+            for name, part, bias in zip(matrices, parts, biases, strict=True)
+        }
         return layer.with_matrices(**changed)
 
 
@@ -112,9 +106,7 @@ def stacked(
         cost,
         None,
         names,
-        up,
-        down,
-        junction,
+        nested(up.unsqueeze(0), down.unsqueeze(0), values.unsqueeze(0), junction),
         mean,
     )
 
@@ -124,28 +116,25 @@ class SplitHeads:
     """One matrix, each head factored on its own (eq. 53-54): `up` is block-diagonal, ranks are per
     head.
 
-    up [heads, s, k]; down [heads, k, in]; heads [heads, k]: the singular values of every head; mean
-    [in] or None as in StackedMatrices.
+    product: of [heads, s, k] and [heads, k, in]; heads [heads, k]: the singular values of every
+    head; mean [in] or None as in StackedMatrices.
     """
 
     values: Tensor
     cost: Cost
     heads: Tensor
     name: str
-    up: Tensor
-    down: Tensor
-    junction: str
+    product: NestedProduct
     mean: Tensor | None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
         old = layer.matrices()[self.name]
-        raw_up, raw_down = self.up[:, :, :rank], self.down[:, :rank]
-        up, down = join(raw_up, raw_down, self.heads[:, :rank], self.junction)
+        up, down = self.product.at(rank)
         bias = old.bias
         if self.mean is not None:
-            kept = (raw_up @ (raw_down @ self.mean).unsqueeze(-1)).flatten()
+            kept = applied(up, down, self.mean)
             bias = moved_bias(old, old.weight.double() @ self.mean - kept)
         dtype = old.weight.dtype
         stored: tuple[Matrix, Matrix] = (cast(down, dtype), cast(up, dtype))
@@ -172,4 +161,5 @@ def split_heads(
     )
     if mean is not None and projection.bias is None:
         cost = cost.with_biases(projection.weight.shape[0])
-    return SplitHeads(pooled(values), cost, values, name, up, down, junction, mean)
+    product = nested(up, down, values, junction)
+    return SplitHeads(pooled(values), cost, values, name, product, mean)

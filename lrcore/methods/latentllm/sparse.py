@@ -116,4 +116,6 @@ def plus_sparse(
         fixed=own.cost.fixed + 2 * entries,
         idle_fixed=own.cost.idle_fixed + entries,
     )
-    return LowRankPlusSparse(own.values, cost, None, name, entries, metric, own.mean, own.junction)
+    return LowRankPlusSparse(
+        own.values, cost, None, name, entries, metric, own.mean, own.product.junction
+    )
