@@ -194,20 +194,21 @@ def elimination_order(weight: Tensor, gram: Tensor, strength: float = 1e-8) -> T
         left = inverse.new_zeros(size)  # |w_j|^2 of the column that the step removes
         for k in range(size):
             scores = torch.where(alive, squares / pivots.clamp_min(tiny), torch.inf)
-            j = scores.argmin()
-            share = steps[:k, j]
-            torch.sub(inverse[j], share @ rows[:k], out=rows[k])
-            torch.div(rows[k], rows[k, j], out=steps[k])
-            side = product[j] - (sides[:k, j] - left[:k] * share) @ steps[:k] - share @ sides[:k]
-            sides[k], left[k] = side, side[j]
+            j = scores.argmin().view(1)  # as an index tensor: no wait for the device
+            share, shared = (m[:k].index_select(1, j).squeeze(1) for m in (steps, sides))
+            torch.sub(inverse.index_select(0, j)[0], share @ rows[:k], out=rows[k])
+            torch.div(rows[k], rows[k].index_select(0, j), out=steps[k])
+            side = product.index_select(0, j)[0]
+            side = side - (shared - left[:k] * share) @ steps[:k] - share @ sides[:k]
+            sides[k], left[k] = side, side.index_select(0, j)[0]
             pivots -= steps[k] * rows[k]
             squares += steps[k] * (left[k] * steps[k] - 2 * side)
-            alive[j] = False
+            alive.index_fill_(0, j, False)
             removed.append(j)
         inverse -= steps.mT @ rows
         half = sides - left.unsqueeze(1) / 2 * steps
         product -= half.mT @ steps + steps.mT @ half
-    return torch.stack(removed).flip(0)
+    return torch.cat(removed).flip(0)
 
 
 def conjugate_gradients(

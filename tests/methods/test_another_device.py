@@ -1,0 +1,69 @@
+"""Every method on a device that is not the CPU: nothing is left on the wrong one, the results are
+those of the CPU, and the device is not waited for rank by rank or neuron by neuron.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from pretended_device import Away, Device, moved
+from test_contract import EVERY, ROWS, solve
+from toy_layer import KINDS, toy
+
+from lrcore.methods import truncate
+from lrcore.methods.latentllm import hosvd
+from lrcore.statistics import Moments
+
+# Of a layer or slot. Where a matrix is damped, or a set of pivots read, once each; the toy layer
+# has 40 neurons, which must not show.
+WAITS = 24
+ROUNDS = 2 * 2 * hosvd.ROUNDS  # joint QK and VO: what a round gained, and its longest step
+STEPS = ("vo", "attention")  # conjugate gradients: what every step gained, hundreds
+CASES = [
+    case
+    for case in EVERY
+    if case.values[1] == KINDS[-1] or (case.values[1] == KINDS[0] and not case.values[0][1])
+]
+CASES = [case for case in CASES if STEPS not in case.values[0][1].items()]
+
+
+@cache
+def _away(kind: tuple):
+    case = toy(*kind)
+    return moved(case.layer), Moments(moved(dict(case.moments.values)), case.moments.tokens)
+
+
+@pytest.mark.parametrize(("method", "kind"), CASES)
+def test_methods_run_on_another_device_as_on_the_cpu(method: tuple[str, dict], kind) -> None:
+    case, factors = solve(method, kind)
+    row, (layer, moments) = ROWS[method[0]], _away(kind)
+    with Device() as device:
+        away = row.factor(layer, moments, row.choose(method[1]))
+    assert device.waits.total() <= WAITS, device.waits
+    for name, factor in factors.items():
+        rank = factor.cost.ranks()[len(factor.cost.ranks()) // 2]
+        with Device() as device:
+            small = truncate(layer, away, {name: rank}).matrices()
+            weights = {one: small[one].weight for one in row.matrices_of(name) if one in small}
+        allowed = WAITS + (ROUNDS if name.startswith("joint_") else 0)
+        assert device.waits.total() <= allowed, device.waits
+        expected = truncate(case.layer, factors, {name: rank}).matrices()
+        for one, weight in weights.items():
+            assert isinstance(weight, Away), one
+            assert torch.allclose(weight.here, expected[one].weight, rtol=0, atol=1e-9), one
+
+
+def test_the_pretended_device_says_what_a_gpu_would() -> None:
+    with Device() as device:
+        x = Away(torch.ones(3))
+        with pytest.raises(RuntimeError, match="of the CPU"):
+            x + torch.ones(3)
+        with pytest.raises(RuntimeError, match="of the CPU"):
+            x[torch.tensor([1, 0])]
+        assert isinstance(torch.zeros(3, device=x.device) + x * 2, Away)
+        assert isinstance(torch.tensor([1, 0], device=x.device), Away)
+        assert not device.waits
+        assert float(x.sum()) == 3.0
+        assert not isinstance(x.cpu(), Away)
+        assert x.tolist() == [1, 1, 1]
+    assert device.waits.total() == 3
