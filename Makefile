@@ -13,7 +13,7 @@ CHROMIUM := /usr/bin/chromium
 # Python writes bytecode where it imports, not pip for all that it installs: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test soak lint clean browser axe
+.PHONY: setup run test soak audit lint clean browser axe
 
 setup: $(BYTECODE)
 
@@ -49,9 +49,21 @@ test:
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
 	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder
 
-# The long campaigns of docs/reliability.md. LRCORE_SOAK_SEED: other moments.
+# The long campaigns of docs/reliability.md: hours. LRCORE_SOAK_SEED: other moments and input;
+# LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
 soak: setup
-	$(PYTHON) -m pytest -q -m soak tests/soak
+	$(PYTHON) -m pytest -q -m soak tests/soak tests/fuzz
+
+# Known vulnerabilities of the required packages, by PyPI; without an answer a note, no failure.
+audit: setup
+	@mkdir -p build && : >build/audit.txt
+	@$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check pip-audit && \
+	  timeout 300 $(PYTHON) -m pip_audit --progress-spinner off --skip-editable >build/audit.txt 2>&1; \
+	cat build/audit.txt; \
+	if grep -q '^Found' build/audit.txt; then exit 1; fi; \
+	if grep -q 'could not be audited' build/audit.txt || ! grep -q '^No known' build/audit.txt; then \
+	  echo "note: PyPI did not answer for all packages; those were not audited" >&2; \
+	fi
 
 # The browser tests drive Debian's Chromium.
 browser:

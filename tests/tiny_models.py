@@ -95,10 +95,15 @@ CONFIGS: dict[str, dict] = {
 
 
 def tiny(family: str) -> PreTrainedModel:
-    """Random weights of seed 0 in eval mode; fresh biases and norms would be zeros and ones and
-    hide mistakes, so all get noise.
+    """Random weights of seed 0 in eval mode."""
+    return noisy(family, CONFIGS[family])
+
+
+def noisy(family: str, fields: dict) -> PreTrainedModel:
+    """A network of such a config in eval mode. Fresh biases and norms would be zeros and ones and
+    hide mistakes, so all get noise of seed 0.
     """
-    config = AutoConfig.for_model(family, **(_COMMON | CONFIGS[family]))
+    config = AutoConfig.for_model(family, **(_COMMON | fields))
     network = AutoModelForCausalLM.from_config(
         config, attn_implementation=ARCHITECTURES[family].kernel, dtype=torch.float32
     )

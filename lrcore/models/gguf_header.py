@@ -7,7 +7,7 @@ libraries trust them, and a header of a few bytes may promise 2^60 values.
 import mmap
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -124,9 +124,8 @@ class _Reader:
             value = self.value(*self.unpack("<I"))
             named[name] = GgufSetting(value, self.content[began : self.at])
         listed = tuple(self.tensor() for _ in range(tensors))
+        _check_alignment(named)
         head = GgufHeader(self.path, version, named, listed, 0)
-        if head.alignment <= 0 or head.alignment % 8:
-            raise ValueError(f"an alignment of {head.alignment}")
         data = self.at + -self.at % head.alignment
         self.check_fits(listed, len(self.content) - data)
         return GgufHeader(self.path, version, named, listed, data)
@@ -191,3 +190,11 @@ class _Reader:
             raise ValueError(f"'{name}' has the shape {list(sizes)}")
         record = self.content[began : self.at]
         return GgufTensor(name, sizes[::-1], kind.name, prod(sizes) // block * nbytes, record)
+
+
+def _check_alignment(settings: Mapping[str, GgufSetting]) -> None:
+    """Raise ValueError for what is no alignment, such as a list or infinity."""
+    if "general.alignment" in settings:
+        value = settings["general.alignment"].value
+        if not isinstance(value, int) or value <= 0 or value % 8:
+            raise ValueError(f"an alignment of {value}")

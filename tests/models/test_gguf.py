@@ -3,6 +3,7 @@ file is one line; what was lost is said with every figure.
 """
 
 import json
+import math
 import struct
 
 import pytest
@@ -141,6 +142,8 @@ MANY = 2**60
         ((1, 0), string("t") + struct.pack("<IQIQ", 1, 1, 77, 0), "77"),
         ((1, 0), string("t") + struct.pack("<IQIQ", 1, 1, 0, MANY), "tensors take"),
         ((0, 1), string("general.alignment") + struct.pack("<II", 4, 0), "alignment"),
+        ((0, 1), string("general.alignment") + struct.pack("<IIQ", 9, 0, 0), "alignment of None"),
+        ((0, 1), string("general.alignment") + struct.pack("<If", 6, math.inf), "of inf"),
     ],
 )
 def test_a_header_that_promises_too_much_is_refused(tmp_path, counts, rest, word):

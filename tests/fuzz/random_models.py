@@ -1,0 +1,110 @@
+"""Random tiny models of every family: sizes, heads, layers and biases are drawn."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from tiny_models import CONFIGS, copy_tokenizer, noisy
+
+import lrcore
+from lrcore.compression.evidence.table import evidence_of
+from lrcore.models.architectures import ARCHITECTURES
+from lrcore.models.counting import count_account
+from lrcore.policies import POLICIES
+from lrcore.recipe import BUDGETS, CALIBRATION, REFIT, ROUNDING
+
+# What the families call the same thing.
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+WIDTH = ("hidden_size", "n_embd", "d_model")
+INNER = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size")
+WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
+ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
+SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A family and the fields of a config of it."""
+    family = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    fields = dict(CONFIGS[family])
+    layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    # rotary halves of halves (`partial_rotary_factor`) are whole numbers
+    size = 4 * draw(st.integers(1, 4))
+    if family in ("mpt", "bloom"):
+        heads = max(heads, 2)
+    if "attention_types" in fields:
+        layers = 2 * ((layers + 1) // 2)
+        fields["attention_types"] = [[["global", "local"], layers // 2]]
+    _set(fields, LAYERS, layers)
+    _set(fields, HEADS, heads)
+    if "head_dim" in fields:
+        fields["head_dim"] = size
+        _set(fields, WIDTH, 4 * draw(st.integers(2, 12)))
+    else:
+        _set(fields, WIDTH, heads * size)
+    if "word_embed_proj_dim" in fields:
+        fields["word_embed_proj_dim"] = fields["hidden_size"]
+    if "num_key_value_heads" in fields:
+        shared = [n for n in range(1, heads + 1) if heads % n == 0]
+        fields["num_key_value_heads"] = draw(st.sampled_from(shared))
+    for name in INNER:
+        if name in fields:
+            fields[name] = draw(st.integers(4, 64))
+    if "layer_types" in fields:
+        kinds = st.sampled_from(("sliding_attention", "full_attention"))
+        fields["layer_types"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
+    if "no_rope_layers" in fields:
+        fields["no_rope_layers"] = draw(
+            st.lists(st.integers(0, 1), min_size=layers, max_size=layers)
+        )
+    if family in WITH_BIASES:
+        fields |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+    return family, fields | {"tie_word_embeddings": draw(st.booleans())}
+
+
+def _set(fields: dict[str, Any], names: tuple[str, ...], value: int) -> None:
+    fields |= {name: value for name in names if name in fields}
+
+
+@st.composite
+def changes(draw: st.DrawFn, policies: tuple[str, ...] = tuple(SERVING)) -> dict[str, Any]:
+    """What a recipe says beside the model and the data."""
+    return {
+        "method": draw(st.sampled_from(sorted(lrcore.METHODS))),
+        "policy": draw(st.sampled_from(policies)),
+        "ratio": draw(st.floats(0.02, 0.9)),
+        "budget": draw(st.sampled_from(sorted(BUDGETS))),
+        "calibration": draw(st.sampled_from(CALIBRATION)),
+        "refit": draw(st.sampled_from(REFIT)),
+        "rounding": draw(st.sampled_from(ROUNDING)),
+        "multiple": draw(st.integers(1, 4)),
+        "dtype": draw(st.sampled_from(("float32", "float32", "bfloat16", "float64"))),
+        "seed": draw(st.integers(0, 9)),
+    }
+
+
+def write_model(family: str, fields: dict[str, Any], tokenizer_of: Path, folder: Path) -> Path:
+    """A network of this config with random weights, as a folder."""
+    network = noisy(family, fields)
+    network.save_pretrained(folder)
+    copy_tokenizer(tokenizer_of, folder)
+    return folder
+
+
+def counted(model: lrcore.LoadedModel, context: int) -> dict[str, Any]:
+    """The account of a model, counted from its modules; permutations take no bytes, as in a plan's
+    account.
+    """
+    account = count_account(model.network, context)
+    orders = sum(one.nbytes for one in model.network.buffers() if one.dtype in ORDERS)
+    return replace(account, bytes=account.bytes - orders).to_dict()
+
+
+def logits(model: lrcore.LoadedModel) -> torch.Tensor:
+    """[2, 12, vocabulary] of the same tokens each time."""
+    tokens = torch.randint(3, 280, (2, 12), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        return model.network(tokens).logits

@@ -1,0 +1,136 @@
+"""Model files with bytes exchanged at random, and headers that promise anything: refused in a
+sentence, or read.
+"""
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from campaign import SEED, drawn, long, short
+from hypothesis import strategies as st
+
+import lrcore
+from lrcore.models.gguf_header import read_header
+
+STRING, ARRAY, UINT32, FLOAT = 8, 9, 4, 6
+FORMS = {0: "B", 1: "b", 2: "H", 3: "h", UINT32: "I", 5: "i", FLOAT: "f", 7: "B", 10: "Q", 11: "q"}
+SIZES = st.integers(0, 9) | st.sampled_from((2**31, 2**32 - 1, 2**60, 2**64 - 1))
+NAMES = st.sampled_from(("general.alignment", "general.architecture", "x", "", "y"))
+PIECES = st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=8))
+DAMAGES = st.lists(PIECES, min_size=1, max_size=4)  # where bytes are exchanged, and for what
+
+
+def text(content: bytes, size: int | None = None) -> bytes:
+    return struct.pack("<Q", len(content) if size is None else size) + content
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> bytes:
+    """A setting of a GGUF file, such as no writer makes."""
+    kind = draw(st.sampled_from((*FORMS, STRING, ARRAY, 12, 13)))
+    start = text(draw(NAMES).encode()) + struct.pack("<I", kind)
+    if kind == STRING:
+        return start + text(draw(st.binary(max_size=6)), draw(st.none() | SIZES))
+    if kind == ARRAY:
+        inner = draw(st.sampled_from((*FORMS, STRING, ARRAY, 99)))
+        return start + struct.pack("<IQ", inner, draw(SIZES)) + draw(st.binary(max_size=24))
+    if kind == FLOAT:
+        return start + struct.pack("<f", draw(st.floats(width=32)))
+    return start + draw(st.binary(min_size=8, max_size=8))[: struct.calcsize(FORMS.get(kind, "Q"))]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> bytes:
+    """What a GGUF file says of a tensor."""
+    sizes = draw(st.lists(SIZES, max_size=5))
+    kind = draw(st.integers(0, 45))
+    start = text(draw(NAMES).encode()) + struct.pack("<I", len(sizes))
+    return start + struct.pack(f"<{len(sizes)}QIQ", *sizes, kind, draw(SIZES))
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> bytes:
+    """A GGUF file of such parts."""
+    own, listed = draw(st.lists(settings(), max_size=4)), draw(st.lists(tensors(), max_size=3))
+    counts = [draw(st.just(len(parts)) | SIZES) for parts in (listed, own)]
+    version = draw(st.sampled_from((3, 3, 3, 2, 1, 2**31)))
+    start = struct.pack("<4sIQQ", b"GGUF", version, *counts)
+    return b"".join((start, *own, *listed, draw(st.binary(max_size=64))))
+
+
+def damaged(content: bytes, pieces: list, within: int) -> bytes:
+    """A file with pieces of its first bytes exchanged."""
+    whole = bytearray(content)
+    for place, piece in pieces:
+        at = int(place * within)
+        whole[at : at + len(piece)] = piece
+    return bytes(whole)
+
+
+def read_or_refused(read, *values) -> None:
+    """A refusal is one sentence; every other failure passes through."""
+    said = ""
+    try:
+        read(*values)
+    except lrcore.InputError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@pytest.fixture
+def check_headers(tmp_path):
+    def check(content: bytes) -> None:
+        (tmp_path / "x.gguf").write_bytes(content)
+        read_or_refused(read_header, tmp_path / "x.gguf")
+
+    return check
+
+
+@pytest.fixture
+def check_bytes(tiny_llama, tmp_path):
+    """Weights and config of a model, in a folder and as GGUF, with bytes exchanged."""
+    model = lrcore.load(str(tiny_llama))
+    gguf = Path(lrcore.export_gguf(model, tmp_path / "model.gguf").path).read_bytes()
+    weights = (tiny_llama / "model.safetensors").read_bytes()
+    length = 8 + struct.unpack("<Q", weights[:8])[0]
+    config = (tiny_llama / "config.json").read_bytes()
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+
+    def check(pieces: list, file: str) -> None:
+        if file == "gguf":
+            start = gguf.index(b"blk.0")
+            (tmp_path / "x.gguf").write_bytes(damaged(gguf, pieces, start))
+            read_or_refused(read_header, tmp_path / "x.gguf")
+            return
+        changed = {
+            "model.safetensors": damaged(weights, pieces, length),
+            "config.json": damaged(config, pieces, len(config)),
+        }
+        for name, whole in (("model.safetensors", weights), ("config.json", config)):
+            (folder / name).write_bytes(changed[name] if name == file else whole)
+        read_or_refused(lrcore.load, str(folder))
+
+    return check
+
+
+FILES = st.sampled_from(("gguf", "gguf", "model.safetensors", "config.json"))
+
+
+def test_headers_of_gguf_files_that_promise_anything(check_headers):
+    assert drawn(short(300), check_headers, headers()) == 300
+
+
+def test_bytes_exchanged_in_files(check_bytes):
+    assert drawn(short(25), check_bytes, DAMAGES, FILES) == 25
+
+
+@pytest.mark.soak
+def test_many_damaged_files(check_headers, check_bytes, capsys):
+    counts = {
+        "headers": drawn(long(50_000), check_headers, headers()),
+        "files": drawn(long(3_000), check_bytes, DAMAGES, FILES),
+    }
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {counts}")

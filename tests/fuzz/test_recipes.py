@@ -1,0 +1,142 @@
+"""Random recipes: a plan keeps its budget, falls with the ratio, and counts what is written."""
+
+import functools
+import json
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+from campaign import SEED, drawn, long, short
+from hypothesis import strategies as st
+from random_models import counted
+
+import lrcore
+from lrcore.budget import Prices
+from lrcore.compression.evidence.table import evidence_of
+from lrcore.methods import METHODS
+from lrcore.policies import POLICIES
+from lrcore.recipe import BUDGETS, ROUNDING
+
+SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
+# Those that need no evidence but the spectra, which takes no time to measure.
+AT_ONCE = [name for name in SERVING if not lrcore.evidence_key(lrcore.Recipe(policy=name))]
+RATIO = st.floats(0.01, 0.99)
+Factors = Callable[..., lrcore.Factorisation]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return lrcore.load(str(tiny_llama))
+
+
+@pytest.fixture(scope="module")
+def factors(model, story_file) -> Factors:
+    """The factors of a method, or those with all evidence that serves every budget."""
+
+    @functools.cache
+    def of(method: str, evidence: bool = False) -> lrcore.Factorisation:
+        recipe = lrcore.Recipe(
+            model.name, data=str(story_file), samples=4, seq_len=32, method=method
+        )
+        made = lrcore.factorise(model, lrcore.calibrate(model, recipe), method)
+        for policy in SERVING if evidence else ():
+            made = lrcore.measure_evidence(model, made, recipe.with_(policy=policy))
+        return made
+
+    return of
+
+
+@st.composite
+def recipes(draw: st.DrawFn, policies: list[str] = AT_ONCE, free: bool = False) -> lrcore.Recipe:
+    """A recipe; free: nothing is set but the budget as a whole."""
+    method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
+    names = st.sampled_from(method.components)
+    ranks = st.dictionaries(st.tuples(st.integers(0, 2), names), st.integers(1, 32), max_size=3)
+    by_hand = {
+        "component_ratios": draw(st.dictionaries(names, st.floats(0, 0.9), max_size=3)),
+        "overrides": {f"{layer}.{name}": rank for (layer, name), rank in draw(ranks).items()},
+        "rounding": draw(st.sampled_from(ROUNDING)),
+    }
+    return lrcore.Recipe(
+        seq_len=32,
+        method=method.name,
+        policy=draw(st.sampled_from(policies)),
+        ratio=draw(RATIO),
+        budget=draw(st.sampled_from(sorted(BUDGETS))),
+        temperature=draw(st.none() | st.floats(1e-6, 1e6)),
+        multiple=draw(st.integers(1, 16)),
+        refit="off",
+        **({} if free else by_hand),
+    )
+
+
+def factors_of(factors: Factors, recipe: lrcore.Recipe) -> lrcore.Factorisation:
+    return factors(recipe.method, recipe.policy not in AT_ONCE)
+
+
+def plan_of(factors: Factors, recipe: lrcore.Recipe) -> lrcore.RankPlan:
+    """The plan; a recipe that is refused in a sentence is passed over."""
+    try:
+        return lrcore.allocate(factors_of(factors, recipe), recipe)
+    except lrcore.InputError:
+        hypothesis.reject()
+
+
+def check_plan(factors: Factors, recipe: lrcore.Recipe) -> None:
+    plan = plan_of(factors, recipe)
+    assert plan.ranks.keys() == plan.spectra.keys()
+    for slot, rank in plan.ranks.items():
+        assert 1 <= rank <= plan.spectra[slot].cost.full
+    json.dumps(plan.summary(), allow_nan=False)
+    if recipe.rounding == "down":
+        assert plan.account.achieved >= plan.requested - 1e-9
+
+
+def check_order(factors: Factors, recipe: lrcore.Recipe, other: float) -> None:
+    """A larger ratio keeps no more, but for one step in rank."""
+    low, high = sorted((recipe.ratio, other))
+    less, more = (plan_of(factors, recipe.with_(ratio=ratio)) for ratio in (low, high))
+    prices = Prices(recipe.budget)
+    costs = {s.in_multiples(recipe.multiple).cost for s in less.spectra.values()}
+    steps = [step for cost in costs for step in prices.offer(cost).prices.diff().tolist()]
+
+    def kept(plan: lrcore.RankPlan) -> int:
+        return sum(prices.price(s.cost, plan.ranks[slot]) for slot, s in plan.spectra.items())
+
+    assert kept(more) <= kept(less) + max(steps, default=0)
+
+
+def check_written(model: lrcore.LoadedModel, factors: Factors, recipe: lrcore.Recipe) -> None:
+    """What the plan says is what the modules are."""
+    plan = plan_of(factors, recipe)
+    small = lrcore.compress(model, recipe, factors_of(factors, recipe), plan)
+    planned = plan.account.model.to_dict()
+    assert planned == pytest.approx(counted(small, recipe.seq_len), rel=1e-12)
+
+
+def test_random_plans_keep_their_budget(factors):
+    assert drawn(short(120), functools.partial(check_plan, factors), recipes()) > 40
+
+
+def test_plans_fall_with_the_ratio(factors):
+    check = functools.partial(check_order, factors)
+    assert drawn(short(40), check, recipes(free=True), RATIO) > 10
+
+
+def test_plans_count_what_is_written(model, factors):
+    check = functools.partial(check_written, model, factors)
+    assert drawn(short(8), check, recipes()) > 1
+
+
+@pytest.mark.soak
+def test_many_random_recipes(model, factors, capsys):
+    written = functools.partial(check_written, model, factors)
+    counts = {
+        "plans": drawn(long(20_000), functools.partial(check_plan, factors), recipes(SERVING)),
+        "pairs of plans": drawn(
+            long(5_000), functools.partial(check_order, factors), recipes(SERVING, free=True), RATIO
+        ),
+        "written models": drawn(long(1_000), written, recipes(SERVING)),
+    }
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {counts}")

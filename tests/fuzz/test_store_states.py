@@ -1,0 +1,343 @@
+"""Random orders of what pages ask of the store: after each step what must hold still holds.
+
+The jobs are steps that the test itself lets go on, so that nothing depends on time.
+"""
+
+import itertools
+import json
+import queue
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import hypothesis
+import pytest
+from campaign import SEED, long, short
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import lrcore
+from workbench.job import Job
+from workbench.job_record import ENDED, JobRecord
+from workbench.objects import ROOM
+from workbench.store import Store
+
+PATIENCE = 60.0  # seconds for the worker's next word
+NAMES = st.sampled_from(
+    ("a", "a' or 1=1 --", '"; drop table runs; --', "<script>x</script>", "\u202eabc", "é" * 90, "")
+)
+TAGS = st.sampled_from(("good", "v1.0", "a+b", "x' or '1'='1", "no tag", ""))
+PLACE = st.integers(0, 9)  # one of what is there, counted round
+
+
+@dataclass(frozen=True)
+class Steps(Job):
+    """A job that asks the test what to do next. n: tells it from others."""
+
+    kind: ClassVar[str] = "steps"
+    n: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.n}"
+
+    def run(self, store, reporter):
+        return store.desk.work(reporter)
+
+
+@dataclass(frozen=True)
+class Once(Steps):
+    kind: ClassVar[str] = "once"
+    once: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Unkept(Steps):
+    kind: ClassVar[str] = "unkept"
+    kept: ClassVar[bool] = False
+    once: ClassVar[bool] = True
+    yields: ClassVar[bool] = True
+
+    def serves(self, other):
+        return other.n == self.n
+
+
+KINDS = {kind.kind: kind for kind in (Steps, Once, Unkept)}
+
+
+class Desk:
+    """Where the worker asks what to do, and the test answers."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def work(self, reporter) -> list[str]:
+        for done in itertools.count():
+            self.asked.put(reporter.id)
+            answer = self.answers.get()
+            if answer == "wrong":
+                raise lrcore.InputError("No such thing. Write another.")
+            if answer == "broken":
+                raise RuntimeError("first line\nsecond line")
+            if answer == "done":
+                return ["run"]
+            reporter.progress("step", done, 1000)
+        raise AssertionError
+
+
+class Pages(RuleBasedStateMachine):
+    """What pages ask of one store, and what a restart does to it."""
+
+    model: ClassVar[lrcore.LoadedModel]  # what the runs hold
+
+    def __init__(self):
+        super().__init__()
+        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.runs: dict[str, tuple[str, set[str]]] = {}  # name and tags by id
+        self.deleted: list[str] = []
+        self.open()
+
+    def open(self):
+        self.store = Store(Path(self.place.name), KINDS)
+        self.store.desk = Desk()
+        self.asks = ""  # the id of the job whose worker waits for an answer
+        self.objects: dict[str, dict[int, str]] = {"dense": {}, "live": {}}
+
+    def close(self):
+        """Nothing more comes of this store, as after a kill; its worker may rest."""
+        jobs = self.store.jobs
+        jobs._write = lambda *_: None
+        jobs._records = {}
+        self.store.desk.answers.put("done")
+
+    def teardown(self):
+        self.close()
+        self.place.cleanup()
+
+    def settle(self):
+        """Wait until the worker asks, or has nothing to do."""
+        end = time.monotonic() + PATIENCE
+        while not self.asks and self.store.jobs.waiting():
+            try:
+                self.asks = self.store.desk.asked.get(timeout=0.01)
+            except queue.Empty:
+                assert time.monotonic() < end, self.store.jobs.all()
+
+    def record(self, place: int) -> JobRecord | None:
+        known = self.store.jobs.all()
+        return known[place % len(known)] if known else None
+
+    # --- jobs ---
+
+    @rule(kind=st.sampled_from(sorted(KINDS)), n=st.integers(0, 3))
+    def submit(self, kind, n):
+        job = KINDS[kind](n)
+        equal = [one for one in self.store.jobs.waiting() if one.job == job]
+        record = self.store.jobs.submit(job)
+        assert (record in equal) == (job.once and bool(equal))
+        self.settle()
+
+    @precondition(lambda self: self.asks)
+    @rule(answer=st.sampled_from(("step", "step", "step", "done", "wrong", "broken")))
+    def answer(self, answer):
+        record = self.store.jobs.get(self.asks)
+        cancelled, put_off = record.cancelled.is_set(), record.put_off.is_set()
+        self.asks = ""
+        self.store.desk.answers.put(answer)
+        if answer == "step" and put_off and not cancelled:
+            self.asks = self.store.desk.asked.get(timeout=PATIENCE)
+            assert record.id != self.asks or len(self.store.jobs.waiting()) == 1
+            return
+        if answer != "step" or cancelled:
+            end = time.monotonic() + PATIENCE
+            while record.state not in ENDED:
+                assert time.monotonic() < end
+                time.sleep(0.0005)
+            ends = {"step": "cancelled", "done": "done", "wrong": "failed", "broken": "failed"}
+            assert record.state == ends[answer]
+            assert "\n" not in record.error
+        self.settle()
+
+    @rule(place=PLACE)
+    def cancel(self, place):
+        record = self.record(place)
+        if record is None:
+            return
+        before = record.state
+        self.store.jobs.cancel(record.id)
+        assert record.state == ("cancelled" if before == "queued" else before)
+
+    @rule(place=PLACE)
+    def again(self, place):
+        record = self.record(place)
+        if record is None or record.state not in ENDED:
+            with pytest.raises(lrcore.InputError):
+                self.store.jobs.again(record.id if record else "none")
+            return
+        fresh = self.store.jobs.again(record.id)
+        assert self.store.jobs.get(record.id) is None
+        assert (fresh.job, fresh.title) == (record.job, record.title)
+        self.settle()
+
+    @rule(place=PLACE)
+    def forget(self, place):
+        record = self.record(place)
+        if record is not None:
+            self.store.jobs.forget(record.id)
+            assert (self.store.jobs.get(record.id) is None) == (record.state in ENDED)
+
+    # --- runs ---
+
+    @rule(name=NAMES)
+    def keep(self, name):
+        run = self.store.keep(name, self.model.recipe, self.model)
+        self.runs[run.id] = (name, set())
+
+    @precondition(lambda self: self.runs)
+    @rule(place=PLACE, name=NAMES)
+    def rename(self, place, name):
+        run_id = sorted(self.runs)[place % len(self.runs)]
+        if name.strip():
+            self.store.runs.rename(run_id, name)
+            self.runs[run_id] = (name.strip()[:80], self.runs[run_id][1])
+        else:
+            with pytest.raises(lrcore.InputError):
+                self.store.runs.rename(run_id, name)
+
+    @precondition(lambda self: self.runs)
+    @rule(place=PLACE, tag=TAGS, takes=st.booleans())
+    def tag(self, place, tag, takes):
+        run_id = sorted(self.runs)[place % len(self.runs)]
+        tags = self.runs[run_id][1]
+        if takes:
+            self.store.runs.untag(run_id, tag)
+            tags.discard(tag)
+        elif tag in ("good", "v1.0", "a+b"):
+            self.store.runs.tag(run_id, tag)
+            tags.add(tag)
+        else:
+            with pytest.raises(lrcore.InputError):
+                self.store.runs.tag(run_id, tag)
+
+    @precondition(lambda self: self.runs)
+    @rule(place=PLACE)
+    def delete(self, place):
+        run_id = sorted(self.runs)[place % len(self.runs)]
+        self.store.delete(run_id)
+        del self.runs[run_id]
+        self.deleted.append(run_id)
+        with pytest.raises(lrcore.InputError):
+            self.store.delete(run_id)
+        assert self.store.objects.peek("small", run_id) is None
+
+    # --- objects ---
+
+    @rule(kind=st.sampled_from(("dense", "live")), key=st.integers(0, 4))
+    def look(self, kind, key):
+        kept, made = self.objects[kind], []
+        value = self.store.objects.get(kind, key, lambda: made.append(key) or f"{kind} {key}")
+        assert bool(made) == (key not in kept)
+        kept.pop(key, None)
+        kept[key] = value  # the last used is the last
+        for oldest in list(kept)[: -ROOM[kind]]:
+            del kept[oldest]
+
+    @rule(kind=st.sampled_from(("dense", "live")), key=st.integers(0, 4))
+    def drop(self, kind, key):
+        self.store.objects.drop(kind, key)
+        self.objects[kind].pop(key, None)
+
+    # --- the server ---
+
+    @rule()
+    def restart(self):
+        before = {one.id: one.to_dict() for one in self.store.jobs.all() if one.kept}
+        self.close()
+        self.open()
+        after = {one.id: one.to_dict() for one in self.store.jobs.all()}
+        assert after.keys() == before.keys()
+        for name, record in after.items():
+            if before[name]["state"] in ENDED:
+                assert record == before[name]
+            else:
+                assert (record["job"], record["state"]) == (before[name]["job"], "interrupted")
+
+    # --- what holds after each step ---
+
+    @invariant()
+    def the_queue_is_in_order(self):
+        jobs = self.store.jobs
+        running = [record.id for record in jobs.all() if record.state == "running"]
+        assert running == ([self.asks] if self.asks else [])
+        waiting = jobs.waiting()
+        assert waiting == sorted(
+            waiting, key=lambda one: (one.id != self.asks, one.job.yields, one.created)
+        )
+        assert [jobs.place(one) for one in waiting] == list(range(len(waiting)))
+        wanted_once = [one.job for one in waiting if one.job.once]
+        assert len(set(wanted_once)) == len(wanted_once)
+        current = jobs.running()
+        if current is not None and current.job.yields and not current.put_off.is_set():
+            assert all(one.job.yields or current.job.serves(one.job) for one in waiting)
+
+    @invariant()
+    def the_disk_says_the_same(self):
+        folder = self.store.jobs.folder
+        known = {one.id: one for one in self.store.jobs.all() if one.kept}
+        assert {path.name for path in folder.iterdir()} == {f"{name}.json" for name in known}
+        for name, record in known.items():
+            stored = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            assert (stored["state"] in ENDED) == (record.state in ENDED)
+            if record.state in ENDED:
+                assert JobRecord.from_dict(stored, KINDS).to_dict() == record.to_dict()
+
+    @invariant()
+    def the_runs_are_those_that_were_kept(self):
+        store = self.store
+        assert set(store.runs.ids()) == self.runs.keys()
+        found = {run.id: (run.name, set(run.tags)) for run in store.runs.all()}
+        assert found == self.runs
+        assert {run.id for run in store.chosen_runs([*self.runs, *self.deleted])} == set(self.runs)
+        there = {path.name for path in store.runs.folder.iterdir() if path.is_dir()}
+        assert there == {*self.runs, ".jobs"}
+
+    @invariant()
+    def the_object_cache_keeps_what_was_used_last(self):
+        for kind, kept in self.objects.items():
+            assert list(self.store.objects._kept[kind].items()) == list(kept.items())
+
+
+@pytest.fixture
+def pages(small_of, tiny_llama) -> type[Pages]:
+    Pages.model = small_of(tiny_llama, "svd", samples=2, seq_len=16)
+    return Pages
+
+
+def test_some_orders_of_events_leave_the_store_in_order(pages):
+    run_state_machine_as_test(pages, settings=short(5, stateful_step_count=20))
+
+
+@pytest.mark.soak
+def test_many_orders_of_events(pages, capsys):
+    steps = 0
+
+    class Counted(pages):
+        def check_invariants(self, *values):
+            nonlocal steps
+            steps += 1
+            super().check_invariants(*values)
+
+    settings = long(500, stateful_step_count=60)
+    hypothesis.seed(SEED)(Counted)
+    run_state_machine_as_test(Counted, settings=settings)
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {settings.max_examples} orders, {steps} steps")
