@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .models.asking import asked_often
     from .models.load import DEMO_MODELS, LoadedModel, built_in_models
     from .models.structure import forms_of
+    from .places import confine, without_paths
     from .plan import RankPlan
     from .policies import POLICIES as POLICIES
     from .progress import Progress
@@ -123,6 +124,7 @@ _HOMES = {
     "models.asking": "asked_often",
     "models.load": "DEMO_MODELS LoadedModel built_in_models",
     "models.structure": "forms_of",
+    "places": "confine without_paths",
     "plan": "RankPlan",
     "policies": "POLICIES",
     "progress": "Progress",
@@ -265,6 +267,7 @@ __all__ = [
     "check_evaluation",
     "compare",
     "compress",
+    "confine",
     "contributions",
     "cross_calibration",
     "differences",
@@ -307,5 +310,6 @@ __all__ = [
     "stream",
     "sweep_tables",
     "token_losses",
+    "without_paths",
     "write_text",
 ]

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import subprocess
+from argparse import ArgumentParser
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import typer
 
 import lrcore
 from lrcore.cli.commands import app
+from workbench.access import add_options
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -31,6 +33,9 @@ EXAMPLES = re.findall(
 """Files that docs/extending.md shows in full; tests/test_extending.py runs them."""
 ALSO_FLAGS = {"--measure", "--check", "--methods", "--policies", "--dry-run", "--help", "--no-deps"}
 """Flags of scripts/ and of other programs."""
+PAGE = ArgumentParser()
+add_options(PAGE)
+ALSO_FLAGS |= set(PAGE._option_string_actions)
 
 
 def text(path: Path) -> str:

@@ -1,6 +1,7 @@
 """The page put together: a `Store` (models, runs, jobs; no Gradio) and a `Page` (components)."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
@@ -8,9 +9,11 @@ from starlette.middleware import Middleware
 import lrcore
 
 from . import api, polling, selection_events, sidebar, text
+from .access import login
 from .assets import PLOTLY_JS, STYLE, script
 from .events import QUIET, bind
 from .first_script import FirstScript
+from .gate import LARGEST, Gate, Names
 from .jobs import KINDS, start_analysis
 from .page import Page
 from .security import SecurityHeaders
@@ -18,14 +21,32 @@ from .store import Store
 from .tabs import TABS
 from .theme import THEME
 
-LAUNCH = {
-    "mcp_server": find_spec("mcp") is not None,  # comes with gradio[mcp]
-    "theme": THEME,
-    "css_paths": [STYLE],
-    "run_history": False,
-    "footer_links": ["settings"],
-    "app_kwargs": {"middleware": [Middleware(SecurityHeaders), Middleware(FirstScript)]},
-}
+
+def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
+    """What the page is launched with. names: of the page; password: what is asked for, if any.
+
+    Agents do not log in: with a password there is no MCP server.
+    """
+    gates = [
+        Middleware(SecurityHeaders),
+        Middleware(Gate, names=names),
+        Middleware(FirstScript),
+    ]
+    return {
+        "mcp_server": find_spec("mcp") is not None and not password,  # comes with gradio[mcp]
+        "theme": THEME,
+        "css_paths": [STYLE],
+        "run_history": False,
+        "footer_links": ["settings"],
+        "max_file_size": LARGEST,
+        "ssr_mode": False,  # a second server, which would ask in the browser's place
+        "app_kwargs": {"middleware": gates},
+        "auth": login(password) if password else None,
+        "auth_message": text.LOGIN if password else None,
+    }
+
+
+LAUNCH = launch_settings(Names())
 # Seconds between two looks of Gradio's queue at itself; its own millisecond costs a server at rest
 # a fifteenth of a core, this one a fiftieth.
 IDLE = 0.01

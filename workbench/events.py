@@ -127,11 +127,15 @@ def shown(error: Exception) -> gr.Error:
     if isinstance(error, gr.Error):
         return error
     if isinstance(error, lrcore.InputError):
-        return gr.Error(escape(str(error), quote=False), print_exception=False, duration=SECONDS)
+        return _message(str(error))
     log.error("a handler failed", exc_info=error)
     line = (str(error).strip().splitlines() or [""])[0][:300]
-    message = f"{type(error).__name__}: {line} The server's log has the details."
-    return gr.Error(escape(message, quote=False), print_exception=False, duration=SECONDS)
+    return _message(f"{type(error).__name__}: {line} The server's log has the details.")
+
+
+def _message(sentence: str) -> gr.Error:
+    escaped = escape(lrcore.without_paths(sentence), quote=False)
+    return gr.Error(escaped, print_exception=False, duration=SECONDS)
 
 
 def event_data(event: gr.EventData) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class JobRecord:
     _last: float = 0.0
 
     def __post_init__(self) -> None:
-        self.title = self.title or self.job.title
+        self.title = lrcore.without_paths(self.title or self.job.title)
 
     @property
     def kind(self) -> str:
@@ -81,7 +81,7 @@ class JobRecord:
 
     def note(self, line: str) -> None:
         """Add a line to the log."""
-        self.log.append(f"{time.strftime('%H:%M:%S')}  {line}")
+        self.log.append(f"{time.strftime('%H:%M:%S')}  {lrcore.without_paths(line)}")
         log.info("job %s: %s", self.id, line)
 
     def progress(self, stage: str, done: int, total: int) -> None:
@@ -117,7 +117,7 @@ class JobRecord:
         """Write down how it ended; the caller sets `state` once that is on disk."""
         stopped = state == "cancelled" and self.stage
         where = f" at {self.stage} {self.done}/{self.total}" if stopped else ""
-        self.error, self.ended, self.part = error, time.time(), ""
+        self.error, self.ended, self.part = lrcore.without_paths(error), time.time(), ""
         self.note(f"{state}{where}{': ' + error if error else ''}")
 
     def eta(self) -> float | None:

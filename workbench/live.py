@@ -202,7 +202,7 @@ class Live:
         except lrcore.Cancelled:
             raise
         except lrcore.InputError as error:
-            return Figure(error=str(error))
+            return Figure(error=lrcore.without_paths(str(error)))
         except Exception as error:
             log.exception("the live figure failed")
             return Figure(error=f"{type(error).__name__}. The server's log has the details.")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import lrcore
+
 from . import text
 from .hand import Change
 from .live import Figure
@@ -19,14 +21,18 @@ TELLING = 0.005  # of a perplexity: less is within what another sample would cha
 
 def note(sentence: str, kind: str = "plain") -> str:
     """A paragraph of its own; kind: "plain", "hint" or "error"."""
-    return f"<div class='note {kind}'>{escape(sentence)}</div>" if sentence else ""
+    return (
+        f"<div class='note {kind}'>{escape(lrcore.without_paths(sentence))}</div>"
+        if sentence
+        else ""
+    )
 
 
 def as_markdown(text: str) -> str:
     """Text with outside parts in it, safe to show as Markdown: its HTML and its pictures, which a
     browser would fetch, are shown as they are written.
     """
-    return escape(text, quote=False).replace("![", "!\\[")
+    return escape(lrcore.without_paths(text), quote=False).replace("![", "!\\[")
 
 
 def about(name: str, line: str, more: str = "") -> str:

@@ -9,6 +9,7 @@ import lrcore
 NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
 
+LOGIN = "Any user name, and the password that the server was started with."
 ANALYSE = "Analyse"
 SOURCE, CALIBRATION, RECIPE = (
     "Revision, data type, device",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
+from lrcore.places import place_of
 
 
 def looks_like_path(data: str) -> bool:
@@ -14,7 +15,7 @@ def looks_like_path(data: str) -> bool:
 
     Folders are data sets, not files.
     """
-    path = Path(data).expanduser()
+    path = place_of(data)
     try:
         if path.is_file():
             return True

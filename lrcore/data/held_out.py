@@ -1,10 +1,10 @@
 """The tail of a text file, which calibration leaves out so that it can be measured on."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from lrcore.data import files
 from lrcore.errors import unknown
+from lrcore.places import place_of
 
 SHARE = 0.1  # of a file's characters
 LEAST = 4096  # characters, about a thousand tokens: fewer say little about a model
@@ -66,6 +66,6 @@ def _border(text: str, at: int) -> int:
 
 def _is_file(name: str) -> bool:
     try:
-        return Path(name).expanduser().is_file()
+        return place_of(name).is_file()
     except OSError:  # a name too long for the file system
         return False

@@ -1,10 +1,14 @@
 """Data sets of the Hugging Face hub, through `datasets`, without running their code."""
 
 import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
+from lrcore.data.declared import check_card, check_folder
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
+from lrcore.places import check_links, place_of
 
 # The most characters read of a split: about 15 M tokens, ten times any published calibration.
 CHARACTERS = 64_000_000
@@ -12,6 +16,7 @@ _DOWNLOAD = 2_000_000_000  # bytes; a larger repository (C4 has 300 GB) is strea
 _FILES = 10_000  # of a local folder
 _TIMEOUT = 20  # seconds for the hub's first answer
 _FORM = "owner/name, owner/name:config or owner/name:config:split"
+_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _INSTEAD = "Built-in data (stories, python-docs) and local files need no network."
 
 
@@ -24,7 +29,14 @@ def read(data: str, role: str, revision: str | None = None) -> tuple[list[str], 
     """
     name, config, split = _parts(data, role)
     commit, bytes_stored = _look_up(name, revision)
-    rows = _load(name, config, split, commit or revision, stream=bytes_stored > _DOWNLOAD)
+    folder = place_of(name)
+    rows = _load(
+        str(folder) if folder.is_dir() else name,
+        config,
+        split,
+        commit or revision,
+        stream=bytes_stored > _DOWNLOAD,
+    )
     source = f"{name}:{config or 'default'}:{split}" + (
         f"@{commit or revision}" if commit or revision else ""
     )
@@ -46,12 +58,14 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
     """
     from huggingface_hub import HfApi, errors
 
-    if os.path.isdir(name):
-        _check_folder(name)
+    if (folder := place_of(name)).is_dir():
+        _check_folder(name, folder)
         return None, 0
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise _unknown(name)
     try:
         info = HfApi().dataset_info(
-            name, revision=revision, timeout=_TIMEOUT, expand=["sha", "usedStorage"]
+            name, revision=revision, timeout=_TIMEOUT, expand=["sha", "usedStorage", "cardData"]
         )
     except errors.OfflineModeIsEnabled:
         return None, 0  # `datasets` may still have a copy in its cache
@@ -66,37 +80,49 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
             "commit of it, or none."
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise InputError(
-            f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has "
-            "no public data set of that name. Check the spelling; a private one needs a token; a "
-            f"file needs its extension. {_INSTEAD}"
-        ) from error
+        raise _unknown(name) from error
     except Exception as error:  # the network library's errors, whose names change with versions
         raise InputError(
             f"'{name}' is no built-in name and no local file, so it was looked for on the hub, "
             f"which cannot be reached ({_first_line(error)}). Check the name, the network and "
             f"HF_ENDPOINT; with a copy in the cache, set HF_HUB_OFFLINE=1. {_INSTEAD}"
         ) from error
+    check_card(name, info.card_data.to_dict() if info.card_data else None)
     return info.sha, info.used_storage or 0
 
 
-def _check_folder(name: str) -> None:
-    """Raise InputError for a folder of so many files that listing them would take minutes."""
+def _unknown(name: str) -> InputError:
+    return InputError(
+        f"Unknown data set '{name}': it is no built-in name, no local file, and the hub has no "
+        "public data set of that name. Check the spelling; a private one needs a token; a file "
+        f"needs its extension. {_INSTEAD}"
+    )
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    """Raise InputError for a folder of so many files that listing them would take minutes, and for
+    one whose card or links lead out of it.
+    """
     count = 0
-    for _, _, names in os.walk(name):
+    for _, _, names in os.walk(folder):
         count += len(names)
         if count > _FILES:
             raise InputError(
                 f"'{name}' is a folder with more than {_FILES:,} files, which is no data set of "
                 f"`datasets`. Name one file, or the folder that holds the text. {_INSTEAD}"
             )
+    check_links(folder)
+    check_folder(name, folder)
 
 
 def _load(
     name: str, config: str | None, split: str, revision: str | None, stream: bool
 ) -> list[dict]:
     import datasets
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
+    if name in _PACKAGED_DATASETS_MODULES:  # a reader, which would read the present folder
+        raise _unknown(name)
     try:
         return _first_rows(
             datasets.load_dataset(name, config, split=split, revision=revision, streaming=stream)

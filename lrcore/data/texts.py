@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from lrcore.data import files, hub, python_docs, stories
 from lrcore.data.held_out import cut, file_and_split
 from lrcore.errors import InputError, check_name, unknown
+from lrcore.places import place_of
 
 Role = Literal["calibration", "test"]
 
@@ -146,7 +146,7 @@ def overlapping(texts: Texts) -> frozenset[str]:
 
 
 def _file(path: str, split: str) -> Texts:
-    whole = Texts(tuple(files.read(Path(path).expanduser())), path)
+    whole = Texts(tuple(files.read(place_of(path))), path)
     parts = None if split == "all" else _parts(whole)
     return whole if parts is None else parts[split == "test"]
 

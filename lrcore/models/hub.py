@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import InputError, check_name
+from ..places import check_links, place_of
 
 DEMO_MODELS = ("demo-llama", "demo-opt")
 
@@ -75,7 +76,7 @@ def locate(name: str, revision: str | None = None) -> Path:
     if not name.strip():
         raise InputError(f"The model's name is empty. {_KNOWN}")
     check_name(name, "a model", _KNOWN)
-    path = Path(name).expanduser()
+    path = place_of(name)
     if path.is_dir() or (path.is_file() and path.suffix == GGUF):
         if revision is not None:
             kind = "folder" if path.is_dir() else "file"
@@ -83,6 +84,7 @@ def locate(name: str, revision: str | None = None) -> Path:
                 f"'{name}' is a local {kind}, where a revision ('{revision}') has no meaning. "
                 "Leave the revision out."
             )
+        check_links(path)
         return path.resolve()
     if path.is_file():
         raise InputError(

@@ -115,7 +115,12 @@ def described(run: lrcore.Run) -> tuple[str, str, str, str]:
         + markup.note(text.sliced(run.history))
         + healing(run)
     )
-    return heading, run.name, ", ".join(run.tags), str(run.checkpoint.absolute())
+    return (
+        heading,
+        run.name,
+        ", ".join(run.tags),
+        lrcore.without_paths(str(run.checkpoint.absolute())),
+    )
 
 
 def healing(run: lrcore.Run) -> str:

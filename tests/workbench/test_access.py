@@ -1,0 +1,101 @@
+"""Who is let in: options and environment, as the command takes them."""
+
+import argparse
+import asyncio
+
+import pytest
+
+import lrcore
+from workbench import access
+from workbench.gate import Names
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    def one(*flags, **environment):
+        monkeypatch.delenv("GRADIO_SERVER_NAME", raising=False)
+        options = argparse.ArgumentParser()
+        access.add_options(options)
+        return access.read(options.parse_args(list(flags)), environment, tmp_path / "runs")
+
+    return one
+
+
+def test_alone_on_this_machine_nothing_is_asked_and_everything_read(read):
+    assert read() == access.Access()
+    assert read("--host", "::1").roots == ()
+    assert read("--root", "models").roots[0].name == "models"
+
+
+@pytest.mark.parametrize(
+    "flags", [("--share",), ("--host", "0.0.0.0"), ("--host", "desk"), ("--name", "bench.example")]
+)
+def test_others_are_asked_for_a_password_unless_told_otherwise(read, flags, tmp_path):
+    with pytest.raises(lrcore.InputError, match="set LRCORE_PASSWORD or give --password-file"):
+        read(*flags)
+    assert read(*flags, LRCORE_PASSWORD=PASSWORD).password == PASSWORD
+    assert PASSWORD not in repr(read(*flags, LRCORE_PASSWORD=PASSWORD))
+    assert read(*flags, "--no-password").password == ""
+    assert read(*flags, LRCORE_NO_PASSWORD="1").password == ""
+    with pytest.raises(lrcore.InputError):
+        read(*flags, LRCORE_NO_PASSWORD="0")
+    assert read(*flags, "--no-password").roots == (tmp_path / "runs",)
+
+
+def test_a_password_comes_from_a_file_or_the_environment(read, tmp_path):
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    assert read("--password-file", str(file)).password == PASSWORD
+    with pytest.raises(lrcore.InputError, match="cannot be read"):
+        read("--password-file", str(tmp_path / "none"))
+    file.write_text("short\n")
+    for flags, environment in ((("--password-file", str(file)), {}), ((), {"short": "short"})):
+        with pytest.raises(lrcore.InputError, match="fewer than 8"):
+            read(*flags, LRCORE_PASSWORD=environment.get("short", ""))
+
+
+def test_a_space_is_let_be(read):
+    here = read("--host", "0.0.0.0", SPACE_ID="owner/name")
+    assert here.names.hold("owner-name.hf.space")
+    assert here.roots
+
+
+def test_names_and_folders_come_from_the_environment_too(read, tmp_path):
+    given = read(
+        "--root",
+        "a",
+        LRCORE_ROOTS="b:c",
+        LRCORE_NAMES="one.example, two.example",
+        LRCORE_PASSWORD=PASSWORD,
+    )
+    assert [root.name for root in given.roots] == ["a", "b", "c", "runs"]
+    assert given.names == Names("127.0.0.1", ("one.example", "two.example"))
+
+
+def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
+    waits = []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(access.asyncio, "sleep", sleep)
+    right = access.login(PASSWORD)
+    assert asyncio.run(right("anybody", PASSWORD))
+    assert not waits
+    for wrong in ("", PASSWORD[:-1], PASSWORD + " ", "ä"):
+        assert not asyncio.run(right("anybody", wrong))
+    assert waits == [access.WAIT] * 4
+
+
+def test_the_command_says_it_in_one_sentence(monkeypatch, capsys):
+    from workbench import start
+
+    monkeypatch.setattr("sys.argv", ["low-rank-workbench", "--share"])
+    monkeypatch.delenv("LRCORE_PASSWORD", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("low-rank-workbench: error: Others can reach the page at 127.0.0.1 and")

@@ -1,0 +1,160 @@
+"""Attacks on the gate: other hosts, other origins, too much, and files of other types."""
+
+import asyncio
+
+import pytest
+
+from workbench.gate import LARGEST, Gate, Names
+
+LOOPBACK, LAN = Names(), Names("0.0.0.0")
+PROXY = Names("127.0.0.1", ("bench.example",))
+SHARED = Names("127.0.0.1", shared=True)
+
+
+def ask(names, method="GET", path="/", body=b"", kind="http", **headers):
+    """The status and the body of the answer; 200 where the request passed the gate."""
+    passed, sent = [], []
+    listed = [
+        (key.replace("_", "-").encode(), value.encode())
+        for key, values in ({"host": "127.0.0.1:7860"} | headers).items()
+        for value in ([values] if isinstance(values, str) else values)
+    ]
+    scope = {"type": kind, "method": method, "path": path, "headers": listed}
+    parts = [body[at : at + 2**20] for at in range(0, len(body), 2**20)] or [b""]
+
+    async def receive():
+        first = parts.pop(0) if parts else b""
+        return {"type": "http.request", "body": first, "more_body": bool(parts)}
+
+    async def page(scope, receive, send):
+        whole, more = b"", scope["type"] == "http"
+        while more:
+            message = await receive()
+            whole += message["body"]
+            more = message["more_body"]
+        passed.append(whole)
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Gate(page, names)(scope, receive, send))
+    if passed:
+        assert not sent
+        assert passed == [body]
+        return 200, ""
+    if kind == "websocket":
+        assert sent[0]["type"] == "websocket.close"
+        return 403, ""
+    return sent[0]["status"], sent[1]["body"].decode()
+
+
+@pytest.mark.parametrize(
+    ("names", "host"),
+    [
+        (LOOPBACK, "127.0.0.1:7860"),
+        (LOOPBACK, "localhost:7860"),
+        (LOOPBACK, "LOCALHOST"),
+        (LOOPBACK, "[::1]:7860"),
+        (Names("desk"), "desk:7860"),
+        (LAN, "192.168.1.7:7860"),
+        (LAN, "localhost"),
+        (PROXY, "bench.example"),
+        (SHARED, "0123abcd.gradio.live"),
+        (Names("0.0.0.0", ("*",)), "owner-name.hf.space"),
+    ],
+)
+def test_the_page_answers_to_its_names(names, host):
+    assert ask(names, host=host) == (200, "")
+    assert ask(names, "POST", host=host, body=b"{}", origin=f"http://{host}") == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("names", "host"),
+    [
+        (LOOPBACK, "evil.example:7860"),
+        (LOOPBACK, "localhost.evil.example"),
+        (LOOPBACK, "127.0.0.1.evil.example"),
+        (LOOPBACK, "192.168.1.7:7860"),
+        (LOOPBACK, "x.gradio.live"),
+        (LOOPBACK, ""),
+        (LOOPBACK, "evil.example@127.0.0.1"),
+        (LOOPBACK, ["127.0.0.1", "evil.example"]),
+        (LOOPBACK, []),
+        (LAN, "evil.example"),
+        (PROXY, "bench.example.evil.example"),
+        (SHARED, "gradio.live.evil.example"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
+    """DNS rebinding: the browser of a reader asks here in the name of another site."""
+    status, sentence = ask(names, host=host, kind=kind)
+    assert status == 403
+    assert kind == "websocket" or sentence.startswith("This server is not called ")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://localhost:3000",
+        "http://127.0.0.1:7861",
+        "http://127.0.0.1:7860.evil.example",
+        "http://evil.example#http://127.0.0.1:7860",
+        "file://127.0.0.1:7860",
+        "null",
+        "",
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "DELETE"])
+def test_a_page_of_another_site_is_refused(origin, method):
+    assert ask(LOOPBACK, method, origin=origin)[0] == 403
+    assert ask(LAN, method, host="192.168.1.7:7860", origin=origin)[0] == 403
+
+
+def test_a_form_of_another_site_that_hides_its_origin_is_refused():
+    for where in ("cross-site", "same-site"):
+        assert ask(LOOPBACK, "POST", sec_fetch_site=where)[0] == 403
+        assert ask(LOOPBACK, sec_fetch_site=where)[0] == 200  # a link that leads here
+    assert ask(LOOPBACK, "POST", sec_fetch_site="same-origin", origin="null")[0] == 200
+    assert ask(LOOPBACK, "POST")[0] == 200  # a script, which sends neither
+
+
+def test_a_proxy_that_rewrites_the_host_needs_its_name():
+    assert ask(PROXY, "POST", origin="https://bench.example")[0] == 200
+    assert ask(LOOPBACK, "POST", origin="https://bench.example")[0] == 403
+    assert ask(PROXY, "POST", host="bench.example", origin="https://bench.example:443")[0] == 200
+
+
+def test_a_request_holds_so_much_at_most():
+    assert ask(LOOPBACK, "POST", body=bytes(LARGEST))[0] == 200
+    assert ask(LOOPBACK, "POST", body=bytes(LARGEST + 1))[0] == 413
+    claimed = ask(LOOPBACK, "POST", body=b"x", content_length=str(10**12))
+    assert claimed == (413, "A request may hold 8 MB at most.")
+
+
+def upload(name: str) -> bytes:
+    return (
+        b'--b\r\nContent-Disposition: form-data; name="files"; '
+        + name.encode()
+        + b"\r\nContent-Type: text/plain\r\n\r\nx\r\n--b--\r\n"
+    )
+
+
+def test_files_of_other_types_are_not_taken():
+    path = "/gradio_api/upload"
+    for good in ('filename="recipe.json"', 'filename="a.b.YAML"', "filename=texts.parquet"):
+        assert ask(LOOPBACK, "POST", path, upload(good))[0] == 200
+    for bad in (
+        'filename="page.html"',
+        'filename="recipe.json.exe"',
+        'filename="weights.pkl"',
+        "filename=\"x.json\"; filename*=UTF-8''x.svg",
+        'filename="no-extension"',
+        'filename=""',
+        "FILENAME=shell.sh",
+    ):
+        status, sentence = ask(LOOPBACK, "POST", path, upload(bad))
+        assert (status, sentence[:20]) == (415, "A file may be one of"), bad
+    many = upload('filename="a.json"') + upload('filename="b.html"')
+    assert ask(LOOPBACK, "POST", path + "/", many)[0] == 415

@@ -1,0 +1,210 @@
+"""A page that others reach, asked as an attacker would: without a password, for files, by paths."""
+
+import json
+import os
+
+import httpx
+import pytest
+
+import lrcore
+from workbench.app import build_app, launch_settings
+from workbench.gate import Names
+from workbench.jobs import KINDS
+from workbench.store import Store
+
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("others") / "runs", KINDS)
+
+
+@pytest.fixture(scope="module")
+def page(store):
+    """The address of a page with a password."""
+    app = build_app(store)
+    names = Names("127.0.0.1", ("bench.example",))
+    _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **launch_settings(names, PASSWORD))
+    yield url.rstrip("/")
+    app.close()
+
+
+@pytest.fixture(scope="module")
+def stranger(page):
+    with httpx.Client(base_url=page, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guest(page):
+    """Somebody who gave the password."""
+    with httpx.Client(base_url=page, timeout=60) as client:
+        answer = client.post("/login", data={"username": "me", "password": PASSWORD})
+        assert answer.status_code == 200
+        yield client
+
+
+@pytest.fixture
+def confined(tmp_path):
+    """Only this folder may be read."""
+    root = tmp_path / "allowed"
+    root.mkdir()
+    lrcore.confine([root])
+    yield root
+    lrcore.confine([])
+
+
+def test_without_the_password_nothing_is_answered(stranger):
+    assert "auth_required" in stranger.get("/").text
+    assert stranger.post("/login", data={"username": "me", "password": "x"}).status_code == 400
+    for path in (
+        "/config",
+        "/gradio_api/info",
+        "/gradio_api/queue/status",
+        "/gradio_api/queue/data?session_hash=a",
+        "/gradio_api/file=/etc/hostname",
+        "/gradio_api/mcp/",
+        "/gradio_api/mcp/sse",
+        "/gradio_api/mcp/schema",
+        "/monitoring",
+        "/gradio_api/deep_link",
+        "/gradio_api/upload_progress?upload_id=a",
+    ):
+        with stranger.stream("GET", path) as answer:
+            assert answer.status_code >= 400, path
+    for path in ("queue/join", "run/models", "call/models", "upload", "mcp/", "reset", "cancel"):
+        answer = stranger.post(f"/gradio_api/{path}", json={"data": [], "fn_index": 0})
+        assert answer.status_code in (401, 404, 405, 422), path
+
+
+def test_with_the_password_the_page_is_there(guest):
+    assert "components" in guest.get("/config").json()
+
+
+def test_other_hosts_and_origins_are_refused_before_gradio(guest):
+    assert guest.get("/", headers={"host": "evil.example"}).status_code == 403
+    assert guest.get("/", headers={"host": "bench.example"}).status_code == 200
+    refused = guest.post(
+        "/gradio_api/queue/join", json={}, headers={"origin": "http://evil.example"}
+    )
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+    assert "content-security-policy" in refused.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../../../../../../etc/passwd",
+        "%2e%2e/%2e%2e/etc/passwd",
+        "file:///etc/passwd",
+        "README.md",
+        "workbench/start.py",
+        ".env",
+        "runs/runs.sqlite",
+        "http://169.254.169.254/latest/meta-data",
+    ],
+)
+def test_files_of_the_server_are_not_served(guest, path):
+    for address in (f"/gradio_api/file={path}", f"/file={path}", f"/static/{path}"):
+        assert guest.get(address).status_code in (400, 403, 404, 405), address
+
+
+def test_a_file_of_the_server_does_not_pass_for_an_upload(guest):
+    config = guest.get("/config").json()
+    button = next(
+        one["id"] for one in config["components"] if one["props"].get("elem_id") == "load-recipe"
+    )
+    number = next(
+        one["id"] for one in config["dependencies"] if any(t[0] == button for t in one["targets"])
+    )
+    secret = {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}
+    asked = {"data": [secret], "fn_index": number, "session_hash": "attack"}
+    assert guest.post("/gradio_api/queue/join", json=asked).status_code == 200
+    told = ""
+    with guest.stream("GET", "/gradio_api/queue/data?session_hash=attack") as lines:
+        for line in lines.iter_lines():
+            told += line
+            if "process_completed" in line:
+                break
+    assert "root:" not in told
+    assert '"success":false' in told.replace(" ", "")
+
+
+def endpoint(guest, name, *data):
+    """What an endpoint answers, or the message of its failure."""
+    begun = guest.post(f"/gradio_api/call/{name}", json={"data": list(data)})
+    assert begun.status_code == 200, begun.text
+    return guest.get(f"/gradio_api/call/{name}/{begun.json()['event_id']}").text
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"model": "/etc"},
+        {"model": "../../etc"},
+        {"model": "out"},
+        {"model": "~/secret"},
+        {"model": "demo-llama", "data": "/etc/passwd"},
+        {"model": "demo-llama", "data": "/etc/hosts.txt"},
+        {"model": "demo-llama", "data": "/etc/hosts.txt:test"},
+        {"model": "demo-llama", "data": "out.txt"},
+        {"model": "demo-llama", "data": "text"},
+        {"model": "demo-llama", "data": "http://169.254.169.254/latest"},
+        {"model": "http://169.254.169.254/x"},
+        {"model": "https://evil.example/model.gguf"},
+        {"model": "owner/../../etc"},
+    ],
+)
+def test_paths_and_addresses_in_recipes_lead_nowhere(guest, confined, recipe):
+    (confined / "out").symlink_to("/etc")
+    (confined / "out.txt").symlink_to("/etc/passwd")
+    told = endpoint(guest, "analyse", recipe, 0.9)
+    assert "event: error" in told
+    for secret in ("root:", str(confined), os.getcwd(), str(confined.parent)):
+        assert secret not in told, told
+    assert "No such file" not in told
+
+
+def test_what_is_in_the_folder_is_read(guest, confined, tiny_llama, story_text):
+    target = confined / "model"
+    target.mkdir()
+    for file in tiny_llama.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    (confined / "story.txt").write_text(story_text)
+    recipe = {"model": "model", "data": "story.txt", "samples": 2, "seq_len": 16}
+    assert "event: complete" in endpoint(guest, "allocate", recipe)
+    recipe["model"] = "model/../model"
+    assert "event: complete" in endpoint(guest, "allocate", recipe)
+
+
+def test_messages_name_no_folder_and_no_value_of_the_environment(
+    guest, confined, store, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.internal:8080")
+    (confined / "broken").mkdir()
+    (confined / "broken" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    told = endpoint(guest, "analyse", {"model": "broken"}, 0.9)
+    assert "broken" in told
+    assert str(confined) not in told
+    log = "".join("".join(one.log) + one.error + one.title for one in store.jobs.all())
+    assert str(confined) not in log
+    told = lrcore.without_paths(
+        "Cannot read '/data/my models/x.txt' (hf_verysecret at http://mirror.internal:8080/a), "
+        f"see {os.getcwd()}/runs, C:\\Users\\me\\x.txt and https://huggingface.co/docs/hub."
+    )
+    for secret in ("/data", "verysecret", "mirror.internal", os.getcwd(), "Users"):
+        assert secret not in told, told
+    assert "https://huggingface.co/docs/hub." in told
+
+
+def test_one_request_and_one_file_are_so_large_at_most(guest):
+    large = {"files": ("recipe.json", b"x" * (9 * 2**20))}
+    assert guest.post("/gradio_api/upload", files=large).status_code == 413
+    page = {"files": ("page.html", b"<script>alert(1)</script>")}
+    assert guest.post("/gradio_api/upload", files=page).status_code == 415
+    recipe = {"files": ("recipe.json", lrcore.Recipe().to_json().encode())}
+    assert guest.post("/gradio_api/upload", files=recipe).status_code == 200

@@ -1,0 +1,167 @@
+"""The gate before Gradio: which hosts and origins may ask, and how much they may send.
+
+A page of another site may ask a server of this machine in its reader's name, and may give its own
+name this machine's address (DNS rebinding). What it cannot do is choose the Host and Origin headers
+that the browser sends, so these are checked.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+LARGEST = 8 * 2**20  # bytes of a request: a form, a recipe, a text of prompts
+UPLOADS = (".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml")
+ANY = "*"  # a name that stands for all
+SHARED = ".gradio.live"  # the addresses that Gradio gives its public tunnels
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)(?::\d+)?")
+_DISPOSITION = re.compile(rb"content-disposition:([^\r\n]*)", re.I)
+_FILE = re.compile(rb'filename\*?\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;]*))', re.I)
+_DEFAULT_PORT = re.compile(r":(80|443)$")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a page in Host headers.
+
+    host: the address that the server listens on. others: further names, such as that of a reverse
+    proxy; `ANY` for all. shared: whether Gradio's public tunnel leads here.
+    """
+
+    host: str = "127.0.0.1"
+    others: tuple[str, ...] = ()
+    shared: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether only this machine reaches the page: further names are for others."""
+        return _is_loopback(self.host) and not self.shared and not self.others
+
+    def hold(self, header: str) -> bool:
+        """Whether a Host header names this page. Where other machines reach it, any address in
+        numbers does: a name of another site is what rebinding needs.
+        """
+        found = _HOST.fullmatch(header.strip().lower())
+        name = found[1].strip("[]").rstrip(".") if found else ""
+        if name and ANY in self.others:
+            return True
+        if name in {self.host.lower().strip("[]"), *map(str.lower, self.others)}:
+            return True
+        if self.shared and name.endswith(SHARED):
+            return True
+        return _is_loopback(name) or (not self.alone and _is_address(name))
+
+    def same(self, origin: str, host: str) -> bool:
+        """Whether an Origin header is of the page that is asked by this Host header, or of one of
+        the further names.
+        """
+        asking = urlsplit(origin.strip().lower())
+        if asking.scheme not in ("http", "https") or not asking.netloc:
+            return False
+        own = _DEFAULT_PORT.sub("", host.strip().lower())
+        return _DEFAULT_PORT.sub("", asking.netloc) == own or (
+            (asking.hostname or "") in map(str.lower, self.others)
+        )
+
+
+class Gate:
+    """ASGI middleware that refuses, with one sentence, what is not for this page."""
+
+    def __init__(self, app: Any, names: Names) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        refused = self.refusal(scope)
+        if refused is not None and scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})  # answered with 403
+        if refused is None and scope["type"] == "http" and scope["method"] != "GET":
+            parts, refused = await _body(scope, receive)
+            receive = _again(parts, receive)
+        if refused is not None:
+            return await _answer(send, *refused)
+        await self.app(scope, receive, send)
+
+    def refusal(self, scope: Any) -> tuple[int, str] | None:
+        """Status and sentence; None for a request that may pass."""
+        hosts, origins = list(_values(scope, b"host")), list(_values(scope, b"origin"))
+        if len(hosts) != 1 or not self.names.hold(hosts[0]):
+            name = "several hosts" if len(hosts) > 1 else f"'{''.join(hosts)[:80]}'"
+            return 403, (
+                f"This server is not called {name}: open the address that it printed, or start it "
+                "with --name."
+            )
+        within = "same-origin" in _values(scope, b"sec-fetch-site")
+        if any(not (self.names.same(one, hosts[0]) or within) for one in origins):
+            return 403, "A page of another site asked, which this server does not answer."
+        across = {"cross-site", "same-site"} & set(_values(scope, b"sec-fetch-site"))
+        if across and not origins and scope.get("method", "GET") not in ("GET", "HEAD"):
+            return 403, "A page of another site asked, which this server does not answer."
+        return None
+
+
+async def _body(scope: Any, receive: Any) -> tuple[list[Any], tuple[int, str] | None]:
+    """The messages of a request's body, and why it is refused."""
+    parts: list[Any] = []
+    room = LARGEST
+    claimed = next(_values(scope, b"content-length"), "0")
+    more = not claimed.isdigit() or int(claimed) <= LARGEST
+    if not more:
+        room = -1
+    while more and room >= 0:
+        message = await receive()
+        parts.append(message)
+        room -= len(message.get("body", b""))
+        more = message["type"] == "http.request" and message.get("more_body", False)
+    if room < 0:
+        return parts, (413, f"A request may hold {LARGEST // 2**20} MB at most.")
+    if scope["path"].rstrip("/").endswith("/upload"):
+        whole = b"".join(part.get("body", b"") for part in parts)
+        if not all(name.endswith(UPLOADS) for name in _file_names(whole)):
+            return parts, (415, f"A file may be one of {', '.join(UPLOADS)}.")
+    return parts, None
+
+
+def _file_names(body: bytes) -> Iterator[str]:
+    """The names of the files in a form, in lower case."""
+    for line in _DISPOSITION.finditer(body):
+        for found in _FILE.finditer(line[1]):
+            yield (found[1] or found[2] or b"").decode("utf-8", "replace").strip().lower()
+
+
+def _again(parts: list[Any], receive: Any) -> Any:
+    """A `receive` that gives these messages, and then what else comes."""
+    left = iter(parts)
+
+    async def receive_again() -> Any:
+        first = next(left, None)
+        return first if first is not None else await receive()
+
+    return receive_again
+
+
+async def _answer(send: Any, status: int, sentence: str) -> None:
+    body = sentence.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _values(scope: Any, name: bytes) -> Iterator[str]:
+    return (value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
