@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 import lrcore
 from workbench.job import Job
 from workbench.job_record import ENDED, JobRecord
-from workbench.objects import ROOM
+from workbench.objects import LIMITS
 from workbench.store import Store
 
 PATIENCE = 60.0  # seconds for the worker's next word
@@ -248,7 +248,7 @@ class Pages(RuleBasedStateMachine):
         assert bool(made) == (key not in kept)
         kept.pop(key, None)
         kept[key] = value  # the last used is the last
-        for oldest in list(kept)[: -ROOM[kind]]:
+        for oldest in list(kept)[: -LIMITS[kind]]:
             del kept[oldest]
 
     @rule(kind=st.sampled_from(("dense", "live")), key=st.integers(0, 4))
