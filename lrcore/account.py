@@ -93,7 +93,8 @@ class Planned:
 
     requested: share to remove. energy_kept: mean over the slots, in [0, 1]. The temperatures are
     None where the policy reads none, predicted_perplexity where no slot was probed, or where it no
-    longer holds.
+    longer holds. predicted_held_out: whether it was predicted on windows that the moments have not
+    seen; None where that is not known.
     """
 
     requested: float
@@ -101,6 +102,16 @@ class Planned:
     temperature: float | None = None
     suggested_temperature: float | None = None
     predicted_perplexity: float | None = None
+    predicted_held_out: bool | None = None
+
+
+# the fields that may be None, as `SizeAndCost.to_dict` names them
+OF_PLANS = (
+    "temperature",
+    "suggested_temperature",
+    "predicted_perplexity",
+    "predicted_held_out",
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,8 @@ class SizeAndCost:
         """A copy whose predicted perplexity is None: the weights have changed since."""
         if self.planned is None:
             return self
-        return replace(self, planned=replace(self.planned, predicted_perplexity=None))
+        planned = replace(self.planned, predicted_perplexity=None, predicted_held_out=None)
+        return replace(self, planned=planned)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able and flat: each figure beside that of the dense model, `dense_*`; what no plan
@@ -169,8 +181,7 @@ class SizeAndCost:
         values |= {} if plan is None else {"requested": plan.requested}
         values |= {"achieved": self.achieved}
         if plan is not None:
-            names = ("temperature", "suggested_temperature", "predicted_perplexity")
-            values |= {name: getattr(plan, name) for name in names}
+            values |= {name: getattr(plan, name) for name in OF_PLANS}
         return values if self.bits is None else values | {"bits": self.bits}
 
     @classmethod
@@ -182,10 +193,8 @@ class SizeAndCost:
         requested = values.get("requested", values.get("asked"))
         planned = None
         if requested is not None:
-            rest = ("temperature", "suggested_temperature", "predicted_perplexity")
-            planned = Planned(
-                requested, values["energy_kept"], **{name: values.get(name) for name in rest}
-            )
+            rest = {name: values.get(name) for name in OF_PLANS}
+            planned = Planned(requested, values["energy_kept"], **rest)
         return cls(
             ModelAccount.from_dict(values),
             ModelAccount.from_dict(values, "dense_"),

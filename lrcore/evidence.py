@@ -35,16 +35,33 @@ class LossCurve:
         return self.increase[[place[rank] for rank in ranks]]
 
 
+@dataclass(frozen=True)
+class Probe:
+    """One slot alone truncated to `rank`, measured.
+
+    increase: mean KL divergence of the model's predictions from the dense model's, nats/token,
+    >= 0, which is the expected increase in loss where the dense model is right about the text.
+    standard_error: of that mean, over the probing windows; of one window, the mean itself.
+    """
+
+    rank: int
+    increase: float
+    standard_error: float
+
+
 @dataclass(frozen=True, eq=False)
 class Probes:
     """Evidence "probes".
 
     dense_loss: mean loss (nats/token) of the dense model on the probing windows. curves: the
-    predicted increase in loss of every slot.
+    predicted increase in loss of every slot, fitted to its probes. held_out: whether the moments
+    have not seen the probing windows; False where the calibration text has too few others.
     """
 
     dense_loss: float
     curves: Mapping[Slot, LossCurve]
+    points: Mapping[Slot, Sequence[Probe]] = field(default_factory=dict)
+    held_out: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ class RankPlan:
 
     @property
     def predicted_perplexity(self) -> float | None:
-        """exp of the dense loss plus the predicted increase of every slot, on the probing windows;
+        """exp of the dense loss on the probing windows plus the predicted increase of every slot;
         None unless the slots were probed.
 
         Errors of different slots compound, so it is optimistic at high ratios; the order of plans
@@ -142,6 +142,7 @@ class RankPlan:
             self.temperature,
             self.suggested_temperature,
             self.predicted_perplexity,
+            None if self.probes is None else self.probes.held_out,
         )
         dense = ModelAccount(
             shape.parameters,

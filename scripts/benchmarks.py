@@ -31,7 +31,7 @@ from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
 from bench.page import check  # noqa: E402 (after the path)
-from bench.quality import quality, solve  # noqa: E402 (after the path)
+from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
@@ -73,13 +73,19 @@ def main() -> None:
         default=[],
         help="for quality: only these; the record keeps the others",
     )
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="for quality: only cells that the record lacks, so that a run goes on where it ended",
+    )
     arguments = parser.parse_args()
     try:
         check(arguments.models)
     except lrcore.InputError as error:
         parser.exit(2, f"error: {error}\n")
     if arguments.what in ("quality", "all"):
-        quality(arguments.models, arguments.methods, arguments.policies)
+        wanted = Cells(arguments.methods, arguments.policies, arguments.missing)
+        quality(arguments.models, wanted)
     for name, run in JOBS.items():
         if arguments.what in (name, "all"):
             run(arguments.models)

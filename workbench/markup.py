@@ -65,7 +65,8 @@ def summary(account: dict[str, Any], actual: str = "") -> str:
         quality.append(cell("predicted energy kept", kept, text.ENERGY_OF))
     if account.get("predicted_perplexity") is not None:
         predicted = f"{account['predicted_perplexity']:.3f}"
-        quality.append(cell("predicted perplexity", predicted, text.PREDICTED_ON))
+        seen = text.PREDICTED_SEEN if account.get("predicted_held_out") is False else ""
+        quality.append(cell("predicted perplexity", predicted, text.PREDICTED_ON.format(seen)))
     return (
         f"<div class='cells' data-parameters='{decoder}'>{''.join(cost_cells(account))}</div>"
         f"<div class='cells quality'>{''.join(quality)}{actual}</div>"

@@ -67,8 +67,7 @@ MEMORY = "Compressing takes about {} of memory beyond the dense model."
 MEMORY_FREE = "Compressing takes about {} of memory beyond the dense model; {} are free."
 MEMORY_SHORT = (
     "**It will not fit.** Use fewer or shorter windows (Calibration text), refit off, independent "
-    "calibration, "
-    "a smaller data type, or close other programs."
+    "calibration, a smaller data type, or close other programs."
 )
 EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a small model goes)
     "a3": ("A³: components, uniform shares, −20 %", {"ratio": 0.2}),
@@ -79,7 +78,8 @@ EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a 
     "fused": ("Fused: centred, refit, probed ranks, −30 %", {"ratio": 0.3, "policy": "probed"}),
 }
 ENERGY_OF = "of the calibration text, each component's own error; mean over components"
-PREDICTED_ON = "on calibration text, from probes of single components; optimistic at high ratios"
+PREDICTED_ON = "on calibration text{}, from probes of single components; optimistic at high ratios"
+PREDICTED_SEEN = " that the factors were made of (it has too little besides)"
 AGAINST_UNIFORM = "the same method and budget, every layer the same share"
 HURTS = "these ranks hurt on this model: {:.1%} above uniform ones"
 HELPS = "these ranks help on this model: {:.1%} below uniform ones"

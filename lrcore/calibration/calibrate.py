@@ -28,6 +28,7 @@ from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
 from ..tensor_files import write_tensors
 
+ASIDE = 32  # windows of the text that no moment has seen, for evidence that is measured on them
 FORMAT = 3  # of the cached files; increase it whenever what is collected changes its meaning
 
 
@@ -44,6 +45,7 @@ class Calibration:
 
     key: a hash of everything they depend on. layers: how many there are. protocol: the same as
     plain values. tokens: the windows [n, t], for methods and policies that run the model again.
+    aside: windows of the same text that share no token with them, [at most ASIDE and n, t].
     extra: folder of the statistics that `also` collected. gradients: folder of the statistics that
     calibration/gradients.py collected. held: keeps these folders in the cache.
     """
@@ -54,6 +56,7 @@ class Calibration:
     protocol: dict[str, Any]
     device: str = "cpu"
     tokens: Any = field(default=None, repr=False)
+    aside: Any = field(default=None, repr=False)
     extra: Path | None = None
     gradients: Path | None = None
     held: tuple[Lock | None, ...] = field(default=(), repr=False)
@@ -93,13 +96,17 @@ def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows
     Raises InputError where they exceed the model's context or vocabulary, or the data set cannot be
     read.
     """
+    return _texts_and_windows(model, recipe)[1]
+
+
+def _texts_and_windows(model: LoadedModel, recipe: Recipe) -> tuple[data.Texts, data.Windows]:
     model.check_length(recipe.seq_len)
     texts = data.load_texts(recipe.data, role="calibration")
     windows = data.make_windows(
         texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed
     )
     model.check_tokens(int(windows.tokens.max()))
-    return windows
+    return texts, windows
 
 
 def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:
@@ -111,7 +118,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     """
     progress = progress or silent
     check_may_follow(Compressed, (), model.name, forms_of(model.network) & {"rotations"})
-    windows = make_calibration_windows(model, recipe)
+    texts, windows = _texts_and_windows(model, recipe)
     needs = all_needs()
     key = cache_key(FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs))
     folder = cache_folder() / "moments" / key
@@ -121,10 +128,11 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         "tokens": windows.tokens.numel(),
         "dtype": str(model.network.dtype),
     }
+    aside = data.windows_aside(texts, model.tokenizer, windows, min(ASIDE, len(windows.tokens)))
     held = hold(folder)
     _collect(model, windows.tokens, needs, folder, progress)
     device = str(model.network.device)
-    return Calibration(folder, key, layers, protocol, device, windows.tokens, held=(held,))
+    return Calibration(folder, key, layers, protocol, device, windows.tokens, aside, held=(held,))
 
 
 def also(

@@ -4,7 +4,7 @@ from lrcore.data.held_out import file_and_split
 from lrcore.data.stories import probes as stories_probes
 from lrcore.data.texts import BUILTIN, Texts, apart_from, held_out, load_texts, overlapping
 from lrcore.data.tokens import Tokenised, tokenise, tokenise_all
-from lrcore.data.windows import Windows, make_windows
+from lrcore.data.windows import Windows, make_windows, windows_aside
 
 DATASETS = tuple(BUILTIN)
 
@@ -23,4 +23,5 @@ __all__ = [
     "stories_probes",
     "tokenise",
     "tokenise_all",
+    "windows_aside",
 ]

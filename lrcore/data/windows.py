@@ -19,12 +19,13 @@ SAMPLINGS = ("first", "random")
 class Windows:
     """Windows of tokens, [n, seq_len] int64, n >= 1.
 
-    protocol: JSON-able, everything that the windows depend on. key: sha256 (hex) of shape and
-    tokens. predicted_bytes: UTF-8 bytes of all tokens but the first of each window; None where the
-    tokenizer gives no offsets.
+    starts [n]: place of each window's first token in the text. protocol: JSON-able, everything that
+    the windows depend on. key: sha256 (hex) of shape and tokens. predicted_bytes: UTF-8 bytes of
+    all tokens but the first of each window; None where the tokenizer gives no offsets.
     """
 
     tokens: Tensor
+    starts: Tensor
     protocol: dict[str, Any]
     key: str
     predicted_bytes: int | None = None
@@ -78,7 +79,35 @@ def make_windows(
     counted = None
     if text.ends is not None:
         counted = sum(text.bytes(at + 1, at + seq_len) or 0 for at in starts.tolist())
-    return Windows(tokens, protocol, _key(tokens), counted)
+    return Windows(tokens, starts, protocol, _key(tokens), counted)
+
+
+def windows_aside(
+    texts: Texts, tokenizer: Callable[..., Any], windows: Windows, samples: int
+) -> Tensor:
+    """Windows of the text that share no token with `windows`, which were made of it, nor with each
+    other: [n, seq_len], in order, n <= samples, 0 where no gap is as long as a window.
+
+    Of all that fit they are spread evenly over the text.
+    """
+    ids, length = tokenise_all(texts, tokenizer).ids, windows.tokens.shape[1]
+    free = torch.ones(len(ids) + 2, dtype=torch.int8)
+    free[0] = free[-1] = 0  # so that a gap has both ends
+    for start in windows.starts.tolist():
+        free[start + 1 : start + 1 + length] = 0
+    turns = free.diff()
+    begins, ends = (turns == 1).nonzero().flatten(), (turns == -1).nonzero().flatten()
+    starts = torch.cat(
+        [
+            torch.arange(begin, end - length + 1, length)
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+            if end - begin >= length
+        ]
+        or [torch.zeros(0, dtype=torch.long)]
+    )
+    if len(starts) > samples:
+        starts = starts[torch.arange(samples) * len(starts) // samples]
+    return ids[starts[:, None] + torch.arange(length)]
 
 
 def _key(tokens: Tensor) -> str:

@@ -248,18 +248,21 @@ def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @contextmanager
 def starting_at(network: PreTrainedModel, index: int, hidden: Tensor) -> Iterator[None]:
-    """Inside, a forward pass starts at layer `index`, whose input is `hidden` [b, t, d].
+    """Inside, a forward pass starts at layer `index`, whose input is `hidden` [b, t, d]; after the
+    last layer where `index` is the number of layers.
 
     Final norm and head stay those of the model, so this works for every family.
     """
     row, layers = architecture_of(network), decoder_layers(network)
+    others = [*(_Identity(row) for _ in range(index)), *layers[index:]]
 
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
-    handle = layers[index].register_forward_pre_hook(enter, with_kwargs=True)
+    first = others[min(index, len(others) - 1)]
+    handle = first.register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        with exchanged(network, [*(_Identity(row) for _ in range(index)), *layers[index:]]):
+        with exchanged(network, others):
             yield
     finally:
         handle.remove()

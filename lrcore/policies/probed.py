@@ -14,7 +14,7 @@ from .policy import Policy, Targets
 
 def probed(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """Probed marginal loss (ours): the ranks whose predicted increases in loss, evidence "probes",
-    have the least sum within the budget.
+    have the least sum within the budget. The increases are divergences from the dense model.
 
     Raises InputError where the slots were not probed.
     """

@@ -6,9 +6,12 @@ record.
 """
 
 import json
+import math
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,30 @@ import lrcore
 from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
 
 RECORD = DOCUMENT.with_suffix(".json")
-SEARCHED = ("mix",)  # policies that search anew at every ratio
+BUDGETS = ("params", "total", "kv")
+Recipes = Iterator[lrcore.Recipe]
 
 
-def quality(only: list[str], methods: list[str], policies: list[str]) -> None:
+@dataclass(frozen=True)
+class Cells:
+    """Which cells to measure: those of some methods and policies, all where none is named; missing:
+    only those that the record lacks.
+    """
+
+    methods: Sequence[str] = ()
+    policies: Sequence[str] = ()
+    missing: bool = False
+
+    def recipes(self, base: lrcore.Recipe, method: str, known: Collection[str]) -> Recipes:
+        """The recipes to measure of one method."""
+        for policy in (row["name"] for row in lrcore.policies()):
+            for ratio in RATIOS:
+                there = any(f"{method} {policy} {budget} {ratio}" in known for budget in BUDGETS)
+                if (not self.policies or policy in self.policies) and not (self.missing and there):
+                    yield base.with_(method=method, policy=policy, ratio=ratio)
+
+
+def quality(only: list[str], wanted: Cells) -> None:
     """Measure, record, and write every table that the record serves."""
     record = read_record()
     for subject in subjects(only):
@@ -29,46 +52,50 @@ def quality(only: list[str], methods: list[str], policies: list[str]) -> None:
         calibration = lrcore.calibrate(model, subject.recipe)
         own["protocol"] = protocol(subject, model, calibration)
         own["dense"] = perplexity(model, subject)
-        for recipe in plans(subject, methods, policies):
-            own["cells"] |= dict(measure(model, recipe, subject))
-            keep(record)
+        for method in (row["name"] for row in lrcore.methods()):
+            if wanted.methods and method not in wanted.methods:
+                continue
+            recipes = wanted.recipes(subject.recipe, method, tuple(own["cells"]))
+            for name, cell in measure(model, recipes, subject):
+                own["cells"][name] = cell
+                keep(record)
         write_tables(subject.title, own)
-
-
-def plans(subject: Subject, methods: list[str], policies: list[str]) -> Iterator[lrcore.Recipe]:
-    """One recipe per method and policy, without a ratio of its own."""
-    for method in lrcore.methods():
-        if methods and method["name"] not in methods:
-            continue
-        for policy in lrcore.policies():
-            if not policies or policy["name"] in policies:
-                yield subject.recipe.with_(method=method["name"], policy=policy["name"])
 
 
 def perplexity(model, subject: Subject) -> float:
     return lrcore.evaluate(model, subject.data, samples=subject.windows, seq_len=256).perplexity
 
 
-def measure(model, recipe: lrcore.Recipe, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure(model, recipes: Recipes, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The cells of recipes of one method, which is factorised once."""
     factors = None
-    for ratio in RATIOS:
-        single = recipe.with_(ratio=ratio)
+    for single in recipes:
+        name = f"{subject.title} {single.method} {single.policy} {single.ratio:.0%}"
         try:
-            if factors is None or single.policy in SEARCHED:
+            if factors is None:
                 factors = lrcore.prepare(model, single)
+            factors = lrcore.measure_evidence(model, factors, single)
             small = lrcore.compress(model, single, factors)
         except lrcore.InputError as error:
-            note(f"{subject.title} {single.method} {single.policy} {ratio:.0%}: {error}")
+            note(f"{name}: {error}")
             continue
         summary = small.account.to_dict()
         cell = {
             "perplexity": round(perplexity(small, subject), 4),
             "predicted": summary["predicted_perplexity"],
+            "predicted_rise": predicted_rise(factors, summary["predicted_perplexity"]),
             "parameters": small.size.parameters,
             "kv_bytes": small.size.kv_bytes,
         }
-        note(f"{subject.title} {single.method} {single.policy} {ratio:.0%} {cell}")
-        yield f"{single.method} {single.policy} {summary['budget']} {ratio}", cell
+        note(f"{name} {cell}")
+        yield f"{single.method} {single.policy} {summary['budget']} {single.ratio}", cell
+
+
+def predicted_rise(factors: lrcore.Factorisation, predicted: float | None) -> float | None:
+    """The predicted rise of the loss above the dense model's, nats/token; None without probes."""
+    if predicted is None:
+        return None
+    return round(math.log(predicted) - factors.evidence.get("probes").dense_loss, 6)
 
 
 def solve(only: list[str]) -> None:
@@ -170,28 +197,34 @@ def rows_of(own: dict[str, Any], budget: str) -> list[list]:
 
 
 def predicted_table(title: str, own: dict[str, Any]) -> str:
-    """Predicted and actual perplexity under `probed`, and the rank correlation over (method,
-    ratio).
+    """Predicted and actual perplexity under `probed`, the rank correlation over (method, ratio),
+    and how far the predicted rises of the loss are off.
     """
-    rows, pairs = [], []
+    rows, pairs, dense = [], [], own["dense"]
     for method in lrcore.methods():
         cells = [own["cells"].get(f"{method['name']} probed params {ratio}") for ratio in RATIOS]
-        if all(cells):
-            pairs += [(cell["predicted"], cell["perplexity"]) for cell in cells]
-            rows.append(
-                [
-                    method["name"],
-                    *(f"{cell['predicted']:.3f} / {cell['perplexity']:.3f}" for cell in cells),
-                ]
-            )
-    correlation = spearman(pairs)
+        if all(cell and cell.get("predicted_rise") is not None for cell in cells):
+            own_pairs = [
+                (dense * math.exp(cell["predicted_rise"]), cell["perplexity"]) for cell in cells
+            ]
+            rows.append([method["name"], *(f"{one:.3f} / {two:.3f}" for one, two in own_pairs)])
+            pairs += own_pairs
     words = (
         f"**{title}**, predicted / actual; Spearman rank correlation over the {len(pairs)} pairs: "
-        f"{correlation:.3f}. The prediction is the "
-        "loss of the probing windows of the calibration text plus the sum of the predicted "
-        "increases; the actual figure is on the test text."
+        f"{spearman(pairs):.3f}; median error of the predicted rise of the loss: "
+        f"{median_error(pairs, dense):.0%}. The prediction is the dense loss of the test text plus "
+        "the sum of the predicted increases, which are measured on windows of the calibration text."
     )
     return f"{words}\n\n{table(['method', *(f'{ratio:.0%}' for ratio in RATIOS)], rows)}"
+
+
+def median_error(pairs: list[tuple[float, float]], dense: float) -> float:
+    """Median of abs(predicted - actual) / actual over pairs of perplexities, of the rises of the
+    loss above that of the dense perplexity; pairs without a rise are left out, NaN of none.
+    """
+    rises = [(math.log(one / dense), math.log(two / dense)) for one, two in pairs]
+    errors = [abs(one - two) / two for one, two in rises if two > 0]
+    return statistics.median(errors) if errors else math.nan
 
 
 def spearman(pairs: list[tuple[float, float]]) -> float:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from lrcore.data import Texts, make_windows
+from lrcore.data import Texts, make_windows, windows_aside
 from lrcore.errors import InputError
 
 
@@ -156,3 +156,27 @@ def test_a_text_far_longer_than_the_context_is_no_warning(caplog):
         windows = make_windows(texts("word " * 100_000), tokenizer, None, 64)
     assert windows.tokens.shape == (1562, 64)
     assert not caplog.records
+
+
+def aside(text, windows, samples):
+    return ["".join(map(chr, row)) for row in windows_aside(text, Characters(), windows, samples)]
+
+
+def test_windows_aside_are_what_is_left_and_share_nothing():
+    text = texts("abcdefghijkl")
+    assert aside(text, make_windows(text, Characters(), 2, 3, "first"), 9) == ["ghi", "jkl"]
+    assert aside(text, make_windows(text, Characters(), None, 3), 9) == []
+    unique = texts("".join(chr(200 + i) for i in range(400)))
+    windows = make_windows(unique, Characters(), 8, 10, "random", seed=3)
+    left = windows_aside(unique, Characters(), windows, 1000)
+    assert left.unique().numel() == left.numel()  # nor with each other
+    assert not torch.isin(left, windows.tokens).any()
+    gaps = torch.tensor([0, *sorted(windows.starts.tolist()), 400]).diff()
+    assert len(left) >= int((gaps.max() - 10) // 10)
+
+
+def test_windows_aside_are_spread_over_the_text():
+    text = texts("".join(chr(200 + i) for i in range(110)))
+    windows = make_windows(text, Characters(), 1, 10, "first")
+    left = windows_aside(text, Characters(), windows, 5)
+    assert (left[:, 0] - 200).tolist() == [10, 30, 50, 70, 90]

@@ -1,6 +1,4 @@
-"""Probes are real losses, curves pass through them, and the plan they lead to is the best there
-is.
-"""
+"""Probes are divergences from the dense model, and the plan they lead to is the best there is."""
 
 from dataclasses import replace
 from itertools import product
@@ -11,10 +9,13 @@ from plans import plan_ranks, probes
 
 import lrcore
 from lrcore.budget import make_budget
-from lrcore.compression.evidence.probes import interpolate, loss_curve, measure_rises, probed_ranks
+from lrcore.compression.evidence.divergence import DensePredictions
+from lrcore.compression.evidence.probes import measure_divergences, probing_windows
+from lrcore.data import load_texts
 from lrcore.evidence import Evidence
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.spectra import Cost, Spectrum
+from workbench import markup, text
 
 
 @pytest.fixture(params=["tiny_llama", "tiny_opt"])
@@ -24,31 +25,114 @@ def case(request, story_file):
     return model, recipe, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3")
 
 
-def plain_loss(network, tokens) -> float:
+def log_probabilities(network, tokens) -> torch.Tensor:
     with torch.inference_mode():
-        logits = network(tokens).logits[:, :-1].float()
-    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+        return network(tokens).logits[:, :-1].float().log_softmax(-1)
 
 
-def test_rises_equal_those_of_whole_forward_passes(case) -> None:
+def plain_loss(network, tokens) -> float:
+    own = log_probabilities(network, tokens)
+    return -float(own.gather(2, tokens[:, 1:, None]).mean())
+
+
+def truncated(model, factors, slot, rank):
+    layer, name = slot
+    network = clone(model.network)
+    write_layer(network, factors.layers[layer][name].truncate(read_layer(network, layer), rank))
+    return network
+
+
+def test_probes_equal_the_divergences_of_whole_forward_passes(case) -> None:
+    model, _, factors = case
+    tokens = factors.calibration.tokens
+    dense = log_probabilities(model.network, tokens)
+    base, points = measure_divergences(model.network, factors, tokens, lambda *_: None)
+    assert base == pytest.approx(plain_loss(model.network, tokens), abs=1e-5)
+    for slot, own in points.items():
+        probe = own[-1]
+        changed = log_probabilities(truncated(model, factors, slot, probe.rank), tokens)
+        windows = (dense.exp() * (dense - changed)).sum(-1).mean(-1)
+        assert probe.increase == pytest.approx(float(windows.mean()), rel=1e-3, abs=1e-7)
+        expected = float(windows.std()) / len(windows) ** 0.5
+        assert probe.standard_error == pytest.approx(expected, rel=1e-2, abs=1e-7)
+    assert torch.equal(log_probabilities(model.network, tokens), dense)
+
+
+def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> None:
+    """On a sample the loss falls about as often as it rises where its change is noise."""
     model, _, factors = case
     tokens = factors.calibration.tokens
     before = plain_loss(model.network, tokens)
-    base, points = measure_rises(model.network, factors, tokens, lambda *_: None)
-    assert base == pytest.approx(before, abs=1e-5)
-    for (layer, name), rises in points.items():
-        rank, rise = rises[-1]
-        network = clone(model.network)
-        write_layer(network, factors.layers[layer][name].truncate(read_layer(network, layer), rank))
-        assert rise == pytest.approx(plain_loss(network, tokens) - before, abs=1e-5)
-    assert plain_loss(model.network, tokens) == before
+    probes = lrcore.probe(model, factors).evidence.get("probes")
+    lower = [
+        (slot, probe)
+        for slot, own in probes.points.items()
+        for probe in own
+        if plain_loss(truncated(model, factors, slot, probe.rank), tokens) < before
+    ]
+    assert lower
+    for slot, probe in lower:
+        assert probe.increase > 2 * probe.standard_error
+        assert float(probes.curves[slot].at([probe.rank])) > 0.5 * probe.increase
+
+
+def test_slots_are_probed_on_windows_that_the_moments_have_not_seen(case) -> None:
+    model, _, factors = case
+    own = factors.calibration.tokens
+    windows, held_out = probing_windows(factors.calibration)
+    assert held_out
+    assert windows.shape == own.shape
+    assert lrcore.probe(model, factors).evidence.get("probes").held_out
+    seen = {tuple(row) for row in own.unfold(1, 8, 1).flatten(0, 1).tolist()}
+    assert not all(tuple(row[:8]) in seen for row in windows.tolist())
+
+
+def test_the_tail_of_a_file_that_is_measured_on_is_not_probed(
+    tiny_llama, story_text, tmp_path
+) -> None:
+    model, tail = lrcore.load(str(tiny_llama)), "zq9 " * 1020  # nearly the 4,096 characters
+    long = tmp_path / "long.txt"
+    long.write_text(f"{story_text} {story_text} {story_text}\n{tail}")
+    recipe = lrcore.Recipe(data=str(long), samples=32, seq_len=32, sampling="first")
+    windows, held_out = probing_windows(lrcore.calibrate(model, recipe))
+    assert held_out
+    assert len(windows) == 32
+    assert load_texts(f"{long}:test").documents == (tail,)
+    assert not any("zq9" in model.tokenizer.decode(row) for row in windows)
+
+
+def test_a_text_without_further_windows_is_probed_on_the_calibration_and_says_so(
+    tiny_llama, story_file, tmp_path
+) -> None:
+    model = lrcore.load(str(tiny_llama))
+    short = tmp_path / "short.txt"
+    short.write_text(story_file.read_text()[:1500])
+    recipe = lrcore.Recipe(
+        data=str(short), samples=40, seq_len=32, sampling="first", policy="probed", ratio=0.3
+    )
+    factors = lrcore.probe(model, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3"))
+    assert torch.equal(probing_windows(factors.calibration)[0], factors.calibration.tokens[:32])
+    assert not factors.evidence.get("probes").held_out
+    account = lrcore.allocate(factors, recipe).summary()
+    assert account["predicted_held_out"] is False
+    assert text.PREDICTED_SEEN in markup.summary(account)
+
+
+def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
+    model, _, factors = case
+    kept = DensePredictions(model.network, factors.calibration.tokens)
+    again = DensePredictions(model.network, factors.calibration.tokens, kept=0)
+    for number in range(len(factors.calibration.tokens)):
+        ours, theirs = kept.log_probabilities(number), again.log_probabilities(number)
+        torch.testing.assert_close(ours, theirs)
+    assert again.mean_loss() == pytest.approx(kept.mean_loss(), abs=1e-6)
 
 
 def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.probe(model, factors)
     monkeypatch.setattr(
-        "lrcore.compression.evidence.probes.measure_rises",
+        "lrcore.compression.evidence.probes.measure_divergences",
         lambda *_: pytest.fail("the cache was not used"),
     )
     again = lrcore.probe(model, factors)
@@ -66,28 +150,6 @@ def test_the_policy_needs_probes_and_compress_makes_them(case) -> None:
     small = lrcore.compress(model, recipe, factors)
     assert small.account.to_dict()["achieved"] >= 0.3
     assert small.account.to_dict()["predicted_perplexity"] is not None
-
-
-def test_a_curve_passes_through_its_probes_and_falls_to_zero() -> None:
-    cost = Cost(10, 3, 30)
-    s = Spectrum((0, "mlp"), torch.linspace(2, 0.2, 10, dtype=torch.float64), cost)
-    points = [(r, 0.01 * (10 - r) ** 2) for r in probed_ranks(cost)]
-    curve = loss_curve(s, points).increase
-    for rank, rise in points:
-        assert float(curve[cost.ranks().index(rank)]) == pytest.approx(rise, rel=1e-9)
-    assert (curve.diff() <= 0).all()
-    assert curve[-1] == 0
-    last = min(rank for rank, _ in points)
-    below = s.tail(1) / s.tail(last) * dict(points)[last]
-    assert float(curve[0]) == pytest.approx(below * (last / 1) ** 2)
-
-
-def test_interpolation_is_linear_between_and_constant_outside() -> None:
-    x, known_x, known_y = (
-        torch.tensor(v, dtype=torch.float64)
-        for v in ([0.0, 1.0, 1.5, 3.0, 9.0], [1.0, 2.0, 4.0], [10.0, 20.0, 0.0])
-    )
-    assert interpolate(x, known_x, known_y).tolist() == [10, 10, 15, 10, 0]
 
 
 def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:

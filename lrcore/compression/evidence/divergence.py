@@ -1,0 +1,77 @@
+"""How far a changed network's predictions are from the dense one's: the mean Kullback-Leibler
+divergence, in nats per token.
+
+Its expectation is the rise of the loss where the text is as likely as the dense model says. Unlike
+a rise measured on a sample, it is never negative, and what the sample's next tokens happen to be
+does not enter it: of the same windows its standard error is ten times smaller.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+from transformers import PreTrainedModel
+
+from ...models.architectures import decoder_layers
+from ...models.stream import LayerStream, starting_at
+from .losses import BATCH
+
+KEPT = 2**28  # bytes of dense log-probabilities that are kept; beyond, the head gives them again
+
+
+class DensePredictions:
+    """What the dense network predicts on tokens [windows, length], window by window.
+
+    Log-probabilities are kept where all together take no more than `kept` bytes, else the last
+    hidden states, of which the head makes them each time they are read.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, network: PreTrainedModel, tokens: Tensor, kept: int = KEPT) -> None:
+        self.network, self.tokens = network, tokens.to(network.device)
+        stream = LayerStream(network, tokens, BATCH)
+        for index in range(len(decoder_layers(network))):
+            stream.run(index)
+        self._states = torch.cat(stream.hidden)
+        vocabulary = network.get_output_embeddings().weight.shape[0]
+        self._kept: list[Tensor] = []
+        if 4 * tokens.numel() * vocabulary <= kept:
+            self._kept = [self._from_head(number) for number in range(len(tokens))]
+
+    def log_probabilities(self, number: int) -> Tensor:
+        """Of every token of a window but the first, [length - 1, vocabulary], float32."""
+        return self._kept[number] if self._kept else self._from_head(number)
+
+    @torch.inference_mode()
+    def _from_head(self, number: int) -> Tensor:
+        own = slice(number, number + 1)
+        layers = len(decoder_layers(self.network))
+        with starting_at(self.network, layers, self._states[own]):
+            logits = self.network(input_ids=self.tokens[own], use_cache=False).logits
+        predicted: Tensor = logits[0, :-1].float().log_softmax(-1)
+        return predicted
+
+    def mean_loss(self) -> float:
+        """Mean loss of the dense network, nats/token."""
+        losses = [
+            -self.log_probabilities(number).gather(1, window[1:, None]).mean()
+            for number, window in enumerate(self.tokens)
+        ]
+        return float(torch.stack(losses).double().mean())
+
+    @torch.inference_mode()
+    def divergences(self, network: PreTrainedModel, index: int, hidden: list[Tensor]) -> Tensor:
+        """Mean KL(dense || network) of every window, [windows], float64, nats/token, >= 0.
+
+        index: the first layer that the networks do not share. hidden: its inputs [b, length, d],
+        batch by batch.
+        """
+        result: list[Tensor] = []
+        for states, tokens in zip(hidden, self.tokens.split(BATCH), strict=True):
+            with starting_at(network, index, states):
+                logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
+            for own in logits:
+                dense = self.log_probabilities(len(result))
+                changed = own.float().log_softmax(-1)
+                sums = kl_div(changed, dense, reduction="none", log_target=True).sum(-1)
+                result.append(sums.double().mean().clamp_min(0))
+        return torch.stack(result).cpu()

@@ -1,0 +1,72 @@
+"""Curves pass through probes that are sure of themselves and follow the tail elsewhere."""
+
+import pytest
+import torch
+
+from lrcore.compression.evidence.curve import SPREAD, interpolate, loss_curve
+from lrcore.compression.evidence.probes import probed_ranks
+from lrcore.evidence import Probe
+from lrcore.spectra import Cost, Spectrum
+
+COST = Cost(10, 3, 30)
+S = Spectrum((0, "mlp"), torch.linspace(2, 0.2, 10, dtype=torch.float64), COST)
+
+
+def curve_of(increases: dict[int, float], errors: dict[int, float]) -> dict[int, float]:
+    """The curve by rank; errors are relative, 0 where none is given."""
+    probes = [Probe(r, value, value * errors.get(r, 0)) for r, value in increases.items()]
+    curve = loss_curve(S, probes)
+    assert (curve.increase.diff() <= 0).all()
+    return dict(zip(curve.ranks, curve.increase.tolist(), strict=True))
+
+
+def test_a_curve_passes_through_its_probes_and_falls_to_zero() -> None:
+    points = {r: 0.01 * (10 - r) ** 2 for r in probed_ranks(COST)}
+    curve = curve_of(points, {})
+    for rank, increase in points.items():
+        assert curve[rank] == pytest.approx(increase, rel=1e-9)
+    assert curve[10] == 0
+    last = min(points)
+    below = S.tail(1) / S.tail(last) * points[last]
+    assert curve[1] == pytest.approx(below * (last / 1) ** 2)
+
+
+def test_a_probe_below_its_noise_leaves_the_shape_to_the_tail() -> None:
+    sure = {3: 0.5, 5: 0.5 * S.tail(5) / S.tail(3)}
+    for noisy in (1e-6, 0.05 * S.tail(9) / S.tail(3)):
+        curve = curve_of(sure | {9: noisy}, {9: 0.1 / noisy})  # an error of 0.1 nats/token
+        assert curve[9] == pytest.approx(0.5 * S.tail(9) / S.tail(3), rel=0.02)
+        assert curve[3] == pytest.approx(0.5, rel=1e-9)
+
+
+def test_a_probe_counts_as_far_as_its_error_is_small_beside_the_spread() -> None:
+    flat = {3: S.tail(3), 5: S.tail(5)}
+    known, unsure = curve_of(flat | {9: 0.01}, {}), curve_of(flat | {9: 0.01}, {9: SPREAD})
+    assert known[9] == pytest.approx(0.01, rel=1e-9)
+    assert 1.5 * known[9] < unsure[9] < 0.6 * S.tail(9)
+
+
+def test_probes_that_grow_with_the_rank_share_one_scale_by_their_precision() -> None:
+    increases = {7: 0.01, 9: 0.02}  # impossible: more is lost at the higher rank
+    even = curve_of(increases, {7: 0.1, 9: 0.1})
+    assert even[7] / S.tail(7) == pytest.approx(even[9] / S.tail(9))
+    left, right = (curve_of(increases, errors) for errors in ({7: 0.1}, {9: 0.1}))
+    assert right[7] < even[7] < left[7]
+    assert right[7] == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_slot_that_costs_nothing_has_a_finite_curve() -> None:
+    curve = curve_of({3: 0.0, 9: 0.0}, {})
+    assert 0 < curve[9] <= curve[3] < 1e-6
+
+
+def test_a_slot_without_probes_has_a_curve_of_zeros() -> None:
+    assert set(curve_of({}, {}).values()) == {0.0}
+
+
+def test_interpolation_is_linear_between_and_constant_outside() -> None:
+    x, known_x, known_y = (
+        torch.tensor(v, dtype=torch.float64)
+        for v in ([0.0, 1.0, 1.5, 3.0, 9.0], [1.0, 2.0, 4.0], [10.0, 20.0, 0.0])
+    )
+    assert interpolate(x, known_x, known_y).tolist() == [10, 10, 15, 10, 0]
