@@ -86,8 +86,8 @@ def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: Laye
     batches = range(len(small.hidden))
     fit, has_down = Regression(), False
     for number in batches:
-        then, now = dense.look(index, number), small.look(index, number)
-        fit.add(now.o_in, dense.hidden[number] + then.o_out - small.hidden[number])
+        then, o_in = dense.look(index, number), small.look_before_o(index, number)
+        fit.add(o_in, dense.hidden[number] + then.o_out - small.hidden[number])
         dense.hidden[number], has_down = then.out, then.down_in is not None
     _install(network, index, "o", fit)
     if has_down:

@@ -169,6 +169,30 @@ class LayerStream:
         down_in = seen["down_in"].view(*out.shape[:-1], -1) if "down" in paths else None
         return Look(seen["o_in"], seen["o_out"].view_as(out), down_in, out)
 
+    @torch.inference_mode()
+    def look_before_o(self, index: int, number: int) -> Tensor:
+        """The input of the output projection of layer `index` on one batch, [b, t, in]; the layer
+        is left there, before its MLP.
+        """
+        layer = decoder_layers(self.network)[index]
+        path = projection_paths(architecture_of(self.network), layer)["o"]
+
+        seen: list[Tensor] = []
+
+        def leave(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            seen.append(args[0])
+            raise _Reached
+
+        handle = layer.get_submodule(path).register_forward_pre_hook(leave)
+        hidden = self._hidden[number]
+        args, kwargs = self._calls[len(hidden)][index]
+        try:
+            with suppress(_Reached):
+                layer(hidden, *args, **kwargs)
+        finally:
+            handle.remove()
+        return seen[0]
+
     def _tap(
         self, layer: nn.Module, index: int, accumulator: Accumulator, stack: ExitStack
     ) -> None:
@@ -194,6 +218,10 @@ class LayerStream:
             if tap in accumulator.taps:
                 module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
+
+
+class _Reached(Exception):
+    """The output projection has been reached."""
 
 
 def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:
