@@ -3,7 +3,8 @@
 // Runs as js_on_load of a gr.HTML, which gives element, props, trigger, watch and server. The
 // value: JSON of [stamp of the runs, ids chosen to compare, id of the run on show].
 const KEY = 'runs-table',
-  MOST = $MOST;
+  MOST = $MOST,
+  AGAIN = 2000; // milliseconds
 const root = element.querySelector('.runs'),
   tools = root.querySelector('.runs-tools'),
   words = tools.querySelector('[type=search]'),
@@ -44,7 +45,8 @@ async function ask() {
   try {
     got = await server.runs_listed(view);
   } catch {
-    return; // the server is away; Gradio says so
+    setTimeout(() => mine === asked && ask(), AGAIN); // the server is away; Gradio says so
+    return;
   }
   if (mine !== asked) return;
   stale = false;
@@ -108,7 +110,12 @@ watch('value', () => {
   stamp = now;
   mark();
 });
-new IntersectionObserver(([seen]) => {
-  onShow = seen.isIntersecting;
-  if (onShow && stale) ask();
-}).observe(root);
+// On show: in the open tab, scrolled to or not. A busy page tells several changes at once; the last
+// is what is now.
+new IntersectionObserver(
+  (changes) => {
+    onShow = changes.at(-1).isIntersecting;
+    if (onShow && stale) ask();
+  },
+  { rootMargin: '100000px' },
+).observe(root);

@@ -23,6 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 ROOT = Path(__file__).parent.parent
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
 VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
+SWEPT = ("svd", "svd_llm", "modegpt", "a3")
 README = ("light-spectra", "light-allocation", "light-compare", "dark-spectra")
 FLAGS = [
     "--no-sandbox",
@@ -55,13 +56,25 @@ def server() -> Iterator[str]:
 
 
 def prepare(page: Page) -> None:
-    """A run or two to show, where there are none yet."""
+    """A sweep of runs to show, where there are none yet."""
     page.wait_for_selector("#bars .plot, #heatmap .js-plotly-plot", timeout=120_000)
     open_tab(page, "Compress")
     page.wait_for_timeout(1500)
     if page.locator(".job.done").count() == 0:
-        page.click("#start")
-        page.wait_for_selector(".job.done", timeout=300_000)
+        page.locator("button.label-wrap", has_text="Sweep").click()
+        methods = page.locator("#sweep-methods input")
+        for name in SWEPT:
+            methods.fill(name)
+            methods.press("Enter")
+        methods.blur()
+        page.locator("#sweep-ratios").locator("input, textarea").first.fill("0.1, 0.2, 0.3, 0.4")
+        page.click("#start-sweep")
+        page.wait_for_selector(".job.done", timeout=900_000)
+    open_tab(page, "Runs & export")
+    for number in (2, 6):  # two methods at one ratio
+        page.locator("#runs-table [role=row]").nth(number).locator("input").check()
+    page.get_by_text("Compare ticked").click()
+    page.wait_for_timeout(1500)
 
 
 def open_tab(page: Page, title: str) -> None:
@@ -96,7 +109,7 @@ def shoot(page: Page, folder: Path, view: str) -> None:
             page.wait_for_timeout(4000)
             page.evaluate("document.activeElement.blur()")
         if title == "Runs & export" and page.locator("#runs-table [role=gridcell]").count():
-            page.locator("#runs-table [role=gridcell]").first.click()
+            page.locator("#runs-table [role=row]").nth(1).locator("[role=gridcell]").nth(1).click()
             page.wait_for_timeout(1500)
         name = title.split()[0].lower()
         page.mouse.move(5, 5)

@@ -13,6 +13,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 BESIDE = ("top center", "middle right", "bottom center", "middle left")
 HEIGHT, GAP = 330, 110  # pixels of a panel, and between two of them
 MOST_LABELLED = 60
+# of a log axis: Plotly's own write 2 and 5 without their power
+TICKS = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5)]
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def pareto(panels: Sequence[Panel], axis: str, chosen: Sequence[str] = ()) -> st
     """Excess loss, on a log axis, over what the axis names: a line per method and policy with the
     ratios beside its points, and rings around the chosen runs.
     """
-    height = sum(HEIGHT + GAP for _ in panels) or HEIGHT
+    height = max(len(panels), 1) * (HEIGHT + GAP) - GAP
     methods = sorted({point.method for panel in panels for point in panel.runs})
     named_policies = {point.policy for panel in panels for point in panel.runs}
     policies = sorted(named_policies, key=lambda name: (name != "uniform", name))
@@ -108,7 +110,8 @@ def pareto(panels: Sequence[Panel], axis: str, chosen: Sequence[str] = ()) -> st
     margin = {"t": 120, "r": 16, "b": 50, "l": 72}
     # above the title of the first panel
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1 + 40 / height, "yanchor": "bottom"}
-    return figure(data, height + 60, f"pareto{axis}{len(panels)}", margin=margin, **layout)
+    whole = margin["t"] + height + margin["b"]
+    return figure(data, whole, f"pareto{axis}{len(panels)}", margin=margin, **layout)
 
 
 def loss_axis(panel: Panel, domain: list[float]) -> dict[str, Any]:
@@ -118,9 +121,9 @@ def loss_axis(panel: Panel, domain: list[float]) -> dict[str, Any]:
         "domain": domain,
         "range": [math.log10(min(heights) / 1.8), math.log10(max(heights) * 1.8)],
         "title": {"text": "excess loss (nats/token)", "standoff": 14},
-        "exponentformat": "power",
+        "tickvals": TICKS,
+        "ticktext": [f"{tick:g}" for tick in TICKS],
         "tickfont": {"size": 11},
-        "dtick": "D1" if max(heights) / min(heights) < 30 else 1,
     }
 
 

@@ -11,7 +11,7 @@ import gradio as gr
 from ... import run_text
 from ...assets import script
 from ...chosen import toggle
-from ...events import QUIET, bind, event_data
+from ...events import LIVE, QUIET, bind, event_data, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
 from .listing import COLUMNS, View, listed
@@ -64,7 +64,7 @@ def list_runs(store: Store, view: dict[str, Any]) -> dict[str, Any]:
 def wire(page: Page, store: Store, table: gr.HTML) -> None:
     shown = [page.runs_stamp, page.chosen, page.opened_run]
     changed = [part.change for part in shown]
-    gr.on(changed, None, shown, table, js="(...shown) => JSON.stringify(shown)", **QUIET)
+    listen(changed, bind(table_value), shown, table, **LIVE)
     table.open(bind(open_row), None, [page.opened_run, page.run_address], **QUIET)
     chosen = table.choose(bind(choose, store), page.chosen, page.chosen, **QUIET)
     chosen.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
@@ -74,6 +74,11 @@ def wire(page: Page, store: Store, table: gr.HTML) -> None:
 def wire_link(page: Page, store: Store, title: str) -> None:
     """Open the run that the address names, in the tab of this title."""
     page.opened(bind(open_linked, store, title), None, [page.opened_run, page.tabs], **QUIET)
+
+
+def table_value(stamp: str, chosen: list[str], opened: str) -> str:
+    """What the table shows beside its rows. Made here: a gr.State has no value in the browser."""
+    return json.dumps([stamp, chosen, opened])
 
 
 def open_compare() -> gr.Tabs:
