@@ -43,8 +43,8 @@ class Names:
         """Whether a Host header names this page. Where other machines reach it, any address in
         numbers does: a name of another site is what rebinding needs.
         """
-        found = _HOST.fullmatch(header.strip().lower())
-        name = found[1].strip("[]").rstrip(".") if found else ""
+        match = _HOST.fullmatch(header.strip().lower())
+        name = match[1].strip("[]").rstrip(".") if match else ""
         if name and ANY in self.others:
             return True
         if name in {self.host.lower().strip("[]"), *map(str.lower, self.others)}:
@@ -106,17 +106,17 @@ class Gate:
 async def _body(scope: Any, receive: Any) -> tuple[list[Any], tuple[int, str] | None]:
     """The messages of a request's body, and why it is refused."""
     parts: list[Any] = []
-    room = LARGEST
+    left = LARGEST
     claimed = next(_values(scope, b"content-length"), "0")
     more = not claimed.isdigit() or int(claimed) <= LARGEST
     if not more:
-        room = -1
-    while more and room >= 0:
+        left = -1
+    while more and left >= 0:
         message = await receive()
         parts.append(message)
-        room -= len(message.get("body", b""))
+        left -= len(message.get("body", b""))
         more = message["type"] == "http.request" and message.get("more_body", False)
-    if room < 0:
+    if left < 0:
         return parts, (413, f"A request may hold {LARGEST // 2**20} MB at most.")
     if scope["path"].rstrip("/").endswith("/upload"):
         whole = b"".join(part.get("body", b"") for part in parts)
@@ -128,8 +128,8 @@ async def _body(scope: Any, receive: Any) -> tuple[list[Any], tuple[int, str] | 
 def _file_names(body: bytes) -> Iterator[str]:
     """The names of the files in a form, in lower case."""
     for line in _DISPOSITION.finditer(body):
-        for found in _FILE.finditer(line[1]):
-            yield (found[1] or found[2] or b"").decode("utf-8", "replace").strip().lower()
+        for match in _FILE.finditer(line[1]):
+            yield (match[1] or match[2] or b"").decode("utf-8", "replace").strip().lower()
 
 
 def _again(parts: list[Any], receive: Any) -> Any:

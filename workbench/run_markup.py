@@ -21,12 +21,12 @@ def curve(losses: Sequence[float], what: str = "cross-entropy at each step, nats
         f"{2 + (HEIGHT - 4) * (1 - (losses[i] - low) / ((high - low) or 1)):.1f}"
         for i in kept
     )
-    said = f"{losses[0]:.3f} → {losses[-1]:.3f}"
+    change = f"{losses[0]:.3f} → {losses[-1]:.3f}"
     return (
         f"<figure class='curve'><svg viewBox='0 0 {WIDTH} {HEIGHT}' preserveAspectRatio='none' "
-        f"role='img' aria-label='{escape(what, quote=True)}: {said}'>"
+        f"role='img' aria-label='{escape(what, quote=True)}: {change}'>"
         f"<polyline points='{points}'/></svg>"
-        f"<figcaption><b>{said}</b> {escape(what)}, {len(losses)} steps</figcaption></figure>"
+        f"<figcaption><b>{change}</b> {escape(what)}, {len(losses)} steps</figcaption></figure>"
     )
 
 

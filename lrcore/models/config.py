@@ -13,6 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -132,6 +133,16 @@ def write_config(network: PreTrainedModel, folder: Path, own: bool, **fields: An
 def kernel_of(config: PretrainedConfig) -> str:
     """The attention of transformers that a model runs with."""
     return ARCHITECTURES[config.get_text_config().model_type].kernel
+
+
+def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, str]:
+    """The option of transformers that experts run with: PyTorch's grouped product takes no float64.
+
+    dtype: as `from_pretrained` takes it.
+    """
+    wide = (config.get_text_config().dtype if dtype == "auto" else dtype) == torch.float64
+    experts = ARCHITECTURES[config.get_text_config().model_type].experts
+    return {"experts_implementation": "eager"} if wide and experts else {}
 
 
 def auto_class(config: PretrainedConfig) -> type[Any]:

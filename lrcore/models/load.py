@@ -25,7 +25,7 @@ from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, decoder_layers, text_config
-from .config import auto_class, has_own_type, kernel_of, one_line, quiet, read_config
+from .config import auto_class, experts_of, has_own_type, kernel_of, one_line, quiet, read_config
 from .gguf import dequantised, note_of
 from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
 from .mapped import map_weights
@@ -207,7 +207,7 @@ def _read_network(
         "local_files_only": True,
         "trust_remote_code": False,
     }
-    options["attn_implementation"] = kernel_of(config)
+    options |= {"attn_implementation": kernel_of(config)} | experts_of(config, dtype)
     try:
         with quiet():
             network, info = auto_class(config).from_pretrained(
@@ -270,7 +270,11 @@ def empty_network(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMod
     """
     with quiet(), no_init_weights():
         return auto_class(config).from_config(
-            config, dtype=dtype, attn_implementation=kernel_of(config), trust_remote_code=False
+            config,
+            dtype=dtype,
+            attn_implementation=kernel_of(config),
+            trust_remote_code=False,
+            **experts_of(config, dtype),
         )
 
 

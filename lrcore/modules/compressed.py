@@ -194,9 +194,13 @@ def whole_head(cos: Tensor, sin: Tensor, head_size: int) -> tuple[Tensor, Tensor
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """States [..., size] with their pairs (j, j + size / 2) rotated; cos and sin [..., size]."""
+    """States [..., size] with their pairs (j, j + size / 2) rotated, in their dtype.
+
+    cos and sin [..., size]; in float32 whatever the model's dtype for some families (OLMo 2).
+    """
     half = states.shape[-1] // 2
-    return states * cos + torch.cat((-states[..., half:], states[..., :half]), dim=-1) * sin
+    crossed = torch.cat((-states[..., half:], states[..., :half]), dim=-1)
+    return (states * cos + crossed * sin).to(states.dtype)
 
 
 def _add(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,9 +1,12 @@
-"""Models of 16 bits: compressed without overflow, and nothing that is not finite reaches a file."""
+"""Models of 16 and 64 bits: compressed without overflow, and nothing that is not finite reaches a
+file.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import family_folder
 
 import lrcore
 from lrcore import InputError
@@ -37,6 +40,29 @@ def test_every_method_gives_finite_weights(loud_folder, story_file, tmp_path, me
     assert all(torch.isfinite(p).all() for p in small.network.parameters())
     again = lrcore.load(str(lrcore.save(small, tmp_path / "small")))
     assert again.dtype == dtype
+
+
+@pytest.mark.parametrize("method", ["a3", "care"])
+def test_a_family_with_rotary_tables_of_thirty_two_bits(tmp_path, tiny_llama, story_file, method):
+    """OLMo 2 gives cosines in float32; queries and keys keep the model's dtype."""
+    folder = family_folder("olmo2", tiny_llama, tmp_path / "olmo2")
+    model = lrcore.load(str(folder), dtype="bfloat16")
+    data = {"data": str(story_file), "samples": 2, "seq_len": 16}
+    recipe = lrcore.Recipe(str(folder), dtype="bfloat16", method=method, ratio=0.3, **data)
+    small = lrcore.compress(model, recipe)
+    assert lrcore.evaluate(small, **data).perplexity > 1
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_of_sixty_four_bits(tmp_path, tiny_llama, story_file, family):
+    """PyTorch's grouped product of experts takes no float64."""
+    folder = family_folder(family, tiny_llama, tmp_path / family)
+    model = lrcore.load(str(folder), dtype="float64")
+    data = {"data": str(story_file), "samples": 2, "seq_len": 16}
+    recipe = lrcore.Recipe(str(folder), dtype="float64", ratio=0.3, **data)
+    small = lrcore.compress(model, recipe)
+    again = lrcore.load(str(lrcore.save(small, tmp_path / "small")), dtype="float64")
+    assert lrcore.evaluate(again, **data).perplexity > 1
 
 
 def test_activations_that_are_not_finite_are_named(tiny_llama, story_file):

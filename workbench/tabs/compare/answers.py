@@ -73,9 +73,9 @@ def wire(page: Page, store: Store, parts: Answers, runs: gr.Dropdown) -> None:
         concurrency_limit=4,
     )
     stopped = parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
-    said = [parts.prompt, page.chosen, *parts.columns, *page.form.inputs]
+    inputs = [parts.prompt, page.chosen, *parts.columns, *page.form.inputs]
     for ended in (streaming, stopped):
-        listen(ended, bind(diverge, store), said, parts.divergence, **QUIET)
+        listen(ended, bind(diverge, store), inputs, parts.divergence, **QUIET)
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:

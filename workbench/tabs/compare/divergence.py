@@ -46,8 +46,8 @@ def block(store: Store, run: lrcore.Run, prompt: str, answer: str, other: str) -
     begin = generated_from([token for token, _ in now], prompt)
     first = first_difference([token for token, _ in now], [token for token, _ in others])
     tokens = [(token, old, new) for (token, old), (_, new) in zip(before, now, strict=True)]
-    said = run_text.divergence(tokens, others, begin, first) if other else ""
-    return title + markup.note(said) + run_markup.answer(tokens, begin, first)
+    summary = run_text.divergence(tokens, others, begin, first) if other else ""
+    return title + markup.note(summary) + run_markup.answer(tokens, begin, first)
 
 
 def generated_from(tokens: Sequence[str], prompt: str) -> int:

@@ -125,9 +125,9 @@ def latex_table(table: Table) -> str:
         ]
         lines.append([latex(METRICS[name].label), *cells])
     head, *body = [f"{' & '.join(line)} \\\\\n" for line in lines]
-    said = "".join(f"% {one}\n" for one in notes(table))
+    comments = "".join(f"% {one}\n" for one in notes(table))
     return (
-        f"{said}\\begin{{tabular}}{{l{'r' * len(models(table))}}}\n\\toprule\n{head}\\midrule\n"
+        f"{comments}\\begin{{tabular}}{{l{'r' * len(models(table))}}}\n\\toprule\n{head}\\midrule\n"
         f"{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
     )
 

@@ -86,8 +86,8 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
             for row in rows[i :: len(compared)]
         ]
         store.runs.add_samples(run.id, own)
-    said = markup.note(run_text.agreement(rows))
-    return table(rows), lrcore.answers_csv(rows), said
+    summary = markup.note(run_text.agreement(rows))
+    return table(rows), lrcore.answers_csv(rows), summary
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
