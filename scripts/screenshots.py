@@ -25,6 +25,7 @@ TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
 VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
 SWEPT = ("svd", "svd_llm", "modegpt", "a3")
 README = ("light-spectra", "light-allocation", "light-compare", "dark-spectra")
+TALLEST = 1500  # pixels of a picture in README
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -72,7 +73,8 @@ def prepare(page: Page) -> None:
         page.wait_for_selector(".job.done", timeout=900_000)
     open_tab(page, "Runs & export")
     for number in (2, 6):  # two methods at one ratio
-        page.locator("#runs-table [role=row]").nth(number).locator("input").check()
+        page.locator("#runs-table [role=row]").nth(number).locator("input").click()
+        page.wait_for_timeout(1000)
     page.get_by_text("Compare ticked").click()
     page.wait_for_timeout(1500)
 
@@ -145,7 +147,8 @@ def main() -> None:
 
 def optimise(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(source).convert("RGB").save(target, optimize=True)
+    picture = Image.open(source).convert("RGB")
+    picture.crop((0, 0, picture.width, min(picture.height, TALLEST))).save(target, optimize=True)
 
 
 @contextmanager

@@ -298,7 +298,7 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
         [dense, point("a", 2, 3), point("b", 3, 4), point("c", 2, 5), point("d", 4, 1)]
     )
     assert message == (
-        "Not dominated in size and perplexity: a or d. b is dominated by a. c is dominated by a."
+        "Not dominated in size and perplexity: a, d. b is dominated by a. c is dominated by a."
     )
     many = chart.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
     assert many.endswith("3 is dominated by a. 3 more are dominated.")

@@ -111,7 +111,7 @@ def conclusion(points: Sequence[Point]) -> str:
     ]
     names = {name for name, _ in dominated}
     front = [point.name for point in runs if point.name not in names]
-    sentences = text.FRONT.format(" or ".join(front[:MOST_NAMED])) if front else ""
+    sentences = text.FRONT.format(", ".join(front[:MOST_NAMED])) if front else ""
     sentences += "".join(text.DOMINATED.format(*pair) for pair in dominated[:MOST_NAMED])
     more = len(dominated) - MOST_NAMED
     return sentences + (text.DOMINATED_MORE.format(more) if more > 0 else "")
