@@ -140,13 +140,13 @@ def _touch(path: Path) -> None:
 
 def entries() -> list[Entry]:
     """All entries, the one that was used the longest time ago first; drafts are none."""
-    entries = []
+    known = []
     for kind in KINDS:
         for path in _listed(cache_folder() / kind):
             if not path.name.startswith(".") and path.suffix != ".lock":
                 with suppress(OSError):  # it has gone in the meantime
-                    entries.append(Entry(kind, path, _bytes(path), path.stat().st_mtime))
-    return sorted(entries, key=lambda entry: (entry.used, entry.path.name))
+                    known.append(Entry(kind, path, _bytes(path), path.stat().st_mtime))
+    return sorted(known, key=lambda entry: (entry.used, entry.path.name))
 
 
 def _listed(folder: Path) -> list[Path]:

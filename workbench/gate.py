@@ -95,10 +95,10 @@ class Gate:
                 "with --name."
             )
         within = "same-origin" in _values(scope, b"sec-fetch-site")
-        if any(not (self.names.same(one, hosts[0]) or within) for one in origins):
-            return 403, "A page of another site asked, which this server does not answer."
+        strange = any(not (self.names.same(one, hosts[0]) or within) for one in origins)
         across = {"cross-site", "same-site"} & set(_values(scope, b"sec-fetch-site"))
-        if across and not origins and scope.get("method", "GET") not in ("GET", "HEAD"):
+        changes = scope.get("method", "GET") not in ("GET", "HEAD")
+        if strange or (across and not origins and changes):
             return 403, "A page of another site asked, which this server does not answer."
         return None
 

@@ -203,7 +203,7 @@ def less(now: float, before: float) -> str:
     """The change against the dense model, as a share of it."""
     if not before or now == before:
         return "as dense"
-    return f"{now / before - 1:+.1%} vs dense".replace("-", "−")
+    return f"{text.share(now / before - 1)} vs dense"
 
 
 def coloured(tokens: Sequence[tuple[str, float, float]]) -> str:

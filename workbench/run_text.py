@@ -58,7 +58,7 @@ def outcome(run: lrcore.Run, evaluation: Mapping[str, Any] | None) -> str:
     if evaluation and evaluation["perplexity"]:
         value = figure(evaluation)
         before = evaluation["dense_perplexity"]
-        value += f" ({share(evaluation['perplexity'] / before - 1)})" if before else ""
+        value += f" ({text.share(evaluation['perplexity'] / before - 1)})" if before else ""
     return f"{made_by(run)} → {value}, {text.megabytes(run.account.model.megabytes)}"
 
 
@@ -99,10 +99,6 @@ def afterwards(run: lrcore.Run) -> list[str]:
         words += ["healed"] if isinstance(step, lrcore.Healed) else []
         words += [f"{step.bits} bit"] if isinstance(step, lrcore.Quantised) else []
     return words
-
-
-def share(change: float) -> str:
-    return f"{change:+.1%}".replace("-", "−")
 
 
 def divergence(

@@ -423,5 +423,9 @@ def megabytes(number: float) -> str:
     return f"{number:.3g} MB" if number < 1000 else f"{number / 1000:.3g} GB"
 
 
+def share(change: float) -> str:
+    return f"{change:+.1%}".replace("-", "−")
+
+
 def speed(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} tokens/s"

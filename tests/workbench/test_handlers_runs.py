@@ -10,7 +10,7 @@ import pytest
 from page_values import BROWSER, click
 
 import lrcore
-from workbench import job_markup, polling, run_markup, run_text, selection, sidebar, text
+from workbench import job_markup, polling, run_markup, selection, sidebar, text
 from workbench.evaluation_controls import EvaluationControls, read_settings
 from workbench.events import bind
 from workbench.form import input_values
@@ -235,7 +235,7 @@ def test_a_finished_job_says_what_came_out_and_leads_on(store):
     assert one["perplexity"] == pytest.approx(one["dense_perplexity"] * math.exp(change))
     line = (
         f"a3 40% → {one['perplexity']:.3f} ± {error:.3f} "
-        f"({run_text.share(one['perplexity'] / one['dense_perplexity'] - 1)}), "
+        f"({text.share(one['perplexity'] / one['dense_perplexity'] - 1)}), "
         f"{text.megabytes(run.account.model.megabytes)}"
     )
     assert record.outcome == line

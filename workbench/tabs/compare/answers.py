@@ -61,9 +61,9 @@ def layout() -> Answers:
     return Answers(prompt, settings, go, stop, columns, panel("divergence", value=NOTHING_YET))
 
 
-def wire(page: Page, store: Store, parts: Answers, runs: gr.Dropdown) -> None:
-    chosen = [runs, *page.form.inputs]
-    listen([runs.change, page.opened], bind(lay_out, store), chosen, parts.columns, **LIVE)
+def wire(page: Page, store: Store, parts: Answers) -> None:
+    chosen = [page.chosen, *page.form.inputs]
+    listen([page.chosen.change, page.opened], bind(lay_out, store), chosen, parts.columns, **LIVE)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),

@@ -1,6 +1,7 @@
 """Where answers leave the dense model's, and what each token then costs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import lrcore
@@ -24,29 +25,40 @@ def diverge(store: Store, prompt: str, ids: Sequence[str], *values: Any) -> str:
     shown, form = values[: len(runs) + 1], values[-FORM_VALUES:]
     if not runs or not all(one and one != prompt for one in shown):
         return NOTHING_YET
-    base = model_key(dense_recipe(store, ids, form))
+    recipe = dense_recipe(store, ids, form)
+
+    @cache
+    def others() -> list[tuple[str, float]]:
+        return lrcore.token_losses(store.dense(recipe), shown[0])
+
     blocks = []
     for run, answer in zip(runs, shown[1:], strict=True):
-        other = shown[0] if model_key(run.recipe) == base else ""
-        blocks.append(block(store, run, prompt, answer, other))
+        own = model_key(run.recipe) == model_key(recipe)
+        blocks.append(block(store, run, prompt, answer, others if own else None))
     return "".join(blocks) + run_markup.scale(run_text.SCALE)
 
 
-def block(store: Store, run: lrcore.Run, prompt: str, answer: str, other: str) -> str:
-    """The answer of a run, token by token; other: the dense model's, "" where that is another
-    model than the run was made of.
+def block(
+    store: Store,
+    run: lrcore.Run,
+    prompt: str,
+    answer: str,
+    dense_answer: Callable[[], list[tuple[str, float]]] | None,
+) -> str:
+    """The answer of a run, token by token; dense_answer: gives the tokens of the dense model's and
+    their losses; None where that is another model than the run was made of.
     """
     title = f"<h4>{markup.escape(run.name)}</h4>"
     try:
         dense = store.dense(run.recipe)
         before, now = (lrcore.token_losses(one, answer) for one in (dense, store.small(run)))
-        others = lrcore.token_losses(dense, other) if other else []
+        others = dense_answer() if dense_answer else []
     except lrcore.InputError as error:  # such as an answer that fills the context
         return title + markup.note(str(error))
     begin = generated_from([token for token, _ in now], prompt)
     first = first_difference([token for token, _ in now], [token for token, _ in others])
     tokens = [(token, old, new) for (token, old), (_, new) in zip(before, now, strict=True)]
-    summary = run_text.divergence(tokens, others, begin, first) if other else ""
+    summary = run_text.divergence(tokens, others, begin, first) if dense_answer else ""
     return title + markup.note(summary) + run_markup.answer(tokens, begin, first)
 
 

@@ -49,11 +49,11 @@ def layout() -> PromptSet:
         return PromptSet(prompts, settings, answer, save, table, summary, gr.State(""))
 
 
-def wire(page: Page, store: Store, parts: PromptSet, runs: gr.Dropdown) -> None:
+def wire(page: Page, store: Store, parts: PromptSet) -> None:
     listen(
         [parts.answer.click],
         bind(answer_all, store),
-        [parts.prompts, *parts.settings, runs, *page.form.inputs],
+        [parts.prompts, *parts.settings, page.chosen, *page.form.inputs],
         [parts.table, parts.csv, parts.summary],
         api_visibility="private",
     )

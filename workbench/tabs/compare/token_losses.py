@@ -31,8 +31,8 @@ def layout() -> TokenLosses:
         return TokenLosses(passage, colour, panel("coloured"))
 
 
-def wire(page: Page, store: Store, parts: TokenLosses, runs: gr.Dropdown) -> None:
-    inputs = [parts.passage, runs]
+def wire(page: Page, store: Store, parts: TokenLosses) -> None:
+    inputs = [parts.passage, page.chosen]
     painted, private = parts.coloured, {"api_visibility": "private"}
     listen([parts.colour.click], bind(paint, store), inputs, painted, **private)
 

@@ -87,7 +87,7 @@ FOUR = "{:.4f}".format
 COLUMNS = {
     "name": Column("Name", lambda run: run.name),
     "perplexity": Column("Perplexity", lambda run: last(run).get("perplexity"), FOUR, True),
-    "change": Column("vs dense", change, run_text.share, True),
+    "change": Column("vs dense", change, text.share, True),
     "size": Column("Size", of_account("megabytes"), text.megabytes, True),
     "base": Column(
         "Base", lambda run: run.recipe.model, lambda one: run_text.shorter(one, LONGEST)
