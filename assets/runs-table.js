@@ -41,23 +41,23 @@ async function ask() {
   stale = true;
   if (!onShow) return;
   const mine = ++asked;
-  let got;
+  let answer;
   try {
-    got = await server.runs_listed(view);
+    answer = await server.runs_listed(view);
   } catch {
     setTimeout(() => mine === asked && ask(), AGAIN); // the server is away; Gradio says so
     return;
   }
   if (mine !== asked) return;
   stale = false;
-  view.page = got.page;
-  tools.hidden = !got.rows;
+  view.page = answer.page;
+  tools.hidden = !answer.rows;
   const focus = rows.contains(document.activeElement) && document.activeElement.dataset.sort;
-  rows.innerHTML = got.html;
+  rows.innerHTML = answer.html;
   if (focus) rows.querySelector(`[data-sort='${focus}']`)?.focus();
-  tools.querySelector('.runs-rows').textContent = got.rows;
-  tools.querySelector("[data-turn='-1']").disabled = got.page === 0;
-  tools.querySelector("[data-turn='1']").disabled = !got.more;
+  tools.querySelector('.runs-rows').textContent = answer.rows;
+  tools.querySelector("[data-turn='-1']").disabled = answer.page === 0;
+  tools.querySelector("[data-turn='1']").disabled = !answer.more;
   mark();
 }
 /* The ticks and the run on show. */

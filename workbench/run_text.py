@@ -64,8 +64,8 @@ def outcome(run: lrcore.Run, evaluation: Mapping[str, Any] | None) -> str:
 
 def lowest(runs: Sequence[lrcore.Run], settings: lrcore.EvaluationSettings | None) -> str:
     """How many runs there are, and the outcome of that of the lowest perplexity."""
-    measured = [(run, settings and evaluation_of(run, settings)) for run in runs]
-    known = [(one["perplexity"], run, one) for run, one in measured if one and one["perplexity"]]
+    evaluated = [(run, settings and evaluation_of(run, settings)) for run in runs]
+    known = [(one["perplexity"], run, one) for run, one in evaluated if one and one["perplexity"]]
     if not known:
         return f"{len(runs)} runs"
     _, run, one = min(known, key=lambda three: three[0])

@@ -156,9 +156,9 @@ class Runs:
             if known is None:
                 continue
             read[run_id, created] = known
-            own, measured = tags.get(run_id, ()), evaluations.get(run_id, [])
+            own, results = tags.get(run_id, ()), evaluations.get(run_id, [])
             if tag is None or tag in own:
-                runs.append(Run(run_id, name, created, self.folder / folder, *known, own, measured))
+                runs.append(Run(run_id, name, created, self.folder / folder, *known, own, results))
         self._read = read
         return runs
 

@@ -45,7 +45,7 @@ class Side:
         """
         return self.coordinates @ basis, basis.mT @ self.lift
 
-    def turned(self, vectors: Tensor) -> "Side":
+    def rotated(self, vectors: Tensor) -> "Side":
         """The same stack with the columns of the orthogonal vectors [k, k] as directions."""
         return Side(*self.factors(vectors), self.mean)
 
@@ -90,7 +90,11 @@ def pair(left: Side, right: Side, rotations: Tensor | None) -> Pair:
     left_values, left_vectors = eigh_descending(_left_gram(left, right, rotations, None))
     right_values, right_vectors = eigh_descending(_right_gram(left, right, rotations, None))
     return Pair(
-        left.turned(left_vectors), right.turned(right_vectors), rotations, left_values, right_values
+        left.rotated(left_vectors),
+        right.rotated(right_vectors),
+        rotations,
+        left_values,
+        right_values,
     )
 
 

@@ -20,5 +20,5 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
 
 def ranking(store: Store, recipe: lrcore.Recipe | None) -> str:
     """The measured perplexities at this budget as a table, lowest first."""
-    measured = measurements(store, recipe)
-    return markup.ranking([one[:4] for one in measured], all(one.held_out for one in measured))
+    rows = measurements(store, recipe)
+    return markup.ranking([one[:4] for one in rows], all(one.held_out for one in rows))

@@ -89,9 +89,9 @@ def by_base(runs: Sequence[lrcore.Run]) -> list[list[lrcore.Run]]:
 def table(runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]) -> Table:
     """The dense model that these runs were made of, and them."""
     # what the dense model has under the protocol; a run that was not measured under it has less
-    measured = [(run, evaluation_of(run, protocol)) for run in runs]
-    first = next((pair for pair in measured if under(*pair, protocol)), measured[0])
-    own = [run_figures(*pair, speeds.get(pair[0].id)) for pair in measured]
+    pairs = [(run, evaluation_of(run, protocol)) for run in runs]
+    first = next((pair for pair in pairs if under(*pair, protocol)), pairs[0])
+    own = [run_figures(*pair, speeds.get(pair[0].id)) for pair in pairs]
     speed = next((speeds[run.id]["dense"] for run in runs if run.id in speeds), None)
     return Table(dense_figures(*first, speed), tuple(own))
 

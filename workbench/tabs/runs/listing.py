@@ -122,14 +122,14 @@ def listed(runs: Sequence[lrcore.Run], view: View) -> dict[str, Any]:
     """
     if not runs:
         return {"html": markup.note(text.NO_RUNS, "hint"), "rows": "", "page": 0, "more": False}
-    found = in_order([run for run in runs if has(run, view.words.lower().split())], view)
-    page = min(view.page, max(0, (len(found) - 1) // ROWS))
-    first, rows = page * ROWS, found[page * ROWS : (page + 1) * ROWS]
+    matching = in_order([run for run in runs if has(run, view.words.lower().split())], view)
+    page = min(view.page, max(0, (len(matching) - 1) // ROWS))
+    first, rows = page * ROWS, matching[page * ROWS : (page + 1) * ROWS]
     return {
         "html": table(rows, view) if rows else markup.note(run_text.NO_SUCH_RUNS, "hint"),
-        "rows": run_text.rows(first, first + len(rows), len(found)),
+        "rows": run_text.rows(first, first + len(rows), len(matching)),
         "page": page,
-        "more": first + ROWS < len(found),
+        "more": first + ROWS < len(matching),
     }
 
 
