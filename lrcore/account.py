@@ -19,8 +19,8 @@ class LayerWork:
     `down` that projections share counts once, quantised weights count as numbers. The residual
     matrices of a sliced layer and the matrices of a rotary channel are among them.
 
-    cached: per token in the cache: scores and weighted values, both widened by a rotary channel,
-    and the raising of cached latents to states.
+    cached: per token in the cache: scores, widened by a rotary channel, weighted values, and the
+    raising of cached latents to states.
     """
 
     weights: int

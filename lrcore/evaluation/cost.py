@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..models.counting import count_flops
 from ..models.load import LoadedModel
 from ..models.weights import fingerprint, weight_files
+from ..modules.compressed import CompressedAttention
 from ..progress import Progress, silent
 from ..settings import check_least
 
@@ -80,11 +81,11 @@ def measure_cost(model: LoadedModel, context: int = 256) -> ModelCost:
     check_least("context", context, 1)
     model.check_length(context + 1)
     prompt = _prompt(model, context)
-    with _counting() as counter:
+    with _counting(model) as counter:
         cache = _forward(model, prompt)
     prefill = counter.get_total_flops() / context
     kv = cache_bytes(cache) / context
-    with _counting() as counter:
+    with _counting(model) as counter:
         _forward(model, prompt[:, :1], cache)
     return ModelCost(
         parameters=model.size.parameters,
@@ -99,14 +100,17 @@ def measure_cost(model: LoadedModel, context: int = 256) -> ModelCost:
 
 class _counting(FlopCounterMode):
     """Counts matrix products, with attention taken apart into its two: the fused kernels of a
-    CPU are not in the counter's table.
+    CPU are not in the counter's table, and the zeros that they are given multiply nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         super().__init__(display=False)
         self._plain = sdpa_kernel(SDPBackend.MATH)
+        every = model.network.modules()
+        self._narrowed = [one for one in every if isinstance(one, CompressedAttention)]
 
     def __enter__(self) -> Self:
+        self._fused(False)
         self._plain.__enter__()
         super().__enter__()
         return self
@@ -114,6 +118,11 @@ class _counting(FlopCounterMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._plain.__exit__(*error)
+        self._fused(True)
+
+    def _fused(self, on: bool) -> None:
+        for attention in self._narrowed:
+            attention.fused = on
 
 
 def predicted_flops(model: LoadedModel, context: int) -> int:

@@ -47,7 +47,7 @@ def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
     cached = a.n_q * (a.qk_size + a.v_size) + _raised(a)
     if channel is not None:
         weights += channel.parameters
-        cached += 2 * a.n_q * channel.size + channel.k.numel()
+        cached += a.n_q * channel.size + channel.k.numel()
     return LayerWork(weights, cached)
 
 

@@ -39,6 +39,7 @@ class CompressedAttention(nn.Module):
 
     is_causal = True
     latent = ""
+    fused = True  # states are brought into the shape of PyTorch's fused kernels
     q_proj: nn.Module
     k_proj: nn.Module
     v_proj: nn.Module
@@ -168,14 +169,33 @@ class CompressedAttention(nn.Module):
         """The heads' outputs [b, t, n_q, size], and their weights where those are asked for."""
         if self.softcap is None and not weighted:
             mask = mask.to(q.dtype) if mask is not None and mask.is_floating_point() else mask
+            size = v.shape[-1]
+            if self.fused:
+                q, k, v = of_one_size(q, k, v)
             out, _ = sdpa_attention_forward(self, q, k, v, mask, dropout=0.0, scaling=self.scale)
-            return out, None
+            return out[..., :size], None
         k, v = (states.repeat_interleave(self.num_key_value_groups, dim=1) for states in (k, v))
         scores = q @ k.mT * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         weights = torch.softmax(_add(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)
         return (weights @ v).transpose(1, 2), weights if weighted else None
+
+
+def of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, or values, of several tokens, filled with zeros up to the size of the
+    others: PyTorch's fused kernels take one size only, and attention takes several times as long
+    without them. Scores stay as they are, and the outputs end in zeros.
+
+    q [b, n, t, size], k [b, heads, T, size], v [b, heads, T, v_size]. A single query is as fast
+    without; a copy of the cache would only cost it time.
+    """
+    missing = v.shape[-1] - k.shape[-1]
+    if missing == 0 or q.shape[2] == 1:
+        return q, k, v
+    if missing < 0:
+        return q, k, nn.functional.pad(v, (0, -missing))
+    return nn.functional.pad(q, (0, missing)), nn.functional.pad(k, (0, missing)), v
 
 
 def whole_head(cos: Tensor, sin: Tensor, head_size: int) -> tuple[Tensor, Tensor]:

@@ -121,16 +121,6 @@ class LatentAttention(CompressedAttention):
         start = min(start, k.shape[1] - x.shape[1])  # a sliding cache has dropped the first tokens
         return k, k if shared else v, start
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weighted: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """With a channel, values are padded to the width of the keys: fused kernels need that."""
-        if self.q_channel is None:
-            return super()._attend(q, k, v, mask, weighted)
-        padded = nn.functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
-        out, weights = super()._attend(q, k, padded, mask, weighted)
-        return out[..., : self.v_size], weights
-
     def _all_angles(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0, 1, ..., [1, length, rotary part] each."""
         kind: tuple[str, ...] = ()
