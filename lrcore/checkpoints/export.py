@@ -15,14 +15,14 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError
-from ..models.architectures import architecture_of, decoder_layers
-from ..models.config import auto_class, write_config
-from ..models.layers import projection_paths
+from ..models.architectures import architecture_of, decoder_layers, text_config
+from ..models.config import CONFIG, UNEVEN, auto_class, write_config
+from ..models.layers import projection_paths, read_layer
 from ..models.load import LoadedModel
 from ..models.structure import structure
 from ..models.weights import MARK, read_json
 from .card import Usage, model_card
-from .checkpoint import SHARD, write_checkpoint, write_folder
+from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
 from .paths import names_a_path, public_model
 from .portable import modeling_source
 from .stock import write_stock
@@ -84,6 +84,35 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
         dtype=model.dtype,
         lowrank={"layers": structure(network)},
     )
+    if sizes := uneven_sizes(network):
+        values = read_json(folder / CONFIG)
+        text = values.get("text_config", values)
+        # who reads the config alone still gets the sizes of the dense layers
+        text |= {UNEVEN: sizes, "allow_global_per_layer_attribute_access": True}
+        write_json(folder / CONFIG, values)
+
+
+def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, int]]:
+    """`per_layer_config` of transformers: by layer, as its config names them, the width of the MLP
+    and the size of the heads where they differ from the config's.
+
+    Heads whose keys and values have two sizes, or are cached as latents, have no size there.
+    """
+    row, text = architecture_of(network), text_config(network)
+    names = (row.width, "head_dim" if hasattr(text, "head_dim") else None)
+    sizes: dict[str, dict[str, int]] = {}
+    for index in range(len(decoder_layers(network))):
+        layer = read_layer(network, index)
+        a, m = layer.attention, layer.mlp
+        width = None if m is None else m.up.weight.shape[0]
+        even = a.qk_size == a.v_size and not a.latent and not a.summed
+        head = a.qk_size if even else a.head_size
+        # a width of None in a config is four times that of the stream
+        dense = (getattr(text, row.width or "", None) or 4 * text.hidden_size, a.head_size)
+        own = zip(names, (width, head), dense, strict=True)
+        changed = {name: size for name, size, full in own if name and size and size != full}
+        sizes |= {str(index): changed} if changed else {}
+    return sizes
 
 
 def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..models.config import own_type
+from ..models.config import UNEVEN, own_type
 
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
@@ -47,11 +47,18 @@ class LowRankForCausalLM({base}):
     _supports_flex_attn = False
 
     def __init__(self, config):
+        text = config.get_text_config()
+        sizes = text.to_dict().get("{uneven}")
+        text.{uneven} = None  # the dense network is made first, with layers that are alike
         super().__init__(config)
+        text.{uneven} = sizes
         install(self, config.lowrank["layers"])
         shared = shared_names(self)
         self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
         self.all_tied_weights_keys = self.all_tied_weights_keys | shared
+
+    def _get_static_cache_init_shape(self):
+        return None  # a layer of the cache takes the shapes of its first keys and values
 '''
 
 
@@ -103,7 +110,8 @@ def modeling_source(network: PreTrainedModel) -> str:
         for file in _in_order(list(cut.nodes))
         for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
-    model = MODEL.format(base=base, config=config, type=own_type(network.config.model_type))
+    kind = own_type(network.config.model_type)
+    model = MODEL.format(base=base, config=config, type=kind, uneven=UNEVEN)
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 
 

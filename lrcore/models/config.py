@@ -30,7 +30,15 @@ from .weights import read_json
 
 CONFIG = "config.json"
 OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
-OWN_FIELDS = ("architectures", "auto_map", "lowrank")  # of an export, for its modeling file
+UNEVEN = "per_layer_config"  # of transformers: the sizes of layers that differ from the others
+# of an export, for its modeling file and for those who read its config alone
+OWN_FIELDS = (
+    "architectures",
+    "auto_map",
+    "lowrank",
+    UNEVEN,
+    "allow_global_per_layer_attribute_access",
+)
 
 
 def own_type(family: str) -> str:
@@ -76,8 +84,7 @@ def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     family = _family(config.model_type, name)
     copied = copy.deepcopy(config)
     if config.model_type != family:
-        kept = {name: value for name, value in config.to_dict().items() if name not in OWN_FIELDS}
-        copied = CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
+        copied = _of_family(family, config.to_dict())
     _check_text(copied, family, name)
     return copied
 
@@ -97,7 +104,14 @@ def _family(model_type: Any, where: str) -> str:
 def _config_of(folder: Path, family: str, values: Mapping[str, Any]) -> PretrainedConfig:
     if values["model_type"] == family and "lowrank" not in values:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return _of_family(family, values)
+
+
+def _of_family(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
+    """The config of a dense model of a family, from that of an export."""
     kept = {name: value for name, value in values.items() if name not in OWN_FIELDS}
+    if isinstance(text := kept.get("text_config"), Mapping):
+        kept["text_config"] = {name: v for name, v in text.items() if name not in OWN_FIELDS}
     return CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
 
 

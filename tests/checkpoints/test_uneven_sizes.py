@@ -1,0 +1,91 @@
+"""Layers of different sizes stand in config.json as transformers names them, `per_layer_config`."""
+
+import json
+
+import pytest
+import torch
+from elsewhere import TOKENS, elsewhere
+from tiny_models import copy_tokenizer, family_folder
+from transformers import GPT2Config, LlamaConfig
+
+import lrcore
+
+# Greedily with a cache of fixed length, whose layers have the shapes of their keys and values.
+STATIC = """
+import sys
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokens = torch.arange(3, 23)[None]
+greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2, "disable_compile": True}
+kept = model.generate(tokens, cache_implementation="static", **greedy)
+assert torch.equal(kept, model.generate(tokens, **greedy))
+sizes = model.config.per_layer_config
+assert [one.intermediate_size for one in sizes] == [
+    layer.mlp.up_proj.out_features for layer in model.model.layers
+]
+model.save_pretrained(sys.argv[2])
+again = AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=True)
+assert again.to_dict()["per_layer_config"] == model.config.to_dict()["per_layer_config"]
+"""
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.network(TOKENS).logits
+
+
+@pytest.fixture(scope="module")
+def uneven(tiny_llama, story_file):
+    """Widths of 48, 40 and 20, whole heads but for the last layer, whose heads are 6 wide."""
+    ranks = {"0.mlp": 48, "1.mlp": 40, "2.mlp": 20}
+    heads = {
+        f"{layer}.{name}": 6 if layer == 2 else 8 for layer in range(3) for name in ("qk", "ov")
+    }
+    recipe = lrcore.Recipe(
+        str(tiny_llama),
+        data=str(story_file),
+        samples=2,
+        seq_len=24,
+        ratio=0.15,
+        method="modegpt",
+        overrides=ranks | heads,
+    )
+    return lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+
+
+def test_an_export_names_the_sizes_of_its_layers_and_loads(uneven, tmp_path) -> None:
+    folder = lrcore.export(uneven, tmp_path / "out")
+    values = json.loads((folder / "config.json").read_text())
+    sizes = {"1": {"intermediate_size": 40}, "2": {"intermediate_size": 20, "head_dim": 6}}
+    assert values["per_layer_config"] == sizes
+    config = LlamaConfig.from_dict(values | {"model_type": "llama"})
+    assert [one.intermediate_size for one in config.per_layer_config] == [48, 40, 20]
+    assert [one.head_dim for one in config.per_layer_config] == [8, 8, 6]
+    assert config.intermediate_size == 48
+    elsewhere(STATIC, str(folder), str(tmp_path / "again"), cwd=tmp_path)
+    copy_tokenizer(folder, tmp_path / "again")
+    for place in (folder, tmp_path / "again"):
+        back = lrcore.load(str(place))
+        assert torch.equal(logits(back), logits(uneven))
+        assert not back.network.config.is_heterogeneous
+
+
+def test_layers_that_are_as_the_config_says_are_not_named(tiny_llama, small_of, tmp_path) -> None:
+    for name, model in (
+        ("dense", lrcore.load(str(tiny_llama))),
+        ("pairs", small_of(tiny_llama, "svd_llm", samples=2, seq_len=24)),
+        ("latents", small_of(tiny_llama, "care", samples=2, seq_len=24)),
+    ):
+        folder = lrcore.export(model, tmp_path / name)
+        assert "per_layer_config" not in json.loads((folder / "config.json").read_text())
+
+
+def test_a_family_whose_config_leaves_the_width_open(tiny_llama, small_of, tmp_path) -> None:
+    dense = family_folder("gpt2", tiny_llama, tmp_path / "dense")
+    small = small_of(dense, "modegpt", samples=2, seq_len=24)
+    values = json.loads((lrcore.export(small, tmp_path / "out") / "config.json").read_text())
+    config = GPT2Config.from_dict(values | {"model_type": "gpt2"})
+    widths = [one.n_inner for one in config.per_layer_config]
+    assert widths == [row.rank for row in small.ranks if row.component == "mlp"]
+    assert "head_dim" not in values["per_layer_config"]["0"]
