@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .compression.healing.healing import heal
     from .compression.healing.settings import Healing
     from .compression.quantise import quantise
+    from .compression.settle import settle
     from .compression.shortening.shorten import drop_layers, shorten
     from .compression.slicing.slicing import slice_hidden, sliced_size
     from .data import DATASETS
@@ -103,6 +104,7 @@ _HOMES = {
     "compression.healing.healing": "heal",
     "compression.healing.settings": "Healing",
     "compression.quantise": "quantise",
+    "compression.settle": "settle",
     "compression.shortening.shorten": "drop_layers shorten",
     "compression.slicing.slicing": "slice_hidden sliced_size",
     "data": "DATASETS",
@@ -302,6 +304,7 @@ __all__ = [
     "runs_root",
     "save",
     "score_choices",
+    "settle",
     "shorten",
     "slice_hidden",
     "sliced_size",

@@ -95,6 +95,9 @@ class Planned:
     None where the policy reads none, predicted_perplexity where no slot was probed, or where it no
     longer holds. predicted_held_out: whether it was predicted on windows that the moments have not
     seen; None where that is not known.
+    divergence, uniform_divergence: mean KL divergence from the dense model (nats/token, before any
+    refit) under the policy's ranks and under uniform ones; given_uniform: whether uniform ranks
+    were given in the place of the policy's, which hurt. None where that was not measured.
     """
 
     requested: float
@@ -103,6 +106,19 @@ class Planned:
     suggested_temperature: float | None = None
     predicted_perplexity: float | None = None
     predicted_held_out: bool | None = None
+    divergence: float | None = None
+    uniform_divergence: float | None = None
+    given_uniform: bool | None = None
+
+    def not_given(self, policy: str) -> str:
+        """One sentence where uniform ranks were given in the place of the policy's, else ""."""
+        if not self.given_uniform:
+            return ""
+        return (
+            f"The ranks are uniform: those of policy '{policy}' are further from the dense model "
+            f"on windows of the calibration text ({self.divergence:.4g} against "
+            f"{self.uniform_divergence:.4g} nats/token)."
+        )
 
 
 # the fields that may be None, as `SizeAndCost.to_dict` names them
@@ -111,6 +127,9 @@ OF_PLANS = (
     "suggested_temperature",
     "predicted_perplexity",
     "predicted_held_out",
+    "divergence",
+    "uniform_divergence",
+    "given_uniform",
 )
 
 

@@ -64,6 +64,24 @@ class Probes:
     held_out: bool = True
 
 
+@dataclass(frozen=True)
+class AgainstUniform:
+    """A plan measured against uniform ranks at the same budget, on the probing windows.
+
+    divergence, uniform: mean KL divergence from the dense model's predictions, nats/token.
+    standard_error: of their difference, paired by window; infinite where there is one window.
+    """
+
+    divergence: float
+    uniform: float
+    standard_error: float
+
+    @property
+    def hurts(self) -> bool:
+        """Whether the plan is worse by more than two standard errors."""
+        return self.divergence - self.uniform > 2 * self.standard_error
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
     """A measured value, and the key of the one budget that it holds for; "" where it holds for

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .account import LayerWork, ModelAccount, Planned, SizeAndCost, flops_per_token
-from .evidence import Probes
+from .evidence import AgainstUniform, Probes
 from .history import SlotRank
 from .spectra import Slot, Spectrum
 from .tables import frame
@@ -39,6 +39,7 @@ class RankPlan:
     """ranks {(layer, component): rank} and their exact account.
 
     requested: the share to remove. The temperatures are None where the policy reads none.
+    against_uniform: what was measured before these ranks were given; None where nothing was.
     """
 
     ranks: dict[Slot, int]
@@ -50,6 +51,7 @@ class RankPlan:
     temperature: float | None = None
     suggested_temperature: float | None = None
     probes: Probes | None = None
+    against_uniform: AgainstUniform | None = None
 
     @property
     def predicted_perplexity(self) -> float | None:
@@ -136,6 +138,7 @@ class RankPlan:
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
         removed = sum(cost.dense - cost.parameters(rank) for cost, rank in costs)
         uncached = sum(cost.kv_dense - cost.kv(rank) for cost, rank in costs)
+        found = self.against_uniform
         planned = Planned(
             self.requested,
             float(self.table()["energy"].mean()),
@@ -143,6 +146,9 @@ class RankPlan:
             self.suggested_temperature,
             self.predicted_perplexity,
             None if self.probes is None else self.probes.held_out,
+            None if found is None else found.divergence,
+            None if found is None else found.uniform,
+            None if found is None else found.hurts,
         )
         dense = ModelAccount(
             shape.parameters,

@@ -104,7 +104,7 @@ def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) ->
 
     model = load_dense(recipe)
     factors = lrcore.prepare(model, recipe, progress=progress)
-    plan = lrcore.allocate(factors, recipe)
+    plan = lrcore.settle(model, factors, recipe)
     values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}
     if bounds:
         values["bounds"] = lrcore.bounds(model, factors, plan, progress=progress)
@@ -153,19 +153,23 @@ def _compressed(recipe: Recipe, bounds: bool) -> Any:
     if not bounds:
         return lrcore.compress(model, recipe, progress=progress)
     factors = lrcore.prepare(model, recipe, progress=progress)
-    plan = lrcore.allocate(factors, recipe)
+    plan = lrcore.settle(model, factors, recipe)
     checked = lrcore.bounds(model, factors, plan, progress=progress)
     small = lrcore.compress(model, recipe, factors, plan, progress=progress)
     return with_bounds(small, checked)
 
 
 def note(as_json: bool, recipe: Recipe, account: SizeAndCost) -> None:
-    """Say what the ratio counts, and whether the model grew; beside JSON the latter, on stderr."""
-    grown = growth(account)
+    """Say what the ratio counts, and whether the model grew or the policy's ranks were not given;
+    beside JSON the latter, on stderr.
+    """
+    planned = account.planned
+    not_given = planned.not_given(recipe.policy) if planned else ""
+    warnings = list(filter(None, [growth(account), not_given]))
     if not as_json:
-        print(" ".join(filter(None, [ratio_counts(recipe, account), grown])))
-    elif grown:
-        say(f"warning: {grown}")
+        print(" ".join([ratio_counts(recipe, account), *warnings]))
+    elif warnings:
+        say(f"warning: {' '.join(warnings)}")
 
 
 def _since(began: float) -> float:

@@ -25,10 +25,10 @@ from ..policies import find_policy
 from ..progress import Progress, silent
 from ..provenance import BaseModel
 from ..recipe import Recipe
-from .allocate import allocate
 from .evidence.table import measure_evidence
 from .factorise import Factorisation, factorise, truncate_layer
 from .refit import refit_layer
+from .settle import settle
 
 
 def prepare(
@@ -89,7 +89,7 @@ def compress(
         with _timed(seconds, "measure"):
             factors = measure_evidence(model, factors, recipe, progress)
     with _timed(seconds, "allocate"):
-        plan = plan or allocate(factors, recipe)
+        plan = plan or settle(model, factors, recipe)
     with _timed(seconds, "compress"):
         network = _write(model, recipe, factors, plan, refit, progress)
     step = Compressed(

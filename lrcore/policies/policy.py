@@ -23,6 +23,8 @@ class Policy:
     lrcore/compression/evidence/table.py; "spectra" where it reads nothing else.
     options: the frozen dataclass of its options, described by the metadata of its fields.
     suggest(evidence, budget): a rule of thumb for the temperature; None where the policy has none.
+    checked: whether its ranks are measured against uniform ones before they are given
+    (lrcore/compression/settle.py).
     """
 
     name: str
@@ -31,6 +33,7 @@ class Policy:
     needs: str = "spectra"
     options: type = NoOptions
     suggest: Callable[[Evidence, Budget], float] | None = None
+    checked: bool = False
 
     def choose(self, given: Mapping[str, Any]) -> Any:
         """The options as a value of their dataclass. Raises InputError for an unknown name or a

@@ -82,4 +82,5 @@ POLICY = Policy(
     "Least predicted increase in loss, from a few measured probes per slot (ours).",
     probed,
     needs="probes",
+    checked=True,
 )

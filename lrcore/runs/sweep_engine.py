@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..compression.allocate import allocate
 from ..compression.compress import compress
 from ..errors import InputError
 from ..models.counting import count_account
@@ -74,7 +73,7 @@ def _made(dense: LoadedModel, cell: Cell, store: SweepStore, progress: Progress)
     model = store.model(cell)
     if model is None:
         factors = store.factors(dense, recipe, progress)
-        model = compress(dense, recipe, factors, allocate(factors, recipe), progress)
+        model = compress(dense, recipe, factors, progress=progress)
         store.keep_model(cell, model)
     return model
 

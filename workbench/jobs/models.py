@@ -33,7 +33,9 @@ class CompressJob(Job):
         dense = load_dense(store, recipe, reporter, self.evaluation)
         memory.check(dense, recipe)
         factors = store.factors(recipe, reporter.progress)
-        small = lrcore.compress(dense, recipe, factors, store.plan(recipe), reporter.progress)
+        small = lrcore.compress(dense, recipe, factors, progress=reporter.progress)
+        if not_given := small.account.planned.not_given(recipe.policy):
+            reporter.note(not_given)
         name = self.name or run_name(recipe)
         return keep_measured(store, reporter, recipe, name, small, self.evaluation)
 

@@ -1,0 +1,72 @@
+"""Never worse than uniform: the ranks of a policy that is built on predictions are measured before
+they are given, against uniform ranks at the same budget.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from ..cache import keep_value, read_value
+from ..evidence import AgainstUniform
+from ..models.layers import clone
+from ..models.load import LoadedModel
+from ..models.stream import LayerStream
+from ..plan import RankPlan
+from ..policies import find_policy
+from ..recipe import Recipe
+from .allocate import allocate
+from .evidence.cache import cache_file
+from .evidence.divergence import DensePredictions
+from .evidence.losses import BATCH
+from .evidence.probes import probing_windows
+from .evidence.search import compressed
+from .factorise import Factorisation
+
+FORMAT = 1  # of the files on disk; increase it whenever what is measured changes its meaning
+
+
+def settle(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> RankPlan:
+    """The plan of a recipe; under a policy that is checked (`Policy.checked`), uniform ranks where
+    the policy's are further from the dense model by more than two standard errors.
+
+    Both are truncated, not refit, and measured on the probing windows: two evaluations at most,
+    none where the ranks are the same, kept on disk beside the probes. `RankPlan.against_uniform`
+    has what was found. Raises InputError as `allocate` does.
+    """
+    plan = allocate(factors, recipe)
+    if not find_policy(recipe.policy).checked:
+        return plan
+    uniform = allocate(factors, recipe.with_(policy="uniform", policy_options={}))
+    if plan.ranks == uniform.ranks:
+        return plan
+    found = against_uniform(model, factors, plan, uniform)
+    return replace(uniform if found.hurts else plan, against_uniform=found)
+
+
+def against_uniform(
+    model: LoadedModel, factors: Factorisation, plan: RankPlan, uniform: RankPlan
+) -> AgainstUniform:
+    """How far a plan and the uniform one take the model's predictions from the dense model's."""
+    tokens, _ = probing_windows(factors.calibration)
+    ranks = [sorted([*slot, rank] for slot, rank in one.ranks.items()) for one in (plan, uniform)]
+    path = cache_file("probes", factors, "against uniform", FORMAT, ranks, tokens.tolist())
+    if (kept := read_value(path)) is None:
+        kept = _measured(model, factors, plan, uniform)
+        keep_value(path, kept)
+    own, other = (torch.tensor(values, dtype=torch.float64) for values in kept)
+    error = float((own - other).std()) / len(own) ** 0.5 if len(own) > 1 else float("inf")
+    return AgainstUniform(float(own.mean()), float(other.mean()), error)
+
+
+@torch.inference_mode()
+def _measured(
+    model: LoadedModel, factors: Factorisation, plan: RankPlan, uniform: RankPlan
+) -> list[list[float]]:
+    """The divergences of both plans, window by window."""
+    tokens, _ = probing_windows(factors.calibration)
+    network = clone(model.network)
+    dense, hidden = DensePredictions(network, tokens), LayerStream(network, tokens, BATCH).hidden
+    return [
+        dense.divergences(compressed(model, factors, one.ranks), 0, hidden).tolist()
+        for one in (plan, uniform)
+    ]
