@@ -13,7 +13,7 @@ CHROMIUM := /usr/bin/chromium
 # Python writes bytecode where it imports, not for all that is installed: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test soak audit lint clean browser axe
+.PHONY: setup run test soak audit docs lint clean browser axe
 
 setup: $(BYTECODE)
 
@@ -64,6 +64,10 @@ audit: setup
 	if grep -q 'could not be audited' build/audit.txt || ! grep -q '^No known' build/audit.txt; then \
 	  echo "note: PyPI did not answer for all packages; those were not audited" >&2; \
 	fi
+
+# The documents as a site, build/site; a link or an anchor that leads nowhere is an error.
+docs: setup
+	$(PYTHON) scripts/website.py
 
 # The browser tests drive Debian's Chromium.
 browser:

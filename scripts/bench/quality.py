@@ -17,6 +17,7 @@ from typing import Any
 
 import lrcore
 
+from .choice import write_choice
 from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
 
 RECORD = DOCUMENT.with_suffix(".json")
@@ -146,8 +147,8 @@ def protocol(subject: Subject, model, calibration) -> str:
 
 
 def write_tables(title: str, own: dict[str, Any]) -> None:
-    """Quality into the document, the short form into the README, predicted against actual into
-    the document.
+    """Quality into the document, the short form into the README, the lowest figures into the page of
+    advice, predicted against actual into the document.
     """
     ratios = [f"{ratio:.0%}" for ratio in RATIOS]
     header = ["method", "policy", *ratios, "parameters at 50 %", "KV bytes at 50 %", "solve, s"]
@@ -172,6 +173,7 @@ def write_tables(title: str, own: dict[str, Any]) -> None:
         f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}",
         ROOT / "README.md",
     )
+    write_choice(title, own)
     write_section(f"predicted {title}", predicted_table(title, own))
 
 

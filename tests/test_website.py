@@ -1,0 +1,69 @@
+"""`make docs`: every page is in the site, every link leads somewhere, nothing asks another host."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+from bench.choice import choice_block
+from prose import wrap
+from website import build
+
+pytest.importorskip("material", reason="mkdocs-material is not installed")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("website")
+    build(folder / "site", folder / "documents")
+    return folder / "site"
+
+
+def test_every_document_is_a_page(site) -> None:
+    written = {page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")}
+    documents = {
+        path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("docs/*.md")
+    }
+    assert documents <= written
+    assert {"index", "CHANGELOG", "CONTRIBUTING", "SECURITY"} <= written
+
+
+def test_every_document_is_in_the_navigation(site) -> None:
+    first = (site / "index.html").read_text(encoding="utf-8")
+    assert {f"docs/{path.stem}.html" for path in ROOT.glob("docs/*.md")} <= set(
+        re.findall(r'href="([^"#]+)', first)
+    )
+
+
+def test_a_page_loads_nothing_from_another_host(site) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="([^"]+)', text)
+        loaded += re.findall(r'<link[^>]+href="([^"]+)', text)
+        assert loaded
+        assert not [address for address in loaded if re.match(r"(https?:)?//", address)]
+
+
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch) -> None:
+    import website
+
+    small = tmp_path / "small"
+    (small / "docs").mkdir(parents=True)
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (small / "mkdocs.yml").write_text(settings[: settings.index("nav:")], encoding="utf-8")
+    (small / "README.md").write_text("[there](docs/nowhere.md)", encoding="utf-8")
+    monkeypatch.setattr(website, "ROOT", small)
+    with pytest.raises(SystemExit, match="1 warning"):
+        build(tmp_path / "site", tmp_path / "documents")
+
+
+def test_the_advice_is_made_of_the_record() -> None:
+    record = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    for title, own in record.items():
+        block = page.split(f"<!-- begin choice {title} -->\n")[1].split("<!-- end")[0]
+        assert block == wrap(choice_block(title, own)) + "\n"
