@@ -9,9 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from bench.choice import choice_block
-from prose import wrap
-from website import build
+from bench.choice import choice_block  # noqa: E402
+from prose import wrap  # noqa: E402
+from website import build  # noqa: E402
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
 

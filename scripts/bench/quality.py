@@ -147,8 +147,8 @@ def protocol(subject: Subject, model, calibration) -> str:
 
 
 def write_tables(title: str, own: dict[str, Any]) -> None:
-    """Quality into the document, the short form into the README, the lowest figures into the page of
-    advice, predicted against actual into the document.
+    """Quality and predicted against actual into the document, the short form into the README, the
+    lowest figures into the page of advice.
     """
     ratios = [f"{ratio:.0%}" for ratio in RATIOS]
     header = ["method", "policy", *ratios, "parameters at 50 %", "KV bytes at 50 %", "solve, s"]
