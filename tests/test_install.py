@@ -1,8 +1,11 @@
 """The wheel of the project, unpacked where the clone is not seen: what `pip install .` gives."""
 
+import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -70,3 +73,23 @@ def test_the_command_of_the_page_takes_the_options_of_app_py(installed):
     done = run(installed, "-c", "from workbench.start import main; main()", "-h")
     assert done.returncode == 0, done.stderr
     assert all(option in done.stdout for option in ("--port", "--host", "--share"))
+
+
+def test_what_the_container_copies_and_starts_is_there() -> None:
+    steps = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    copied = [
+        name
+        for line in re.findall(r"^COPY (.+) \S+$", steps, re.MULTILINE)
+        for name in line.split()
+    ]
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
+    assert all(list(ROOT.glob(name)) and name in kept for name in copied)
+    installed = re.findall(r"-r (\S+)", steps)
+    assert installed
+    assert all((ROOT / name).is_file() for name in installed)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    command = json.loads(re.findall(r"^CMD (.+)$", steps, re.MULTILINE)[0])
+    assert command[0] in project["project"]["scripts"]
+    pin = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
+    assert pin is not None
+    assert pin[0] in steps
