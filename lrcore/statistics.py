@@ -17,8 +17,8 @@ Statistics of a tap:
   mean       E[x]
   abs        E|x|
   square     E[x^2], the diagonal of second
-  sample     at most SAMPLE of the activations [l, n], spread evenly over the tokens, in the model's
-             dtype
+  sample     at most SAMPLE of the activations [l, n], one of every block of so many tokens, in the
+             model's dtype
   influence  Block Influence, 1 - E cos(x_in, x_out) (ShortGPT; MoDeGPT eq. 11 and B.11); only of
              block, attention and mlp
 
@@ -116,27 +116,61 @@ def check_finite_moments(moments: Moments, layer: int) -> None:
 
 
 class EvenSample:
-    """Every 2^k-th row of a stream, with the least k that keeps at most SAMPLE rows.
+    """One row of every 2^k of a stream, with the least k that keeps at most SAMPLE rows.
 
-    A long stream leaves more than SAMPLE / 2 rows.
+    A long stream leaves more than SAMPLE / 2 rows. Which row of a block is kept depends on its place
+    in the stream and the seed alone: every 2^k-th row would have the same few positions of every
+    window, whose lengths are powers of two as well.
     """
 
-    def __init__(self) -> None:
-        self.seen, self._stride = 0, 1
-        self._kept: list[Tensor] = []
+    def __init__(self, seed: int = 0) -> None:
+        self.seen, self._stride, self._seed = 0, 1, seed
+        self._places: Tensor | None = None  # of the rows kept, ascending
+        self._rows: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
         """The next rows [..., n] of the stream."""
-        first = -self.seen % self._stride
+        places = torch.arange(self.seen, self.seen + len(rows), device=rows.device)
         self.seen += len(rows)
-        self._kept.append(rows[first :: self._stride].clone())
-        while sum(map(len, self._kept)) > SAMPLE:
-            self._kept, self._stride = [torch.cat(self._kept)[::2]], 2 * self._stride
+        chosen = self._chosen(places)
+        places, rows = places[chosen], rows[chosen]
+        if self._places is not None and self._rows is not None:
+            places, rows = torch.cat((self._places, places)), torch.cat((self._rows, rows))
+            chosen = self._chosen(places)  # the last block may have begun before these rows
+            places, rows = places[chosen], rows[chosen]
+        while len(places) > SAMPLE:
+            self._stride *= 2
+            chosen = self._chosen(places)
+            places, rows = places[chosen], rows[chosen]
+        self._places, self._rows = places, rows
+
+    def _chosen(self, places: Tensor) -> Tensor:
+        """Of the places [l] in the stream, ascending, the indices of those that are kept: the one
+        of least priority in every block.
+        """
+        by_priority = _priorities(places, self._seed).argsort(stable=True)
+        blocks = places[by_priority].div(self._stride, rounding_mode="floor")
+        first = by_priority[blocks.argsort(stable=True)]  # by block, by priority in each
+        ordered = places[first].div(self._stride, rounding_mode="floor")
+        begins = torch.ones_like(ordered, dtype=torch.bool)
+        begins[1:] = ordered[1:] != ordered[:-1]
+        return first[begins]
 
     @property
     def rows(self) -> Tensor:
         """What is kept, [l, n]."""
-        return torch.cat(self._kept)
+        assert self._rows is not None  # something was added
+        return self._rows
+
+
+def _priorities(places: Tensor, seed: int) -> Tensor:
+    """A number for each place of a stream, int64, as if drawn at random: products that overflow, as
+    in the finaliser of MurmurHash3. The same on every device.
+    """
+    mixed = places + 1 + seed * 0x2545F491
+    for factor in (-0x61C8864680B583EB, -0x40A7B892E31B1A47):
+        mixed = (mixed ^ (mixed >> 31)) * factor
+    return mixed ^ (mixed >> 32)
 
 
 class SecondSum:

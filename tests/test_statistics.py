@@ -6,17 +6,33 @@ import torch
 from lrcore.statistics import BLOCK, BLOCK_INFLUENCE, SAMPLE, Accumulator, EvenSample, Moments
 
 
-@pytest.mark.parametrize("count", [1, 700, SAMPLE, SAMPLE + 1, 5000, 20011])
-@pytest.mark.parametrize("batch", [64, 999])
-def test_a_sample_is_spread_evenly_whatever_the_batches(count, batch):
-    sample = EvenSample()
+def sampled(count: int, batch: int, seed: int = 0) -> torch.Tensor:
+    """The places that a sample keeps of a stream of `count` rows."""
+    sample = EvenSample(seed)
     for rows in torch.arange(count).unsqueeze(1).split(batch):
         sample.add(rows)
-    kept = sample.rows.flatten()
-    stride = max(int(kept[1] - kept[0]), 1) if len(kept) > 1 else 1
-    assert torch.equal(kept, torch.arange(0, count, stride))
-    assert len(kept) <= SAMPLE
+    return sample.rows.flatten()
+
+
+@pytest.mark.parametrize("count", [1, 700, SAMPLE, SAMPLE + 1, 5000, 20011])
+def test_a_sample_has_one_row_of_every_block_whatever_the_batches(count):
+    kept, stride = sampled(count, 64), 1
+    while -(-count // stride) > SAMPLE:
+        stride *= 2
+    assert torch.equal(kept // stride, torch.arange(-(-count // stride)))
     assert len(kept) > SAMPLE / 2 or stride == 1
+    assert torch.equal(kept, sampled(count, 999))
+    assert torch.equal(kept, sampled(count, count))
+
+
+def test_every_position_of_a_window_can_occur_in_a_sample():
+    """A calibration of 128 windows of 2048: every 256th token would have 8 of their positions."""
+    kept = sampled(128 * 2048, 8 * 2048)
+    assert len(kept) == SAMPLE
+    positions = (kept % 2048).unique()
+    assert len(positions) > 0.7 * SAMPLE  # of 1024 drawn at random, 806 differ
+    assert len((kept % 256).unique()) > 240  # of every block, every place
+    assert not torch.equal(kept, sampled(128 * 2048, 8 * 2048, seed=1))
 
 
 @pytest.mark.parametrize("n", [7, BLOCK, 2 * BLOCK + 9])

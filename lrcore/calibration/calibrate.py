@@ -29,7 +29,7 @@ from ..statistics import PARTS, Moments, Need
 from ..tensor_files import write_tensors
 
 ASIDE = 32  # windows of the text that no moment has seen, for evidence that is measured on them
-FORMAT = 3  # of the cached files; increase it whenever what is collected changes its meaning
+FORMAT = 4  # of the cached files; increase it whenever what is collected changes its meaning
 
 
 def all_needs() -> frozenset[Need]:

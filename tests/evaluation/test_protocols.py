@@ -48,7 +48,13 @@ def ids_of(model, text, special=False):
 
 
 @pytest.mark.parametrize(
-    ("name", "join"), [("gptq-2048", "\n\n"), ("gptq-2048-c4", " "), ("gptq-2048-ptb", " ")]
+    ("name", "join"),
+    [
+        ("gptq-2048", "\n\n"),
+        ("gptq-4096", "\n\n"),
+        ("gptq-2048-c4", " "),
+        ("gptq-2048-ptb", " "),
+    ],
 )
 def test_gptq_is_one_text_in_windows_as_long_as_the_context(
     model, rows_file, documents, name, join
