@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .compression.shortening.shorten import drop_layers, shorten
     from .compression.slicing.slicing import slice_hidden, sliced_size
     from .data import DATASETS
-    from .errors import Cancelled, InputError
+    from .errors import Cancelled, InputError, Shortage
     from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
     from .evaluation.compare import Comparison, compare
     from .evaluation.contributions import Contributions, contributions
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from .runs.sweep_rows import SweepRow
     from .runs.sweep_store import Cell, CellFiles, SweepStore
     from .runs.tracking import Tracker
+    from .shortage import shortage
 
 __version__ = "0.1.0"
 
@@ -108,7 +109,7 @@ _HOMES = {
     "compression.shortening.shorten": "drop_layers shorten",
     "compression.slicing.slicing": "slice_hidden sliced_size",
     "data": "DATASETS",
-    "errors": "Cancelled InputError",
+    "errors": "Cancelled InputError Shortage",
     "evaluation.answers": "answers answers_csv in_turns read_prompts",
     "evaluation.compare": "Comparison compare",
     "evaluation.contributions": "Contributions contributions",
@@ -140,6 +141,7 @@ _HOMES = {
     "runs.sweep_rows": "SweepRow",
     "runs.sweep_store": "Cell CellFiles SweepStore",
     "runs.tracking": "Tracker",
+    "shortage": "shortage",
 }
 _HOME = {
     public: (module, own or public)
@@ -246,6 +248,7 @@ __all__ = [
     "Recipe",
     "Run",
     "Runs",
+    "Shortage",
     "Shortened",
     "SizeAndCost",
     "Sliced",
@@ -305,6 +308,7 @@ __all__ = [
     "save",
     "score_choices",
     "settle",
+    "shortage",
     "shorten",
     "slice_hidden",
     "sliced_size",

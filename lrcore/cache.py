@@ -25,6 +25,7 @@ from .files import (
     remove_dead,
     remove_leftovers,
     write_text,
+    writing,
 )
 from .locks import AVAILABLE, Lock, take
 
@@ -103,13 +104,8 @@ def hold(folder: Path, make: bool = True) -> Lock | None:
 
 
 def _make(folder: Path) -> None:
-    try:
+    with writing(folder):
         make_folder(folder)
-    except OSError as error:
-        raise InputError(
-            f"The cache folder '{cache_folder()}' cannot be written ({error.strerror}). Set "
-            "LRCORE_CACHE to another folder."
-        ) from error
 
 
 def read_value(file: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The two exceptions a caller is meant to catch, and checks that every level shares."""
+"""The exceptions a caller is meant to catch, and checks that every level shares."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,6 +8,13 @@ class InputError(ValueError):
     """An input or a setting that cannot be used.
 
     The message says what was given, the likely cause, and what to do next.
+    """
+
+
+class Shortage(InputError):
+    """Disk or memory did not suffice, or a folder cannot be written.
+
+    The input may be fine: once there is room, the same call goes on where it stopped.
     """
 
 

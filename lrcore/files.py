@@ -2,7 +2,8 @@
 
 A file or folder is written under another name in the same place (a draft), brought to the disk,
 then renamed: whoever reads it, even after the power failed, finds it whole or not at all. The
-process that writes a draft holds a lock on it; one without a lock is a leftover, and goes.
+process that writes a draft holds a lock on it; one without a lock is a leftover, and goes. Where
+there is no room, the draft goes, and what was there stays.
 """
 
 import atexit
@@ -23,7 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .errors import InputError, Shortage
 from .locks import AVAILABLE, Lock, take
+from .shortage import megabytes, why_not_written
 
 OFFLOADED = "offloaded"  # folder in the cache for tensors that a running process has offloaded
 DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -75,42 +78,99 @@ def draft_of(path: str | Path) -> Iterator[Path]:
     """A temporary file to write, renamed to `path` at the end of the block, deleted after an error.
 
     Each draft has a unique name, so threads and processes may write one file at the same time: the
-    last to finish wins. The file is on the disk before its name is.
+    last to finish wins. The file is on the disk before its name is. Raises Shortage where it cannot
+    be written.
     """
     path = Path(path).expanduser()
-    make_folder(path.parent)
-    remove_leftovers(path.parent, path.name)
-    draft, lock = _claim(path, folder=False)
-    try:
-        yield draft
-        to_disk(draft)
-        draft.replace(path)
-        to_disk(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
-        _release(lock)
+    with writing(path):
+        make_folder(path.parent)
+        remove_leftovers(path.parent, path.name)
+        draft, lock = _claim(path, folder=False)
+        try:
+            with writing(draft):
+                yield draft
+                to_disk(draft)
+                draft.replace(path)
+                to_disk(path.parent)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            _release(lock)
 
 
 @contextmanager
 def folder_draft_of(folder: Path, keep: str = "") -> Iterator[Path]:
     """The same for a folder, empty at first; all in it is on the disk before its name is.
 
-    An earlier folder makes way for it, except for one that has a file named `keep`.
+    An earlier folder makes way for it, except for one that has a file named `keep`. Raises Shortage
+    where it cannot be written.
     """
-    make_folder(folder.parent)
-    remove_leftovers(folder.parent, folder.name)
-    draft, lock = _claim(folder, folder=True)
+    with writing(folder):
+        make_folder(folder.parent)
+        remove_leftovers(folder.parent, folder.name)
+        draft, lock = _claim(folder, folder=True)
+        try:
+            with writing(draft):
+                yield draft
+                for inside in (*draft.rglob("*"), draft):
+                    if not inside.is_symlink():
+                        to_disk(inside)
+                if not (keep and (folder / keep).is_file()):
+                    exchange(draft, folder)
+                    to_disk(folder.parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            _release(lock)
+
+
+@contextmanager
+def writing(path: Path, needed: int = 0) -> Iterator[None]:
+    """Inside, `path` is written. Raises Shortage, with what was needed and free, in the place of
+    what a disk that is full, or closed to writing, leads to.
+
+    path: the file, folder or draft; what of it is there counts as free. needed: bytes, 0 for not
+    known.
+    """
     try:
-        yield draft
-        for inside in (*draft.rglob("*"), draft):
-            if not inside.is_symlink():
-                to_disk(inside)
-        if not (keep and (folder / keep).is_file()):
-            exchange(draft, folder)
-            to_disk(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        _release(lock)
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = why_not_written(error)
+        if not reason or not _concerns(error, path):
+            raise
+        raise Shortage(_no_room(path, reason, needed)) from error
+
+
+def _concerns(error: Exception, path: Path) -> bool:
+    """Whether a failure is one of writing `path`, not of reading something elsewhere."""
+    named = getattr(error, "filename", None)
+    return not named or Path(os.fsdecode(named)).is_relative_to(_whole(path).parent)
+
+
+def _whole(path: Path) -> Path:
+    """What a draft, or a file in one, is a draft of; another path is its own."""
+    for inside in (path, *path.parents):
+        if DRAFT.fullmatch(inside.name):
+            return inside.with_name(inside.name[1:-13])  # without ".", and ".01234567.tmp"
+    return path
+
+
+def _no_room(path: Path, reason: str, needed: int) -> str:
+    """What could not be written, why, how much is free there, and what to do."""
+    whole = _whole(path)
+    nearest = next(folder for folder in (whole.parent, *whole.parents) if folder.is_dir())
+    with suppress(OSError):
+        there = (path, *path.rglob("*")) if path.is_dir() else (path,)
+        taken = sum(file.stat().st_size for file in there if file.is_file())
+        free = megabytes(taken + shutil.disk_usage(nearest).free)
+        more = f"{megabytes(needed)} are needed, " if needed else ""
+        reason = f"{reason} ({more}{free} are free in '{nearest}')"
+    if path.absolute().is_relative_to(cache_folder().absolute()):
+        advice = "Empty it with `lrcore cache --clear`, or set LRCORE_CACHE to another folder."
+        return f"The cache '{cache_folder()}' cannot be written: {reason}. {advice}"
+    advice = "Make room there, or choose another folder; what was there before is unchanged."
+    return f"'{whole}' cannot be written: {reason}. {advice}"
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -193,9 +253,10 @@ def remove_unlocked(path: Path) -> bool:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that may only be read
+            path.unlink(missing_ok=True)
     lock.release()
-    return True
+    return not path.exists()
 
 
 # --- what has reached the disk ---

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from .files import folder_of_this_process
+from .files import folder_of_this_process, writing
 
 NAMES = {
     torch.float64: "F64",
@@ -39,9 +39,10 @@ class Temporary:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder_of_this_process(folder) / f"{uuid.uuid4().hex}.safetensors"
-        # the cache may have been emptied in the meantime
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            self.path = folder_of_this_process(folder) / f"{uuid.uuid4().hex}.safetensors"
+            # the cache may have been emptied in the meantime
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
 
@@ -107,7 +108,7 @@ def write_tensors(
     """Write a safetensors file of tensors of any shape [...], loading at most one at a time.
 
     check(name, tensor): called with each before it is written; what it raises leaves a part of a
-    file.
+    file. Raises Shortage where there is no room for it.
     """
     # widest dtype first, so that every tensor is aligned
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
@@ -122,7 +123,7 @@ def write_tensors(
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as opened:
+    with writing(path, 8 + len(text) + end), path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             given = tensors[name]

@@ -1,13 +1,17 @@
 """Files that are there whole or not at all."""
 
+import errno
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lrcore import files
+from lrcore.errors import InputError, Shortage
 from lrcore.files import (
     cache_key,
     draft_of,
@@ -16,6 +20,7 @@ from lrcore.files import (
     folder_of_this_process,
     write_text,
 )
+from lrcore.tensor_files import write_tensors
 
 
 def test_a_file_appears_whole_and_nothing_is_left_beside_it(tmp_path):
@@ -234,3 +239,64 @@ def test_a_home_that_cannot_be_written_leaves_the_cache_among_temporary_files(
     assert files.cache_folder() == temporary / ".cache" / "lrcore"
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
     assert files.cache_folder() == tmp_path
+
+
+FULL_DISKS = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    Exception("No space left on device (os error 28)"),  # of a library in Rust
+    OSError("4096 requested and 512 written"),  # of numpy
+]
+
+
+@pytest.mark.parametrize("error", FULL_DISKS)
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_full_disk_is_said_with_what_is_free_and_leaves_what_was_there(tmp_path, error, folder):
+    path = tmp_path / "model"
+    if folder:
+        path.mkdir()
+    else:
+        write_text(path, "whole")
+
+    def fill():
+        with (folder_draft_of if folder else draft_of)(path) as draft:
+            (draft / "weights" if folder else draft).write_text("ha")
+            raise error
+
+    with pytest.raises(InputError, match=r"disk is full \([\d,.]+ MB are free in '") as said:
+        fill()
+    assert f"'{path}' cannot be written" in str(said.value)
+    assert list(tmp_path.iterdir()) == [path]
+    assert folder or path.read_text() == "whole"
+
+
+def test_what_cannot_be_read_meanwhile_is_not_taken_for_a_disk_that_is_closed(tmp_path):
+    def read():
+        with draft_of(tmp_path / "table.csv"):
+            raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/text")
+
+    with pytest.raises(PermissionError):
+        read()
+
+
+def test_a_place_that_takes_no_file_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(Shortage, match=r"'.*/file/table.csv' cannot be written: "):
+        write_text(tmp_path / "file" / "table.csv", "x")
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(Shortage, match="LRCORE_CACHE to another folder"):
+        write_text(tmp_path / "file" / "cache" / "probes" / "x.json", "x")
+
+
+def test_weights_for_which_there_is_no_room_are_refused_with_what_they_need(tmp_path):
+    """No file may grow beyond a kilobyte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with (
+            pytest.raises(Shortage, match=r"\(2\.0 MB are needed, "),
+            draft_of(tmp_path / "x") as at,
+        ):
+            write_tensors(at, {"weight": torch.zeros(500_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

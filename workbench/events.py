@@ -126,8 +126,9 @@ def shown(error: Exception) -> gr.Error:
     """
     if isinstance(error, gr.Error):
         return error
-    if isinstance(error, lrcore.InputError):
-        return _message(str(error))
+    sentence = error if isinstance(error, lrcore.InputError) else lrcore.shortage(error)
+    if sentence is not None:
+        return _message(str(sentence))
     log.error("a handler failed", exc_info=error)
     line = (str(error).strip().splitlines() or [""])[0][:300]
     return _message(f"{type(error).__name__}: {line} The server's log has the details.")

@@ -46,7 +46,8 @@ class Jobs:
     def submit(self, job: Job, title: str = "") -> JobRecord:
         """Put a job in the queue; of a kind that is wanted once, an equal one that waits or runs is
         returned instead. A job that yields waits for those that do not, also where it runs already,
-        unless it computes what they need. title: the job's own by default.
+        unless it computes what they need. title: the job's own by default. Raises Shortage where
+        its record cannot be written: it is then not queued.
         """
         with self._queued:
             if job.once:
@@ -58,8 +59,19 @@ class Jobs:
             if running is not None and goes_before(job, running.job):
                 running.put_off.set()
             self._queued.notify()
-        self._write(record)
+        try:
+            self._write(record)
+        except lrcore.Shortage:
+            if self._withdrawn(record):
+                raise
         return record
+
+    def _withdrawn(self, record: JobRecord) -> bool:
+        """Take a job out of the queue, unless it has begun; whether it is out."""
+        with self._on_disk, self._lock:
+            if record.state == "queued":
+                self._records.pop(record.id, None)
+            return record.id not in self._records
 
     def cancel(self, job_id: str) -> None:
         """Stop a job: a queued one leaves the queue at once, a running one stops after its present
@@ -75,9 +87,10 @@ class Jobs:
                 self._end(record, "cancelled")
 
     def again(self, job_id: str) -> JobRecord:
-        """Queue the job of an ended record anew.
+        """Queue the job of an ended record anew; the old record goes once the new one is on disk.
 
-        What it had finished on disk is not computed twice.
+        What it had finished on disk is not computed twice. Raises InputError as `submit` does, and
+        where it was started again already.
         """
         with self._on_disk, self._lock:
             old = self._records.get(job_id)
@@ -85,8 +98,15 @@ class Jobs:
                 raise lrcore.InputError(
                     "This job was started again already, or has not ended: see the list of jobs."
                 )
-            self.forget(job_id)
-        return self.submit(old.job, old.title)
+            del self._records[job_id]
+        try:
+            record = self.submit(old.job, old.title)
+        except lrcore.Shortage:
+            with self._lock:
+                self._records[job_id] = old
+            raise
+        (self.folder / f"{job_id}.json").unlink(missing_ok=True)
+        return record
 
     def forget(self, job_id: str) -> None:
         """Remove an ended record, from disk as well."""
@@ -130,7 +150,7 @@ class Jobs:
                     self._queued.wait()
                 record = self.waiting()[0]
                 record.start()
-            self._write(record)
+            self._try_to_write(record)
             log.info("job %s: %s starts", record.id, record.title)
             try:
                 with lrcore.asked_often(record.go_on):
@@ -146,17 +166,33 @@ class Jobs:
             except lrcore.InputError as error:
                 self._end(record, "failed", str(error))
             except Exception as error:
-                log.exception("job %s failed", record.id)
-                line = (str(error).strip().splitlines() or [""])[0][:300]
-                message = f"{type(error).__name__}: {line} The server's log has the details."
-                self._end(record, "failed", message)
+                self._end(record, "failed", self._fault(record, error))
+
+    def _fault(self, record: JobRecord, error: Exception) -> str:
+        """What a person reads of an exception that is no InputError."""
+        short = lrcore.shortage(error)
+        if short is not None:
+            return str(short)
+        log.error("job %s failed", record.id, exc_info=error)
+        line = (str(error).strip().splitlines() or [""])[0][:300]
+        return f"{type(error).__name__}: {line} The server's log has the details."
 
     def _end(self, record: JobRecord, state: str, error: str = "") -> None:
         record.end(state, error)
         # First on disk: what is seen to have ended has ended after a restart as well.
         with self._on_disk:
-            self._write(record, state)
+            self._try_to_write(record, state)
             record.state = state
+
+    def _try_to_write(self, record: JobRecord, state: str = "") -> None:
+        """Write a record where there is room for it: without, the queue goes on all the same, and
+        a restart reads what was written last.
+        """
+        try:
+            self._write(record, state)
+        except (lrcore.Shortage, OSError) as error:
+            log.warning("job %s: its record is not on disk: %s", record.id, error)
+            record.note(f"this record is not on disk: {error}")
 
     def _write(self, record: JobRecord, state: str = "") -> None:
         """Write a record as it is now; one that was forgotten in the meantime stays forgotten."""
@@ -176,8 +212,8 @@ class Jobs:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 log.warning("%s is no job record and is left out: %s", path.name, error)
                 continue
+            self._records[record.id] = record
             if record.state not in ENDED:
                 record.state, record.ended = "interrupted", record.ended or time.time()
                 record.note("interrupted: the server stopped while this job ran or was queued")
-            self._records[record.id] = record
-            self._write(record)
+                self._try_to_write(record)

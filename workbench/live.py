@@ -204,6 +204,8 @@ class Live:
         except lrcore.InputError as error:
             return Figure(error=lrcore.without_paths(str(error)))
         except Exception as error:
+            if short := lrcore.shortage(error):
+                return Figure(error=str(short))
             log.exception("the live figure failed")
             return Figure(error=f"{type(error).__name__}. The server's log has the details.")
 

@@ -58,6 +58,7 @@ from ..models.weights import (
 )
 from ..modules.install import install
 from ..provenance import Provenance
+from ..shortage import check_room
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
 from .description import FORMAT, Description, is_described, read_description
@@ -192,6 +193,7 @@ def load_checkpoint(
         TypeError,
         AttributeError,
     ) as error:  # whatever shapes that are not ours lead to
+        check_room(error)
         detail = (str(error).splitlines() or [""])[-1].strip()
         raise InputError(
             f"The weights in '{folder}' do not fit its description ({detail}). Files of two "

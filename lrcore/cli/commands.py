@@ -13,6 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import Cancelled, InputError
+from ..shortage import shortage
 from . import cache, compress, evaluate, export, generate, runs, sweep, transform
 from .console import progress, say
 
@@ -48,8 +49,8 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for bad input (one `error:` line), 130 where
-    cancelled, 1 for a fault of ours.
+    """Run a command; returns the exit code: 0, 2 for bad input or where disk or memory do not
+    suffice (one `error:` line), 130 where cancelled, 1 for a fault of ours.
 
     LRCORE_DEBUG=1 shows the traceback of a fault.
     """
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if short := shortage(error):
+            return _stop(f"error: {short}", 2)
         if os.environ.get("LRCORE_DEBUG"):
             raise
         return _stop(f"error: {type(error).__name__}: {error} (LRCORE_DEBUG=1 shows where)", 1)

@@ -23,6 +23,7 @@ from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
+from ..shortage import check_room
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, decoder_layers, text_config
 from .config import auto_class, experts_of, has_own_type, kernel_of, one_line, quiet, read_config
@@ -186,6 +187,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 folder, local_files_only=True, trust_remote_code=False, **known
             )
     except Exception as error:  # from a missing file to a parse error in Rust
+        check_room(error)
         tokenizer_files = sorted(path.name for path in folder.glob("*token*"))
         state = (
             f"its tokenizer files ({', '.join(tokenizer_files)}) cannot be read"
@@ -217,9 +219,8 @@ def _read_network(
                 ignore_mismatched_sizes=True,
                 **options,
             )
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # the last net under a library with many kinds of failure
+        check_room(error)
         raise InputError(
             f"The model in '{folder}' cannot be loaded ({one_line(error)}). Config and weights may "
             "belong to different models: copy the folder again."
@@ -317,6 +318,7 @@ def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     try:
         network.to(device)
     except (RuntimeError, AssertionError) as error:
+        check_room(error)
         raise InputError(
             f"The model cannot be moved to '{device}' ({one_line(error)}). Use device cpu or a "
             "smaller dtype."

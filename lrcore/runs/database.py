@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import writing
+
 SCHEMA = """
 create table if not exists runs (
     id text primary key, name text not null, created real not null, folder text not null,
@@ -50,7 +52,7 @@ class Database:
     """The rows of one file.
 
     A run that is not there has no tags, results and samples, and none can be given to it
-    (IntegrityError).
+    (IntegrityError). What changes something raises Shortage where there is no room for it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -62,7 +64,10 @@ class Database:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         # A connection of its own for every use: threads and processes share nothing but the file.
         # 30 s: the wait for another writer.
-        with closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as database:
+        with (
+            writing(self.file),
+            closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as database,
+        ):
             database.row_factory = sqlite3.Row
             database.execute("pragma journal_mode = wal")
             database.execute("pragma foreign_keys = on")
@@ -78,7 +83,8 @@ class Database:
                 database.execute("update changes set count = count + 1")
                 database.execute("commit")
             except BaseException:
-                database.execute("rollback")
+                if database.in_transaction:  # a full disk has ended it already
+                    database.execute("rollback")
                 raise
 
     def _rows(self, question: str, *values: Any) -> list[sqlite3.Row]:

@@ -27,6 +27,7 @@ from ..models.load import LoadedModel
 from ..models.weights import MARK
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
+from ..shortage import shortage
 from .database import Database, Row
 from .making import fields, method_and_policy
 
@@ -41,14 +42,16 @@ UNREADABLE = (
 
 def root() -> Path:
     """Where runs live: LRCORE_RUNS, else ./runs; a folder for this user under the temporary one
-    where that cannot be written.
+    where that may not be written. One whose disk is full is it all the same.
     """
     wanted = Path(os.environ.get("LRCORE_RUNS") or "runs").expanduser()
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
             return wanted
-    except OSError:
+    except OSError as error:
+        if shortage(error):
+            return wanted
         fallback = (
             Path(tempfile.gettempdir())
             / f"low-rank-workbench-{os.getuid() if hasattr(os, 'getuid') else 'runs'}"

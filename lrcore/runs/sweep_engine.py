@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compression.compress import compress
-from ..errors import InputError
+from ..errors import InputError, Shortage
 from ..models.counting import count_account
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
@@ -26,7 +26,7 @@ def run_sweep(
     store: a folder stands for `CellFiles` in it. progress is also called with ("sweep", cells done,
     cells). A cell that cannot be made, such as a KV budget for a method that leaves the cache as it
     is, becomes a row with its error. Raises InputError where a folder is given and nothing is to be
-    measured.
+    measured, and Shortage where disk or memory do not suffice.
     """
     if not isinstance(store, SweepStore):
         if not sweep.evaluations:
@@ -49,6 +49,8 @@ def _run(
 ) -> list[SweepRow]:
     try:
         model = _made(dense, cell, store, progress)
+    except Shortage:
+        raise  # the next cell would lack room as well, and this one can be made once there is some
     except InputError as error:
         texts: list[str | None] = [one.data for one in sweep.evaluations]
         return [

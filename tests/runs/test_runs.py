@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import threading
 
 import fresh
@@ -232,3 +233,22 @@ def test_the_command(kept, small, capsys, monkeypatch):
     assert "No run is called 'nobody'" in capsys.readouterr().err
     monkeypatch.setenv("LRCORE_RUNS", str(kept.folder))
     assert [row["id"] for row in run_json(capsys, "runs")["runs"]] == [one.id]
+
+
+def test_a_change_for_which_there_is_no_room_is_refused_and_changes_nothing(kept, small):
+    """No file may grow beyond what the database takes."""
+    run = kept.write("a", recipe_of(small), small)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(lrcore.Shortage, match="cannot be written: "):
+            kept.add_samples(run.id, [{"prompt": "x", "text": "y" * 10**6}])
+        with pytest.raises(lrcore.Shortage, match="cannot be written: "):
+            kept.write("b", recipe_of(small), small)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert kept.samples(run.id) == []
+    assert kept.ids() == [run.id]
+    assert sorted(path.name for path in kept.folder.glob(".*")) == []
+    kept.add_samples(run.id, [{"prompt": "x", "text": "y"}])
+    assert len(kept.samples(run.id)) == 1

@@ -18,7 +18,7 @@ import fresh
 from safetensors import safe_open
 
 KILLED = Path(__file__).with_name("killed.py")
-TIMES = ("seconds", "total_seconds")  # of a result: they differ from run to run
+TIMES = ("seconds", "total_seconds", "created", "when")  # of a result: they differ from run to run
 DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 Tree = dict[str, str]  # the files below a folder, and what they hold
 

@@ -357,3 +357,72 @@ def test_every_kind_has_a_title_and_a_row():
         job = KINDS[kind](RECIPE)
         assert job.title
         assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Records cannot be written while `full_disk` holds something."""
+    write, full = lrcore.write_text, ["the disk"]
+
+    def refused(path, text):
+        if full:
+            raise lrcore.Shortage("The disk is full.")
+        write(path, text)
+
+    monkeypatch.setattr(lrcore, "write_text", refused)
+    return full
+
+
+def test_a_job_whose_record_has_no_room_is_refused_and_the_queue_goes_on(bench, full_disk):
+    jobs, gate, _ = bench
+    full_disk.clear()
+    first = jobs.submit(Steps(0))
+    full_disk.append("the disk")
+    with pytest.raises(lrcore.Shortage):
+        jobs.submit(Steps(1))
+    assert jobs.all() == [first]
+    gate.set()
+    assert ended(jobs, first).state == "done"
+    assert "not on disk" in first.log[-1]
+    full_disk.clear()
+    assert ended(jobs, jobs.submit(Steps(2))).state == "done"
+
+
+def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_disk, tmp_path):
+    jobs, gate, order = bench
+    full_disk.clear()
+    gate.set()
+    done = ended(jobs, jobs.submit(Steps(0)))
+    gate.clear()
+    jobs.submit(Steps(1))
+    begun(order, 2)
+    full_disk.append("the disk")
+    with pytest.raises(lrcore.Shortage):
+        jobs.again(done.id)
+    assert jobs.get(done.id) is done
+    assert (tmp_path / f"{done.id}.json").is_file()
+    gate.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "memory does not suffice"),
+        (RuntimeError("can't allocate memory: you tried to allocate 4000000 bytes."), "4.0 MB"),
+        (OSError(28, "No space left on device"), "the disk is full"),
+    ],
+)
+def test_a_lack_of_memory_is_a_sentence_and_the_next_job_runs(tmp_path, error, said):
+    left = [error]
+
+    def work(record):
+        if left:
+            raise left.pop()
+        return []
+
+    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    failed = ended(jobs, jobs.submit(Steps(0)))
+    assert failed.state == "failed"
+    assert said in failed.error
+    assert "server's log" not in failed.error
+    assert ended(jobs, jobs.submit(Steps(1))).state == "done"

@@ -26,7 +26,7 @@ from torch import Tensor
 from ...account import SizeAndCost
 from ...checkpoints.checkpoint import load
 from ...data import Windows, apart_from, load_texts, make_windows, overlapping
-from ...errors import InputError
+from ...errors import InputError, Shortage
 from ...evaluation.evaluate import batches, evaluate
 from ...evaluation.settings import EvaluationSettings
 from ...history import Healed
@@ -130,6 +130,8 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
         base, revision = recipe.model, None if given else recipe.revision
         try:
             teacher = load(given or base, revision, model.dtype, str(model.device))
+        except Shortage:
+            raise
         except InputError as error:
             raise InputError(
                 f"The dense model that '{model.name}' was made of, '{given or base}', cannot be "

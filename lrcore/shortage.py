@@ -1,0 +1,132 @@
+"""Disk and memory that do not suffice: what the system and libraries raise, as one sentence."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from .errors import InputError, Shortage
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of the disk is used up",
+    errno.EFBIG: "the disk takes no file so large",
+}
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+# What libraries that are not written in Python, and SQLite, say without a number.
+SIGNS = {
+    "No space left on device": errno.ENOSPC,
+    "database or disk is full": errno.ENOSPC,
+    "disk I/O error": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "File too large": errno.EFBIG,
+    "Read-only file system": errno.EROFS,
+    "readonly database": errno.EROFS,
+    "unable to open database file": errno.EACCES,
+}
+NO_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
+)
+_ASKED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_CGROUPS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def shortage(error: BaseException) -> Shortage | None:
+    """The sentence for an exception that says that disk or memory do not suffice; None for
+    another. A Shortage is its own.
+    """
+    if isinstance(error, InputError):
+        return error if isinstance(error, Shortage) else None
+    if _lacks_memory(error):
+        return Shortage(_memory_sentence(error))
+    number = _number(error)
+    if number not in FULL:
+        return None
+    named = getattr(error, "filename", None)
+    what = f"'{named}'" if named else "Something"
+    return Shortage(f"{what} cannot be written: {FULL[number]}. Make room there, and try again.")
+
+
+def check_room(error: BaseException) -> None:
+    """Raise Shortage where an exception says that disk or memory do not suffice."""
+    short = shortage(error)
+    if short is not None:
+        raise short from error
+
+
+# --- disk ---
+
+
+def why_not_written(error: BaseException) -> str:
+    """Why something could not be written, in a few words; "" where that is not what happened."""
+    number = _number(error)
+    if number in FULL:
+        return FULL[number]
+    return os.strerror(number) if number in CLOSED else ""
+
+
+def _number(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    said = str(error)
+    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", said):
+        return errno.ENOSPC  # numpy
+    return next((number for sign, number in SIGNS.items() if sign in said), None)
+
+
+# --- memory ---
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return bool(NO_MEMORY.search(str(error)))
+
+
+def _memory_sentence(error: BaseException) -> str:
+    asked, free = _ASKED.search(str(error)), free_memory()
+    known = []
+    if asked:
+        known.append(f"{megabytes(float(asked[1]) * _UNITS[asked[2].lower()])} were asked for")
+    if free is not None and "CUDA" not in str(error):
+        known.append(f"{megabytes(free)} are free")
+    numbers = f" ({', '.join(known)})" if known else ""
+    return (
+        f"The memory does not suffice{numbers}. Use fewer or shorter windows (samples, seq_len), a "
+        "smaller dtype, or offload the model."
+    )
+
+
+def megabytes(count: float) -> str:
+    """Bytes as text, such as "1.5 MB"."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def free_memory() -> int | None:
+    """Bytes that this process may still take: of the machine, of its group, of its own limit.
+
+    None where nobody says.
+    """
+    return min((max(left, 0) for left in _left()), default=None)
+
+
+def _left() -> Iterator[int]:
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable"))
+        yield 1024 * int(line.split()[1])
+    group = Path("/sys/fs/cgroup")
+    for folder, names in zip((group, group / "memory"), _CGROUPS, strict=True):
+        with suppress(OSError, ValueError):  # no limit is the word "max"
+            most, taken = (int((folder / name).read_text(encoding="ascii")) for name in names)
+            yield most - taken
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most != resource.RLIM_INFINITY:
+            pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+            yield most - int(pages) * resource.getpagesize()

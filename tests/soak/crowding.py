@@ -1,0 +1,118 @@
+"""Commands whose disk is full from some moment on, in this process.
+
+A fault of the kind "names" refuses every file, folder and new name from the n-th on that is made
+below a folder; one of the kind "bytes" lets no file grow beyond n bytes, whichever library writes
+it.
+"""
+
+import errno
+import io
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from killing import Job, Place, Tree, half_written
+
+from lrcore.cli import main
+
+MAKING = ("os.mkdir", "os.rename", "os.link", "os.symlink")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+KINDS = ("names", "bytes")
+
+
+class Fault:
+    """Below a folder nothing can be written from the n-th time on; 0: it always can."""
+
+    armed: "Fault | None" = None
+
+    def __init__(self, folder: Path, kind: str, at: int) -> None:
+        self.folder, self.kind, self.at, self.seen = str(folder), kind, at, 0
+
+    def audit(self, event: str, given: tuple) -> None:
+        if event not in MAKING and (event != "open" or not given[2] & WRITING):
+            return
+        path = given[1] if event == "os.rename" else given[0]
+        if isinstance(path, int) or not os.path.abspath(os.fsdecode(path)).startswith(self.folder):
+            return
+        self.seen += 1
+        if self.kind == "names" and 0 < self.at <= self.seen:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        Fault.armed = self
+        if self.kind == "bytes" and self.at:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.at, hard))
+        try:
+            yield
+        finally:
+            Fault.armed = None
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _hook(event: str, given: tuple) -> None:
+    if Fault.armed is not None:
+        Fault.armed.audit(event, given)
+
+
+sys.addaudithook(_hook)  # for good: it does nothing but where a fault is armed
+
+
+class Here(Place):
+    """A folder where commands run in this process."""
+
+    def run(self, arguments: Sequence[str], kind: str = "names", at: int = 0):
+        out, err, fault = io.StringIO(), io.StringIO(), Fault(self.folder, kind, at)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            chdir(self.folder),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            patch.setenv("LRCORE_CACHE", str(self.folder / "cache"))
+            with fault():
+                code = main(list(arguments))
+        sizes = [path.stat().st_size for path in self.folder.rglob("*") if path.is_file()]
+        err.write(f"\n{fault.seen} {max(sizes, default=0)}")
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def temporary(self) -> list[str]:
+        """The folder for offloaded tensors stays as long as this process."""
+        return [left for left in super().temporary() if not left.startswith("cache/offloaded")]
+
+
+def crowded(place: Place, job: Job, kind: str, at: int) -> list[str]:
+    """What is wrong where a command meets a full disk, and is run again once there is room."""
+    place.start_from(job.before)
+    before, what = place.tree(), f"{job.name} ({kind} {at})"
+    done = place.run(job.arguments, kind, at)
+    wrong = [] if done.returncode == 0 else [*refused(what, done)]
+    wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
+    wrong += [f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())]
+    wrong += [f"{what}: {path} is left" for path in place.temporary()]
+    done = place.run(job.arguments)
+    if done.returncode or place.plain(done.stdout) != job.shown:
+        wrong.append(f"{what}: then it prints {done.stdout}{done.stderr[-300:]}")
+    return wrong + [f"{what}: {path} differs in the end" for path in differing(job, place.tree())]
+
+
+def differing(job: Job, tree: Tree) -> list[str]:
+    """The files that are not those of an undisturbed run."""
+    return sorted(path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path))
+
+
+def refused(what: str, done: subprocess.CompletedProcess) -> Iterator[str]:
+    """What is wrong with how a command says that the disk is full."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    if done.returncode != 2 or len(lines) != 1 or "Traceback" in done.stderr:
+        yield f"{what}: it ends with {done.returncode}: {done.stderr[-300:]}"
+    elif "cannot be written: the disk" not in lines[0] or "are free in '" not in lines[0]:
+        yield f"{what}: it does not say what is full: {lines[0]}"
+    if done.stdout:
+        yield f"{what}: it prints {done.stdout[:80]}"

@@ -1,0 +1,31 @@
+"""Run a command of lrcore with little memory.
+
+python limited.py BYTES ARGUMENT...: the address space may grow by so many bytes from now on. The
+last line on stderr has the most that it grew by.
+"""
+
+import resource
+import sys
+from pathlib import Path
+
+
+def size(name: str) -> int:
+    """Bytes of address space: now (VmSize), or at most so far (VmPeak)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def run(more: int, arguments: list[str]) -> int:
+    from lrcore.cli import main
+
+    before = size("VmSize")
+    if more:
+        resource.setrlimit(resource.RLIMIT_AS, (before + more, resource.RLIM_INFINITY))
+    code = main(arguments)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(size("VmPeak") - before, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(int(sys.argv[1]), sys.argv[2:]))

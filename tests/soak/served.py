@@ -1,0 +1,60 @@
+"""Run a job in a store as a server does, and end it with SIGKILL at its n-th event.
+
+python served.py KIND N JOB: JOB is a file with the stored form of a job. What earlier servers left
+interrupted is started again; where no record is there, the job is queued. KIND and N as of
+killed.py; calls are counted for that kind alone. Prints how the jobs ended, and the runs.
+"""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+from killed import Killer
+
+PATIENCE = 300  # seconds
+
+
+def ended(store, record) -> None:
+    from workbench.job_record import ENDED
+
+    end = time.monotonic() + PATIENCE
+    while record.state not in ENDED:
+        assert time.monotonic() < end, record
+        time.sleep(0.002)
+
+
+def serve(job: Path) -> dict:
+    """Do what is to be done; the states of all records, and the runs."""
+    from workbench.jobs import KINDS
+    from workbench.store import Store
+
+    store = Store(Path("runs"), KINDS)
+    left = store.jobs.all()
+    assert all(record.state in ("done", "interrupted") for record in left), left
+    again = [record for record in left if record.state == "interrupted"]
+    if left:
+        started = [store.jobs.again(record.id) for record in again]
+    else:
+        values = json.loads(job.read_text(encoding="utf-8"))
+        started = [store.jobs.submit(KINDS[values["kind"]].from_dict(values))]
+    for record in started:
+        ended(store, record)
+    runs = [[run.name, run.ranks_csv, run.evaluations] for run in store.runs.all()]
+    return {"states": [[one.state, one.error] for one in store.jobs.all()], "runs": runs}
+
+
+def run(kind: str, at: int, job: Path) -> None:
+    files, calls = (Killer(at if kind == one else 0) for one in ("files", "calls"))
+    sys.addaudithook(files.audit)
+    if kind == "calls":
+        threading.setprofile(calls.count)  # of the threads that are started from now on
+    result = serve(job)
+    threading.setprofile(None)
+    print(json.dumps(result))
+    print(files.seen, calls.seen, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

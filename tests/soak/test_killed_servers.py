@@ -1,0 +1,108 @@
+"""A server that is killed while a job runs: the next one offers the job again, and it ends as an
+undisturbed one.
+"""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import fresh
+import pytest
+from killing import Place, without_times
+
+import lrcore
+from workbench.jobs import CompressJob, SweepJob
+
+SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
+SERVED = Path(__file__).with_name("served.py")
+ROUNDS, KILLS = 20, 3  # per job, kills in a row
+
+
+class Bench(Place):
+    """A folder with runs, a cache, and a job to be done in it."""
+
+    def run(self, arguments=(), kind="files", at=0):
+        environment = os.environ | {"LRCORE_CACHE": "cache", "OMP_NUM_THREADS": "1"}
+        command = [str(SERVED), kind, str(at), "job.json"]
+        return fresh.page().run(command, environment, self.folder)
+
+    def begin(self, job) -> None:
+        self.start_from(None)
+        (self.folder / "job.json").write_text(json.dumps(job.to_dict()))
+
+    def models(self) -> set[tuple]:
+        """What every run that is there holds, each kind of run once."""
+        folders = [file.parent for file in self.folder.glob("runs/[!.]*/report.json")]
+        return {
+            tuple(
+                (str(file.relative_to(folder)), self.digest(file))
+                for file in sorted(folder.rglob("*"))
+                if file.is_file()
+            )
+            for folder in folders
+        }
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_llama, story_file) -> list:
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16, ratio=0.3)
+    measured = lrcore.EvaluationSettings(str(story_file), 2, 16).apart_from([recipe.data])
+    sweep = SweepJob(recipe, ("svd", "a3"), (0.2, 0.4), evaluation=measured)
+    probed = CompressJob(recipe.with_(policy="probed"), "its name", measured)
+    return [CompressJob(recipe, "its name", measured), probed, sweep]
+
+
+def killed(
+    place: Bench, job, chance: random.Random, kills: int, kinds=("calls", "files")
+) -> tuple[int, list[str]]:
+    """How often a server was killed, and what is wrong."""
+    place.begin(job)
+    done = place.run(kind=kinds[0])
+    assert done.returncode == 0, done.stderr
+    events = dict(zip(("files", "calls"), map(int, done.stderr.split()[-2:]), strict=True))
+    models, result = place.models(), without_times(json.loads(done.stdout))
+    place.begin(job)
+    count, wrong = 0, []
+    for _ in range(kills):
+        kind = chance.choice(kinds)
+        at = chance.randrange(1, events[kind] + 1)
+        done = place.run(kind=kind, at=at)
+        count += done.returncode == -signal.SIGKILL
+        if done.returncode not in (0, -signal.SIGKILL):
+            wrong.append(f"{job.kind} ({kind} {at}): {done.stderr[-600:]}")
+        if not place.models() <= models:
+            wrong.append(f"{job.kind} ({kind} {at}): a run is not whole")
+    done = place.run()
+    if done.returncode:
+        return count, [*wrong, f"{job.kind}: {done.stderr[-600:]}"]
+    end = without_times(json.loads(done.stdout))
+    if place.models() != models or {s for s, _ in end["states"]} != {"done"}:
+        wrong.append(f"{job.kind}: it ends with {end['states']}, or other models")
+    # A compression that was killed after its run was kept makes another one, beside it.
+    whole = [run for run in end["runs"] if run[2]]
+    if [run for run in result["runs"] if run not in whole] or (
+        job.kind == "sweep" and len(end["runs"]) != len(result["runs"])
+    ):
+        wrong.append(f"{job.kind}: the runs are {end['runs']}, undisturbed {result['runs']}")
+    return count, wrong
+
+
+def test_a_job_of_a_killed_server_ends_as_an_undisturbed_one(jobs, tmp_path):
+    chance = random.Random(17)
+    kills, wrong = killed(Bench(tmp_path / "here"), jobs[0], chance, 2, kinds=("files",))
+    assert not wrong, "\n".join(wrong)
+    assert kills
+
+
+@pytest.mark.soak
+def test_many_kills_of_servers(jobs, tmp_path, capsys):
+    chance = random.Random(SEED)
+    outcomes = [
+        killed(Bench(tmp_path / "here"), job, chance, KILLS) for _ in range(ROUNDS) for job in jobs
+    ]
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {sum(kills for kills, _ in outcomes)} kills of servers")
+    wrong = [line for _, lines in outcomes for line in lines]
+    assert not wrong, "\n".join(wrong)

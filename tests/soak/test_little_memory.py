@@ -1,0 +1,65 @@
+"""Memory that does not suffice, at whichever moment: one sentence, nothing half written, and the
+same command works once there is some.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import fresh
+import pytest
+from crowding import differing
+from killing import Job, Place, half_written, undisturbed
+
+SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
+LIMITED = Path(__file__).with_name("limited.py")
+ROUNDS = 20
+
+
+class Narrow(Place):
+    """A folder where commands run in a process with so many bytes of memory; 0: any number."""
+
+    def run(self, arguments, kind="bytes", at=0):
+        environment = os.environ | {
+            "LRCORE_CACHE": str(self.folder / "cache"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [str(LIMITED), str(at), *arguments]
+        done = fresh.project().run(command, environment, self.folder)
+        done.stderr += " 0"  # the second number of events
+        return done
+
+
+def narrowed(place: Place, job: Job, at: int) -> tuple[int, list[str]]:
+    """The exit code of a command with little memory, and what is wrong."""
+    place.start_from(job.before)
+    before, what = place.tree(), f"{job.name} ({at:,} bytes)"
+    done = place.run(job.arguments, at=at)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    wrong = []
+    if done.returncode and (done.returncode, len(lines), done.stdout) != (2, 1, ""):
+        wrong.append(f"{what}: it ends with {done.returncode}: {done.stderr[-600:]}")
+    elif done.returncode and "memory does not suffice" not in lines[0]:
+        wrong.append(f"{what}: it does not say what lacks: {lines[0]}")
+    wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
+    wrong += [f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())]
+    wrong += [f"{what}: {path} is left" for path in place.temporary()]
+    again = place.run(job.arguments)
+    if again.returncode or place.plain(again.stdout) != job.shown:
+        wrong.append(f"{what}: then {again.stderr[-300:]}")
+    wrong += [f"{what}: {path} differs in the end" for path in differing(job, place.tree())]
+    return done.returncode, wrong
+
+
+@pytest.mark.soak
+def test_little_memory_for_every_command(commands, tmp_path, capsys):
+    place, chance, codes, wrong = Narrow(tmp_path / "here"), random.Random(SEED), [], []
+    for job in undisturbed(place, tmp_path / "states", commands):
+        for _ in range(ROUNDS):
+            code, found = narrowed(place, job, chance.randrange(1, max(2, job.events["files"])))
+            codes.append(code)
+            wrong += found
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {len(codes)} limits of memory, {codes.count(2)} were too small")
+    assert not wrong, "\n".join(wrong)
