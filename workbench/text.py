@@ -58,8 +58,8 @@ OPTIONS = "Options of {}"
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"
 SURVEY_CONCLUDE = (
-    "Where the lines differ, the policies disagree about which layers matter; where they meet, the "
-    "choice hardly matters."
+    "Blue: the chosen policy; point at a grey line for its name. Where the lines differ, the "
+    "policies disagree about which layers matter; where they meet, the choice hardly matters."
 )
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."

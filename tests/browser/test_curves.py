@@ -54,8 +54,8 @@ def test_log_axis_and_linear_toggle(workbench):
         lambda: workbench.plot("spectrum")["ytype"] == "linear", "the axis stays logarithmic"
     )
     workbench.until(
-        lambda: "keeps" in workbench.locator("#cell-heading").inner_text(),
-        "what the plan keeps is not said",
+        lambda: "loses" in workbench.locator("#cell-heading").inner_text(),
+        "what the plan loses is not said",
     )
 
 

@@ -11,6 +11,7 @@ from page_values import BROWSER, click
 import lrcore
 from workbench import hand, markup, text
 from workbench.figures import contrast
+from workbench.figures.allocation import CHOSEN_LINE
 from workbench.figures.spectra import Cell, cell_figures
 from workbench.form import FIELD_NAMES, Form, input_values
 from workbench.keys import calibration_key
@@ -54,7 +55,7 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     rank = store.plan(RECIPE).ranks[1, "ov"]
     for figure in (values, energy):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
-    assert f"rank {rank} keeps at best" in heading
+    assert f"rank {rank} loses at least" in heading
     again = spectra.draw_other_cell(store, drawn, slot, [-1, "log"], KEY, *input_values(RECIPE))
     assert len(set(map(str, again))) == 1  # drawn already
 
@@ -95,6 +96,18 @@ def test_numbers_in_the_heatmap_can_be_read(store):
         on_black, on_white = (light + 0.05) / 0.05, 1.05 / (light + 0.05)
         ratio = {contrast.BLACK: on_black, contrast.WHITE: on_white}[contrast.ink(i / 100)]
         assert ratio >= 4.5
+
+
+def test_the_energy_lost_is_what_the_ranks_leave_out(store):
+    _, energy, heading = cell_figures(store.analysis(RECIPE), Cell(1, "ov", rank=20), log=True)
+    drawn = json.loads(energy)
+    squares = store.analysis(RECIPE).values(1, "ov") ** 2
+    assert drawn["layout"]["yaxis"]["type"] == "log"
+    ranks, lost = drawn["data"][0]["x"], drawn["data"][0]["y"]
+    assert min(lost) > 0
+    for rank, one in zip(ranks, lost, strict=True):
+        assert one == pytest.approx(squares[rank:].sum() / squares.sum(), rel=1e-6)
+    assert f"{squares[20:].sum() / squares.sum():.2%}" in heading
 
 
 def test_a_budget_that_cannot_be_met_draws_no_rank(store):
@@ -161,7 +174,9 @@ def test_live_figures_arrive_for_the_plan_on_show(store):
 
 def test_the_survey_names_what_is_missing(store):
     figure, note = handlers.draw_survey(store, *input_values(RECIPE))
-    assert "uniform" in {trace["name"] for trace in json.loads(figure)["data"]}
+    lines = {trace["name"]: trace["line"] for trace in json.loads(figure)["data"]}
+    assert {name for name, line in lines.items() if line == CHOSEN_LINE} == {RECIPE.policy}
+    assert len(lines) > 5
     assert "Not factorised yet" in note
 
 

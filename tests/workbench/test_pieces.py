@@ -186,14 +186,14 @@ def test_sweep_shares():
             read_shares(wrong, lrcore.Recipe())
 
 
-def test_no_two_policies_look_alike():
+def test_the_chosen_policy_stands_out_in_every_method_and_is_drawn_last():
     names = [row["name"] for row in lrcore.policies()]
-    traces = json.loads(
-        allocation_figures.policy_curves({"a3": {name: [0.5, 0.6] for name in names}})
-    )["data"]
-    assert len(
-        {(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}
-    ) == len(names)
+    shares = {method: {name: [0.5, 0.6] for name in names} for method in ("a3", "svd")}
+    traces = json.loads(allocation_figures.policy_curves(shares, "softmax"))["data"]
+    blue = [trace["line"] == allocation_figures.CHOSEN_LINE for trace in traces]
+    assert {trace["name"] for trace, one in zip(traces, blue, strict=True) if one} == {"softmax"}
+    assert [i for i, one in enumerate(blue) if one] == [len(names) - 1, 2 * len(names) - 1]
+    assert [trace["showlegend"] for trace in traces].count(True) == 1
 
 
 def test_every_tab_has_a_row():

@@ -8,13 +8,14 @@ from .base import (
     AWARE,
     CUT,
     GHOST,
-    SERIES,
-    SYMBOLS,
     axis_number,
     figure,
     layer_axis,
     stacked_axis,
 )
+
+CHOSEN_LINE = {"color": AWARE, "width": 3}
+GREY_LINE = {"color": GHOST, "width": 1.5}
 
 
 @dataclass(frozen=True)
@@ -92,32 +93,19 @@ def component_bars(drawn: Bars, name: str, i: int) -> list[dict[str, Any]]:
     return [uniform, own]
 
 
-def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """One plot per method, one line per policy: the share that each layer keeps.
+def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]], chosen: str = "") -> str:
+    """One plot per method: the share that each layer keeps by the chosen policy, before those of
+    the others in grey, whose names come with the pointer.
 
     shares: method -> policy -> share per layer.
     """
-    policies = list(dict.fromkeys(name for lines in shares.values() for name in lines))
-    data, axes, count, named = [], {}, len(shares), set()
+    data: list[dict[str, Any]] = []
+    axes, count = {}, len(shares)
     for i, (method, lines) in enumerate(shares.items()):
-        for name, values in lines.items():
-            style = line_style(policies.index(name))
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": name,
-                    "legendgroup": name,
-                    "showlegend": name not in named,
-                    "x": list(range(len(values))),
-                    "y": list(values),
-                    "yaxis": f"y{axis_number(i)}",
-                    "hovertemplate": f"{method} · {name}<br>layer %{{x}} keeps "
-                    "%{y:.1%}<extra></extra>",
-                    **style,
-                }
-            )
-            named.add(name)
+        for name in sorted(lines, key=lambda policy: policy == chosen):  # the chosen one in front
+            named = name == chosen and all(trace["name"] != chosen for trace in data)
+            own = {"name": name, "yaxis": f"y{axis_number(i)}", "showlegend": named}
+            data.append(policy_line(method, name, lines[name], name == chosen) | own)
         axes[f"yaxis{axis_number(i)}"] = stacked_axis(method, i, count, 0.16 / count)
     layers = max(len(trace["x"]) for trace in data)
     xaxis = layer_axis(layers, zeroline=False, anchor=f"y{count if count > 1 else ''}")
@@ -125,16 +113,16 @@ def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return figure(data, 100 + 100 * count, keep, xaxis=xaxis, meta=meta, **axes)
 
 
-def line_style(place: int) -> dict[str, Any]:
-    """Of the policy in this place: with more policies than colours, the second time dashed and
-    hollow.
-    """
-    again = place >= len(SERIES)
-    symbol = SYMBOLS[place % len(SYMBOLS)] + ("-open" if again else "")
-    colour = SERIES[place % len(SERIES)]
+def policy_line(method: str, policy: str, values: Sequence[float], chosen: bool) -> dict[str, Any]:
+    """The share that each layer keeps by one policy."""
     return {
-        "line": {"color": colour, "width": 2, "dash": "dash" if again else "solid"},
-        "marker": {"symbol": symbol, "size": 6},
+        "type": "scatter",
+        "mode": "lines+markers" if chosen else "lines",
+        "x": list(range(len(values))),
+        "y": list(values),
+        "line": CHOSEN_LINE if chosen else GREY_LINE,
+        "marker": {"size": 7, "color": AWARE},
+        "hovertemplate": f"{method} · {policy}<br>layer %{{x}} keeps %{{y:.1%}}<extra></extra>",
     }
 
 

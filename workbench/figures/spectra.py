@@ -158,7 +158,8 @@ def curves(drawn: Curves) -> str:
     data = []
     number = "%{y:.3%}" if drawn.share else "%{y:.6~g}"
     for (label, values), colour in zip(drawn.series, (AWARE, RAW), strict=False):
-        points = thinned(len(values))
+        # a log axis has no 0: what nothing is lost beyond is left out
+        points = [i for i in thinned(len(values)) if values[i] > 0 or not drawn.log]
         data.append(
             {
                 "type": "scatter",
@@ -177,9 +178,9 @@ def curves(drawn: Curves) -> str:
         "rangemode": "tozero",
     }
     if drawn.log:
-        yaxis["dtick"] = "D2"
+        yaxis["dtick"] = 1 if drawn.share else "D2"
     if drawn.share:
-        yaxis |= {"range": [0, 1.02], "tickformat": ".0%", "type": "linear"}
+        yaxis |= {"tickformat": "~%"}
     # a range of its own: the note beside the line would widen it, on a narrow page to below zero
     ranks = max(len(values) for _, values in drawn.series)
     return figure(
@@ -224,30 +225,34 @@ class Cell:
 
 
 def cell_figures(analysis: Any, cell: Cell, log: bool) -> tuple[str, str, str]:
-    """Singular values, cumulative energy and the heading of one layer and component."""
+    """Singular values, the energy that each rank loses, and the heading of one slot."""
     layer, name, rank = cell.layer, cell.name, cell.rank
     head = cell.head if 0 <= cell.head < analysis.heads(layer, name) else None
     series = [
         (label, analysis.values(layer, name, kind, head)) for label, kind in text.KINDS.items()
     ]
-    shares = [(label, energy_share(values)) for label, values in series]
+    lost = [(label, energy_lost(values)) for label, values in series]
     # a method that selects columns or rotary pairs keeps less than the best subspace does; its own
     # figure is under Allocation
-    note = "" if rank is None else f"rank {rank} keeps at best {kept_at(shares[0][1], rank):.2%}"
+    note = "" if rank is None else f"rank {rank} loses at least {lost_at(lost[0][1], rank):.2%}"
     keep, of_head = f"{layer}{name}{head}", "" if head is None else f" · head {head}"
     title = f"<h3 data-layer='{layer}' data-name='{name}'>Layer {layer} · {name}{of_head}</h3>"
     return (
         curves(Curves("singular value", series, rank, f"rank {rank}", log, keep=keep)),
-        curves(Curves("energy kept", shares, rank, note, share=True, keep=keep + "e")),
+        curves(Curves("energy lost", lost, rank, note, log, share=True, keep=keep + "e")),
         title + markup.note(note or text.NO_CUT.format(name=name)),
     )
 
 
-def energy_share(values: np.ndarray) -> np.ndarray:
-    """Cumulative share of the sum of squares. values [n], in falling order -> [n], in [0, 1]."""
+def energy_lost(values: np.ndarray) -> np.ndarray:
+    """Share of the sum of squares that each rank from 1 on leaves out. values [n], in falling order
+    -> [n], in [0, 1], the last 0.
+    """
     squares = np.asarray(values, dtype=np.float64) ** 2
-    return np.cumsum(squares) / squares.sum() if squares.sum() > 0 else np.ones_like(squares)
+    total = squares.sum()
+    after = np.append(np.cumsum(squares[::-1])[::-1][1:], 0.0)
+    return after / total if total > 0 else np.zeros_like(squares)
 
 
-def kept_at(shares: np.ndarray, rank: int) -> float:
-    return float(shares[min(rank, len(shares)) - 1])
+def lost_at(lost: np.ndarray, rank: int) -> float:
+    return float(lost[min(rank, len(lost)) - 1])

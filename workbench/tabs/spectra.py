@@ -173,7 +173,7 @@ def draw_heatmap(store: Store, controls: list[Any], key: list | None) -> tuple[s
 def draw_cell(
     store: Store, slot: list, controls: list[Any], key: list | None, *values: Any
 ) -> tuple[str, str, str]:
-    """Singular values, cumulative energy and heading of one layer and component.
+    """Singular values, energy lost and heading of one layer and component.
 
     controls: head and scale.
     """

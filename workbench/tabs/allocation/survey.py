@@ -14,7 +14,7 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
     notes = [text.SURVEY_CONCLUDE] if values.shares else []
     notes += [text.SURVEY_MISSING.format(", ".join(values.missing))] if values.missing else []
     notes += [text.SURVEY_REFUSED.format(", ".join(values.refused))] if values.refused else []
-    figure = policy_curves(values.shares) if values.shares else ""
+    figure = policy_curves(values.shares, recipe.policy) if recipe and values.shares else ""
     return figure, markup.note(" ".join(notes))
 
 
