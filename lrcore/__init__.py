@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .checkpoints.checkpoint import load, save
     from .checkpoints.export import export, push
     from .checkpoints.gguf_file import GgufFile, export_gguf
+    from .checkpoints.mla import MlaFolder, export_mla
     from .checkpoints.stock import stock_fit
     from .compression.allocate import allocate
     from .compression.bounds import bounds
@@ -95,6 +96,7 @@ _HOMES = {
     "checkpoints.checkpoint": "load save",
     "checkpoints.export": "export push",
     "checkpoints.gguf_file": "GgufFile export_gguf",
+    "checkpoints.mla": "MlaFolder export_mla",
     "checkpoints.stock": "stock_fit",
     "compression.allocate": "allocate",
     "compression.bounds": "bounds",
@@ -238,6 +240,7 @@ __all__ = [
     "InputError",
     "LoadedModel",
     "LocalErrors",
+    "MlaFolder",
     "ModelAccount",
     "ModelCost",
     "Planned",
@@ -281,6 +284,7 @@ __all__ = [
     "evidence_key",
     "export",
     "export_gguf",
+    "export_mla",
     "factorise",
     "forms_of",
     "generate",

@@ -17,7 +17,7 @@ from ..files import draft_of
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from .card import licence
-from .gguf_fit import UNEVEN, LayerFacts, architecture_for, layer_facts, rotary_factors
+from .gguf_fit import UNEVEN, LayerFacts, architecture_for, layer_facts, rotary_factors, window_of
 from .gguf_layers import named_tensors
 from .gguf_vocabulary import vocabulary
 from .paths import without_paths
@@ -88,7 +88,7 @@ def _settings(model: LoadedModel, architecture: str, layers: list[LayerFacts]) -
     embedding, context = model.network.get_input_embeddings(), config.max_position_embeddings
     own: dict[str, Any] = {
         "block_count": len(layers),
-        "context_length": min(context, _window(model) or context),
+        "context_length": min(context, window_of(model.network) or context),
         "embedding_length": embedding.embedding_dim,
         "feed_forward_length": [one.width for one in layers],
         "attention.head_count": [one.heads for one in layers],
@@ -110,12 +110,6 @@ def _settings(model: LoadedModel, architecture: str, layers: list[LayerFacts]) -
         **{f"{architecture}.{name}": value for name, value in own.items()},
         **vocabulary(model.tokenizer, embedding.num_embeddings),
     }
-
-
-def _window(model: LoadedModel) -> int | None:
-    """The sliding window: with a context as long as that, it hides nothing."""
-    window: int | None = getattr(text_config(model.network), "sliding_window", None)
-    return window
 
 
 def _write(
@@ -193,5 +187,5 @@ def _notes(
     odd = sum(len(shape) > 1 and shape[1] % _BLOCK > 0 for shape in shapes)
     if kind == "q8_0" and odd:
         yield f"{odd} matrices are f16, since their rows are no multiple of {_BLOCK}"
-    if window := _window(model):
+    if window := window_of(model.network):
         yield f"the context is that of the sliding window, {window:,}"

@@ -51,7 +51,7 @@ def layer_facts(network: PreTrainedModel) -> list[LayerFacts]:
     facts = []
     for index in range(len(decoder_layers(network))):
         layer = read_layer(network, index)
-        if reason := _misfit(layer):
+        if reason := layer_misfit(layer):
             raise InputError(f"llama.cpp cannot run this model: in layer {index} {reason}.")
         facts.append(_facts(layer))
     return facts
@@ -65,17 +65,30 @@ def _refusal(network: PreTrainedModel) -> str:
             f"it is of the family {network.config.model_type}, and GGUF files are written of "
             f"{', '.join(FAMILIES)}; export it as a folder"
         )
+    return network_misfit(network)
+
+
+def network_misfit(network: PreTrainedModel) -> str:
+    """What of a network has no place in plain layers with a rotary embedding; "" where it fits."""
     if sliced_modules(network):
         return (
             "its residual stream is sliced; export it with --stock where that is possible, and "
-            "that folder as GGUF"
+            "that folder so"
         )
-    scaling = config.rope_parameters.get("rope_type", "default")
+    scaling = text_config(network).rope_parameters.get("rope_type", "default")
     return "" if scaling in _FIXED_ANGLES else f"its rotary positions are scaled by '{scaling}'"
 
 
-def _misfit(layer: Layer) -> str:
-    """What llama.cpp has no place for in a layer; "" where there is nothing."""
+def window_of(network: PreTrainedModel) -> int | None:
+    """The sliding window: with a context as long as that, it hides nothing."""
+    window: int | None = getattr(text_config(network), "sliding_window", None)
+    return window
+
+
+def layer_misfit(layer: Layer) -> str:
+    """What neither llama.cpp nor stock latent attention has a place for in a layer; "" where there
+    is nothing.
+    """
     a, m = layer.attention, layer.mlp
     if a.summed:
         return "heads are summed before the output projection"

@@ -24,9 +24,9 @@ class Target:
 
     format: str = setting(
         "transformers",
-        "{choices}: a folder, or a file for llama.cpp. GGUF holds dense matrices: factors are "
-        "multiplied out.",
-        ("transformers", "gguf"),
+        "{choices}: a folder; a file for llama.cpp, whose matrices are dense: factors are "
+        "multiplied out; or a folder of a youtu, latent attention that transformers has.",
+        ("transformers", "gguf", "mla"),
     )
     type: str = setting("f16", "Of a GGUF file's matrices: f32, f16, bf16 or q8_0.")
     stock: bool = setting(
@@ -39,6 +39,8 @@ class Target:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.format == "mla" and self.stock:
+            raise InputError("A youtu is stock already. Leave out --stock.")
         if self.format == "gguf" and (self.stock or self.push_to_hub):
             raise InputError(
                 "--stock and --push-to-hub are for folders; a GGUF file is one file. Leave them "
@@ -78,10 +80,21 @@ def export(
     check_target(out)
     results = read_results(model, result or ())
     small = replace(loading, device="cpu").load(run_checkpoint(model))
-    folder, repository = lrcore.export(small, out, results, target.stock), target.push_to_hub
+    left: dict[str, Any] = {}
+    if target.format == "mla":
+        written = lrcore.export_mla(small, out, results)
+        left = {
+            "parameters": written.parameters,
+            "kv_values_per_token": written.kv_values,
+            "notes": list(written.notes) if as_json else "; ".join(written.notes),
+        }
+        folder = written.path
+    else:
+        folder = lrcore.export(small, out, results, target.stock)
+    repository = target.push_to_hub
     if repository:
         repository = lrcore.push(folder, repository, private=not target.public)
-    show(as_json, {"out": str(folder), "results": len(results), "repository": repository})
+    show(as_json, {"out": str(folder), "results": len(results), "repository": repository} | left)
 
 
 def _gguf(model: str, out: Path, kind: str, loading: Loading) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""A model as a `youtu` of transformers: the same model without any code, with latents in its
+cache; what cannot be one is refused in one sentence, and what is lost is said.
+"""
+
+import pytest
+import torch
+from tiny_models import family_folder
+from transformers import AutoModelForCausalLM, YoutuForCausalLM
+
+import lrcore
+from lrcore.cli import main
+
+TOKENS = torch.arange(3, 43).view(2, 20)
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 2}
+# keys whole, values as latents of 6, 9 and 4 numbers
+LATENTS = {f"{layer}.k": 16 for layer in range(3)} | {"0.v": 6, "1.v": 9, "2.v": 4}
+
+
+def logits(network):
+    with torch.inference_mode():
+        return network(TOKENS).logits
+
+
+def stock(folder, dtype=torch.float32):
+    found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    assert type(found) is YoutuForCausalLM
+    return found
+
+
+def cached(network):
+    """Numbers in the cache per token."""
+    with torch.inference_mode():
+        cache = network(TOKENS[:1], use_cache=True).past_key_values
+    return sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) // 20
+
+
+@pytest.fixture(scope="module")
+def latents(tiny_llama, story_file):
+    recipe = lrcore.Recipe(
+        str(tiny_llama),
+        data=str(story_file),
+        samples=2,
+        seq_len=24,
+        method="care",
+        ratio=0.25,
+        overrides=LATENTS,
+    )
+    return lrcore.compress(lrcore.load(tiny_llama), recipe)
+
+
+def test_latents_of_values_are_cached_as_planned(latents, tmp_path) -> None:
+    written = lrcore.export_mla(latents, tmp_path / "out")
+    found = stock(written.path)
+    torch.testing.assert_close(logits(found), logits(latents.network), atol=1e-4, rtol=0)
+    own = latents.network.generate(TOKENS[:1], **GREEDY)
+    assert torch.equal(found.generate(TOKENS[:1], **GREEDY), own)
+    assert (written.latent, written.rotary) == (10, 16)
+    assert cached(found) == written.kv_values == 3 * (10 + 16)
+    assert found.num_parameters() == written.parameters
+    assert "latents were filled with zeros to the largest, 9" in written.notes
+    assert "78 numbers per token instead of 67" in written.notes[-1]
+    assert not list(written.path.glob("*.py"))
+
+
+@pytest.mark.parametrize("method", ["care", "modegpt", "svd_llm"])
+def test_other_structures_compute_the_same(method, tiny_llama, small_of, tmp_path) -> None:
+    small = small_of(tiny_llama, method, samples=2, seq_len=24, ratio=0.3)
+    written = lrcore.export_mla(small, tmp_path / "out")
+    found = stock(written.path)
+    torch.testing.assert_close(logits(found), logits(small.network), atol=1e-4, rtol=0)
+    assert cached(found) == written.kv_values
+    told = "; ".join(written.notes)
+    assert ("the keys of 3 layers are cached whole" in told) == (method == "care")
+    assert ("multiplied out" in told) == (method != "modegpt")
+
+
+def test_biases_of_values_stand_beside_the_constant(tiny_llama_bias, tmp_path) -> None:
+    model = lrcore.load(tiny_llama_bias)
+    with pytest.raises(lrcore.InputError, match=r"no youtu.*in layer 0 the queries have a bias"):
+        lrcore.export_mla(model, tmp_path / "out")
+    for layer in model.network.model.layers:
+        layer.self_attn.q_proj.bias = None
+        for name in ("gate", "up", "down"):
+            getattr(layer.mlp, f"{name}_proj").bias = None
+    found = stock(lrcore.export_mla(model, tmp_path / "out").path)
+    torch.testing.assert_close(logits(found), logits(model.network), atol=1e-4, rtol=0)
+
+
+def test_scaled_angles_stay_and_a_window_limits_the_context(tiny_llama, tmp_path) -> None:
+    for family in ("llama", "mistral"):
+        model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
+        written = lrcore.export_mla(model, tmp_path / f"{family}-out")
+        found, window = stock(written.path), 6 if family == "mistral" else 20
+        with torch.inference_mode():
+            own = model.network(TOKENS[:, :window]).logits
+            there = found(TOKENS[:, :window]).logits
+        torch.testing.assert_close(there, own, atol=1e-4, rtol=0)
+        assert found.config.max_position_embeddings == (128 if family == "llama" else 6)
+        assert ("the context is that of the sliding window, 6" in written.notes) == (window == 6)
+
+
+def test_in_bfloat16_it_departs_as_much_as_the_model_itself(latents, tmp_path) -> None:
+    found = stock(lrcore.export_mla(latents, tmp_path / "out").path, torch.bfloat16)
+    exact = logits(latents.network)
+    lrcore.save(latents, tmp_path / "kept")
+    half = logits(lrcore.load(tmp_path / "kept", dtype="bfloat16").network).float()
+    own, there = ((one - exact).norm() for one in (half, logits(found).float()))
+    assert there < 2 * own
+
+
+def test_the_command_says_what_remains(latents, tmp_path, capsys) -> None:
+    lrcore.save(latents, tmp_path / "kept")
+    assert main(["export", str(tmp_path / "kept"), str(tmp_path / "out"), "--format", "mla"]) == 0
+    assert "the cache holds 78 numbers per token instead of 67" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert (tmp_path / "out" / "README.md").read_text().count("trust_remote_code") == 0
+
+
+def test_another_family_is_refused_in_one_sentence(tiny_opt, tmp_path) -> None:
+    with pytest.raises(lrcore.InputError, match="it is of the family opt, not llama, mistral"):
+        lrcore.export_mla(lrcore.load(tiny_opt), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
