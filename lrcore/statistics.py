@@ -118,9 +118,9 @@ def check_finite_moments(moments: Moments, layer: int) -> None:
 class EvenSample:
     """One row of every 2^k of a stream, with the least k that keeps at most SAMPLE rows.
 
-    A long stream leaves more than SAMPLE / 2 rows. Which row of a block is kept depends on its place
-    in the stream and the seed alone: every 2^k-th row would have the same few positions of every
-    window, whose lengths are powers of two as well.
+    A long stream leaves more than SAMPLE / 2 rows. Which row of a block is kept follows from the
+    places of its rows in the stream and the seed: every 2^k-th row would have the same few
+    positions of every window, whose lengths are powers of two as well.
     """
 
     def __init__(self, seed: int = 0) -> None:
