@@ -69,16 +69,17 @@ def free_port() -> int:
 
 class Server:
     """`app.py`, or another script that serves the page, on a free loopback port with folders of
-    its own; `log` is what it printed.
+    its own; `log` is what it printed. more: of its environment.
     """
 
-    def __init__(self, folder: Path, cache: Path, script: str = "app.py") -> None:
+    def __init__(self, folder: Path, cache: Path, script: str = "app.py", **more: str) -> None:
         self.folder, self.script, self.started = folder, script, []
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = os.environ | {
             "LRCORE_RUNS": str(folder / "runs"),
             "LRCORE_CACHE": str(cache),
+            **more,
         }
         self.start()
 
