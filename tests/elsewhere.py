@@ -8,8 +8,8 @@ import torch
 
 TOKENS = torch.arange(3, 43).view(2, 20)
 
-# Loads, runs, generates with the cache what is likeliest without it, saves again and loads that; a
-# folder that fails leaves its traceback instead of logits.
+# Loads, runs, generates with the cache what is likeliest without it; saves again and loads that,
+# where asked to. A folder that fails leaves its traceback instead of logits.
 LOAD = """
 import importlib.util, json, sys, traceback
 import torch
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 assert importlib.util.find_spec("lrcore") is None
 tokens = torch.arange(3, 43).view(2, 20)
 
-def load(folder):
+def load(folder, again):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert not model.training and not any(p.is_meta for p in model.parameters())
     greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2}
@@ -26,19 +26,22 @@ def load(folder):
         free = model(kept, use_cache=False).logits.argmax(-1)
     made = kept.shape[1] - tokens.shape[1]
     assert torch.equal(kept[:, -made:], free[:, -made - 1 : -1])
-    model.save_pretrained(folder + "-again")
-    again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
-    state = again.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     with torch.inference_mode():
         logits = model(tokens).logits
-        assert torch.allclose(again(tokens).logits, logits, atol=1e-5)
+    if not again:
+        return logits
+    model.save_pretrained(folder + "-again")
+    back = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
+    state = back.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    with torch.inference_mode():
+        assert torch.allclose(back(tokens).logits, logits, atol=1e-5)
     return logits
 
 found = []
-for folder in json.loads(sys.argv[1]):
+for folder, again in json.loads(sys.argv[1]):
     try:
-        found.append(load(folder))
+        found.append(load(folder, again))
     except Exception:
         found.append(traceback.format_exc())
 torch.save(found, sys.argv[2])
@@ -75,9 +78,12 @@ def elsewhere(script, *arguments, cwd):
     return done.stdout
 
 
-def loaded_elsewhere(folders, cwd):
-    """What every folder gives there for TOKENS: its logits, or the traceback of what went wrong."""
-    elsewhere(
-        LOAD, json.dumps([str(folder) for folder in folders]), str(cwd / "logits.pt"), cwd=cwd
-    )
+def loaded_elsewhere(folders, cwd, again=None):
+    """What every folder gives there for TOKENS: its logits, or the traceback of what went wrong.
+
+    again: which of them are saved again and loaded once more; all by default.
+    """
+    again = [True] * len(folders) if again is None else again
+    asked = [(str(folder), once_more) for folder, once_more in zip(folders, again, strict=True)]
+    elsewhere(LOAD, json.dumps(asked), str(cwd / "logits.pt"), cwd=cwd)
     return torch.load(cwd / "logits.pt")
