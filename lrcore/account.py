@@ -16,11 +16,12 @@ class LayerWork:
 
     weights: with weights, once per token. Every number of a matrix counts once: biases, orders and
     the places of sparse entries multiply nothing, identity blocks and zeros are not stored, a
-    `down` that projections share counts once, quantised weights count as numbers. The residual
+    `down` that projections share counts once, quantised weights count as numbers; the up-projection
+    of values whose latents are cached counts for every query head. The residual
     matrices of a sliced layer and the matrices of a rotary channel are among them.
 
-    cached: per token in the cache: scores, widened by a rotary channel, weighted values, and the
-    raising of cached latents to states.
+    cached: per token in the cache: scores, widened by a rotary channel, weighted values or latents
+    of values, and the raising of latents of keys.
     """
 
     weights: int

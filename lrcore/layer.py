@@ -243,6 +243,33 @@ def rank_of(projection: Projection) -> int:
     return min(full, projection.rank) if plain else full  # type: ignore[union-attr]
 
 
+def raised_keys(a: Attention) -> int:
+    """Multiply-adds that raise the keys of one cached token from their latent; 0 without one."""
+    latent = a.cached_latent("k")
+    return 0 if latent is None else count(latent.up)
+
+
+def weighted_values(a: Attention) -> int:
+    """Multiply-adds that weight the values of one cached token for every query head, those of
+    raising them included; or that weight their latent, which is raised once it is summed.
+    """
+    latent = a.cached_latent("v")
+    if latent is None:
+        return a.n_q * a.v_size
+    plain = isinstance(latent.up, Tensor)
+    return a.n_q * latent.rank if plain else a.n_q * a.v_size + count(latent.up)
+
+
+def absorbed(a: Attention) -> int:
+    """Multiply-adds of one token beyond one with each number of the values' up-projection: where
+    plain latents of values are cached, every query head raises the sum that it has weighted.
+    """
+    latent = a.cached_latent("v")
+    if latent is None or not isinstance(latent.up, Tensor):
+        return 0
+    return a.n_q * a.v_size * latent.rank - latent.up.numel()
+
+
 def parts(projection: Projection) -> list[Matrix]:
     """The matrices whose product, or sum, with the input is the projection: no bias."""
     if isinstance(projection, Linear):

@@ -25,10 +25,12 @@ class Cost:
     bits, chunk: the weights that a rank adds are quantised to so many bits, with two scales per
     group of `chunk`; 0 bits: not quantised.
     idle_per_rank, idle_fixed, idle_dense: numbers per rank, fixed and at full rank that multiply no
-    input: biases, and the indices of sparse entries.
+    input: biases, and the indices of sparse entries. Below 0 where some multiply several: every
+    query head has a product with the rows of its values (`as_latent`).
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     per_cached: multiply-adds per rank that every step spends on each token in the cache: with the
-    column of every query head, or to expand a cached latent; `cached_dense` at full.
+    column of every query head, to expand a latent of keys, or to weight one of values;
+    `cached_dense` at full.
     latent: whether the KV cache holds a latent of this slot below full.
     cap, kv_cap: the largest rank below full that still saves parameters, or cache; 0 where there is
     none (a factored matrix of a higher rank is larger than the dense one).

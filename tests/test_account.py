@@ -47,13 +47,18 @@ def test_a_plan_says_what_is_counted_on_the_model(
     assert small.account.model.flops_per_token < small.account.dense.flops_per_token or more
 
 
-def test_the_counter_of_torch_sees_the_raising_of_latents(tiny_llama, story_file):
+@pytest.mark.parametrize("options", [{}, {"joint": True}, {"group": 1}], ids=str)
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
+def test_the_counter_of_torch_sees_what_is_done_with_latents(family, options, request, story_file):
+    folder = str(request.getfixturevalue(family))
     recipe = lrcore.Recipe(
-        str(tiny_llama), data=str(story_file), samples=4, seq_len=24, ratio=0.4, method="care"
-    )
-    small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+        folder, data=str(story_file), samples=4, seq_len=24, ratio=0.4, method="care",
+        options=options,
+    )  # fmt: skip
+    small = lrcore.compress(lrcore.load(folder), recipe)
     context = 48
     cost = lrcore.measure_cost(small, context)
+    # the formula leaves the token's product with itself out
     assert cost.flops_decode == pytest.approx(count_flops(small.network, context), rel=0.02)
 
 

@@ -7,8 +7,18 @@ already, its heads narrower than those of the family, its keys and values cached
 
 from dataclasses import replace
 
-from ..forms import count
-from ..layer import MLP, Attention, Layer, Projection, multiplied, parts, rank_of
+from ..layer import (
+    MLP,
+    Attention,
+    Layer,
+    Projection,
+    absorbed,
+    multiplied,
+    parts,
+    raised_keys,
+    rank_of,
+    weighted_values,
+)
 from ..spectra import Cost
 
 
@@ -21,12 +31,6 @@ def stored(*projections: Projection) -> tuple[int, int]:
     """Numbers that projections store as they are, and how many of them multiply no input."""
     whole = sum(p.parameters for p in projections)
     return whole, whole - sum(multiplied(part) for p in projections for part in parts(p))
-
-
-def raised(a: Attention, name: str) -> int:
-    """Multiply-adds that raise one cached token's keys or values ("k", "v") to states."""
-    latent = a.cached_latent(name)
-    return 0 if latent is None else count(latent.up)
 
 
 def qk_cost(a: Attention, step: int = 1) -> Cost:
@@ -45,7 +49,7 @@ def qk_cost(a: Attention, step: int = 1) -> Cost:
         kv_per_rank=a.n_kv,
         kv_dense=a.cached("k"),
         per_cached=a.n_q,
-        cached_dense=a.n_q * a.qk_size + raised(a, "k"),
+        cached_dense=a.n_q * a.qk_size + raised_keys(a),
         idle_per_rank=biases,
         idle_dense=idle,
     )
@@ -66,10 +70,10 @@ def ov_cost(a: Attention) -> Cost:
         kv_per_rank=a.n_kv,
         kv_dense=a.cached("v"),
         per_cached=a.n_q,
-        cached_dense=a.n_q * a.v_size + raised(a, "v"),
+        cached_dense=weighted_values(a),
         idle_per_rank=a.n_kv * has_bias(a.v),
         idle_fixed=fixed,
-        idle_dense=idle,
+        idle_dense=idle - absorbed(a),
     )
 
 
@@ -128,14 +132,17 @@ def matrix_cost(layer: Layer, name: str) -> Cost:
 
 def as_latent(cost: Cost, a: Attention, name: str) -> Cost:
     """The cost of keys or values ("k", "v") whose latent is cached: a rank is one cached number per
-    token, which every later token multiplies by `up` again.
+    token. Every later token multiplies the latent of keys by `up` again; of values, every query
+    head weights the latents and multiplies their sum by its rows of `up`.
     """
+    rows = getattr(a, name).weight.shape[0]
+    cost = replace(cost, kv_per_rank=1, kv_fixed=0, kv_dense=a.cached(name), latent=True)
+    if name == "k":
+        return replace(cost, per_cached=rows, cached_dense=raised_keys(a))
     return replace(
         cost,
-        kv_per_rank=1,
-        kv_fixed=0,
-        kv_dense=a.cached(name),
-        per_cached=getattr(a, name).weight.shape[0],
-        cached_dense=raised(a, name),
-        latent=True,
+        per_cached=a.n_q,
+        cached_dense=weighted_values(a),
+        idle_per_rank=rows - a.n_q * a.v_size,
+        idle_dense=cost.idle_dense - absorbed(a),
     )

@@ -15,21 +15,24 @@ from .factors import FactoredMatrix
 
 
 def latent_cost(layer: Layer, name: str) -> Cost:
-    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token,
-    which every later token multiplies by `up` again.
-    """
+    """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token."""
     return as_latent(matrix_cost(layer, name), layer.attention, name)
 
 
 def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:
     """A rank is a row of `down`, a column of its group's block of `up`, and one cached number per
-    token. All groups have the same rank, so ranks are multiples of their number.
+    token, which every later token multiplies by the block again. All groups have the same rank, so
+    ranks are multiples of their number.
     """
     whole, (d_out, d_in) = latent_cost(layer, name), layer.matrices()[name].weight.shape
     rows = d_out // groups
-    return replace(
-        whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups, per_cached=rows
-    )
+    own = replace(whole, full=groups * min(rows, d_in), per_rank=rows + d_in, step=groups)
+    own = replace(own, per_cached=rows, idle_per_rank=0)
+    if name == "k":
+        return own
+    # raised for the whole cache, then weighted
+    a = layer.attention
+    return replace(own, cached_dense=own.cached_dense - a.n_q * a.v_size)
 
 
 def joint_latent_cost(layer: Layer) -> Cost:
@@ -37,7 +40,8 @@ def joint_latent_cost(layer: Layer) -> Cost:
     one cached number per token.
     """
     k, v = latent_cost(layer, "k"), latent_cost(layer, "v")
-    d_out, d_in = k.per_cached + v.per_cached, layer.attention.k.weight.shape[1]
+    rows = [layer.attention.k.weight.shape[0], layer.attention.v.weight.shape[0]]
+    d_out, d_in = sum(rows), layer.attention.k.weight.shape[1]
     fixed = k.fixed + v.fixed
     return Cost(
         min(d_out, d_in),
@@ -46,9 +50,10 @@ def joint_latent_cost(layer: Layer) -> Cost:
         fixed,
         kv_per_rank=1,
         kv_dense=k.kv_dense + v.kv_dense,
-        per_cached=d_out,
+        per_cached=k.per_cached + v.per_cached,
         cached_dense=k.cached_dense + v.cached_dense,
         latent=True,
+        idle_per_rank=v.idle_per_rank,
         idle_fixed=fixed,
         idle_dense=k.idle_dense + v.idle_dense,
     )

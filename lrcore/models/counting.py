@@ -3,8 +3,17 @@
 from transformers import PreTrainedModel
 
 from ..account import LayerWork, ModelAccount, flops_per_token
-from ..forms import Matrix, count
-from ..layer import Attention, Layer, LowRank, multiplied, parts, same_matrix
+from ..forms import Matrix
+from ..layer import (
+    Layer,
+    LowRank,
+    absorbed,
+    multiplied,
+    parts,
+    raised_keys,
+    same_matrix,
+    weighted_values,
+)
 from ..modules.sliced import residual_parameters
 from .architectures import decoder_layers
 from .layers import read_layer
@@ -43,8 +52,8 @@ def network_work(network: PreTrainedModel) -> tuple[LayerWork, ...]:
 def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
     """What one layer multiplies; residual: numbers in the matrices of its residual path."""
     a, channel = layer.attention, layer.attention.channel
-    weights = sum(map(multiplied, _matrices(layer))) + residual
-    cached = a.n_q * (a.qk_size + a.v_size) + _raised(a)
+    weights = sum(map(multiplied, _matrices(layer))) + residual + absorbed(a)
+    cached = a.n_q * a.qk_size + raised_keys(a) + weighted_values(a)
     if channel is not None:
         weights += channel.parameters
         cached += a.n_q * channel.size + channel.k.numel()
@@ -60,9 +69,3 @@ def _matrices(layer: Layer) -> list[Matrix]:
             own = [part for part in own if part is not p.down]
         matrices += own
     return matrices
-
-
-def _raised(a: Attention) -> int:
-    """Multiply-adds that raise one cached token's latents to states."""
-    latents = [a.cached_latent(name) for name in "kv"]
-    return sum(count(latent.up) for latent in latents if latent is not None)

@@ -134,11 +134,11 @@ class CompressedAttention(nn.Module):
         q, k, v = self.project(hidden_states, position_embeddings, cache)
         mask, alibi, bias = attention_mask, others.get("alibi"), others.get("position_bias")
         if alibi is not None:  # [b * n_q, 1 or t, keys]; Bloom's mask is added
-            mask = _add(alibi.view(b, self.n_q, -1, alibi.shape[-1]), mask)
+            mask = added(alibi.view(b, self.n_q, -1, alibi.shape[-1]), mask)
         if bias is not None:  # [n_q, 1, positions]; MPT's mask is true where it hides
-            mask = _add(bias[None, :, :, -k.shape[2] :], None if mask is None else ~mask)
+            mask = added(bias[None, :, :, -k.shape[2] :], None if mask is None else ~mask)
         if self.window is not None:
-            mask = _add(_window(self.window, t, k.shape[2], q), mask)
+            mask = added(_window(self.window, t, k.shape[2], q), mask)
         if self.summed:
             k = k.repeat_interleave(self.group, dim=1)
         wanted = others.get("output_attentions") or getattr(self.config, "output_attentions", False)
@@ -178,7 +178,7 @@ class CompressedAttention(nn.Module):
         scores = q @ k.mT * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        weights = torch.softmax(_add(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)
+        weights = torch.softmax(added(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)
         return (weights @ v).transpose(1, 2), weights if weighted else None
 
 
@@ -223,7 +223,7 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (states * cos + crossed * sin).to(states.dtype)
 
 
-def _add(scores: Tensor, mask: Tensor | None) -> Tensor:
+def added(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores under a mask: added if floating-point, else hidden where it is false."""
     if mask is None:
         return scores

@@ -91,6 +91,36 @@ def test_any_way_through_the_cache_gives_the_logits_without_one(model, ranks) ->
         assert torch.allclose(result, whole, atol=2e-5)
 
 
+@torch.inference_mode()
+def test_values_are_not_raised_for_the_whole_cache(tiny_llama) -> None:
+    model = lrcore.load(str(tiny_llama))
+    small, seen = latents(model.network, {"k": 7, "v": 11}), []
+    cache = DynamicCache(config=small.config)
+    logits(small, TOKENS[:, :-1], past_key_values=cache, use_cache=True)
+    for layer in small.model.layers:
+        layer.self_attn.v_proj.up.register_forward_hook(lambda *call: seen.append(call))
+    logits(small, TOKENS[:, -1:], past_key_values=cache, use_cache=True)
+    assert not seen
+
+
+class Doubled(torch.nn.Linear):
+    """Stands for an adapter: its weight alone is not what it does."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.inference_mode()
+def test_an_adapter_on_the_up_projection_of_values_acts_on_every_token(tiny_llama) -> None:
+    small = latents(lrcore.load(str(tiny_llama)).network, {"k": 7, "v": 11})
+    for layer in small.model.layers:
+        layer.self_attn.v_proj.up.__class__ = Doubled
+    cache = DynamicCache(config=small.config)
+    logits(small, TOKENS[:, :-1], past_key_values=cache, use_cache=True)
+    last = logits(small, TOKENS[:, -1:], past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(last, logits(small)[:, -1:], atol=1e-4, rtol=1e-4)
+
+
 def test_a_latent_that_keys_and_values_share_is_stored_and_cached_once(
     model, story_file, tmp_path
 ) -> None:
