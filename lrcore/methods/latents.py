@@ -16,7 +16,8 @@ from .factors import FactoredMatrix
 
 def latent_cost(layer: Layer, name: str) -> Cost:
     """A rank of a latent is a row of `down`, a column of `up`, and one cached number per token."""
-    return as_latent(matrix_cost(layer, name), layer.attention, name)
+    cost = matrix_cost(layer, name)
+    return cost if cost.latent else as_latent(cost, layer.attention, name)
 
 
 def grouped_latent_cost(layer: Layer, name: str, groups: int) -> Cost:

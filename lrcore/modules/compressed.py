@@ -224,7 +224,9 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def added(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores under a mask: added if floating-point, else hidden where it is false."""
+    """Scores under a mask [..., queries, keys], as scores [b, n, queries, keys]: added if
+    floating-point, else hidden where it is false.
+    """
     if mask is None:
         return scores
     if mask.is_floating_point():
