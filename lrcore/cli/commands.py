@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     LRCORE_DEBUG=1 shows the traceback of a fault.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    progress.begin()
     try:
         given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
         result = typer.main.get_command(app).main(

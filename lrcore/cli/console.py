@@ -20,6 +20,10 @@ class ProgressLine:
     def __init__(self) -> None:
         self._stage, self._open = "", False
 
+    def begin(self) -> None:
+        """Forget the last stage: a process may run one command after another."""
+        self._stage = ""
+
     def __call__(self, stage: str, done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\r\x1b[K{stage} {done}/{total}", end="", file=sys.stderr, flush=True)

@@ -309,3 +309,10 @@ def test_bounds_stand_beside_the_errors_and_go_into_the_report(
     assert step["bounds"] == got["bounds"]
     assert run_json(capsys, "allocate", tiny_opt, *requested)["bounds"] == got["bounds"]
     assert main(["allocate", str(tiny_opt), "--method", "a3", "--bounds", *calibration]) == 2
+
+
+def test_a_second_command_of_a_process_names_its_stages_again(tiny_llama, story_file, capsys):
+    words = ["evaluate", str(tiny_llama), "--data", str(story_file), "--samples", "1"]
+    for _ in range(2):
+        assert main([*words, "--seq-len", "16", "--json"]) == 0
+        assert capsys.readouterr().err == "evaluate (1)\n"

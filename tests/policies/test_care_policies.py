@@ -218,11 +218,16 @@ def test_flops_count_what_no_slot_touches_and_the_raising_of_the_cache(
     ]
     summaries = [own.summary() for own in plans]
     assert summaries[0]["dense_flops_per_token"] == summaries[1]["dense_flops_per_token"]
-    ranks, d, width = sum(plans[1].ranks.values()), 32, 16
-    saved = 2 * (3 * 2 * d * width - ranks * (d + width))
-    assert (
-        summaries[1]["dense_flops_per_token"] - summaries[1]["flops_per_token"]
-        == saved - 2 * 32 * width * ranks
+    k, v = (
+        sum(rank for (_, name), rank in plans[1].ranks.items() if name == part) for part in "kv"
+    )
+    d, width, heads, size, context = 32, 16, 4, 8, 32
+    # every query head raises the latents of values that it has summed
+    weights = 3 * 2 * d * width - (k * (d + width) + v * (d + heads * size))
+    # keys are raised for the whole cache; latents of values are weighted in the place of values
+    cached = 3 * heads * size - (width * k + heads * v)
+    assert summaries[1]["dense_flops_per_token"] - summaries[1]["flops_per_token"] == 2 * (
+        weights + context * cached
     )
 
 
