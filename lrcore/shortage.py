@@ -29,7 +29,7 @@ SIGNS = {
 NO_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
 )
-_ASKED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
+_REQUEST = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _CGROUPS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
@@ -71,10 +71,10 @@ def why_not_written(error: BaseException) -> str:
 def _number(error: BaseException) -> int | None:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    said = str(error)
-    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", said):
+    message = str(error)
+    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", message):
         return errno.ENOSPC  # numpy
-    return next((number for sign, number in SIGNS.items() if sign in said), None)
+    return next((number for sign, number in SIGNS.items() if sign in message), None)
 
 
 # --- memory ---
@@ -87,10 +87,10 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def _memory_sentence(error: BaseException) -> str:
-    asked, free = _ASKED.search(str(error)), free_memory()
+    request, free = _REQUEST.search(str(error)), free_memory()
     known = []
-    if asked:
-        known.append(f"{megabytes(float(asked[1]) * _UNITS[asked[2].lower()])} were asked for")
+    if request:
+        known.append(f"{megabytes(float(request[1]) * _UNITS[request[2].lower()])} were asked for")
     if free is not None and "CUDA" not in str(error):
         known.append(f"{megabytes(free)} are free")
     numbers = f" ({', '.join(known)})" if known else ""

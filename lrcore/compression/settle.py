@@ -2,6 +2,7 @@
 they are given, against uniform ranks at the same budget.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -39,8 +40,8 @@ def settle(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> RankPl
     uniform = allocate(factors, recipe.with_(policy="uniform", policy_options={}))
     if plan.ranks == uniform.ranks:
         return plan
-    found = against_uniform(model, factors, plan, uniform)
-    return replace(uniform if found.hurts else plan, against_uniform=found)
+    comparison = against_uniform(model, factors, plan, uniform)
+    return replace(uniform if comparison.hurts else plan, against_uniform=comparison)
 
 
 def against_uniform(
@@ -51,7 +52,7 @@ def against_uniform(
     ranks = [sorted([*slot, rank] for slot, rank in one.ranks.items()) for one in (plan, uniform)]
     path = cache_file("probes", factors, "against uniform", FORMAT, ranks, tokens.tolist())
     if (kept := read_value(path)) is None:
-        kept = _measured(model, factors, plan, uniform)
+        kept = _divergences(model, factors, tokens, (plan, uniform))
         keep_value(path, kept)
     own, other = (torch.tensor(values, dtype=torch.float64) for values in kept)
     error = float((own - other).std()) / len(own) ** 0.5 if len(own) > 1 else float("inf")
@@ -59,14 +60,13 @@ def against_uniform(
 
 
 @torch.inference_mode()
-def _measured(
-    model: LoadedModel, factors: Factorisation, plan: RankPlan, uniform: RankPlan
+def _divergences(
+    model: LoadedModel, factors: Factorisation, tokens: torch.Tensor, plans: Sequence[RankPlan]
 ) -> list[list[float]]:
-    """The divergences of both plans, window by window."""
-    tokens, _ = probing_windows(factors.calibration)
+    """The divergences of plans from the dense model on tokens [n, t], window by window."""
     network = clone(model.network)
     dense, hidden = DensePredictions(network, tokens), LayerStream(network, tokens, BATCH).hidden
     return [
-        dense.divergences(compressed(model, factors, one.ranks), 0, hidden).tolist()
-        for one in (plan, uniform)
+        dense.divergences(compressed(model, factors, plan.ranks), 0, hidden).tolist()
+        for plan in plans
     ]

@@ -134,11 +134,11 @@ class CompressedAttention(nn.Module):
         q, k, v = self.project(hidden_states, position_embeddings, cache)
         mask, alibi, bias = attention_mask, others.get("alibi"), others.get("position_bias")
         if alibi is not None:  # [b * n_q, 1 or t, keys]; Bloom's mask is added
-            mask = added(alibi.view(b, self.n_q, -1, alibi.shape[-1]), mask)
+            mask = _add(alibi.view(b, self.n_q, -1, alibi.shape[-1]), mask)
         if bias is not None:  # [n_q, 1, positions]; MPT's mask is true where it hides
-            mask = added(bias[None, :, :, -k.shape[2] :], None if mask is None else ~mask)
+            mask = _add(bias[None, :, :, -k.shape[2] :], None if mask is None else ~mask)
         if self.window is not None:
-            mask = added(_window(self.window, t, k.shape[2], q), mask)
+            mask = _add(_window(self.window, t, k.shape[2], q), mask)
         if self.summed:
             k = k.repeat_interleave(self.group, dim=1)
         wanted = others.get("output_attentions") or getattr(self.config, "output_attentions", False)
@@ -175,11 +175,15 @@ class CompressedAttention(nn.Module):
             out, _ = sdpa_attention_forward(self, q, k, v, mask, dropout=0.0, scaling=self.scale)
             return out[..., :size], None
         k, v = (states.repeat_interleave(self.num_key_value_groups, dim=1) for states in (k, v))
-        scores = q @ k.mT * self.scale
+        scores = self._masked(q @ k.mT * self.scale, mask)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
+        return (weights @ v).transpose(1, 2), weights if weighted else None
+
+    def _masked(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Scaled scores [b, n, t, T] after the softcap and under the mask."""
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        weights = torch.softmax(added(scores, mask), dim=-1, dtype=torch.float32).to(v.dtype)
-        return (weights @ v).transpose(1, 2), weights if weighted else None
+        return _add(scores, mask)
 
 
 def of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,7 +227,7 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (states * cos + crossed * sin).to(states.dtype)
 
 
-def added(scores: Tensor, mask: Tensor | None) -> Tensor:
+def _add(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores under a mask [..., queries, keys], as scores [b, n, queries, keys]: added if
     floating-point, else hidden where it is false.
     """

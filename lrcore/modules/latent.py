@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layer import Attention
-from .compressed import CompressedAttention, added, rotated
+from .compressed import CompressedAttention, rotated
 from .projections import LowRankLinear, linear_module
 
 
@@ -103,39 +103,35 @@ class LatentAttention(CompressedAttention):
             more_k = rotated(more_k, *_channel_angles(angles, self.k_channel.out_features))
             q = torch.cat((q, more_q), -1)
             k = torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1)
-        if x.shape[1] == 1 and self._value_weight() is not None:
+        if x.shape[1] == 1 and self._plain_up() is not None:
             return q, k, v
         heads = self.n_q if self.summed else self.n_kv
         v = self._expand("v", v).unflatten(-1, (heads, self.v_size)).transpose(1, 2)
         return q, k, v
 
-    def _value_weight(self) -> Tensor | None:
-        """W^b of the values, [heads * v_size, r], where their latents are cached; None where it has
-        a stored form, or the module that holds it does more than to multiply (an adapter, an
-        offloaded weight).
+    def _plain_up(self) -> nn.Linear | None:
+        """W^b of the values where their latents are cached; None where it has a stored form, or the
+        module that holds it does more than to multiply (an adapter, an offloaded weight).
         """
         values = self._low_rank("v")
         up = None if values is None else values.up
         # accelerate brings the weight when the module is called
-        return up.weight if type(up) is nn.Linear and not hasattr(up, "_hf_hook") else None
+        return up if type(up) is nn.Linear and not hasattr(up, "_hf_hook") else None
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weighted: bool
     ) -> tuple[Tensor, Tensor | None]:
-        up = self._value_weight() if v.dim() == 3 else None
+        up = self._plain_up() if v.dim() == 3 else None
         if up is None:
             return super()._attend(q, k, v, mask, weighted)
         b, heads, _, size = k.shape
         scores = (q.reshape(b, heads, -1, size) @ k.mT).view(b, self.n_q, 1, -1) * self.scale
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
         precise = torch.promote_types(scores.dtype, torch.float32)
-        weights = torch.softmax(added(scores, mask), dim=-1, dtype=precise).to(v.dtype)
-        sums = (weights.squeeze(2) @ v).unflatten(1, (up.shape[0] // self.v_size, -1))
-        out = sums @ up.unflatten(0, (-1, self.v_size)).mT  # [b, heads, group, v_size]
-        low_rank = self._low_rank("v")
-        if low_rank is not None and low_rank.up.bias is not None:
-            out = out + low_rank.up.bias.view(-1, 1, self.v_size)
+        weights = torch.softmax(self._masked(scores, mask), dim=-1, dtype=precise).to(v.dtype)
+        sums = (weights.squeeze(2) @ v).unflatten(1, (up.out_features // self.v_size, -1))
+        out = sums @ up.weight.unflatten(0, (-1, self.v_size)).mT  # [b, heads, group, v_size]
+        if up.bias is not None:
+            out = out + up.bias.view(-1, 1, self.v_size)
         return out.reshape(b, 1, self.n_q, self.v_size), weights if weighted else None
 
     def _cached(self, x: Tensor, cache: Any) -> tuple[Tensor, Tensor, int]:

@@ -29,9 +29,9 @@ def choice_table(own: dict[str, Any]) -> str:
     }
     lines = []
     for title, allowed in rows.items():
-        found = [lowest(own["cells"], ratio, allowed) for ratio in RATIOS]
-        if all(found):
-            lines.append([title, *found])
+        cells = [lowest(own["cells"], ratio, allowed) for ratio in RATIOS]
+        if all(cells):
+            lines.append([title, *cells])
     return table(["pairings", *(f"{ratio:.0%}" for ratio in RATIOS)], lines)
 
 

@@ -56,14 +56,14 @@ def test_ranks_that_hurt_are_exchanged_for_uniform_ones_and_the_plan_says_so(cas
 def test_what_was_measured_of_a_plan_is_kept(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.settle(model, factors, recipe).against_uniform
-    monkeypatch.setattr(settling, "_measured", None)
+    monkeypatch.setattr(settling, "_divergences", None)
     again = lrcore.settle(model, lrcore.prepare(model, recipe), recipe).against_uniform
     assert again == first
 
 
 def test_uniform_ranks_are_not_measured_against_themselves(case, monkeypatch) -> None:
     model, recipe, factors = case
-    monkeypatch.setattr(settling, "_measured", None)
+    monkeypatch.setattr(settling, "_divergences", None)
     everything = {f"{layer}.{name}": 2 for layer, name in factors.spectra}
     plan = lrcore.settle(model, factors, recipe.with_(overrides=everything))
     assert plan.against_uniform is None
