@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from .may_follow import MAY_FOLLOW, refusal
     from .methods import METHODS as METHODS
-    from .models.asking import asked_often
+    from .models.cancellation import cancellable
     from .models.load import DEMO_MODELS, LoadedModel, built_in_models
     from .models.structure import forms_of
     from .places import confine, without_paths
@@ -126,7 +126,7 @@ _HOMES = {
     "history": "Compressed Healed Quantised Shortened Sliced Step StockFit last_step stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
-    "models.asking": "asked_often",
+    "models.cancellation": "cancellable",
     "models.load": "DEMO_MODELS LoadedModel built_in_models",
     "models.structure": "forms_of",
     "places": "confine without_paths",
@@ -268,10 +268,10 @@ __all__ = [
     "analyse",
     "answers",
     "answers_csv",
-    "asked_often",
     "bounds",
     "built_in_models",
     "calibrate",
+    "cancellable",
     "check_evaluation",
     "compare",
     "compress",

@@ -82,4 +82,4 @@ def without_paths(text: str) -> str:
             text = text.replace(value, f"${variable}")
     for root in (*_roots, Path.cwd(), Path.home()):
         text = text.replace(f"{root}{os.sep}", "")
-    return _PATH.sub(lambda found: re.split(r"[/\\]", found[0].rstrip("/\\"))[-1], text)
+    return _PATH.sub(lambda match: re.split(r"[/\\]", match[0].rstrip("/\\"))[-1], text)

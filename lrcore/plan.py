@@ -138,7 +138,7 @@ class RankPlan:
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
         removed = sum(cost.dense - cost.parameters(rank) for cost, rank in costs)
         uncached = sum(cost.kv_dense - cost.kv(rank) for cost, rank in costs)
-        found = self.against_uniform
+        check = self.against_uniform
         planned = Planned(
             self.requested,
             float(self.table()["energy"].mean()),
@@ -146,9 +146,9 @@ class RankPlan:
             self.suggested_temperature,
             self.predicted_perplexity,
             None if self.probes is None else self.probes.held_out,
-            None if found is None else found.divergence,
-            None if found is None else found.uniform,
-            None if found is None else found.hurts,
+            None if check is None else check.divergence,
+            None if check is None else check.uniform,
+            None if check is None else check.hurts,
         )
         dense = ModelAccount(
             shape.parameters,

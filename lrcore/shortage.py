@@ -50,7 +50,7 @@ def shortage(error: BaseException) -> Shortage | None:
     return Shortage(f"{what} cannot be written: {FULL[number]}. Make room there, and try again.")
 
 
-def check_room(error: BaseException) -> None:
+def raise_shortage(error: BaseException) -> None:
     """Raise Shortage where an exception says that disk or memory do not suffice."""
     short = shortage(error)
     if short is not None:

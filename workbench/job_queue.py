@@ -153,7 +153,7 @@ class Jobs:
             self._try_to_write(record)
             log.info("job %s: %s starts", record.id, record.title)
             try:
-                with lrcore.asked_often(record.go_on):
+                with lrcore.cancellable(record.go_on):
                     record.result = self._work(record)
                 self._end(record, "done")
             except lrcore.Cancelled:

@@ -38,10 +38,10 @@ from ..models.load import (
     empty_network,
     load_folder,
     model_folder,
+    move_to,
     read_tokenizer,
     resolve_device,
     resolve_dtype,
-    settle,
 )
 from ..models.mapped import map_weights
 from ..models.offload import free_at_once
@@ -58,7 +58,7 @@ from ..models.weights import (
 )
 from ..modules.install import install
 from ..provenance import Provenance
-from ..shortage import check_room
+from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
 from .card import licence
 from .description import FORMAT, Description, is_described, read_description
@@ -193,7 +193,7 @@ def load_checkpoint(
         TypeError,
         AttributeError,
     ) as error:  # whatever shapes that are not ours lead to
-        check_room(error)
+        raise_shortage(error)
         detail = (str(error).splitlines() or [""])[-1].strip()
         raise InputError(
             f"The weights in '{folder}' do not fit its description ({detail}). Files of two "
@@ -204,7 +204,7 @@ def load_checkpoint(
     else:
         network.tie_weights()
         check_finite(network.state_dict().items(), folder, network.dtype)
-        settle(network, target)
+        move_to(network, target)
     known = read_provenance(folder)
     return LoadedModel(
         name or str(folder),

@@ -9,7 +9,7 @@ from lrcore.data.declared import check_card, check_folder
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
 from lrcore.places import check_links, place_of
-from lrcore.shortage import check_room
+from lrcore.shortage import raise_shortage
 
 # The most characters read of a split: about 15 M tokens, ten times any published calibration.
 CHARACTERS = 64_000_000
@@ -83,7 +83,7 @@ def _look_up(name: str, revision: str | None) -> tuple[str | None, int]:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise _unknown(name) from error
     except Exception as error:  # the network library's errors, whose names change with versions
-        check_room(error)
+        raise_shortage(error)
         raise InputError(
             f"'{name}' is no built-in name and no local file, so it was looked for on the hub, "
             f"which cannot be reached ({_first_line(error)}). Check the name, the network and "
@@ -130,7 +130,7 @@ def _load(
             datasets.load_dataset(name, config, split=split, revision=revision, streaming=stream)
         )
     except Exception as error:  # of many libraries: the network's, the parsers', datasets' own
-        check_room(error)
+        raise_shortage(error)
         # `datasets` names the configs or splits that exist in the first line of its own message.
         what = f"'{name}' (config {config or 'default'}, split {split})"
         raise InputError(

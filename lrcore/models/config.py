@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..errors import InputError
-from ..shortage import check_room
+from ..shortage import raise_shortage
 from .architectures import ARCHITECTURES, MULTIMODAL
 from .weights import read_json
 
@@ -70,7 +70,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         with quiet():
             config = _config_of(folder, family, values)
     except Exception as error:  # transformers checks fields with exceptions of many kinds
-        check_room(error)
+        raise_shortage(error)
         raise InputError(
             f"'{path}' is no valid {family} config ({one_line(error)}). Copy it again."
         ) from error

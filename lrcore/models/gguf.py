@@ -21,7 +21,7 @@ from ..cache import hold, trim
 from ..errors import InputError
 from ..files import cache_folder, cache_key, folder_draft_of, write_text
 from ..locks import Lock
-from ..shortage import check_room
+from ..shortage import raise_shortage
 from .config import auto_class, family_config, one_line, quiet, write_config
 from .gguf_header import VOCABULARY, GgufHeader, read_header
 from .weights import MARK, SINGLE, file_hash, read_json
@@ -189,7 +189,7 @@ def _readable(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # of many kinds, from KeyError to errors of numpy
-        check_room(error)
+        raise_shortage(error)
         raise InputError(
             f"transformers cannot read the GGUF file '{path}' ({type(error).__name__}: "
             f"{one_line(error)}). Take the model as safetensors."

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import InputError, check_name
 from ..places import check_links, place_of
-from ..shortage import check_room
+from ..shortage import raise_shortage
 
 DEMO_MODELS = ("demo-llama", "demo-opt")
 
@@ -179,7 +179,7 @@ def _download(name: str, revision: str | None, file: str | None = None) -> Path:
             f"Unknown model '{name}': neither a folder nor a possible hub id. {_OTHERWISE}"
         ) from error
     except Exception as error:  # the network library's errors, whose names change with versions
-        check_room(error)
+        raise_shortage(error)
         raise InputError(_failure(at, error)) from error
 
 

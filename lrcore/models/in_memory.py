@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..files import cache_folder
 from ..modules.install import install
 from .config import family_config, one_line
-from .load import LoadedModel, empty_network, resolve_device, resolve_dtype, settle
+from .load import LoadedModel, empty_network, move_to, resolve_device, resolve_dtype
 from .weights import check_finite
 
 
@@ -45,7 +45,7 @@ def load_in_memory(
     stored = named if isinstance(named, torch.dtype) else network.dtype
     shell = _around(tensors, config, stored, name, getattr(own, "lowrank", None))
     check_finite(shell.state_dict().items(), Path(name), shell.dtype)
-    settle(shell, network.device if device == "auto" else resolve_device(device))
+    move_to(shell, network.device if device == "auto" else resolve_device(device))
     key, folder = _fingerprint(config, tensors), Path(name).expanduser()
     if not folder.is_dir():
         folder = cache_folder() / "in-memory" / key  # which does not exist: there are no files

@@ -23,7 +23,7 @@ from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
-from ..shortage import check_room
+from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, decoder_layers, text_config
 from .config import auto_class, experts_of, has_own_type, kernel_of, one_line, quiet, read_config
@@ -172,7 +172,7 @@ def load_folder(
     else:
         network = _read_network(folder, config, resolve_dtype(dtype))
         check_finite(network.state_dict().items(), folder, network.dtype)
-        settle(network, target)
+        move_to(network, target)
     known, note = fingerprint(folder, files), note_of(folder)
     return LoadedModel(name, network, tokenizer, known, folder, note=note)
 
@@ -187,7 +187,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 folder, local_files_only=True, trust_remote_code=False, **known
             )
     except Exception as error:  # from a missing file to a parse error in Rust
-        check_room(error)
+        raise_shortage(error)
         tokenizer_files = sorted(path.name for path in folder.glob("*token*"))
         state = (
             f"its tokenizer files ({', '.join(tokenizer_files)}) cannot be read"
@@ -220,7 +220,7 @@ def _read_network(
                 **options,
             )
     except Exception as error:  # the last net under a library with many kinds of failure
-        check_room(error)
+        raise_shortage(error)
         raise InputError(
             f"The model in '{folder}' cannot be loaded ({one_line(error)}). Config and weights may "
             "belong to different models: copy the folder again."
@@ -311,14 +311,14 @@ def _refuse_layers(folder: Path, layers: int, unread: Iterable[str]) -> None:
         )
 
 
-def settle(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+def move_to(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Move to the device, switch to eval mode and freeze. Raises InputError where the device does
     not take the model.
     """
     try:
         network.to(device)
     except (RuntimeError, AssertionError) as error:
-        check_room(error)
+        raise_shortage(error)
         raise InputError(
             f"The model cannot be moved to '{device}' ({one_line(error)}). Use device cpu or a "
             "smaller dtype."

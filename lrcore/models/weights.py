@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import InputError
-from ..shortage import check_room
+from ..shortage import raise_shortage
 
 MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -102,7 +102,7 @@ def check_whole(file: Path) -> None:
         with safe_open(file, framework="pt") as opened:
             opened.keys()
     except (SafetensorError, OSError) as error:
-        check_room(error)
+        raise_shortage(error)
         size = file.stat().st_size if file.exists() else 0
         raise InputError(
             f"'{file}' is not a complete safetensors file ({size:,} bytes; "

@@ -134,6 +134,8 @@ class Runs:
         for left in self.folder.glob(f"{PARTIAL}*"):
             remove_unlocked(left)
         self._database = Database(self.folder / "runs.sqlite")
+        # one value, as threads share it: a stamp, and the rows that were there then
+        self._rows: tuple[str, dict[str, str]] = "", {}
         # recipes and provenances that were read, by id and creation: they never change
         self._read: dict[tuple[str, float], tuple[Recipe, Provenance]] = {}
 
@@ -142,7 +144,7 @@ class Runs:
     def ids(self) -> list[str]:
         """Oldest first."""
         self._take_stock()
-        return list(self._database.folders())
+        return list(self._known())
 
     def all(self, tag: str | None = None) -> list[Run]:
         """Oldest first; only those with a tag, where one is given.
@@ -223,12 +225,7 @@ class Runs:
         """
         # The database first: its runs were folders before. The other way round, a run that somebody
         # keeps in between would count as gone and lose its results.
-        known = self._database.folders()
-        there = {
-            path.parent.name
-            for path in self.folder.glob("*/report.json")
-            if not path.parent.name.startswith(".")
-        }
+        known, there = self._known(), self._folders()
         for run_id in sorted(there - known.keys()):
             folder = self.folder / run_id
             try:
@@ -249,6 +246,20 @@ class Runs:
         ]
         if gone:
             self._database.delete(gone)
+
+    def _folders(self) -> set[str]:
+        """The names of all run folders. The files in them are not looked at, which would be slow
+        for thousands of runs.
+        """
+        with os.scandir(self.folder) as entries:
+            return {one.name for one in entries if one.name[0] != "." and one.is_dir()}
+
+    def _known(self) -> dict[str, str]:
+        """{id: folder} of every run of the database, read again where it has changed."""
+        stamp, rows = self._database.stamp(), self._rows
+        if stamp != rows[0]:
+            self._rows = rows = stamp, self._database.folders()
+        return rows[1]
 
     # --- changes ---
 

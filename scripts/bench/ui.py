@@ -56,7 +56,8 @@ CLICK = """([layer, name]) => {
   const {xaxis, yaxis} = heat._fullLayout, box = heat.getBoundingClientRect();
   const drawn = () => +document.querySelector('#spectrum .js-plotly-plot').dataset.drawn;
   const heading = `#cell-heading h3[data-layer="${layer}"][data-name="${name}"]`, before = drawn();
-  window.clicked = new Promise(done => {
+  window.clicked = new Promise((done, failed) => {
+    setTimeout(() => failed(`the spectrum of ${layer} ${name} is not drawn`), 60000);
     document.addEventListener('mousedown', () => {
       const began = performance.now();
       (function look() {

@@ -3,7 +3,9 @@
 import json
 import os
 import resource
+import shutil
 import threading
+from pathlib import Path
 
 import fresh
 import pytest
@@ -108,9 +110,31 @@ def test_folders_of_earlier_versions_are_taken_up_and_lost_ones_forgotten(kept, 
     )
     kept.rename(run.id, "renamed")
     assert [one.name for one in Runs(kept.folder).all()] == ["renamed"]
-    (old / "report.json").unlink()
+    shutil.rmtree(old)
     assert kept.ids() == []
     assert kept.stamp() != before
+
+
+def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(kept, monkeypatch):
+    for i in range(30):
+        folder = kept.folder / f"2025-a3-{i}"
+        folder.mkdir()
+        (folder / "recipe.json").write_text("{}")
+        (folder / "report.json").write_text(json.dumps({"name": str(i)}))
+    assert len(kept.ids()) == 30
+    stamp = kept.stamp()
+    monkeypatch.setattr(Path, "read_text", None)
+    monkeypatch.setattr(Database, "folders", None)
+    assert kept.stamp() == stamp
+    assert len(kept.ids()) == 30
+    monkeypatch.undo()
+    shutil.rmtree(kept.folder / "2025-a3-7")
+    assert "2025-a3-7" not in kept.ids()
+    (kept.folder / "2025-a3-new").mkdir()
+    assert len(kept.ids()) == 29  # a folder that is being copied: its report comes last
+    for name in ("recipe.json", "report.json"):
+        shutil.copy(kept.folder / "2025-a3-8" / name, kept.folder / "2025-a3-new" / name)
+    assert len(kept.ids()) == 30
 
 
 def test_the_stamp_changes_with_every_change_of_any_process(kept, small):

@@ -234,7 +234,7 @@ def cell_figures(analysis: Any, cell: Cell, log: bool) -> tuple[str, str, str]:
     lost = [(label, energy_lost(values)) for label, values in series]
     # a method that selects columns or rotary pairs keeps less than the best subspace does; its own
     # figure is under Allocation
-    note = "" if rank is None else f"rank {rank} loses at least {lost_at(lost[0][1], rank):.2%}"
+    note = "" if rank is None else f"rank {rank} loses at least {lost_at(lost[0][1], rank)}"
     keep, of_head = f"{layer}{name}{head}", "" if head is None else f" · head {head}"
     title = f"<h3 data-layer='{layer}' data-name='{name}'>Layer {layer} · {name}{of_head}</h3>"
     return (
@@ -254,5 +254,7 @@ def energy_lost(values: np.ndarray) -> np.ndarray:
     return after / total if total > 0 else np.zeros_like(squares)
 
 
-def lost_at(lost: np.ndarray, rank: int) -> float:
-    return float(lost[min(rank, len(lost)) - 1])
+def lost_at(lost: np.ndarray, rank: int) -> str:
+    """The share lost at a rank, in percent; also where two decimals do not show it."""
+    share = float(lost[min(rank, len(lost)) - 1])
+    return f"{share:.2%}" if share >= 1e-4 or share == 0 else f"{100 * share:.1g}%"

@@ -61,11 +61,11 @@ def start_analysis(
     lacking = store.peek_analysis(recipe) is None or store.peek_factors(recipe) is None
     record = store.jobs.submit(AnalyseJob(analysed(recipe))) if lacking else None
     if record is not None:
-        record.askers.add(browser)
+        record.browsers.add(browser)
     for other in store.jobs.waiting() if browser is not None else ():
-        if other is not record and browser in other.askers:
-            other.askers.discard(browser)
-            if not other.askers:
+        if other is not record and browser in other.browsers:
+            other.browsers.discard(browser)
+            if not other.browsers:
                 store.jobs.cancel(other.id)
     return record
 
