@@ -12,7 +12,7 @@ setup(
     ],
     package_dir={"lrcore.assets": "assets", "workbench.static": "assets"},
     package_data={
-        "lrcore": ["py.typed"],
+        "lrcore": ["py.typed", "recipes/*.yaml"],
         "lrcore.assets": ["demo-*/*"],
         "workbench.static": ["*.js", "*.css", "*.html"],
     },

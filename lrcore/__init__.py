@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .checkpoints.stock import stock_fit
     from .compression.allocate import allocate
     from .compression.bounds import bounds
+    from .compression.chain import ChainStep
     from .compression.compress import compress, prepare, refits
     from .compression.evidence.probes import probe
     from .compression.evidence.table import evidence_key, measure_evidence
@@ -100,6 +101,7 @@ _HOMES = {
     "checkpoints.stock": "stock_fit",
     "compression.allocate": "allocate",
     "compression.bounds": "bounds",
+    "compression.chain": "ChainStep",
     "compression.compress": "compress prepare refits",
     "compression.evidence.probes": "probe",
     "compression.evidence.table": "evidence_key measure_evidence",
@@ -227,6 +229,7 @@ __all__ = [
     "Cancelled",
     "Cell",
     "CellFiles",
+    "ChainStep",
     "Comparison",
     "Compressed",
     "Contributions",

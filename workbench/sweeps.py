@@ -51,7 +51,8 @@ def run_row(run: lrcore.Run, evaluation: Mapping[str, Any], data: str) -> lrcore
     """The row of a run under one of its evaluations, on a data set."""
     context = run.recipe.seq_len
     account = run.account.to_dict()
-    return lrcore.SweepRow.of(run.recipe, account, evaluation, measured_on=data, context=context)
+    steps = (lrcore.ChainStep("compress", run.recipe),)
+    return lrcore.SweepRow.of(steps, account, evaluation, measured_on=data, context=context)
 
 
 def dense_row(run: lrcore.Run, evaluation: Mapping[str, Any], data: str) -> lrcore.SweepRow:
@@ -64,7 +65,7 @@ def dense_row(run: lrcore.Run, evaluation: Mapping[str, Any], data: str) -> lrco
         "protocol": {name: one for name, one in protocol if name != "on_calibration_text"},
     }
     return lrcore.SweepRow.of(
-        None,
+        (),
         account | {"achieved": 0.0},
         figures,
         measured_on=data,

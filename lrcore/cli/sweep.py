@@ -1,5 +1,6 @@
 """The command that runs a sweep. Heavy imports wait until it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
+from ..recipe import read_values
 from ..settings import setting
 from .arguments import AsJson, ToTrackio, load_dense
 from .console import progress, show
@@ -23,6 +25,11 @@ class Lists:
     policies: str | None = setting(None, "Allocation policies.")
     ratios: str | None = setting(None, "Shares to remove, such as 0.1,0.2.")
     calibration_sets: str | None = setting(None, "Data sets to calibrate on.")
+    sample_counts: str | None = setting(None, "Numbers of calibration windows.")
+    seeds: str | None = setting(None, "Seeds of the calibration windows.")
+    rows: str | None = setting(
+        None, "File with rows: what is done for each combination, steps and chains of steps."
+    )
     cross: str | None = setting(None, "Data sets: calibrate on each, measure on each.")
     speed: bool = setting(False, "Measure speed in turns with the dense model.")
 
@@ -30,14 +37,16 @@ class Lists:
         """A copy of the sweep with these lists. Raises InputError for what is no list of it."""
         import lrcore
 
-        names = ("methods", "policies", "ratios", "calibration_sets")
-        given = {name: getattr(self, name) for name in names}
+        from ..runs.shipped import sweep_file
+
         lists: dict[str, Any] = {
-            name: _entries(text) for name, text in given.items() if text is not None
+            name: read(getattr(self, name))
+            for name, read in READ.items()
+            if getattr(self, name) is not None
         }
-        if "ratios" in lists:
-            lists["ratios"] = _ratios(lists["ratios"])
         sweep = replace(sweep, **lists, speed=self.speed or sweep.speed)
+        if self.rows is not None:
+            sweep = sweep.with_rows(read_values(sweep_file(self.rows)))
         if self.cross is None:
             return sweep
         study = lrcore.cross_calibration(sweep.base, _entries(self.cross))
@@ -52,10 +61,15 @@ def sweep(
     recipe: Annotated[
         Path,
         typer.Argument(
-            metavar="RECIPE", help="A recipe (.json, .yaml), with lists as below or without."
+            metavar="RECIPE",
+            help="A recipe (.json, .yaml), with lists as below or without; or a name of a paper's "
+            "table that ships.",
         ),
     ],
     lists: Lists,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="In the place of the recipe's model.")
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Folder for cells, tables and page; goes on with one."),
@@ -63,7 +77,7 @@ def sweep(
     trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try methods x policies x ratios x calibration sets.
+    """Try methods x policies x ratios x calibration sets, or rows of steps.
 
     Go on where it stopped; write table.csv, table.json and report.html.
     """
@@ -73,6 +87,8 @@ def sweep(
 
     tracker = lrcore.Tracker(trackio) if trackio else None
     planned = lists.applied(lrcore.Sweep.read(recipe))
+    if model is not None:
+        planned = replace(planned, base=planned.base.with_(model=model))
     rows = lrcore.run_sweep(load_dense(planned.base), planned, out, progress)
     files = sweep_page.write_tables(rows, planned.to_dict(), out)
     if tracker:
@@ -85,11 +101,29 @@ def _entries(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def _ratios(entries: list[str]) -> list[float]:
+def _ratios(text: str) -> list[float]:
     try:
-        return [float(entry) for entry in entries]
+        return [float(entry) for entry in _entries(text)]
     except ValueError:
         raise InputError(
-            "--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2; got "
-            f"'{','.join(entries)}'."
+            f"--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2; got '{text}'."
         ) from None
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(entry) for entry in _entries(text)]
+    except ValueError:
+        raise InputError(
+            f"A list of whole numbers has commas, such as 16,64; got '{text}'."
+        ) from None
+
+
+READ: dict[str, Callable[[str], list[Any]]] = {
+    "methods": _entries,
+    "policies": _entries,
+    "ratios": _ratios,
+    "calibration_sets": _entries,
+    "sample_counts": _counts,
+    "seeds": _counts,
+}  # how each list is read

@@ -2,15 +2,16 @@
 weights, healed factors. Heavy imports wait until they run.
 """
 
-from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..compression.healing.settings import Healing
+from ..compression.quantising import Quantising
+from ..compression.shortening.settings import Shortening
+from ..compression.slicing.settings import Slicing
 from ..recipe import Recipe
-from ..settings import setting
 from .arguments import AsJson, FolderOrRun, Loading, Model
 from .console import progress, show
 from .flags import flags
@@ -21,17 +22,6 @@ app = typer.Typer()
 TEXT = ("data", "samples", "seq_len", "seed")  # of a recipe, for what decides on a text
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")]
-
-
-@dataclass(frozen=True)
-class Shortening:
-    """How many layers are dropped, and by what measure."""
-
-    layers: int = setting(MISSING, "How many decoder layers to drop.")
-    by: str = setting(
-        "influence",
-        "influence (ShortGPT), or loss (SLEB): one after another, by the loss without it.",
-    )
 
 
 @app.command()
@@ -56,21 +46,8 @@ def shorten(
     _keep(made, out, as_json)
 
 
-@dataclass(frozen=True)
-class Slicing:
-    """How narrow the residual stream becomes, and in which basis."""
-
-    ratio: float = setting(
-        0.2, "Share of the decoder-linear parameters to remove, residual matrices counted."
-    )
-    rotations: str = setting(
-        "block", "block: a basis before every attention and MLP; one: the same for all."
-    )
-    multiple: int = setting(1, "The width is a multiple of it, such as 8.")
-
-
 @app.command(name="slice")
-@flags(recipe=TEXT, loading=("revision", "dtype", "device"))
+@flags(recipe=(*TEXT, "ratio"), loading=("revision", "dtype", "device"))
 def slice_(
     model: Model,
     out: Out,
@@ -81,12 +58,13 @@ def slice_(
 ) -> None:
     """Rotate the residual stream and drop where it holds least (SliceGPT).
 
+    The ratio counts decoder-linear parameters, residual matrices among them.
     `evaluate`, `generate` and `export` take the folder.
     """
     import lrcore
 
     _check(out)
-    recipe = recipe.with_(model=model, ratio=slicing.ratio)
+    recipe = recipe.with_(model=model)
     rotations, multiple = slicing.rotations, slicing.multiple
     made = lrcore.slice_hidden(loading.load(model), recipe, rotations, multiple, progress)
     _keep(made, out, as_json)
@@ -102,9 +80,8 @@ def quantise(
         ),
     ],
     out: Out,
+    quantising: Quantising,
     loading: Loading,
-    bits: Annotated[int, typer.Option(help="Of a quantised weight: 8 or 4.")] = 8,
-    group: Annotated[int, typer.Option(help="Weights that share a scale and a zero point.")] = 64,
     as_json: AsJson = False,
 ) -> None:
     """Quantise a model's weights to 8 or 4 bits.
@@ -116,7 +93,7 @@ def quantise(
 
     _check(out)
     before = loading.load(run_checkpoint(model))
-    made = lrcore.quantise(before, bits, group, progress=progress)
+    made = lrcore.quantise(before, quantising.bits, quantising.group, progress=progress)
     values = {"out": str(lrcore.save(made, out)), "quantised": step_report(made.history[-1])}
     sizes = {"megabytes_before": before.size.megabytes, "megabytes": made.size.megabytes}
     show(as_json, values | sizes)

@@ -1,21 +1,32 @@
-"""What a sweep tries: methods x policies x ratios x calibration sets, as one job.
+"""What a sweep tries: lists of recipe fields x rows of steps, as one job.
 
-One calibration per set, one factorisation per set and method; see `sweep_engine` for running it.
+One calibration per text, one factorisation per text and method, and every step that several cells
+begin with once; see `sweep_engine` for running it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..compression.chain import Chain, chain_key, read_chains, varied
 from ..errors import InputError, unknown
 from ..evaluation.settings import EvaluationSettings, find_protocol
-from ..methods import find_method
-from ..policies import find_policy
 from ..recipe import Recipe, read_values
 from ..settings import check_settings
+from .shipped import sweep_file
 
-LISTS = {"methods": "method", "policies": "policy", "ratios": "ratio", "calibration_sets": "data"}
+LISTS = {
+    "calibration_sets": "data",
+    "sample_counts": "samples",
+    "seeds": "seed",
+    "methods": "method",
+    "policies": "policy",
+    "ratios": "ratio",
+}  # each with the field of the recipe that it stands for, the first varying slowest
+NAMES = ("calibration_sets", "methods", "policies")  # lists of text
+OWN = ("rows", "evaluation", "speed")  # the other fields of a sweep's file
 _EVALUATION = tuple(f.name for f in fields(EvaluationSettings))
 
 
@@ -23,7 +34,10 @@ _EVALUATION = tuple(f.name for f in fields(EvaluationSettings))
 class Sweep:
     """What to try.
 
-    base: all that the cells have in common; its `options` go with its own method only.
+    base: all that the cells have in common; its `options` go with its own method only. methods,
+    policies, ratios, calibration_sets, sample_counts, seeds: lists of fields of the base, every
+    combination of which is tried; an empty one leaves the base's own. rows: what is done for
+    each combination, see `read_chains`; none stands for one compression.
 
     evaluations: what every cell, and the dense model, is measured on; of a file that is calibrated
     on as well, the held-out tail. speed: also tokens per
@@ -38,52 +52,56 @@ class Sweep:
     calibration_sets: Sequence[str] = ()
     evaluations: Sequence[EvaluationSettings] = (EvaluationSettings("stories", samples=32),)
     speed: bool = False
+    sample_counts: Sequence[int] = ()
+    seeds: Sequence[int] = ()
+    rows: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        for name, one in LISTS.items():
-            values = getattr(self, name) or (getattr(self.base, one),)
+        for name in LISTS:
+            values = _listed(getattr(self, name))
             _check_entries(name, values)
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
-        for method in self.methods:
-            find_method(method)
-        for policy in self.policies:
-            find_policy(policy)
+        object.__setattr__(self, "rows", _listed(self.rows))
         for evaluation in self.evaluations:
             check_settings(evaluation)
             find_protocol(evaluation.protocol)
         if not isinstance(self.speed, bool):
             raise InputError(f"speed must be true or false, got {self.speed!r}.")
-        apart = tuple(one.apart_from(self.calibration_sets) for one in self.evaluations)
+        steps = (step.reads_text for chain in self.cells() for step in chain)
+        texts = dict.fromkeys(text for text in steps if text)
+        apart = tuple(one.apart_from(tuple(texts)) for one in self.evaluations)
         object.__setattr__(self, "evaluations", apart)
-        self.cells()
 
-    def cells(self) -> list[Recipe]:
-        """The recipe of every cell: sets, then methods, then policies, then ratios."""
-        return [
-            self.base.with_(
-                data=data,
-                method=method,
-                policy=policy,
-                ratio=ratio,
-                overrides={},
-                **self.settings(method, policy),
-            )
-            for data in self.calibration_sets
-            for method in self.methods
-            for policy in self.policies
-            for ratio in self.ratios
-        ]
+    def cells(self) -> list[Chain]:
+        """The steps of every cell, each chain once.
 
-    def settings(self, method: str, policy: str) -> dict[str, Mapping[str, Any]]:
-        """Options and component ratios go with the base's own method, policy options with its
-        policy.
+        Cells that share a factorisation follow one another, and among them those with the same
+        first step; else they are in the order of the rows and, within one, of the lists.
         """
-        own, shared = method == self.base.method, policy == self.base.policy
-        return {
-            "options": self.base.options if own else {},
-            "component_ratios": self.base.component_ratios if own else {},
-            "policy_options": self.base.policy_options if shared else {},
-        }
+        lists = {one: getattr(self, name) for name, one in LISTS.items() if getattr(self, name)}
+        bases = [
+            varied(self.base, **dict(zip(lists, values, strict=True)))
+            for values in product(*lists.values())
+        ]
+        every: dict[str, Chain] = {}
+        for row in self.rows or ("compress",):
+            for base in bases:
+                every |= {chain_key(chain): chain for chain in read_chains(row, base)}
+        chains = _together(every.values(), lambda chain: _factors(chain[0].recipe))
+        return _together(chains, lambda chain: chain_key(chain[:1]))
+
+    def with_rows(self, values: Any) -> "Sweep":
+        """A copy with the rows of a file: a list, or a mapping that has one as `rows`.
+
+        Raises InputError where they are none.
+        """
+        rows = values.get("rows") if isinstance(values, Mapping) else values
+        if not isinstance(rows, list) or not rows:
+            raise InputError(
+                "The file of rows has none: it reads `rows:` and a list of steps, or of lists of "
+                "steps."
+            )
+        return replace(self, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
@@ -91,15 +109,17 @@ class Sweep:
         return {
             **self.base.to_dict(),
             **lists,
+            **({"rows": list(self.rows)} if self.rows else {}),
             "evaluation": [asdict(one) for one in self.evaluations],
             "speed": self.speed,
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sweep":
-        """Fields of a recipe, the lists methods, policies, ratios and calibration_sets,
-        `evaluation` (settings of `evaluate`, whose `data` may be a list; or a list of such) and
-        `speed`. Raises InputError for an unknown field or a value out of range.
+        """Fields of a recipe, the lists of `LISTS`, `rows`, `evaluation` (settings of `evaluate`,
+        whose `data` may be a list; or a list of such) and `speed`.
+
+        Raises InputError for an unknown field or a value out of range.
         """
         if not isinstance(values, Mapping):
             raise InputError(
@@ -107,31 +127,23 @@ class Sweep:
             )
         own = {f.name for f in fields(Recipe)}
         for name in values:
-            if name not in own | LISTS.keys() | {"evaluation", "speed"}:
-                raise unknown(
-                    "sweep field", str(name), own | LISTS.keys() | {"evaluation", "speed"}
-                )
+            if name not in {*own, *LISTS, *OWN}:
+                raise unknown("sweep field", str(name), {*own, *LISTS, *OWN})
         lists = {name: _listed(values[name]) for name in LISTS if name in values}
         base = Recipe.from_dict({name: value for name, value in values.items() if name in own})
         if "evaluation" in values:
             lists["evaluations"] = tuple(_evaluations(values["evaluation"]))
             if not lists["evaluations"]:
                 raise InputError("The sweep measures nothing: give at least one evaluation.")
-        return cls(base, **lists, speed=values.get("speed", False))
+        return cls(base, **lists, rows=values.get("rows") or (), speed=values.get("speed", False))
 
     @classmethod
     def read(cls, path: str | Path) -> "Sweep":
-        """A sweep from a .json or .yaml file.
+        """A sweep from a .json or .yaml file, or one that ships, by its name.
 
         Raises InputError where there is none, or it holds no sweep.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise InputError(
-                f"No sweep file at '{path}'. Check the path; a sweep is a recipe with lists "
-                "(methods, policies, ratios, ...)."
-            )
-        return cls.from_dict(read_values(path) or {})
+        return cls.from_dict(read_values(sweep_file(path)) or {})
 
 
 def cross_calibration(
@@ -157,12 +169,25 @@ def cross_calibration(
 
 
 def _check_entries(name: str, values: Sequence[Any]) -> None:
-    """Raises InputError for an entry of a list that is no text; the recipe checks ratios."""
-    wrong = [one for one in values if not isinstance(one, str)] if name != "ratios" else []
+    """Raises InputError for an entry of a list that is no text; the recipe checks numbers."""
+    wrong = [one for one in values if not isinstance(one, str)] if name in NAMES else []
     if wrong:
         raise InputError(f"{name} must be a list of names, got {wrong[0]!r} in it.")
     if any(isinstance(one, list | dict) for one in values):
         raise InputError(f"{name} must be a list of numbers, got {list(values)!r}.")
+
+
+def _factors(recipe: Recipe) -> tuple[Any, ...]:
+    """What a factorisation depends on."""
+    return (*(getattr(recipe, name) for name in Recipe.fields_of("windows")), recipe.method)
+
+
+def _together(chains: Iterable[Chain], key: Callable[[Chain], Any]) -> list[Chain]:
+    """Those with the same key one after another, in the order in which the keys are met."""
+    groups: dict[Any, list[Chain]] = {}
+    for chain in chains:
+        groups.setdefault(key(chain), []).append(chain)
+    return [chain for group in groups.values() for chain in group]
 
 
 def _listed(value: Any) -> tuple:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..compression.compress import compress
 from ..errors import InputError, Shortage
 from ..models.counting import count_account
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
+from .chain_models import ChainModels
 from .sweep import Sweep
 from .sweep_rows import SweepRow
 from .sweep_store import Cell, CellFiles, SweepStore, cells
@@ -33,11 +33,13 @@ def run_sweep(
             raise InputError("The sweep measures nothing: give at least one evaluation.")
         store = CellFiles(store)
     progress, rows, every = progress or silent, [], cells(model, sweep)
+    models = ChainModels(model, [cell.steps for cell in every], store.factors)
     for done, cell in enumerate(every):
         progress("sweep", done, len(every))
+        models.reached()
         kept = store.finished(cell)
         if kept is None:
-            kept = _run(model, sweep, cell, store, progress)
+            kept = _run(models, sweep, cell, store, progress)
             store.keep(cell, kept)
         rows += kept
     progress("sweep", len(every), len(every))
@@ -45,38 +47,37 @@ def run_sweep(
 
 
 def _run(
-    dense: LoadedModel, sweep: Sweep, cell: Cell, store: SweepStore, progress: Progress
+    models: ChainModels, sweep: Sweep, cell: Cell, store: SweepStore, progress: Progress
 ) -> list[SweepRow]:
     try:
-        model = _made(dense, cell, store, progress)
+        model = _made(models, cell, store, progress)
     except Shortage:
         raise  # the next cell would lack room as well, and this one can be made once there is some
     except InputError as error:
         texts: list[str | None] = [one.data for one in sweep.evaluations]
         return [
-            SweepRow.of(cell.recipe, {}, {}, measured_on=text, error=str(error))
+            SweepRow.of(cell.steps, {}, {}, measured_on=text, error=str(error))
             for text in texts or [None]
         ]
     account = _account(model, sweep.base.seq_len)
-    costs = store.costs(model, dense, sweep.speed, progress)
+    costs = store.costs(model, models.dense, sweep.speed, progress)
     rows = []
     for one in sweep.evaluations:
         figures = {**costs, **store.measure(cell, model, one, progress)}
         more = {"measured_on": one.data, "context": sweep.base.seq_len}
-        rows.append(SweepRow.of(cell.recipe, account, figures, **more))
+        rows.append(SweepRow.of(cell.steps, account, figures, **more))
     return rows
 
 
-def _made(dense: LoadedModel, cell: Cell, store: SweepStore, progress: Progress) -> LoadedModel:
-    """The model of a cell: the dense one, one that was kept, or a compressed one."""
-    recipe = cell.recipe
-    if recipe is None:
-        return dense
-    model = store.model(cell)
-    if model is None:
-        factors = store.factors(dense, recipe, progress)
-        model = compress(dense, recipe, factors, progress=progress)
-        store.keep_model(cell, model)
+def _made(models: ChainModels, cell: Cell, store: SweepStore, progress: Progress) -> LoadedModel:
+    """The model of a cell: the dense one, one that was kept, or one that its steps make."""
+    if not cell.steps:
+        return models.dense
+    if (kept := store.model(cell)) is not None:
+        models.keep(cell.steps, kept)
+        return kept
+    model = models.model(cell.steps, progress)
+    store.keep_model(cell, model)
     return model
 
 

@@ -62,10 +62,16 @@ def points(rows: Rows, axis: str) -> list[report.Point]:
     for row in rows:
         x = _along(row, axis)
         if x is not None and row.perplexity is not None:
-            even = row.policy in (None, "uniform")
-            series = row.method if even else f"{row.method} {row.policy}"
-            drawn.append(report.Point(row.title, series, float(x), row.perplexity))
+            drawn.append(report.Point(row.title, _series(row), float(x), row.perplexity))
     return drawn
+
+
+def _series(row: SweepRow) -> str:
+    """What the points of a row are drawn with: everything but its ratio."""
+    even = row.policy in (None, "uniform")
+    first = row.method if even else f"{row.method} {row.policy}"
+    first += f" ({row.options})" if row.options else ""
+    return f"{first} > {row.then}" if row.then else first
 
 
 def _along(row: SweepRow, axis: str) -> float | None:
@@ -76,14 +82,20 @@ def _along(row: SweepRow, axis: str) -> float | None:
 
 
 def cross_table(rows: Rows) -> list[dict[str, Any]]:
-    """Calibrated on (down) against measured on (across): perplexities, one line per method,
-    policy, ratio and calibration set.
+    """Calibrated on (down) against measured on (across): perplexities, one line per model; of the
+    settings that not every sweep has, those in which its models differ.
     """
+    names = ["method", "policy", "ratio", "calibrated_on"]
+    names += [
+        name
+        for name in ("samples", "seed", "options", "then")
+        if len({getattr(row, name) for row in rows if row.method != "dense"}) > 1
+    ]
     lines: dict[tuple, dict[str, Any]] = {}
     for row in rows:
-        key = (row.method, row.policy, row.ratio, row.calibrated_on)
-        names = ("method", "policy", "ratio", "calibrated on")
-        line = lines.setdefault(key, dict(zip(names, key, strict=True)))
+        key = tuple(getattr(row, name) for name in names)
+        titles = (name.replace("_", " ") for name in names)
+        line = lines.setdefault(key, dict(zip(titles, key, strict=True)))
         line[f"on {row.measured_on}"] = row.perplexity
     return list(lines.values())
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..compression.chain import Chain, ChainStep, Label
 from ..recipe import Recipe
 
 
@@ -28,6 +29,10 @@ def _setting(about: str, **more: Any) -> Any:
     return field(metadata={"column": Column(about, "setting")}, **more)
 
 
+def _given(about: str) -> Any:
+    return field(default=None, metadata={"column": Column(about, "setting", optional=True)})
+
+
 def _planned(about: str, unit: str = "") -> Any:
     return field(default=None, metadata={"column": Column(about, "planned", unit)})
 
@@ -44,9 +49,9 @@ class SweepRow:
     """
 
     calibrated_on: str | None = _setting("calibration data; None for the dense model")
-    method: str = _setting("compression method, or dense")
-    policy: str | None = _setting("allocation policy; None for the dense model")
-    ratio: float = _setting("share to remove")
+    method: str = _setting("compression method, or the first step; dense for the dense model")
+    policy: str | None = _setting("allocation policy, or what chose; None for the dense model")
+    ratio: float | None = _setting("share to remove; None where none is given")
     measured_on: str | None = _setting("data set of the evaluation; None: a model not measured")
     achieved: float | None = _planned("share removed, in what the budget counts", "share")
     parameters: int | None = _planned("all parameters, tied ones once", "parameters")
@@ -68,16 +73,20 @@ class SweepRow:
     top1: float | None = _measured("tokens with the dense model's top prediction", "share", True)
     protocol: Mapping[str, Any] | None = _measured("all that the evaluation depends on")
     error: str | None = _setting("why the model could not be made; None where it was", default=None)
+    samples: int | None = _given("calibration windows")
+    seed: int | None = _given("of the calibration windows")
+    options: str | None = _given("fields of the recipe that are not the defaults")
+    then: str | None = _given("steps after the first, in their order")
 
     @classmethod
     def of(
         cls,
-        recipe: Recipe | None,
+        steps: Chain,
         account: Mapping[str, Any],
         figures: Mapping[str, Any],
         **more: Any,
     ) -> "SweepRow":
-        """A row of the model made by a recipe, None for the dense one.
+        """A row of the model that some steps make, none for the dense one.
 
         account: size and cost by formula, under the names of the planned columns; figures: an
         evaluation. Of both, only what is a column is read. more: columns that are in neither, such
@@ -89,13 +98,8 @@ class SweepRow:
             "policy": None,
             "ratio": 0.0,
         }
-        if recipe is not None:
-            made = {
-                "calibrated_on": recipe.data,
-                "method": recipe.method,
-                "policy": recipe.policy,
-                "ratio": recipe.ratio,
-            }
+        if steps:
+            made = _made_by(steps)
         planned = {name: account.get(name) for name in named("planned")}
         results = {name: figures.get(name) for name in named("measured")}
         return cls(**made, **{**planned, **results, **more})
@@ -105,7 +109,10 @@ class SweepRow:
         """The model in a few words: "a3 uniform 20%, stories", or "dense"."""
         if self.method == "dense":
             return "dense"
-        return f"{self.method} {self.policy} {self.ratio:.0%}, {self.calibrated_on}"
+        words = str(Label(self.method, self.policy, self.ratio))
+        words += f" ({self.options})" if self.options else ""
+        words += f" > {self.then}" if self.then else ""
+        return f"{words}, {self.calibrated_on}" if self.calibrated_on else words
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the optional columns that were not measured."""
@@ -127,3 +134,35 @@ COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(Sweep
 def named(kind: str) -> tuple[str, ...]:
     """The columns of a kind, in their order."""
     return tuple(name for name, column in COLUMNS.items() if column.kind == kind)
+
+
+COLUMN_OF = ("method", "policy", "ratio", "data", "samples", "seq_len", "seed", "overrides")
+
+
+def _made_by(steps: Chain) -> dict[str, Any]:
+    """The columns that say how a model was made."""
+    first, *others = steps
+    reader = next((step for step in steps if step.reads_text), None)
+    return {
+        "calibrated_on": reader and reader.reads_text,
+        "method": first.label.method,
+        "policy": first.label.choice,
+        "ratio": first.label.ratio,
+        "samples": reader and getattr(reader.settings, "samples", reader.recipe.samples),
+        "seed": reader and getattr(reader.settings, "seed", reader.recipe.seed),
+        "options": _options(first),
+        "then": " > ".join(str(step.label) for step in others) or None,
+    }
+
+
+def _options(step: ChainStep) -> str | None:
+    """What a compression's recipe says beside the columns of its own, where that is no default."""
+    if step.kind != "compress":
+        return None
+    default, words = Recipe(), []
+    for name in Recipe.fields_of("windows", "passes", "methods", "plan"):
+        value = getattr(step.recipe, name)
+        if name not in COLUMN_OF and value != getattr(default, name):
+            inner = value if isinstance(value, Mapping) else {name: value}
+            words += [f"{key}={one}" for key, one in inner.items()]
+    return ", ".join(words) or None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calibration.calibrate import calibrate
+from ..compression.chain import Chain
 from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise
 from ..evaluation.cost import measure_cost, measure_speed
@@ -25,34 +26,39 @@ FORMAT = 2  # of the cells; raise it whenever what is measured changes its meani
 
 @dataclass(frozen=True)
 class Cell:
-    """One model of a sweep. number: 0 for the dense one, whose recipe is None; then in the order of
+    """One model of a sweep. number: 0 for the dense one, which takes no steps; then in the order of
     `Sweep.cells`. key: names all that its rows depend on.
     """
 
     number: int
-    recipe: Recipe | None
+    steps: Chain
     key: str
 
     @property
     def title(self) -> str:
         """In a few words, for a log."""
-        if self.recipe is None:
+        if not self.steps:
             return "dense model"
-        one = self.recipe
-        return f"{one.method}, {one.policy}, remove {one.ratio:.0%}, calibrated on {one.data}"
+        texts = dict.fromkeys(text for step in self.steps if (text := step.reads_text))
+        labels = " > ".join(str(step.label) for step in self.steps)
+        return f"{labels}, on {', '.join(texts)}" if texts else labels
 
 
 def cells(model: LoadedModel, sweep: Sweep) -> list[Cell]:
-    """The dense model, then every recipe."""
-    recipes = [None, *sweep.cells()]
-    return [Cell(i, recipe, _key(model, sweep, recipe)) for i, recipe in enumerate(recipes)]
+    """The dense model, then every chain of steps."""
+    chains = [(), *sweep.cells()]
+    return [Cell(i, chain, _key(model, sweep, chain)) for i, chain in enumerate(chains)]
 
 
-def _key(model: LoadedModel, sweep: Sweep, recipe: Recipe | None) -> str:
+def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     made: dict[str, Any] = {"seq_len": sweep.base.seq_len}  # the context of the dense FLOPs
-    if recipe is not None:
+    if [step.kind for step in chain] == ["compress"]:
+        recipe = chain[0].recipe
         options = sorted(recipe.options.items())
         made = {**recipe.to_dict(), "device": str(model.device), "options": options}
+    elif chain:
+        steps = [step.to_dict() for step in chain]
+        made |= {"steps": steps, "device": str(model.device)}
     evaluations = [asdict(one) for one in sweep.evaluations]
     return cache_key(FORMAT, model.fingerprint, model.dtype, made, evaluations, sweep.speed)
 
@@ -63,14 +69,14 @@ class SweepStore(ABC):
     `finished` and `keep` must be written; the others have a default.
     """
 
-    _factors: tuple[tuple[str, str], Factorisation] | None = None
+    _factors: tuple[tuple[Any, ...], Factorisation] | None = None
 
     @abstractmethod
     def finished(self, cell: Cell) -> list[SweepRow] | None:
         """The rows of a cell that is made and measured; None where there is something to do."""
 
     def model(self, cell: Cell) -> LoadedModel | None:
-        """The compressed model of a cell that was kept before it was measured, else None."""
+        """The model of a cell that was kept before it was measured, else None."""
         del cell
         return None
 
@@ -78,7 +84,9 @@ class SweepStore(ABC):
         """The factorisation that the next cells share, with the evidence of the recipe's policy;
         one at a time is held.
         """
-        key = (recipe.data, recipe.method)
+        windows = [getattr(recipe, name) for name in Recipe.fields_of("windows")]
+        options = sorted(recipe.options.items())
+        key = (model.fingerprint, *windows, recipe.method, *options)
         if self._factors is None or self._factors[0] != key:
             calibration = calibrate(model, recipe, progress)
             made = factorise(model, calibration, recipe.method, progress, recipe.options)
@@ -87,7 +95,7 @@ class SweepStore(ABC):
         return self._factors[1]
 
     def keep_model(self, cell: Cell, model: LoadedModel) -> None:
-        """Called with the compressed model, before it is measured."""
+        """Called with the model of a cell's last step, before it is measured."""
         del cell, model
 
     def costs(
@@ -145,6 +153,6 @@ class CellFiles(SweepStore):
         return costs
 
     def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
-        recipe = None if cell.recipe is None else cell.recipe.to_dict()
-        values = {"rows": [row.to_dict() for row in rows], "recipe": recipe}
+        steps = [step.to_dict() for step in cell.steps]
+        values = {"rows": [row.to_dict() for row in rows], "steps": steps}
         write_text(self._path(cell), json.dumps(values, indent=1))

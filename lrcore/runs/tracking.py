@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import InputError
 from .runs import Run
-from .sweep_rows import SweepRow
+from .sweep_rows import SweepRow, named
 
 
 class Tracker:
@@ -73,13 +73,13 @@ class Tracker:
 
     def log_sweep(self, rows: Iterable[SweepRow], sweep: Mapping[str, Any]) -> None:
         """One run per row of a sweep that was measured. sweep: `Sweep.to_dict()`."""
-        settings = ("calibrated_on", "method", "policy", "ratio", "measured_on")
+        settings = [name for name in named("setting") if name != "error"]
         for row in rows:
             if row.error is None:
                 values = row.to_dict()
                 config = {
                     "model": sweep["model"],
-                    **{name: values[name] for name in settings},
+                    **{name: values[name] for name in settings if name in values},
                     "protocol": row.protocol,
                 }
                 figures = {name: value for name, value in values.items() if name not in config}

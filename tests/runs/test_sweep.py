@@ -16,17 +16,23 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.methods import find_method
+from lrcore.policies import find_policy
+from lrcore.runs.shipped import shipped_sweeps
 from lrcore.runs.sweep_page import cross_table, points, to_csv
 from lrcore.runs.sweep_rows import COLUMNS, SweepRow, named
 from lrcore.runs.sweep_store import cells
 
 MODULES = {
-    name: importlib.import_module(f"lrcore.runs.{module}")
+    name: importlib.import_module(f"lrcore.{module}")
     for name, module in {
-        "calibrate": "sweep_store",
-        "factorise": "sweep_store",
-        "compress": "sweep_engine",
-        "evaluate": "sweep_store",
+        "calibrate": "runs.sweep_store",
+        "factorise": "runs.sweep_store",
+        "compress": "compression.chain",
+        "shorten": "compression.chain",
+        "quantise": "compression.chain",
+        "heal": "compression.chain",
+        "evaluate": "runs.sweep_store",
     }.items()
 }
 
@@ -177,7 +183,7 @@ class Runs(lrcore.SweepStore):
         self.models, self.kept = {}, {}
 
     def finished(self, cell):
-        return [] if cell.recipe is None else self.kept.get(cell.key)
+        return [] if not cell.steps else self.kept.get(cell.key)
 
     def model(self, cell):
         return self.models.get(cell.key)
@@ -221,7 +227,7 @@ def test_keys_of_cells_stay_what_they_were_so_that_old_sweeps_go_on():
 def test_every_column_says_what_it_is():
     assert {column.kind for column in COLUMNS.values()} == {"setting", "planned", "measured"}
     assert all(column.about for column in COLUMNS.values())
-    row = SweepRow.of(None, {"parameters": 3}, {"perplexity": 2.0}, measured_on="stories")
+    row = SweepRow.of((), {"parameters": 3}, {"perplexity": 2.0}, measured_on="stories")
     assert SweepRow.from_dict(json.loads(json.dumps(row.to_dict()))) == row
     assert not {"kl", "measured_context"} & row.to_dict().keys()
 
@@ -310,3 +316,135 @@ def test_the_command_writes_csv_json_and_one_page(requested, tmp_path, capsys):
     assert rows[0]["protocol"]["fingerprint"] in page
     assert len(points([SweepRow.from_dict(row) for row in rows], "time")) == 3
     assert main(["sweep", str(file), "--ratios", "a"]) == 2
+
+
+QUANTISE = {"quantise": {"bits": [8, 4], "group": 16}}
+HEAL = {"heal": {"steps": 1, "batch": 1, "samples": 2, "seq_len": 16, "test_samples": 0}}
+
+
+@pytest.fixture
+def chains(requested):
+    """One compression at two ratios, alone, quantised at two widths, and healed before."""
+    compress = {"compress": {"method": "svd"}}
+    rows = [compress, [compress, QUANTISE], [compress, HEAL, {"quantise": {"group": 16}}]]
+    rows += [[{"shorten": {"layers": 1}}, compress, HEAL], [{"slice": {"ratio": 0.3}}]]
+    return replace(requested, methods=["a3"], rows=rows)
+
+
+def test_a_step_that_several_cells_begin_with_is_taken_once(chains, counted, tmp_path):
+    model = lrcore.load(chains.base.model)
+    rows = lrcore.run_sweep(model, chains, tmp_path)
+    assert [row.error for row in rows] == [None] * 12
+    assert [(row.method, row.ratio, row.then) for row in rows] == [
+        ("dense", 0.0, None),
+        ("svd", 0.2, None),
+        ("svd", 0.2, "hqq 8 bit"),
+        ("svd", 0.2, "hqq 4 bit"),
+        ("svd", 0.2, "heal 1 steps > hqq 8 bit"),
+        ("svd", 0.4, None),
+        ("svd", 0.4, "hqq 8 bit"),
+        ("svd", 0.4, "hqq 4 bit"),
+        ("svd", 0.4, "heal 1 steps > hqq 8 bit"),
+        ("shorten 1", None, "svd uniform 20% > heal 1 steps"),
+        ("shorten 1", None, "svd uniform 40% > heal 1 steps"),
+        ("slice", 0.3, None),
+    ]
+    assert counted == {
+        "calibrate": 2,  # of the whole model and of the shorter one
+        "factorise": 2,
+        "compress": 4,
+        "quantise": 6,
+        "heal": 4,
+        "shorten": 1,
+        "evaluate": 12,
+    }
+    assert lrcore.run_sweep(model, chains, tmp_path) == rows
+    assert counted["evaluate"] == 12
+    series = {point.series for point in points(rows, "parameters")}
+    assert {"svd", "svd > hqq 8 bit", "svd > hqq 4 bit"} <= series
+    assert rows[4].title == f"svd uniform 20% > heal 1 steps > hqq 8 bit, {chains.base.data}"
+
+
+def test_the_row_of_a_chain_is_that_of_its_steps_taken_by_hand(chains, tmp_path):
+    model, data = lrcore.load(chains.base.model), chains.base.data
+    rows = lrcore.run_sweep(model, replace(chains, rows=chains.rows[2:3], ratios=[0.2]), tmp_path)
+    small = lrcore.compress(model, chains.base.with_(method="svd", ratio=0.2))
+    made = lrcore.quantise(lrcore.heal(small, teacher=model, **HEAL["heal"]), 8, 16)
+    by_hand = lrcore.evaluate(made, data, samples=2, seq_len=16).perplexity
+    assert rows[1].perplexity == by_hand
+    assert rows[1].parameters == made.size.parameters
+    assert (rows[1].samples, rows[1].seed) == (4, 2)
+
+
+def test_lists_vary_what_the_rows_do_not_name():
+    base = lrcore.Recipe(method="modegpt", options={"x": 1})
+    rows = [{"compress": {"method": "a3", "ratio": 0.3}}, "compress"]
+    sweep = lrcore.Sweep(base, ratios=[0.1, 0.2], seeds=[1, 2], sample_counts=[4], rows=rows)
+    made = [chain[0].recipe for chain in sweep.cells()]
+    assert sorted((one.method, one.ratio, one.seed, one.samples) for one in made) == [
+        ("a3", 0.3, 1, 4),
+        ("a3", 0.3, 2, 4),
+        *(("modegpt", ratio, seed, 4) for ratio in (0.1, 0.2) for seed in (1, 2)),
+    ]
+    assert [one.options for one in made if one.method == "a3"] == [{}, {}]
+    factors = [(one.seed, one.method) for one in made]
+    assert len(list(dict.fromkeys(factors))) == 4
+    assert factors == sorted(factors, key=list(dict.fromkeys(factors)).index)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["compres"], "Did you mean 'compress'"),
+        ([{"quantise": {"bit": 4}}], "field of quantise"),
+        ([{"shorten": {}}], "needs layers"),
+        ([[]], "without a step"),
+        ([{"quantise": 4}], "fields of a step"),
+        ([{"compress": {"method": "a4"}}], "Did you mean 'a3'"),
+        ([{"slice": {"rotations": "two"}}], "rotations"),
+        ([{"compress": {}, "quantise": {}}], "A step reads"),
+        ([3], "A step reads"),
+    ],
+)
+def test_wrong_rows_are_refused_before_any_work(rows, words):
+    with pytest.raises(lrcore.InputError, match=words):
+        lrcore.Sweep(rows=rows)
+
+
+def test_steps_that_may_not_follow_are_a_row_with_the_reason(requested, tmp_path):
+    rows = [["quantise", "compress"]]
+    made = lrcore.run_sweep(
+        lrcore.load(requested.base.model), replace(requested, rows=rows), tmp_path
+    )
+    assert "is quantised" in made[1].error
+
+
+@pytest.mark.parametrize("name", shipped_sweeps())
+def test_the_tables_that_ship_are_read_and_planned(name):
+    sweep = lrcore.Sweep.read(name)
+    assert len(sweep.cells()) > 2
+    for chain in sweep.cells():
+        for step in chain:
+            if step.kind == "compress":
+                find_method(step.recipe.method).choose(step.recipe.options)
+                find_policy(step.recipe.policy).choose(step.recipe.policy_options)
+    assert name.split("-")[0] in ("a3", "modegpt", "latentllm", "care")
+
+
+def test_the_command_takes_a_table_by_its_name_and_rows_of_a_file(requested, tmp_path, capsys):
+    file, rows = tmp_path / "base.yaml", tmp_path / "rows.yaml"
+    evaluation = {"data": requested.base.data, "samples": 2, "seq_len": 16}
+    file.write_text(json.dumps(requested.base.to_dict() | {"evaluation": evaluation}))
+    rows.write_text("rows:\n  - [compress, {quantise: {group: 16}}]\n")
+    command = ["sweep", str(file), "--out", str(tmp_path / "out"), "--seeds", "1,2", "--json"]
+    assert main([*command, "--rows", str(rows), "--model", requested.base.model]) == 0
+    made = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row.get("seed"), row.get("then")) for row in made] == [
+        (None, None),
+        (1, "hqq 8 bit"),
+        (2, "hqq 8 bit"),
+    ]
+    assert main([*command, "--rows", str(file)]) == 2
+    assert "rows" in capsys.readouterr().err
+    assert main(["sweep", "a3-tabel1"]) == 2
+    assert "a3-table1" in capsys.readouterr().err

@@ -103,12 +103,12 @@ class RunStore(lrcore.SweepStore):
             self._reporter.progress(stage, done, total)
 
     def finished(self, cell: lrcore.Cell) -> list[lrcore.SweepRow] | None:
-        if cell.recipe is None:
+        if not cell.steps:
             return []  # measured beside every run
         reporter = self._reporter
         reporter.part = f"run {cell.number} of {self._cells}"
         reporter.note(f"{reporter.part}: {cell.title}")
-        self._run = made(self._store.runs.all(), cell.recipe)
+        self._run = made(self._store.runs.all(), cell.steps[0].recipe)
         if self._run is None:
             return None
         reporter.note(f"there already as {self._run.name} ({self._run.id})")
@@ -129,9 +129,9 @@ class RunStore(lrcore.SweepStore):
         return self._store.factors(recipe, progress)
 
     def keep_model(self, cell: lrcore.Cell, model: lrcore.LoadedModel) -> None:
-        if cell.recipe is not None:
-            name = run_name(cell.recipe)
-            self._run = keep_run(self._store, self._reporter, cell.recipe, name, model)
+        recipe = cell.steps[0].recipe
+        name = run_name(recipe)
+        self._run = keep_run(self._store, self._reporter, recipe, name, model)
 
     def measure(
         self,
@@ -142,7 +142,7 @@ class RunStore(lrcore.SweepStore):
     ) -> Mapping[str, Any]:
         """The dense model's figures come with every run's."""
         del model, progress
-        if cell.recipe is None or self._run is None:
+        if self._run is None:
             return {}
         known = evaluation_of(self._run, settings)
         return known or evaluate_run(self._store, self._run, settings, self._reporter)

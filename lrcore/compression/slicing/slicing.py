@@ -42,8 +42,7 @@ from .rotation import (
     turn_input,
     turn_output,
 )
-
-ROTATIONS = ("block", "one")
+from .settings import ROTATIONS
 
 
 def slice_hidden(

@@ -17,8 +17,8 @@ import lrcore
 from lrcore.cli import main
 from lrcore.cli.reports import step_report
 from lrcore.compression.slicing.rotation import check_stream
+from lrcore.compression.slicing.settings import ROTATIONS
 from lrcore.compression.slicing.slicing import (
-    ROTATIONS,
     principal,
     sliced_network,
     sliced_size,
