@@ -11,7 +11,7 @@ import lrcore
 from . import api, polling, selection_events, sidebar, text
 from .access import login
 from .assets import PLOTLY_JS, STYLE, script
-from .events import QUIET, bind
+from .events import QUIET, bind, present_browser
 from .first_script import FirstScript
 from .gate import LARGEST, Gate, Names
 from .jobs import KINDS, start_analysis
@@ -55,7 +55,7 @@ IDLE = 0.01
 def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
     gr.set_static_paths([PLOTLY_JS.parent])
-    store = store or Store(lrcore.runs_root(), KINDS)
+    store = store or Store(lrcore.runs_root(), KINDS, present_browser)
     with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         page = Page(demo.load, tuple(tab.TITLE for tab in TABS))
         with gr.Sidebar(width=330, elem_id="sidebar"):

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.context import LocalContext
 
 import lrcore
 
@@ -137,6 +138,11 @@ def shown(error: Exception) -> gr.Error:
 def _message(sentence: str) -> gr.Error:
     escaped = escape(lrcore.without_paths(sentence), quote=False)
     return gr.Error(escaped, print_exception=False, duration=SECONDS)
+
+
+def present_browser() -> str | None:
+    """The page whose event is being answered, by Gradio's id of its session; None outside."""
+    return getattr(LocalContext.request.get(None), "session_hash", None)
 
 
 def event_data(event: gr.EventData) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import lrcore
@@ -17,6 +18,7 @@ from .job_record import ENDED, JobRecord
 
 log = logging.getLogger("workbench.jobs")
 
+MOST, OWN = 200, 50  # jobs that may wait: of all clients, of one
 ABANDONED = 3600.0  # seconds after which a half-written record is one of a killed server
 Work = Callable[[JobRecord], list[str]]
 
@@ -26,15 +28,35 @@ def goes_before(job: Job, running: Job) -> bool:
     return running.yields and not job.yields and not running.serves(job)
 
 
+def turns_of(records: Sequence[JobRecord]) -> dict[str, int]:
+    """How many of these jobs, oldest first, are of the same client and come before; by id."""
+    before: Counter[Hashable] = Counter()
+    turns = {}
+    for record in records:
+        turns[record.id] = before[record.client]
+        before[record.client] += 1
+    return turns
+
+
 class Jobs:
     """The queue and its one worker.
 
+    Clients take turns: the next job is that of the one who was served longest ago.
+
     work(record) does a record's job and returns the ids of the runs it made. kinds: the class of
-    each kind of job, by which records are read again after a restart.
+    each kind of job, by which records are read again after a restart. client(): who is asking now,
+    where that is known.
     """
 
-    def __init__(self, folder: Path, kinds: Mapping[str, type[Job]], work: Work) -> None:
-        self.folder, self._kinds, self._work = folder, kinds, work
+    def __init__(
+        self,
+        folder: Path,
+        kinds: Mapping[str, type[Job]],
+        work: Work,
+        client: Callable[[], Hashable] = lambda: None,
+    ) -> None:
+        self.folder, self._kinds, self._work, self._client = folder, kinds, work, client
+        self._served: dict[Hashable, float] = {}  # when a client's last job began
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._queued = threading.Condition(self._lock)
@@ -47,14 +69,16 @@ class Jobs:
         """Put a job in the queue; of a kind that is wanted once, an equal one that waits or runs is
         returned instead. A job that yields waits for those that do not, also where it runs already,
         unless it computes what they need. title: the job's own by default. Raises Shortage where
-        its record cannot be written: it is then not queued.
+        its record cannot be written, and InputError where too many jobs wait: it is then not
+        queued.
         """
         with self._queued:
             if job.once:
                 for record in self.waiting():
                     if record.job == job:
                         return record
-            record, running = JobRecord(job, title), self.running()
+            record, running = JobRecord(job, title, client=self._client()), self.running()
+            self._check_room(record.client)
             self._records[record.id] = record
             if running is not None and goes_before(job, running.job):
                 running.put_off.set()
@@ -65,6 +89,15 @@ class Jobs:
             if self._withdrawn(record):
                 raise
         return record
+
+    def _check_room(self, client: Hashable) -> None:
+        waiting = [record.client for record in self.waiting()]
+        own = waiting.count(client) if client is not None else 0
+        if len(waiting) >= MOST or own >= OWN:
+            many = f"{own} of your jobs" if own >= OWN else f"{len(waiting)} jobs"
+            raise lrcore.InputError(
+                f"{many} wait already. Cancel some under Compress, or try again once some are done."
+            )
 
     def _withdrawn(self, record: JobRecord) -> bool:
         """Take a job out of the queue, unless it has begun; whether it is out."""
@@ -134,10 +167,15 @@ class Jobs:
 
     def waiting(self) -> list[JobRecord]:
         """The running job and those queued, in the order they will run."""
-        return sorted(
-            (record for record in self.all() if record.state not in ENDED),
-            key=lambda record: (record.state != "running", record.job.yields),
-        )
+        with self._lock:
+            left = [record for record in self.all() if record.state not in ENDED]
+            running = [record for record in left if record.state == "running"]
+            queued = [record for record in left if record.state != "running"]
+            turns, served = turns_of(queued), self._served
+            return running + sorted(
+                queued,
+                key=lambda one: (one.job.yields, turns[one.id], served.get(one.client, 0.0)),
+            )
 
     def place(self, record: JobRecord) -> int:
         """How many jobs come before this one."""
@@ -149,6 +187,7 @@ class Jobs:
                 while not self.waiting():
                     self._queued.wait()
                 record = self.waiting()[0]
+                self._note_turn(record.client)
                 record.start()
             self._try_to_write(record)
             log.info("job %s: %s starts", record.id, record.title)
@@ -167,6 +206,12 @@ class Jobs:
                 self._end(record, "failed", str(error))
             except Exception as error:
                 self._end(record, "failed", self._fault(record, error))
+
+    def _note_turn(self, client: Hashable) -> None:
+        """Remember when a client was served; clients without jobs are forgotten."""
+        there = {record.client for record in self.waiting()}
+        self._served = {one: at for one, at in self._served.items() if one in there}
+        self._served[client] = time.time()
 
     def _fault(self, record: JobRecord, error: Exception) -> str:
         """What a person reads of an exception that is no InputError."""

@@ -40,8 +40,8 @@ class JobRecord:
     state: "queued", "running" or one of ENDED. stage, done, total: how far the present stage is.
     part: which of several parts, such as "run 2 of 6". result: ids of the runs it made. outcome,
     curve: see Reporter. created, started, ended: seconds since the epoch. put_off: another job is
-    to go first. browsers: those that want it; None for anybody. was_read: a person has dismissed
-    how it ended.
+    to go first. client: who queued it, where that is known. browsers: those that want it; None for
+    anybody. was_read: a person has dismissed how it ended.
     """
 
     job: Job
@@ -63,6 +63,7 @@ class JobRecord:
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
     put_off: threading.Event = field(default_factory=threading.Event, repr=False)
     was_read: bool = False
+    client: Hashable = None
     browsers: set[Hashable] = field(default_factory=set, repr=False)
     _units: list[float] = field(default_factory=list, repr=False)
     _last: float = 0.0

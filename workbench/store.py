@@ -3,7 +3,7 @@
 It knows no page: what a browser shows is read from here, and a script may use it alone.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,20 @@ class Store:
     """One per server. The getters compute what is missing; `peek_...` and the plans never do.
 
     folder: where the runs and the records of jobs are. kinds: the kinds of jobs whose records are
-    read again after a restart, `workbench.jobs.KINDS`.
+    read again after a restart, `workbench.jobs.KINDS`. client(): who is asking, see `Jobs`.
     """
 
-    def __init__(self, folder: Path, kinds: Mapping[str, type[Job]] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kinds: Mapping[str, type[Job]] | None = None,
+        client: Callable[[], Hashable] = lambda: None,
+    ) -> None:
         self.objects = ObjectCache()
         self.live = Live(self.objects)
         self.runs = lrcore.Runs(folder)
         self.jobs = Jobs(
-            Path(folder) / ".jobs", kinds or {}, lambda record: record.job.run(self, record)
+            Path(folder) / ".jobs", kinds or {}, lambda record: record.job.run(self, record), client
         )
 
     # --- heavy objects ---

@@ -104,6 +104,47 @@ def test_jobs_run_in_order_and_say_how_many_come_first(bench):
     assert jobs.get(queued[0].id).result == ["run-1"]
 
 
+def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
+    client, gate, order = ["first"], threading.Event(), []
+
+    def work(record):
+        order.append(record.job.n)
+        gate.wait(10)
+        return []
+
+    jobs = Jobs(tmp_path, TEST_KINDS, work, lambda: client[0])
+    queued = [jobs.submit(Steps(n)) for n in range(4)]
+    begun(order)
+    client[0] = "second"
+    queued += [jobs.submit(Steps(n)) for n in (10, 11)]
+    client[0] = "third"
+    queued.append(jobs.submit(Steps(20)))
+    assert [record.job.n for record in jobs.waiting()] == [0, 10, 20, 1, 11, 2, 3]
+    gate.set()
+    assert {ended(jobs, record).state for record in queued} == {"done"}
+    assert order == [0, 10, 20, 1, 11, 2, 3]
+
+
+def test_the_queue_takes_no_more_than_its_limits(bench, monkeypatch):
+    jobs, gate, _ = bench
+    monkeypatch.setattr("workbench.job_queue.MOST", 3)
+    queued = [jobs.submit(Steps(n)) for n in range(3)]
+    with pytest.raises(lrcore.InputError, match="3 jobs wait already"):
+        jobs.submit(Steps(3))
+    jobs.cancel(queued[2].id)
+    queued.append(jobs.submit(Steps(4)))
+    monkeypatch.setattr("workbench.job_queue.MOST", 100)
+    monkeypatch.setattr("workbench.job_queue.OWN", 1)
+    jobs._client = lambda: "one"
+    queued.append(jobs.submit(Steps(5)))
+    with pytest.raises(lrcore.InputError, match="1 of your jobs"):
+        jobs.submit(Steps(6))
+    jobs._client = lambda: "two"
+    queued.append(jobs.submit(Steps(7)))
+    gate.set()
+    assert [ended(jobs, job).state for job in queued[3:]] == ["done"] * 3
+
+
 def test_a_kind_of_job_without_its_work_is_refused():
     class Idle(Job):
         kind = title = "idle"

@@ -1,0 +1,162 @@
+"""Many people at one page: sliders, jobs, answers, reloads, and people who leave before the answer
+comes. No answer may be a fault, and the server may not grow.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fresh
+import pytest
+from visitor import PATIENCE, Refused, Visitor
+
+SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
+SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
+PEOPLE, SECONDS = 30, 3600
+WARM = 0.25  # of the time: caches fill until then
+GROWTH = 1.05  # of the memory after that
+ROOT = Path(__file__).parents[2]
+
+
+class Server:
+    """The page in a process of its own, with folders of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        own = {"LRCORE_RUNS": str(folder / "runs"), "LRCORE_CACHE": str(folder / "cache")}
+        self.url = f"http://127.0.0.1:{port}"
+        self.process = fresh.page().start(["app.py", "--port", port], os.environ | own, ROOT)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                urllib.request.urlopen(self.url, timeout=PATIENCE).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError(self.log)
+
+    @property
+    def log(self) -> str:
+        return self.process.out.read_text() + self.process.err.read_text()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the server holds."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        return 1024 * int(line.split()[1])
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(PATIENCE)
+
+
+@dataclass
+class Person:
+    """Somebody who uses the page until `end`; what went wrong is kept."""
+
+    url: str
+    number: int
+    end: float
+    took: dict[str, list[float]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    def live(self) -> None:
+        self.chance = random.Random(SEED + self.number)
+        self.page = Visitor(self.url, self.took)
+        acts = (self.slides, self.chooses, self.answers, self.starts, self.reloads, self.leaves)
+        while time.monotonic() < self.end:
+            act = self.chance.choices(acts, (12, 3, 1, 1, 2, 2))[0]
+            try:
+                act()
+                self.page.beat()
+            except Refused as refused:
+                self.wrong.append(f"{act.__name__}: {refused}")
+            except Exception as error:
+                self.wrong.append(f"{act.__name__}: {type(error).__name__}: {error}")
+                self.page = Visitor(self.url, self.took)
+            time.sleep(self.chance.uniform(1, 10))
+
+    def slides(self) -> None:
+        for _ in range(self.chance.randint(2, 8)):
+            self.page.does("field-ratio", "input", self.chance.randint(1, 60) / 100)
+            time.sleep(self.chance.uniform(0.1, 0.5))
+        self.page.does("field-ratio", "release")
+
+    def chooses(self) -> None:
+        name, values = self.chance.choice(
+            [
+                ("field-policy", ("uniform", "softmax", "energy", "greedy")),
+                ("field-method", ("a3", "svd", "svd_llm")),
+                ("field-rounding", ("down", "nearest")),
+            ]
+        )
+        self.page.does(name, "input", self.chance.choice(values))
+
+    def answers(self) -> None:
+        self.page.does("prompt", "input", "Once upon a time")
+        self.page.does("generate", "click")
+
+    def starts(self) -> None:
+        self.page.does("run-name", "input", f"run of {self.number}")
+        self.page.does("start", "click")
+
+    def reloads(self) -> None:
+        self.page.open()
+
+    def leaves(self) -> None:
+        self.page.leave("field-ratio", "input")
+        self.page = Visitor(self.url, self.took)
+
+
+@pytest.mark.soak
+def test_thirty_people_use_one_page(tmp_path):
+    server = Server(tmp_path)
+    try:
+        began = time.monotonic()
+        end = began + SECONDS * SHARE
+        people = [Person(server.url, number, end) for number in range(PEOPLE)]
+        threads = [threading.Thread(target=person.live) for person in people]
+        for thread in threads:
+            thread.start()
+        time.sleep(max(0.0, began + WARM * SECONDS * SHARE - time.monotonic()))
+        warm = server.memory
+        for thread in threads:
+            thread.join()
+        print(json.dumps(account(people) | {"memory": [warm, server.memory]}))
+        assert [wrong for person in people for wrong in person.wrong] == []
+        assert "Traceback" not in server.log
+        assert "ERROR" not in server.log
+        assert server.memory <= GROWTH * warm
+    finally:
+        server.stop()
+
+
+def account(people: list[Person]) -> dict[str, list[float]]:
+    """Of each event: how often, and the median, 95 % and slowest of its seconds; of the slider,
+    the 95 % of the person who waited longest as well.
+    """
+    names = sorted({name for person in people for name in person.took})
+    times = {name: [t for person in people for t in person.took.get(name, [])] for name in names}
+    slowest = [
+        at95(person.took["field-ratio"]) for person in people if "field-ratio" in person.took
+    ]
+    rows = {
+        name: [len(all_of), statistics.median(all_of), at95(all_of), max(all_of)]
+        for name, all_of in times.items()
+    }
+    return rows | {"slowest person's slider": [max(slowest)]}
+
+
+def at95(times: list[float]) -> float:
+    return sorted(times)[int(0.95 * len(times))]

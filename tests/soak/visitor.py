@@ -1,0 +1,164 @@
+"""A page without a browser: it asks a server what Gradio's page asks, and draws nothing."""
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+PATIENCE = 300.0  # seconds for one answer
+DEEPEST = 4  # changes that follow a change, and so on
+CONFIG = "window.gradio_config = "  # what the page says of itself
+_LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
+
+
+class Refused(Exception):
+    """The server's answer is a message for the reader."""
+
+
+@dataclass
+class Visitor:
+    """One opened page: the values of its components, and how long each answer took.
+
+    took: seconds by the elem_id of the component whose event was answered.
+    """
+
+    url: str
+    took: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        self.open()
+
+    def open(self) -> None:
+        """Load the page, as a reload does."""
+        began = time.perf_counter()
+        self.session = uuid.uuid4().hex[:12]
+        page = self.http.get("/").raise_for_status().text
+        config, _ = json.JSONDecoder().raw_decode(page[page.index(CONFIG) + len(CONFIG) :])
+        self.steps = {step["id"]: step for step in config["dependencies"]}
+        self.values = {one["id"]: one["props"].get("value") for one in config["components"]}
+        named = [(one["props"].get("elem_id"), one["id"]) for one in config["components"]]
+        self.ids = {name: at for name, at in named if name}
+        loads = [step for step in config["dependencies"] if "load" in _events(step)]
+        for step in loads:
+            self._follow(step, DEEPEST)
+        self._note("open", began)
+
+    def does(self, elem_id: str, event: str, value: Any = None) -> None:
+        """Something a person does to a component, and what follows from it."""
+        began, at = time.perf_counter(), self.ids[elem_id]
+        if value is not None:
+            self.values[at] = value
+        self._fire(at, event, DEEPEST)
+        self._note(elem_id, began)
+
+    def beat(self) -> str:
+        """What a page at rest asks every second."""
+        asked = {
+            "data": None,
+            "component_id": self.ids["heartbeat"],
+            "fn_name": "version_now",
+            "session_hash": self.session,
+        }
+        began = time.perf_counter()
+        answer = self.http.post("/gradio_api/component_server", json=asked).raise_for_status()
+        self._note("heartbeat", began)
+        return answer.json()
+
+    def leave(self, elem_id: str, event: str) -> None:
+        """Ask, and go before the answer comes."""
+        for step in self._listeners(self.ids[elem_id], event):
+            for after in [step, *self._followers(step)]:
+                if after["backend_fn"]:
+                    self._join(after)
+        self.http.close()
+
+    # --- as Gradio's page does it ---
+
+    def _fire(self, at: int, event: str, depth: int) -> None:
+        for step in self._listeners(at, event):
+            self._follow(step, depth)
+
+    def _listeners(self, at: int, event: str) -> list[dict[str, Any]]:
+        return [step for step in self.steps.values() if [at, event] in _targets(step)]
+
+    def _followers(self, step: dict[str, Any]) -> list[dict[str, Any]]:
+        return [one for one in self.steps.values() if one["trigger_after"] == step["id"]]
+
+    def _follow(self, step: dict[str, Any], depth: int) -> None:
+        if step["backend_fn"]:
+            changed = self._take(step["outputs"], self._answer(step))
+        else:
+            self._collect(step)
+            changed = []
+        for after in self._followers(step):
+            self._follow(after, depth)
+        for at in changed if depth else []:
+            self._fire(at, "change", depth - 1)
+
+    def _collect(self, step: dict[str, Any]) -> None:
+        """The script of `events.collect`: the values of a form, as one list for each output."""
+        lengths = _LENGTHS.search(str(step["js"]))
+        if lengths is None:
+            return
+        parts = [self.values[at] for at in step["inputs"]]
+        for length, form in zip(lengths[1].split(","), step["outputs"], strict=True):
+            self.values[form], parts = parts[: int(length)], parts[int(length) :]
+
+    def _answer(self, step: dict[str, Any]) -> Sequence[Any]:
+        event, answer = self._join(step), None
+        stream = {"session_hash": self.session}
+        with self.http.stream("GET", "/gradio_api/queue/data", params=stream) as lines:
+            for line in lines.iter_lines():
+                if not line.startswith("data:"):
+                    continue
+                message = json.loads(line[5:])
+                if message["msg"] == "process_completed" and message["event_id"] == event:
+                    answer = message
+                    break
+                if message["msg"] == "unexpected_error":
+                    raise Refused(message["message"])
+        if answer is None or not answer["success"]:
+            raise Refused(str(answer and answer["output"].get("error")))
+        return answer["output"]["data"]
+
+    def _join(self, step: dict[str, Any]) -> str:
+        given = {
+            "data": [self.values[at] for at in step["inputs"]],
+            "fn_index": step["id"],
+            "session_hash": self.session,
+            "trigger_id": _targets(step)[0][0] if _targets(step) else None,
+            "event_data": None,
+        }
+        answer = self.http.post("/gradio_api/queue/join", json=given)
+        answer.raise_for_status()
+        return answer.json()["event_id"]
+
+    def _take(self, outputs: Sequence[int], data: Sequence[Any]) -> list[int]:
+        """Keep what came back; the components whose value is another one now."""
+        changed = []
+        for at, new in zip(outputs, data, strict=False):
+            if isinstance(new, dict) and new.get("__type__") == "update":
+                if "value" not in new:
+                    continue
+                new = new["value"]
+            if new != self.values.get(at):
+                self.values[at] = new
+                changed.append(at)
+        return changed
+
+    def _note(self, name: str, began: float) -> None:
+        self.took.setdefault(name, []).append(time.perf_counter() - began)
+
+
+def _targets(step: dict[str, Any]) -> list[list[Any]]:
+    return [list(target) for target in step["targets"]]
+
+
+def _events(step: dict[str, Any]) -> set[str]:
+    return {event for _, event in step["targets"]}
