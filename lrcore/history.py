@@ -114,7 +114,8 @@ class Healed(_Step):
 
     protocol, test_protocol: of the text trained on and of that scored, whose perplexity before and
     after is None where nothing was scored. first_loss, last_loss: L of CARE eq. 8; cross_entropy
-    and divergence: its two parts at every step, in nats per token.
+    and divergence: its two parts at every step, in nats per token. lora_rank, lora_alpha: None
+    where no adapters were trained.
     """
 
     kind: ClassVar[str] = "healed"
@@ -143,6 +144,8 @@ class Healed(_Step):
     perplexity_after: float | None = None
     cross_entropy: tuple[float, ...] = ()
     divergence: tuple[float, ...] = ()
+    lora_rank: int | None = None
+    lora_alpha: int | None = None
 
 
 @dataclass(frozen=True)

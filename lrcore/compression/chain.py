@@ -15,7 +15,7 @@ from ..recipe import Recipe
 from .compress import compress
 from .factorise import Factorisation
 from .healing.healing import heal
-from .healing.settings import Healing
+from .healing.settings import LORA, Healing
 from .quantise import quantise
 from .quantising import Quantising
 from .shortening.settings import Shortening
@@ -199,6 +199,12 @@ def _healed(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
     return heal(model, step.settings, teacher=teacher, progress=around.progress)
 
 
+def _healing_label(step: ChainStep) -> Label:
+    one: Healing = step.settings
+    what = f"{one.train} {one.lora_rank}" if one.train in LORA else "heal"
+    return Label(f"{what} {one.steps} steps")
+
+
 TRANSFORMS: dict[str, Transform] = {
     "compress": Transform(
         _compressed,
@@ -224,7 +230,7 @@ TRANSFORMS: dict[str, Transform] = {
     ),
     "heal": Transform(
         _healed,
-        lambda step: Label(f"heal {step.settings.steps} steps"),
+        _healing_label,
         settings=Healing,
     ),
 }

@@ -5,7 +5,8 @@
     tau)) (eq. 6-8)
 
 What is trained: of `care` the latents W^a and W^b of keys and values, of every other method all
-matrices that compression has changed, with their biases; the rest is frozen. Where positions are
+matrices that compression has changed, with their biases; the rest is frozen. With "lora" low-rank
+adapters are trained in their place and merged, see `lora`. Where positions are
 rotary, `rotary_channel` adds a decoupled channel of that width to every layer whose keys are
 latents (W_Q^R small and random, W_K^R zero, so that the model starts as it was) and trains it as
 well. The paper divides the scores by sqrt(d_h + d_r); here they keep the scale that the queries and
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ...account import SizeAndCost
 from ...checkpoints.checkpoint import load
@@ -36,7 +38,8 @@ from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...progress import Progress, silent
 from .distillation import Descent, Terms, terms
-from .settings import Healing
+from .lora import add_adapters, merge_adapters
+from .settings import LORA, Healing
 from .trainable import add_channel, set_free, trainable
 
 
@@ -75,7 +78,7 @@ def heal(
     network = clone(model.network)
     if chosen.rotary_channel:
         add_channel(network, chosen.rotary_channel, chosen.seed)
-    parameters = set_free(network, trainable(network, teacher.network, chosen.train))
+    parameters = _free(network, teacher.network, chosen)
     made = replace(model, name=f"{model.name} healed", network=network)
     score = _scorer(chosen, windows, progress)
     before = score(model)
@@ -87,9 +90,9 @@ def heal(
         )
     finally:
         network.requires_grad_(False)
+        merge_adapters(network, chosen.train)
     step = Healed(
-        **asdict(chosen),
-        **_course(chosen, losses),
+        **asdict(chosen) | _course(chosen, losses),
         teacher=teacher.name,
         protocol=windows.protocol,
         trained_parameters=sum(parameter.numel() for parameter in parameters),
@@ -100,6 +103,13 @@ def heal(
     )
     history, account = (*model.history, step), _account(model, made, recipe.seq_len)
     return replace(made, fingerprint=key, history=history, account=account)
+
+
+def _free(network: PreTrainedModel, dense: PreTrainedModel, chosen: Healing) -> list[nn.Parameter]:
+    """What is trained, as parameters of this network alone."""
+    if chosen.train in LORA:
+        return add_adapters(network, chosen.train, chosen.lora_rank, chosen.lora_alpha, chosen.seed)
+    return set_free(network, trainable(network, dense, chosen.train))
 
 
 def _key(model: LoadedModel, teacher: LoadedModel, chosen: Healing, windows: Windows) -> str:
@@ -199,7 +209,9 @@ def _scorer(
 
 
 def _course(chosen: Healing, losses: list[tuple[float, float]]) -> dict[str, Any]:
-    """How the loss went, L of eq. 8 at the ends and its two parts at every step."""
+    """How the loss went, L of eq. 8 at the ends and its two parts at every step; and None for
+    settings that were not read.
+    """
     first, last = (
         entropy + chosen.beta * chosen.temperature**2 * divergence
         for entropy, divergence in (losses[0], losses[-1])
@@ -208,7 +220,8 @@ def _course(chosen: Healing, losses: list[tuple[float, float]]) -> dict[str, Any
         [round(value, 6) for value in part] for part in zip(*losses, strict=True)
     )
     tokens = chosen.steps * chosen.batch * (chosen.seq_len - 1)
-    return {
+    adapters = {} if chosen.train in LORA else {"lora_rank": None, "lora_alpha": None}
+    return adapters | {
         "tokens": tokens,
         "first_loss": first,
         "last_loss": last,

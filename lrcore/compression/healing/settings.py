@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from ...errors import InputError, unknown
 from ...settings import check_settings, setting
 
-TRAINED = ("latents", "factors", "all")
+LORA = ("lora", "lora_mlp")
+TRAINED = ("latents", "factors", "all", *LORA)
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,10 @@ class Healing:
     learning rate of AdamW; latents take ten times as much as whole matrices and identity blocks do.
     beta >= 0: weight of the divergence; temperature > 0: tau.
     rotary_channel: d_r, an even number, 0 for none. train: "latents", "factors" (what compression
-    changed), "all" parameters, or "auto". test: text whose first test_samples windows are scored
+    changed), "all" parameters, "lora" or "lora_mlp" (adapters of lora_rank on every projection or
+    those of the MLPs, merged at the end, scaled by lora_alpha / lora_rank), or "auto".
+
+    test: text whose first test_samples windows are scored
     before and after; None for the test split of `data`. A file that is trained on is no test, and
     nothing is measured with test_samples 0.
     """
@@ -36,8 +40,12 @@ class Healing:
         0, "Of care: width of a new rotary channel per head; 0: none.", low=0, metavar="D_R"
     )
     train: str = setting(
-        "auto", "latents, factors (what compression changed), all, or auto (by the method)."
+        "auto",
+        "latents, factors (what compression changed), all, auto (by the method), or merged "
+        "adapters: lora, lora_mlp.",
     )
+    lora_rank: int = setting(8, "Rank of the adapters.", low=1)
+    lora_alpha: int = setting(16, "Adapters count alpha / rank.", low=1)
     test: str | None = setting(None, "Text to measure on. Default: the test split of the data.")
     test_samples: int = setting(16, "Windows measured before and after; 0: none.", low=0)
     seed: int = setting(0, "Of windows, their order and the new channel.")

@@ -1,0 +1,91 @@
+"""LoRA (Hu et al., ICLR 2022) through PEFT, merged back.
+
+Every linear inside a projection, each factor of a low-rank one too, gets an adapter of its own:
+
+    y = W x + alpha / r B A x, A [r, in] random, B [out, r] zero
+
+so that the model starts as it was. Merging adds `alpha / r B A` to W: a factor keeps its shape, and
+nothing grows. Parts in a stored form (identity blocks, sparse terms) and factors that projections
+share have no adapter.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...errors import InputError
+from ...models.architectures import architecture_of, decoder_layers
+from ...models.layers import projection_paths
+from ...modules.adapters import with_parts
+
+PLACES = {"lora": ("q", "k", "v", "o", "gate", "up", "down"), "lora_mlp": ("gate", "up", "down")}
+
+
+def add_adapters(
+    network: PreTrainedModel, train: str, rank: int, alpha: int, seed: int
+) -> list[nn.Parameter]:
+    """Put adapters of a rank into the projections of a network, and give their parameters.
+
+    train: "lora" for all projections of the decoder layers, "lora_mlp" for those of the MLPs.
+    Raises InputError without PEFT, and where no projection is a matrix in numbers.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise InputError(
+            "LoRA needs PEFT, which is not installed: pip install -r requirements-lora.txt, or "
+            "train the factors themselves (--train factors)."
+        ) from error
+    names = set(_linears(network, train))
+    if not names:
+        raise InputError(
+            f"There is nothing to put adapters on: no projection that '{train}' names is a matrix "
+            "in numbers. Choose another part to train."
+        )
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(names))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, network)
+    return [p for name, p in network.named_parameters() if "lora_" in name]
+
+
+def _linears(network: PreTrainedModel, train: str) -> Iterator[str]:
+    """The paths of the modules that get an adapter."""
+    paths = {id(module): path for path, module in network.named_modules()}
+    row, projections = architecture_of(network), set()
+    for layer in decoder_layers(network):
+        inside = projection_paths(row, layer)
+        projections |= {
+            paths[id(layer.get_submodule(inside[name]))] for name in PLACES[train] if name in inside
+        }
+    for path in with_parts(network, projections):
+        if isinstance(getattr(network.get_submodule(path), "weight", None), torch.Tensor):
+            yield path
+
+
+def merge_adapters(network: PreTrainedModel, train: str) -> None:
+    """Where adapters are what was trained, put matrices with what they add in their places. Other
+    networks that share the matrices without are untouched.
+    """
+    if train not in PLACES:
+        return
+    from peft.tuners.lora import LoraLayer
+
+    adapted = [(p, m) for p, m in network.named_modules() if isinstance(m, LoraLayer)]
+    for path, module in adapted:
+        network.set_submodule(path, _merged(module))
+
+
+def _merged(module: Any) -> nn.Module:
+    own: nn.Module = copy.copy(module.get_base_layer())
+    own._parameters = dict(own._parameters)
+    weight: Any = own.weight
+    (adapter,) = module.active_adapters
+    with torch.no_grad():
+        added = module.get_delta_weight(adapter)
+        own.weight = nn.Parameter((weight + added).to(weight.dtype), requires_grad=False)
+    return own

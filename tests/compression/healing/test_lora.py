@@ -1,0 +1,84 @@
+"""LoRA through PEFT: adapters change nothing at first, train alone, and merge into what holds
+them.
+"""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from healing_cases import QUICK, logits
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.healing.lora import add_adapters, merge_adapters
+from lrcore.models.layers import clone
+
+pytest.importorskip("peft")
+
+
+def with_network(model, network):
+    return replace(model, network=network)
+
+
+@pytest.mark.parametrize("method", ["svd", "a3", "care", "latentllm"])
+def test_adapters_start_at_nothing_and_merge_into_what_they_are_on(small_of, tiny_llama, method):
+    small = small_of(tiny_llama, method)
+    before = logits(small)
+    network = clone(small.network)
+    adapted = with_network(small, network)
+    parameters = add_adapters(network, "lora", 2, 6, 0)
+    assert torch.equal(logits(adapted), before)
+    a, b = parameters[0::2], parameters[1::2]
+    assert all(one.shape[0] == 2 and two.shape[1] == 2 for one, two in zip(a, b, strict=True))
+    with torch.no_grad():
+        for two in b:
+            two.normal_(std=0.05, generator=torch.Generator().manual_seed(two.shape[0]))
+    moved = logits(adapted)
+    expected = [3.0 * two @ one for one, two in zip(a, b, strict=True)]
+    merge_adapters(network, "lora")
+    assert not [name for name, _ in network.named_parameters() if "lora" in name]
+    assert torch.allclose(logits(adapted), moved, atol=1e-4)
+    assert not torch.allclose(moved, before, atol=1e-2)
+    assert torch.equal(logits(small), before)  # it shares its matrices with what was adapted
+    assert adapted.size == small.size
+    old, new = (dict(one.named_parameters()) for one in (small.network, network))
+    added = [new[name] - old[name] for name in old if new[name] is not old[name]]
+    for one in expected:
+        assert any(x.shape == one.shape and torch.allclose(x, one, atol=1e-6) for x in added)
+    assert len(added) == len(expected)
+
+
+def test_a_healing_with_adapters_lowers_the_loss_and_is_a_checkpoint(
+    small_of, tiny_llama, tmp_path
+):
+    small = small_of(tiny_llama, "svd")
+    settings = QUICK | {"steps": 12, "lr": 3e-3, "train": "lora_mlp", "lora_rank": 2, "beta": 0.0}
+    healed = lrcore.heal(small, **settings)
+    step = healed.step(lrcore.Healed)
+    assert (step.lora_rank, step.lora_alpha, step.train) == (2, 16, "lora_mlp")
+    assert sum(step.cross_entropy[-4:]) < sum(step.cross_entropy[:4])
+    assert healed.size == small.size
+    old, new = small.network.state_dict(), healed.network.state_dict()
+    assert {name.split(".")[3] for name in old if not torch.equal(old[name], new[name])} == {"mlp"}
+    assert step.trained_parameters < sum(p.numel() for p in small.network.parameters()) / 4
+    back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
+    assert torch.equal(logits(back), logits(healed))
+    assert back.step(lrcore.Healed) == step
+    assert torch.equal(logits(lrcore.heal(small, **settings)), logits(healed))
+
+
+def test_without_peft_the_sentence_says_what_to_install(
+    small_of, tiny_llama, monkeypatch, tmp_path, capsys
+):
+    folder = lrcore.save(small_of(tiny_llama, "svd"), tmp_path / "small")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    command = ["heal", str(folder), "--out", str(tmp_path / "out"), "--train", "lora"]
+    assert main([*command, "--samples", "4", "--seq-len", "16"]) == 2
+    assert "requirements-lora.txt" in capsys.readouterr().err
+
+
+def test_what_is_no_matrix_in_numbers_has_no_adapter(small_of, tiny_llama):
+    made = lrcore.quantise(small_of(tiny_llama, "svd"), 8, group=16)
+    with pytest.raises(lrcore.InputError, match="nothing to put adapters on"):
+        add_adapters(clone(made.network), "lora", 2, 4, 0)
