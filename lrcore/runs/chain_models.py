@@ -21,6 +21,7 @@ class ChainModels:
     def __init__(self, dense: LoadedModel, chains: Sequence[Chain], factors: Factors) -> None:
         self.dense, self._factors = dense, factors
         self._ahead = [{chain_key(chain[:n]) for n in range(1, len(chain) + 1)} for chain in chains]
+        self._after = 0  # the number of the next cell
         self._kept: dict[str, LoadedModel] = {}
 
     def model(self, chain: Chain, progress: Progress) -> LoadedModel:
@@ -48,13 +49,13 @@ class ChainModels:
     def keep(self, chain: Chain, model: LoadedModel) -> None:
         """Hold the model of a chain where a later cell begins with it."""
         key = chain_key(chain)
-        if any(key in ahead for ahead in self._ahead):
+        if any(key in ahead for ahead in self._ahead[self._after :]):
             self._kept[key] = model
 
-    def reached(self) -> None:
-        """The next cell is at hand: what no cell after it begins with is let go of, once that cell
-        is made.
+    def reached(self, number: int) -> None:
+        """The cell of that number is at hand: what no cell after it begins with is let go of, once
+        that cell is made.
         """
-        begun = set().union(*self._ahead)
+        begun = set().union(*self._ahead[number:])
         self._kept = {key: model for key, model in self._kept.items() if key in begun}
-        self._ahead = self._ahead[1:]
+        self._after = number + 1

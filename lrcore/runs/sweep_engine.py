@@ -1,6 +1,9 @@
 """Running a sweep: one engine for the command line and the page, which differ in their store."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ from ..errors import InputError, Shortage
 from ..models.counting import count_account
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
+from ..units import HERE, Work, workers
 from .chain_models import ChainModels
 from .sweep import Sweep
 from .sweep_rows import SweepRow
@@ -20,8 +24,8 @@ def run_sweep(
     store: str | Path | SweepStore,
     progress: Progress | None = None,
 ) -> list[SweepRow]:
-    """Every cell that the store lacks, one after another; returns the rows of all, those of the
-    dense model first.
+    """Every cell that the store lacks, one after another, or on the workers of a cluster; returns
+    the rows of all, those of the dense model first.
 
     store: a folder stands for `CellFiles` in it. progress is also called with ("sweep", cells done,
     cells). A cell that cannot be made, such as a KV budget for a method that leaves the cache as it
@@ -32,18 +36,36 @@ def run_sweep(
         if not sweep.evaluations:
             raise InputError("The sweep measures nothing: give at least one evaluation.")
         store = CellFiles(store)
-    progress, rows, every = progress or silent, [], cells(model, sweep)
-    models = ChainModels(model, [cell.steps for cell in every], store.factors)
-    for done, cell in enumerate(every):
-        progress("sweep", done, len(every))
-        models.reached()
-        kept = store.finished(cell)
-        if kept is None:
-            kept = _run(models, sweep, cell, store, progress)
-            store.keep(cell, kept)
-        rows += kept
-    progress("sweep", len(every), len(every))
-    return rows
+    progress, every = progress or silent, cells(model, sweep)
+    work = Work("sweep", _Making(model, sweep, store, every), attrgetter("factors_key"))
+    doing = workers() if store.shared else HERE
+    rows = doing.each(work, every, progress)
+    return [row for own in rows for row in own]
+
+
+@dataclass(frozen=True)
+class _Making:
+    """The task of a sweep: the rows of one cell, made and kept unless the store has them.
+
+    The models that later cells go on from wait here: give a process its cells in their order.
+    """
+
+    model: LoadedModel
+    sweep: Sweep
+    store: SweepStore
+    cells: list[Cell]
+
+    def __call__(self, cell: Cell, progress: Progress) -> list[SweepRow]:
+        self._models.reached(cell.number)
+        rows = self.store.finished(cell)
+        if rows is None:
+            rows = _run(self._models, self.sweep, cell, self.store, progress)
+            self.store.keep(cell, rows)
+        return rows
+
+    @cached_property
+    def _models(self) -> ChainModels:
+        return ChainModels(self.model, [cell.steps for cell in self.cells], self.store.factors)
 
 
 def _run(

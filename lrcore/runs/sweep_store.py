@@ -35,6 +35,13 @@ class Cell:
     key: str
 
     @property
+    def factors_key(self) -> tuple[Any, ...]:
+        """The same for all cells whose first step compresses the dense model with the same factors,
+        or takes the same recipe; empty for the dense model.
+        """
+        return _factors_key(self.steps[0].recipe) if self.steps else ()
+
+    @property
     def title(self) -> str:
         """In a few words, for a log."""
         if not self.steps:
@@ -48,6 +55,12 @@ def cells(model: LoadedModel, sweep: Sweep) -> list[Cell]:
     """The dense model, then every chain of steps."""
     chains = [(), *sweep.cells()]
     return [Cell(i, chain, _key(model, sweep, chain)) for i, chain in enumerate(chains)]
+
+
+def _factors_key(recipe: Recipe) -> tuple[Any, ...]:
+    """What a factorisation of one model depends on."""
+    windows = [getattr(recipe, name) for name in Recipe.fields_of("windows")]
+    return (*windows, recipe.method, *sorted(recipe.options.items()))
 
 
 def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
@@ -66,9 +79,12 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
 class SweepStore(ABC):
     """What `run_sweep` asks for every cell, in the order of these methods.
 
-    `finished` and `keep` must be written; the others have a default.
+    `finished` and `keep` must be written; the others have a default. shared: whether other
+    processes that are sent a copy of it keep their cells in the same place, so that workers of a
+    cluster may do them.
     """
 
+    shared = False
     _factors: tuple[tuple[Any, ...], Factorisation] | None = None
 
     @abstractmethod
@@ -84,9 +100,7 @@ class SweepStore(ABC):
         """The factorisation that the next cells share, with the evidence of the recipe's policy;
         one at a time is held.
         """
-        windows = [getattr(recipe, name) for name in Recipe.fields_of("windows")]
-        options = sorted(recipe.options.items())
-        key = (model.fingerprint, *windows, recipe.method, *options)
+        key = (model.fingerprint, *_factors_key(recipe))
         if self._factors is None or self._factors[0] != key:
             calibration = calibrate(model, recipe, progress)
             made = factorise(model, calibration, recipe.method, progress, recipe.options)
@@ -123,8 +137,10 @@ class CellFiles(SweepStore):
     repeats none.
     """
 
+    shared = True
+
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder) / "cells"
+        self._folder = Path(folder).absolute() / "cells"
 
     def _path(self, cell: Cell) -> Path:
         return self._folder / f"{cell.key}.json"

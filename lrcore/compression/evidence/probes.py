@@ -8,7 +8,8 @@ again.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ...models.load import LoadedModel
 from ...models.stream import LayerStream
 from ...progress import Progress, silent
 from ...spectra import Cost, Slot
+from ...units import Work, each
 from ..factorise import Factorisation
 from .cache import cache_file
 from .curve import loss_curve
@@ -57,7 +59,7 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     if (kept := read_value(path)) is not None:
         base, points = _read(kept)
     else:
-        base, points = measure_divergences(model.network, factors, tokens, progress)
+        base, points = measure_divergences(model, factors, tokens, progress)
         keep_value(path, _plain(base, points))
     curves = {slot: loss_curve(s, points[slot]) for slot, s in factors.spectra.items()}
     return Probes(base, curves, points, held_out)
@@ -77,31 +79,62 @@ def probing_windows(calibration: Calibration) -> tuple[Tensor, bool]:
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending
 
 
-@torch.inference_mode()
 def measure_divergences(
-    network: PreTrainedModel, factors: Factorisation, tokens: Tensor, progress: Progress
+    model: LoadedModel, factors: Factorisation, tokens: Tensor, progress: Progress
 ) -> tuple[float, Points]:
     """Mean loss (nats/token) of the dense network on tokens [windows, length], and the divergence
     from it for each slot alone at each probed rank.
     """
-    network = clone(network)
-    dense_predictions = DensePredictions(clone(network), tokens)
-    stream, layers = LayerStream(network, tokens, BATCH), decoder_layers(network)
-    points: Points = {}
-    for index, layer_factors in enumerate(factors.layers):
-        progress("probe", index, len(factors.layers))
-        dense = layers[index]
-        for name, factor in layer_factors.items():
+    work = Work("probe", _Probing(model, factors, tokens))
+    losses, points = zip(*each(work, range(len(factors.layers)), progress), strict=True)
+    return losses[0], {slot: own for layer in points for slot, own in layer.items()}
+
+
+@dataclass(eq=False)
+class _Probing:
+    """The task of probing: the dense loss, and the probes of one layer's slots.
+
+    The windows wait at the input of the layer that was probed last: give a process its layers in
+    ascending order.
+    """
+
+    model: LoadedModel
+    factors: Factorisation
+    tokens: Tensor
+    _reached: tuple[int, LayerStream] | None = field(default=None, init=False)
+
+    @torch.inference_mode()
+    def __call__(self, index: int, progress: Progress) -> tuple[float, Points]:
+        del progress
+        network, predictions, loss = self._dense
+        stream, layers = self._at(index), decoder_layers(network)
+        dense, points = layers[index], dict[Slot, list[Probe]]()
+        for name, factor in self.factors.layers[index].items():
             points[index, name] = []
             for rank in probed_ranks(factor.cost):
                 layers[index] = clone(dense)
                 write_layer(network, factor.truncate(read_layer(network, index), rank))
-                values = dense_predictions.divergences(network, index, stream.hidden)
+                values = predictions.divergences(network, index, stream.hidden)
                 points[index, name].append(_probe(rank, values))
                 layers[index] = dense
-        stream.run(index)
-    progress("probe", len(factors.layers), len(factors.layers))
-    return dense_predictions.mean_loss(), points
+        return loss, points
+
+    @cached_property
+    def _dense(self) -> tuple[PreTrainedModel, DensePredictions, float]:
+        """A network to truncate, what the dense one predicts, and its loss; made once."""
+        network = clone(self.model.network)
+        predictions = DensePredictions(clone(network), self.tokens)
+        return network, predictions, predictions.mean_loss()
+
+    def _at(self, index: int) -> LayerStream:
+        """The windows at the input of a layer."""
+        if self._reached is None or self._reached[0] > index:
+            self._reached = 0, LayerStream(self._dense[0], self.tokens, BATCH)
+        first, stream = self._reached
+        for layer in range(first, index):
+            stream.run(layer)
+        self._reached = index, stream
+        return stream
 
 
 def _probe(rank: int, divergences: Tensor) -> Probe:

@@ -46,7 +46,7 @@ def test_probes_equal_the_divergences_of_whole_forward_passes(case) -> None:
     model, _, factors = case
     tokens = factors.calibration.tokens
     dense = log_probabilities(model.network, tokens)
-    base, points = measure_divergences(model.network, factors, tokens, lambda *_: None)
+    base, points = measure_divergences(model, factors, tokens, lambda *_: None)
     assert base == pytest.approx(plain_loss(model.network, tokens), abs=1e-5)
     for slot, own in points.items():
         probe = own[-1]
