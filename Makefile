@@ -13,7 +13,7 @@ CHROMIUM := /usr/bin/chromium
 # Python writes bytecode where it imports, not for all that is installed: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test soak audit docs lint clean browser axe
+.PHONY: setup run test soak cluster audit docs lint clean browser axe
 
 setup: $(BYTECODE)
 
@@ -53,6 +53,12 @@ test:
 # LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
 soak: setup
 	$(PYTHON) -m pytest -q -m soak tests/soak tests/fuzz
+
+# What workers of a real Ray cluster on this machine give, and what is left where one is killed: two
+# minutes. Ray is installed for it; `make test` has workers that are only pretended.
+cluster: setup
+	$(PYTHON) scripts/install.py -r requirements-cluster.txt
+	$(PYTHON) -m pytest -q -m cluster tests/cluster
 
 # Known vulnerabilities of the required packages, by PyPI; without an answer a note, no failure.
 audit: setup

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .checkpoints.gguf_file import GgufFile, export_gguf
     from .checkpoints.mla import MlaFolder, export_mla
     from .checkpoints.stock import stock_fit
+    from .cluster.ray_engine import on_cluster
     from .compression.allocate import allocate
     from .compression.bounds import bounds
     from .compression.chain import ChainStep
@@ -99,6 +100,7 @@ _HOMES = {
     "checkpoints.gguf_file": "GgufFile export_gguf",
     "checkpoints.mla": "MlaFolder export_mla",
     "checkpoints.stock": "stock_fit",
+    "cluster.ray_engine": "on_cluster",
     "compression.allocate": "allocate",
     "compression.bounds": "bounds",
     "compression.chain": "ChainStep",
@@ -302,6 +304,7 @@ __all__ = [
     "measure_speed",
     "methods",
     "model_card",
+    "on_cluster",
     "policies",
     "prepare",
     "probe",

@@ -47,11 +47,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long campaigns run only where they are asked for: -m soak."""
-    if "soak" not in config.option.markexpr:
-        long = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    """Long campaigns, and what starts a cluster, run only where they are asked for: -m soak, -m
+    cluster.
+    """
+    for marker in ("soak", "cluster"):
+        if marker not in config.option.markexpr:
+            left = [item for item in items if item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session", autouse=True)

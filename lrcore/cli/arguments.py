@@ -1,5 +1,6 @@
 """What several commands take: the model, how it is loaded, where figures go."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -28,6 +29,11 @@ FolderOrRun = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option(help="Windows per forward pass.")]
+CLUSTER = "Work on a Ray cluster: auto, host:port or ray://host:port."
+OnCluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="ADDRESS", help=CLUSTER, show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ToTrackio = Annotated[
     str | None,
@@ -54,6 +60,18 @@ class Loading:
         import lrcore
 
         return noted(lrcore.load(model, self.revision, self.dtype, self.device, self.offload))
+
+
+def on_cluster(address: str | None) -> AbstractContextManager[None]:
+    """Inside, units of work are done by the workers of a cluster, where an address is given.
+
+    Raises InputError as `lrcore.on_cluster` does.
+    """
+    if address is None:
+        return nullcontext()
+    import lrcore
+
+    return lrcore.on_cluster(address)
 
 
 def load_dense(recipe: Recipe) -> Any:

@@ -9,7 +9,7 @@ import typer
 from ..account import SizeAndCost
 from ..errors import InputError
 from ..recipe import Recipe
-from .arguments import AsJson, ToTrackio, load_dense
+from .arguments import AsJson, OnCluster, ToTrackio, load_dense, on_cluster
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
 from .reports import compressed_report, growth, in_few_lines, option_rows, ratio_counts
@@ -95,7 +95,9 @@ def spectra(
 
 @app.command()
 @flags(recipe=("source", "windows", "methods", "plan"))
-def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) -> None:
+def allocate(
+    recipe: Recipe, bounds: Bounds = False, cluster: OnCluster = None, as_json: AsJson = False
+) -> None:
     """Show the ranks of a recipe.
 
     And what they save, in parameters, KV cache and work; nothing is written.
@@ -103,7 +105,8 @@ def allocate(recipe: Recipe, bounds: Bounds = False, as_json: AsJson = False) ->
     import lrcore
 
     model = load_dense(recipe)
-    factors = lrcore.prepare(model, recipe, progress=progress)
+    with on_cluster(cluster):
+        factors = lrcore.prepare(model, recipe, progress=progress)
     plan = lrcore.settle(model, factors, recipe)
     values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}
     if bounds:
@@ -120,6 +123,7 @@ def compress(
         Path, typer.Option(metavar="DIR", help="Folder to write the compressed model to.")
     ],
     bounds: Bounds = False,
+    cluster: OnCluster = None,
     trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +134,8 @@ def compress(
     began = time.perf_counter()
     check_target(out)
     tracker = lrcore.Tracker(trackio) if trackio else None
-    small = _compressed(recipe, bounds)
+    with on_cluster(cluster):
+        small = _compressed(recipe, bounds)
     folder = lrcore.save(small, out)
     report = compressed_report(small)
     if tracker:

@@ -10,7 +10,7 @@ import typer
 from ..errors import InputError
 from ..recipe import read_values
 from ..settings import setting
-from .arguments import AsJson, ToTrackio, load_dense
+from .arguments import CLUSTER, AsJson, ToTrackio, load_dense, on_cluster
 from .console import progress, show
 from .flags import flags
 
@@ -19,7 +19,9 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists that replace those of the file, each with commas between its entries."""
+    """Lists that replace those of the file, each with commas between its entries; and where the
+    cells are made.
+    """
 
     methods: str | None = setting(None, "With commas between; as are the following.")
     policies: str | None = setting(None, "Allocation policies.")
@@ -32,6 +34,7 @@ class Lists:
     )
     cross: str | None = setting(None, "Data sets: calibrate on each, measure on each.")
     speed: bool = setting(False, "Measure speed in turns with the dense model.")
+    cluster: str | None = setting(None, CLUSTER, metavar="ADDRESS")
 
     def applied(self, sweep: Any) -> Any:
         """A copy of the sweep with these lists. Raises InputError for what is no list of it."""
@@ -89,7 +92,8 @@ def sweep(
     planned = lists.applied(lrcore.Sweep.read(recipe))
     if model is not None:
         planned = replace(planned, base=planned.base.with_(model=model))
-    rows = lrcore.run_sweep(load_dense(planned.base), planned, out, progress)
+    with on_cluster(lists.cluster):
+        rows = lrcore.run_sweep(load_dense(planned.base), planned, out, progress)
     files = sweep_page.write_tables(rows, planned.to_dict(), out)
     if tracker:
         tracker.log_sweep(rows, planned.to_dict())

@@ -1,0 +1,47 @@
+"""Workers of a cluster within this process, in the place of Ray's: all that they are sent is
+packed, they answer in another order than they are asked, and they die where a test says so.
+"""
+
+from lrcore.cluster.crew import Crew, Worker
+from lrcore.units import worked_by
+
+
+class Pretended:
+    """See `crew.Engine`. dying: those of the units sent, counted from 0, whose worker dies with the
+    result in its hands; another begins them again, as Ray does.
+    """
+
+    def __init__(self, count=2, dying=()):
+        self.count, self.dying = count, set(dying)
+        self.workers, self.sent, self.open, self.stopped = {}, [], {}, 0
+
+    def share(self, parcel):
+        return parcel
+
+    def send(self, worker, handle, unit):
+        assert worker not in [sent[0] for sent in self.open.values()], "it has a unit already"
+        ticket = len(self.sent)
+        self.sent.append(worker)
+        self.open[ticket] = worker, handle, unit
+        return ticket
+
+    def answered(self, tickets, seconds):
+        assert sorted(tickets) == sorted(self.open)
+        return max(tickets)
+
+    def take(self, ticket):
+        worker, handle, unit = self.open.pop(ticket)
+        own = self.workers.setdefault(worker, Worker())
+        if ticket in self.dying:
+            own.run(handle, unit)
+            own = self.workers[worker] = Worker()
+        return own.run(handle, unit)
+
+    def stop(self):
+        self.open, self.workers = {}, {}
+        self.stopped += 1
+
+
+def on(engine):
+    """Inside, units of work are done by the workers of an engine."""
+    return worked_by(Crew(engine))
