@@ -5,6 +5,7 @@ The command line and the checks read the same metadata.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, get_origin
 
 from .errors import InputError, unknown
@@ -82,11 +83,21 @@ def check_settings(value: Any) -> None:
         if one.low is None or (got is None and getattr(type(value), name) is None):
             continue
         check_least(name, got, one.low)
-    for f in fields(value):
-        got = getattr(value, f.name)
-        for kind, noun in KINDS.items():
-            wanted = kind in (f.type, get_origin(f.type)) or (
-                f.type == kind | None and got is not None
-            )
-            if wanted and not isinstance(got, kind):
-                raise InputError(f"{f.name} must be {noun}, got {got!r}.")
+    for name, kind, optional in _kinds_of(value.__class__):
+        got = getattr(value, name)
+        if not isinstance(got, kind) and not (optional and got is None):
+            raise InputError(f"{name} must be {KINDS[kind]}, got {got!r}.")
+
+
+@cache
+def _kinds_of(of: type) -> tuple[tuple[str, Any, bool], ...]:
+    """(name, kind, whether it may be None) of the fields of a dataclass whose type is in KINDS.
+
+    Kept: these types take longer to look up than a recipe to read.
+    """
+    return tuple(
+        (f.name, kind, f.type == kind | None)
+        for f in fields(of)
+        for kind in KINDS
+        if kind in (f.type, get_origin(f.type)) or f.type == kind | None
+    )

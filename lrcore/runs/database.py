@@ -31,6 +31,7 @@ create table if not exists samples (
 create table if not exists changes (count integer not null);
 insert into changes select 0 where not exists (select * from changes);
 """
+AT_ONCE = 500  # rows of one question; SQLite takes 999 values
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,16 @@ class Database:
         ]
 
     def get(self, run_id: str) -> Row | None:
-        rows = self._rows("select * from runs where id = ?", run_id)
-        return (
-            Row(
-                **{
-                    **rows[0],
-                    "recipe": json.loads(rows[0]["recipe"]),
-                    "report": json.loads(rows[0]["report"]),
-                }
-            )
-            if rows
-            else None
-        )
+        return next(self.get_all([run_id]), None)
+
+    def get_all(self, run_ids: Sequence[str]) -> Iterator[Row]:
+        """The rows of those that are there."""
+        for at in range(0, len(run_ids), AT_ONCE):
+            some = run_ids[at : at + AT_ONCE]
+            places = ", ".join("?" * len(some))
+            for row in self._rows(f"select * from runs where id in ({places})", *some):
+                recipe, report = json.loads(row["recipe"]), json.loads(row["report"])
+                yield Row(**{**row, "recipe": recipe, "report": report})
 
     def insert(self, row: Row, evaluations: Sequence[dict[str, Any]] = ()) -> None:
         """A run with its evaluations, oldest first; one that is there already stays as it is."""

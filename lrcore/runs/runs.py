@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ UNREADABLE = (
     KeyError,
     TypeError,
 )  # what a folder that somebody else edited may lead to
+_Made = tuple[Recipe, Provenance]
 
 
 def root() -> Path:
@@ -136,8 +138,9 @@ class Runs:
         self._database = Database(self.folder / "runs.sqlite")
         # one value, as threads share it: a stamp, and the rows that were there then
         self._rows: tuple[str, dict[str, str]] = "", {}
+        self._all: tuple[str, list[Run]] = "", []  # a stamp, and the runs that were there then
         # recipes and provenances that were read, by id and creation: they never change
-        self._read: dict[tuple[str, float], tuple[Recipe, Provenance]] = {}
+        self._read: dict[tuple[str, float], _Made] = {}
 
     # --- what there is ---
 
@@ -149,33 +152,43 @@ class Runs:
     def all(self, tag: str | None = None) -> list[Run]:
         """Oldest first; only those with a tag, where one is given.
 
-        Runs with a recipe that this version cannot read are left out. One that was read before is
-        not read again.
+        Runs with a recipe that this version cannot read are left out. Nothing is read again that
+        was read before.
         """
-        self._take_stock()
+        stamp, (known_stamp, runs) = self.stamp(), self._all
+        if stamp != known_stamp:
+            runs = self._built()
+            self._all = stamp, runs
+        return [run for run in runs if tag is None or tag in run.tags]
+
+    def _built(self) -> list[Run]:
         heads, tags = self._database.heads(), self._database.all_tags()
         evaluations = self._database.all_results("evaluation")
-        runs, read = [], {}
-        for run_id, name, created, folder in heads:
-            known = self._read.get((run_id, created)) or self._parsed(run_id)
-            if known is None:
-                continue
-            read[run_id, created] = known
-            own, results = tags.get(run_id, ()), evaluations.get(run_id, [])
-            if tag is None or tag in own:
-                runs.append(Run(run_id, name, created, self.folder / folder, *known, own, results))
-        self._read = read
-        return runs
+        read = self._parsed([(run_id, created) for run_id, _, created, _ in heads])
+        return [
+            Run(
+                run_id,
+                name,
+                created,
+                self.folder / folder,
+                *read[run_id, created],
+                tags.get(run_id, ()),
+                evaluations.get(run_id, []),
+            )
+            for run_id, name, created, folder in heads
+            if (run_id, created) in read
+        ]
 
-    def _parsed(self, run_id: str) -> tuple[Recipe, Provenance] | None:
-        """None for a run that is gone, or that this version cannot read."""
-        row = self._database.get(run_id)
-        if row is None:
-            return None
-        try:
-            return Recipe.from_dict(row.recipe), Provenance.from_dict(row.report)
-        except UNREADABLE:
-            return None
+    def _parsed(self, there: Sequence[tuple[str, float]]) -> dict[tuple[str, float], _Made]:
+        """How runs were made, by id and creation; without those that this version cannot read."""
+        read = {key: self._read[key] for key in there if key in self._read}
+        created = {run_id: at for run_id, at in there if (run_id, at) not in read}
+        for row in self._database.get_all(list(created)):
+            with suppress(*UNREADABLE):
+                made = Recipe.from_dict(row.recipe), Provenance.from_dict(row.report)
+                read[row.id, created[row.id]] = made
+        self._read = read
+        return read
 
     def get(self, run_id: str) -> Run:
         """Raises InputError for an id that is not there."""

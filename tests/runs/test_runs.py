@@ -12,6 +12,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.recipe import Recipe
 from lrcore.runs.database import Database
 from lrcore.runs.differences import differences
 from lrcore.runs.runs import PARTIAL, Runs
@@ -62,7 +63,7 @@ def test_all_of_a_run_survives_a_restart(kept, small):
 def test_listing_reads_each_run_once_and_follows_every_change(kept, small, monkeypatch):
     runs = [kept.write(name, recipe_of(small), small) for name in "ab"]
     assert kept.all() == [kept.get(run.id) for run in runs]
-    monkeypatch.setattr(Database, "get", None)  # a run that was read is not read again
+    monkeypatch.setattr(Recipe, "from_dict", None)  # a run that was read is not read again
     assert [run.name for run in kept.all()] == [*"ab"]
     monkeypatch.undo()
     kept.rename(runs[0].id, "c")
