@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .compression.allocate import allocate
     from .compression.bounds import bounds
     from .compression.chain import ChainStep
-    from .compression.compress import compress, prepare, refits
+    from .compression.compress import compress, prepare
     from .compression.evidence.probes import probe
     from .compression.evidence.table import evidence_key, measure_evidence
     from .compression.factorise import Factorisation, factorise
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .compression.settle import settle
     from .compression.shortening.shorten import drop_layers, shorten
     from .compression.slicing.slicing import slice_hidden, sliced_size
+    from .compression.write import refits
     from .data import DATASETS
     from .errors import Cancelled, InputError, Shortage
     from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
@@ -104,7 +105,7 @@ _HOMES = {
     "compression.allocate": "allocate",
     "compression.bounds": "bounds",
     "compression.chain": "ChainStep",
-    "compression.compress": "compress prepare refits",
+    "compression.compress": "compress prepare",
     "compression.evidence.probes": "probe",
     "compression.evidence.table": "evidence_key measure_evidence",
     "compression.factorise": "Factorisation factorise",
@@ -114,6 +115,7 @@ _HOMES = {
     "compression.settle": "settle",
     "compression.shortening.shorten": "drop_layers shorten",
     "compression.slicing.slicing": "slice_hidden sliced_size",
+    "compression.write": "refits",
     "data": "DATASETS",
     "errors": "Cancelled InputError Shortage",
     "evaluation.answers": "answers answers_csv in_turns read_prompts",

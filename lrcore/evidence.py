@@ -66,15 +66,18 @@ class Probes:
 
 @dataclass(frozen=True)
 class AgainstUniform:
-    """A plan measured against uniform ranks at the same budget, on the probing windows.
+    """A plan measured against uniform ranks at the same budget, on windows of the calibration text.
 
     divergence, uniform: mean KL divergence from the dense model's predictions, nats/token.
     standard_error: of their difference, paired by window; infinite where there is one window.
+    held_out: whether neither the moments nor the probes have seen the windows; False where the text
+    has too few others.
     """
 
     divergence: float
     uniform: float
     standard_error: float
+    held_out: bool = True
 
     @property
     def hurts(self) -> bool:

@@ -28,7 +28,9 @@ from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
 from ..tensor_files import write_tensors
 
-ASIDE = 32  # windows of the text that no moment has seen, for evidence that is measured on them
+# Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
+# to check what that led to.
+ASIDE = 64
 FORMAT = 4  # of the cached files; increase it whenever what is collected changes its meaning
 
 
@@ -45,7 +47,7 @@ class Calibration:
 
     key: a hash of everything they depend on. layers: how many there are. protocol: the same as
     plain values. tokens: the windows [n, t], for methods and policies that run the model again.
-    aside: windows of the same text that share no token with them, [at most ASIDE and n, t].
+    aside: windows of the same text that share no token with them, [at most ASIDE and 2 n, t].
     extra: folder of the statistics that `also` collected. gradients: folder of the statistics that
     calibration/gradients.py collected. held: keeps these folders in the cache.
     """
@@ -128,7 +130,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         "tokens": windows.tokens.numel(),
         "dtype": str(model.network.dtype),
     }
-    aside = data.windows_aside(texts, model.tokenizer, windows, min(ASIDE, len(windows.tokens)))
+    aside = data.windows_aside(texts, model.tokenizer, windows, min(ASIDE, 2 * len(windows.tokens)))
     held = hold(folder)
     _collect(model, windows.tokens, needs, folder, progress)
     device = str(model.network.device)

@@ -7,18 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from transformers import PreTrainedModel
-
 from ..calibration.calibrate import calibrate
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
 from ..history import Compressed
 from ..may_follow import check_may_follow
 from ..methods import find_method
-from ..models.architectures import architecture_of, text_config
-from ..models.layers import clone, read_layer
 from ..models.load import LoadedModel
-from ..models.stream import LayerStream
 from ..models.structure import forms_of
 from ..plan import RankPlan
 from ..policies import find_policy
@@ -26,9 +21,9 @@ from ..progress import Progress, silent
 from ..provenance import BaseModel
 from ..recipe import Recipe
 from .evidence.table import measure_evidence
-from .factorise import Factorisation, factorise, truncate_layer
-from .refit import refit_layer
+from .factorise import Factorisation, factorise
 from .settle import settle
+from .write import refits, written
 
 
 def prepare(
@@ -91,7 +86,7 @@ def compress(
     with _timed(seconds, "allocate"):
         plan = plan or settle(model, factors, recipe)
     with _timed(seconds, "compress"):
-        network = _write(model, recipe, factors, plan, refit, progress)
+        network = written(model, recipe, factors, plan.ranks, progress)
     step = Compressed(
         recipe,
         plan.slot_ranks,
@@ -124,57 +119,6 @@ def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:
     ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
     identity = json.dumps([model.fingerprint, recipe.to_dict(), ranks])
     return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
-    """Whether a recipe refits: as it says, or as its method does by itself.
-
-    Raises InputError where it says so and the family cannot.
-    """
-    possible = not architecture_of(network).norm_after
-    if recipe.refit == "on" and not possible:
-        family = text_config(network).model_type
-        raise InputError(
-            f"A {family} model norms what a component gives before adding it, so no refit is "
-            "linear there. Use refit 'off'."
-        )
-    return possible and (
-        recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
-    )
-
-
-def _write(
-    model: LoadedModel,
-    recipe: Recipe,
-    factors: Factorisation,
-    plan: RankPlan,
-    refit: bool,
-    progress: Progress,
-) -> PreTrainedModel:
-    """A clone with every layer compressed, one after the other; the calibration windows pass
-    through it where the recipe needs them.
-    """
-    network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
-    needs = row.reads(factors.options)
-    sequential, tokens = recipe.calibration == "sequential", factors.calibration.tokens
-    small = LayerStream(network, tokens) if sequential or refit else None
-    dense = LayerStream(clone(model.network), tokens) if refit else None
-    for index in range(total):
-        progress("compress", index, total)
-        own = factors.layers[index]
-        if sequential and needs:
-            assert small is not None  # the recipe is sequential
-            own_moments = small.run(index, needs, advance=False)
-            assert own_moments is not None  # there are needs
-            moments = factors.calibration.joined(own_moments, index)
-            own = row.factor(read_layer(network, index), moments, factors.options)
-        truncate_layer(network, index, own, plan.ranks)
-        if dense is not None and small is not None:
-            refit_layer(network, index, dense, small)
-        elif small is not None:
-            small.run(index)
-    progress("compress", total, total)
-    return network
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from .allocate import allocate
 from .evidence.cache import cache_file
 from .evidence.divergence import DensePredictions
 from .evidence.losses import BATCH
-from .evidence.probes import probing_windows
 from .evidence.search import compressed
+from .evidence.windows import windows_of
 from .factorise import Factorisation
 
 FORMAT = 1  # of the files on disk; increase it whenever what is measured changes its meaning
@@ -30,9 +30,10 @@ def settle(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> RankPl
     """The plan of a recipe; under a policy that is checked (`Policy.checked`), uniform ranks where
     the policy's are further from the dense model by more than two standard errors.
 
-    Both are truncated, not refit, and measured on the probing windows: two evaluations at most,
-    none where the ranks are the same, kept on disk beside the probes. `RankPlan.against_uniform`
-    has what was found. Raises InputError as `allocate` does.
+    Both are truncated, not refit, and measured on windows that neither the moments nor the probes
+    have seen, as far as the text has them: two evaluations at most, none where the ranks are the
+    same, kept on disk beside the probes. `RankPlan.against_uniform` has what was found. Raises
+    InputError as `allocate` does.
     """
     plan = allocate(factors, recipe)
     if not find_policy(recipe.policy).checked:
@@ -48,7 +49,8 @@ def against_uniform(
     model: LoadedModel, factors: Factorisation, plan: RankPlan, uniform: RankPlan
 ) -> AgainstUniform:
     """How far a plan and the uniform one take the model's predictions from the dense model's."""
-    tokens, _ = probing_windows(factors.calibration)
+    windows = windows_of(factors.calibration)
+    tokens = windows.checking
     ranks = [sorted([*slot, rank] for slot, rank in one.ranks.items()) for one in (plan, uniform)]
     path = cache_file("probes", factors, "against uniform", FORMAT, ranks, tokens.tolist())
     if (kept := read_value(path)) is None:
@@ -56,7 +58,7 @@ def against_uniform(
         keep_value(path, kept)
     own, other = (torch.tensor(values, dtype=torch.float64) for values in kept)
     error = float((own - other).std()) / len(own) ** 0.5 if len(own) > 1 else float("inf")
-    return AgainstUniform(float(own.mean()), float(other.mean()), error)
+    return AgainstUniform(float(own.mean()), float(other.mean()), error, windows.apart)
 
 
 @torch.inference_mode()

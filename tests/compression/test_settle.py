@@ -1,11 +1,14 @@
 """Ranks of `probed` are measured before they are given: none that hurt."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import lrcore
 from lrcore.compression import settle as settling
+from lrcore.compression.evidence.windows import windows_of
 from lrcore.evidence import AgainstUniform, LossCurve
 
 
@@ -51,6 +54,43 @@ def test_ranks_that_hurt_are_exchanged_for_uniform_ones_and_the_plan_says_so(cas
     assert small.account.planned.given_uniform
     said = small.account.planned.not_given("probed")
     assert "The ranks are uniform: those of policy 'probed'" in said
+
+
+def test_plans_are_measured_on_windows_that_neither_moments_nor_probes_have_seen(
+    case, monkeypatch
+) -> None:
+    model, recipe, factors = case
+    measured = []
+    monkeypatch.setattr(settling, "read_value", lambda _: None)
+    own = settling._divergences
+    monkeypatch.setattr(
+        settling, "_divergences", lambda *given: (measured.append(given[2]), own(*given))[1]
+    )
+    found = lrcore.settle(model, factors, recipe).against_uniform
+    windows = windows_of(factors.calibration)
+    assert found.held_out
+    assert windows.apart
+    assert torch.equal(measured[0], windows.checking)
+    assert len(measured[0]) == len(windows.probing)
+    assert not torch.equal(measured[0], windows.probing)
+
+
+@pytest.mark.parametrize(
+    ("aside", "held_out", "apart", "probed", "checked"),
+    [(64, True, True, 32, 32), (33, True, True, 17, 16), (31, True, False, 31, 31),
+     (15, False, False, 32, 32)],
+)  # fmt: skip
+def test_windows_are_shared_where_the_text_has_too_few(
+    aside, held_out, apart, probed, checked
+) -> None:
+    calibration = SimpleNamespace(
+        tokens=torch.zeros(40, 256), aside=torch.arange(aside)[:, None].expand(-1, 256)
+    )
+    windows = windows_of(calibration)
+    assert (windows.held_out, windows.apart) == (held_out, apart)
+    assert (windows.probing.shape, windows.checking.shape) == ((probed, 128), (checked, 128))
+    if apart:
+        assert not set(windows.probing[:, 0].tolist()) & set(windows.checking[:, 0].tolist())
 
 
 def test_what_was_measured_of_a_plan_is_kept(case, monkeypatch) -> None:

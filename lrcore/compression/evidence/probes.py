@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...cache import keep_value, read_value
-from ...calibration.calibrate import Calibration
 from ...evidence import Probe, Probes
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_layer, write_layer
@@ -31,14 +30,13 @@ from .cache import cache_file
 from .curve import loss_curve
 from .divergence import DensePredictions
 from .kind import EvidenceKind
-from .losses import BATCH, LENGTH, WINDOWS
+from .losses import BATCH
+from .windows import windows_of
 
 FORMAT = 2  # of the files on disk; increase it whenever what is measured changes its meaning
 # Shares of the parameters that are probed. One is too few: on a small model a single probe at 0.5
 # cost more than half of the gain. Budgets of 10 % put most slots near the first.
 KEEP = (0.95, 0.9, 0.75, 0.5, 0.3)
-# Where the text has fewer windows aside than this share of those wanted, a mean over them is noise.
-ENOUGH = 0.5
 
 
 def probe(
@@ -54,7 +52,8 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     """Slots x 5 short evaluations on at most 32 windows, cut to 128 tokens; kept on disk beside the
     calibration.
     """
-    tokens, held_out = probing_windows(factors.calibration)
+    windows = windows_of(factors.calibration)
+    tokens = windows.probing
     path = cache_file("probes", factors, FORMAT, KEEP, tokens.tolist())
     if (kept := read_value(path)) is not None:
         base, points = _read(kept)
@@ -62,18 +61,7 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
         base, points = measure_divergences(model, factors, tokens, progress)
         keep_value(path, _plain(base, points))
     curves = {slot: loss_curve(s, points[slot]) for slot, s in factors.spectra.items()}
-    return Probes(base, curves, points, held_out)
-
-
-def probing_windows(calibration: Calibration) -> tuple[Tensor, bool]:
-    """The windows [n, length] that slots are probed on, and whether the moments have not seen them.
-
-    As many as the calibration has, at most 32, of the same text; the calibration's own where too
-    few others fit into it.
-    """
-    own = calibration.tokens[:WINDOWS, :LENGTH]
-    aside = calibration.aside[:WINDOWS, :LENGTH]
-    return (aside, True) if len(aside) >= ENOUGH * len(own) else (own, False)
+    return Probes(base, curves, points, windows.held_out)
 
 
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending

@@ -10,7 +10,8 @@ from plans import plan_ranks, probes
 import lrcore
 from lrcore.budget import make_budget
 from lrcore.compression.evidence.divergence import DensePredictions
-from lrcore.compression.evidence.probes import measure_divergences, probing_windows
+from lrcore.compression.evidence.probes import measure_divergences
+from lrcore.compression.evidence.windows import windows_of
 from lrcore.data import load_texts
 from lrcore.evidence import Evidence
 from lrcore.models.layers import clone, read_layer, write_layer
@@ -79,8 +80,9 @@ def test_a_slot_whose_truncation_happens_to_lower_the_loss_is_not_free(case) -> 
 def test_slots_are_probed_on_windows_that_the_moments_have_not_seen(case) -> None:
     model, _, factors = case
     own = factors.calibration.tokens
-    windows, held_out = probing_windows(factors.calibration)
-    assert held_out
+    found = windows_of(factors.calibration)
+    assert found.held_out
+    windows = found.probing
     assert windows.shape == own.shape
     assert lrcore.probe(model, factors).evidence.get("probes").held_out
     seen = {tuple(row) for row in own.unfold(1, 8, 1).flatten(0, 1).tolist()}
@@ -94,9 +96,10 @@ def test_the_tail_of_a_file_that_is_measured_on_is_not_probed(
     long = tmp_path / "long.txt"
     long.write_text(f"{story_text} {story_text} {story_text}\n{tail}")
     recipe = lrcore.Recipe(data=str(long), samples=32, seq_len=32, sampling="first")
-    windows, held_out = probing_windows(lrcore.calibrate(model, recipe))
-    assert held_out
-    assert len(windows) == 32
+    found = windows_of(lrcore.calibrate(model, recipe))
+    windows = torch.cat((found.probing, found.checking))
+    assert found.held_out
+    assert len(found.probing) == 32
     assert load_texts(f"{long}:test").documents == (tail,)
     assert not any("zq9" in model.tokenizer.decode(row) for row in windows)
 
@@ -111,7 +114,7 @@ def test_a_text_without_further_windows_is_probed_on_the_calibration_and_says_so
         data=str(short), samples=40, seq_len=32, sampling="first", policy="probed", ratio=0.3
     )
     factors = lrcore.probe(model, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3"))
-    assert torch.equal(probing_windows(factors.calibration)[0], factors.calibration.tokens[:32])
+    assert torch.equal(windows_of(factors.calibration).probing, factors.calibration.tokens[:32])
     assert not factors.evidence.get("probes").held_out
     account = lrcore.allocate(factors, recipe).summary()
     assert account["predicted_held_out"] is False
