@@ -14,6 +14,7 @@ from .assets import PLOTLY_JS, STYLE, script
 from .events import QUIET, bind, present_browser
 from .first_script import FirstScript
 from .gate import LARGEST, Gate, Names
+from .gone_listeners import GoneListeners
 from .jobs import KINDS, start_analysis
 from .page import Page
 from .security import SecurityHeaders
@@ -31,6 +32,7 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
         Middleware(SecurityHeaders),
         Middleware(Gate, names=names),
         Middleware(FirstScript),
+        Middleware(GoneListeners),
     ]
     return {
         "mcp_server": find_spec("mcp") is not None and not password,  # comes with gradio[mcp]
