@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .compression.settle import settle
     from .compression.shortening.shorten import drop_layers, shorten
     from .compression.slicing.slicing import slice_hidden, sliced_size
+    from .compression.sparsify import sparsify
     from .compression.write import refits
     from .data import DATASETS
     from .errors import Cancelled, InputError, Shortage
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         Quantised,
         Shortened,
         Sliced,
+        Sparsified,
         Step,
         StockFit,
         last_step,
@@ -115,6 +117,7 @@ _HOMES = {
     "compression.settle": "settle",
     "compression.shortening.shorten": "drop_layers shorten",
     "compression.slicing.slicing": "slice_hidden sliced_size",
+    "compression.sparsify": "sparsify",
     "compression.write": "refits",
     "data": "DATASETS",
     "errors": "Cancelled InputError Shortage",
@@ -129,7 +132,8 @@ _HOMES = {
     "files": "write_text",
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
-    "history": "Compressed Healed Quantised Shortened Sliced Step StockFit last_step stock_of",
+    "history": "Compressed Healed Quantised Shortened Sliced Sparsified Step StockFit last_step "
+    "stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
     "models.cancellation": "cancellable",
@@ -262,6 +266,7 @@ __all__ = [
     "Shortened",
     "SizeAndCost",
     "Sliced",
+    "Sparsified",
     "Speed",
     "Step",
     "StockFit",
@@ -324,6 +329,7 @@ __all__ = [
     "shorten",
     "slice_hidden",
     "sliced_size",
+    "sparsify",
     "stock_fit",
     "stock_of",
     "stream",

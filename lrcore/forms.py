@@ -1,4 +1,4 @@
-"""Compact forms of a matrix: with an identity block, block-diagonal, sparse, 4-/8-bit quantised.
+"""Compact forms of a matrix: with an identity block, block-diagonal, sparse, 2:4, quantised.
 
 A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. Identity blocks and zeros are not
 stored, and `parameters` counts the stored numbers. Permutations are int32 and not counted, as kept
@@ -126,7 +126,7 @@ class Quantised:
     """Quantised weights, `low + step * code` per group (LatentLLM eq. 241-242), of a plain matrix
     or of another form.
 
-    codes uint8 [n], two to a byte where bits <= 4: the quantised weights. low, step [groups]: zero
+    codes uint8: the quantised weights, packed where bits <= 4, see `pack`. low, step [groups]: zero
     point and scale of every `chunk` numbers of the flattened `whole`. inner: the kind of the form,
     "dense" for a plain matrix; whole: the shape of its numbers; order: its permutation, empty where
     it has none.
@@ -147,9 +147,7 @@ class Quantised:
     def matrix(self) -> "Matrix":
         """The dequantised matrix [out, in], or form."""
         count = math.prod(self.whole)
-        codes = self.codes
-        if self.bits <= 4:
-            codes = torch.stack((codes & 15, codes >> 4), 1).flatten()[:count]
+        codes = unpack(self.codes, self.bits, count)
         low, step = (t.repeat_interleave(self.chunk)[:count] for t in (self.low, self.step))
         numbers = (low + step * codes.to(self.low.dtype)).view(*self.whole)
         if self.inner == "dense":
@@ -179,13 +177,50 @@ class Quantised:
         return matrix.apply(x)
 
 
-Form = IdentityColumns | IdentityRows | BlockDiagonal | Sparse | Quantised
+@dataclass(frozen=True, eq=False)
+class TwoOfFour:
+    """A matrix with two numbers kept of every four of a row (2:4 sparsity).
+
+    values [out, in / 2]: those kept, in their order; mask uint8 [out, ceil(in / 8)]: a bit for
+    every number of a row, the first lowest. The mask counts in bytes, not as numbers. The product
+    is that of the dense matrix, which exists during it only: no CPU is faster by it.
+    """
+
+    values: Tensor
+    mask: Tensor
+    WEIGHTS: ClassVar = ("values",)
+    DTYPES: ClassVar = {"mask": torch.uint8}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], 2 * self.values.shape[1]
+
+    @property
+    def parameters(self) -> int:
+        return self.values.numel()
+
+    @property
+    def matrix(self) -> Tensor:
+        """The matrix [out, in] with its zeros."""
+        rows, columns = self.shape
+        places = torch.arange(8, dtype=torch.uint8, device=self.mask.device)
+        kept = (self.mask[..., None] >> places & 1).flatten(1)[:, :columns].bool()
+        zeros = self.values.new_zeros(rows, columns)
+        return zeros.masked_scatter(kept, self.values)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return torch.nn.functional.linear(x, self.matrix)
+
+
+Form = IdentityColumns | IdentityRows | BlockDiagonal | Sparse | TwoOfFour | Quantised
 Matrix = Tensor | Form
 FORMS: dict[str, type[Form]] = {
     "identity_columns": IdentityColumns,
     "identity_rows": IdentityRows,
     "block_diagonal": BlockDiagonal,
     "sparse": Sparse,
+    "two_of_four": TwoOfFour,
     "quantised": Quantised,
 }
 
@@ -194,6 +229,48 @@ def extremes(chunks: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """low [n] and step [n] of min-max quantisation of groups [n, size] (LatentLLM eq. 242)."""
     low = chunks.amin(1)
     return low, (chunks.amax(1) - low) / (2**bits - 1)
+
+
+def groups_of(numbers: Tensor, chunk: int) -> Tensor:
+    """The numbers of a tensor [...], row by row, in groups [n, chunk]; the last group is filled
+    with its last number.
+    """
+    flat = numbers.flatten()
+    return torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
+
+
+# The bits of a code that lie together in one run of bytes, for each number of bits: 3 as 2 and 1.
+PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes uint8 [n] of so many bits as bytes, uint8: 8 / bits to a byte, those of 3 bits in two
+    planes, of 2 bits and of 1; more than 4 bits have a byte each.
+    """
+    parts, shift = [], 0
+    for width in PLANES.get(bits, (8,)):
+        per = 8 // width
+        plane = codes >> shift & 2**width - 1
+        plane = torch.nn.functional.pad(plane, (0, -len(codes) % per)).view(-1, per)
+        places = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
+        parts.append((plane << places).sum(1, dtype=torch.uint8))
+        shift += width
+    return torch.cat(parts)
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The first `count` codes uint8 [count] of what `pack` gave, uint8 [bytes]."""
+    planes = PLANES.get(bits, (8,))
+    if len(packed) != sum(-(-count * width // 8) for width in planes):
+        planes = (4,)  # as earlier versions stored 3 bits and fewer
+    codes, start, shift = torch.zeros_like(packed[:1]).expand(count), 0, 0
+    for width in planes:
+        length = -(-count * width // 8)
+        places = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
+        plane = packed[start : start + length, None] >> places & 2**width - 1
+        codes = codes | plane.flatten()[:count] << shift
+        start, shift = start + length, shift + width
+    return codes
 
 
 def quantise(
@@ -207,23 +284,30 @@ def quantise(
     chunk: numbers per group. grid: groups [n, chunk] and bits to low [n] and step [n]. A form
     without stored numbers, a sparse one and one that is quantised already stay as they are.
     """
-    if isinstance(matrix, Quantised | Sparse):
+    if isinstance(matrix, Quantised | Sparse | TwoOfFour):
         return matrix
     kind = "dense" if isinstance(matrix, Tensor) else kind_of(matrix)
     parts = {"": matrix} if isinstance(matrix, Tensor) else tensors_of(matrix)
     numbers, *orders = parts.values()
     if not numbers.numel():
         return matrix
-    flat = numbers.flatten()
-    padded = torch.cat((flat, flat[-1:].expand(-len(flat) % chunk))).view(-1, chunk)
+    padded = groups_of(numbers, chunk)
     low, step = grid(padded, bits)
     scaled = (padded - low[:, None]) / torch.where(step > 0, step, 1)[:, None]
-    codes = scaled.round().clamp(0, 2**bits - 1).to(torch.uint8).flatten()[: len(flat)]
-    if bits <= 4:
-        pairs = torch.nn.functional.pad(codes, (0, len(codes) % 2)).view(-1, 2)
-        codes = pairs[:, 0] | pairs[:, 1] << 4
+    codes = scaled.round().clamp(0, 2**bits - 1).to(torch.uint8).flatten()[: numbers.numel()]
+    codes = pack(codes, bits)
     order = orders[0] if orders else torch.empty(0, dtype=torch.int32, device=numbers.device)
     return Quantised(codes, low, step, order, kind, tuple(numbers.shape), bits, chunk)
+
+
+def two_of_four(matrix: Tensor, kept: Tensor) -> TwoOfFour:
+    """The form of a matrix [out, in] of which two numbers of every four are kept, as `kept`
+    [out, in], true or false, says. in: a multiple of four.
+    """
+    rows = torch.nn.functional.pad(kept.to(torch.uint8), (0, -kept.shape[1] % 8))
+    places = torch.arange(8, dtype=torch.uint8, device=kept.device)
+    mask = (rows.view(len(rows), -1, 8) << places).sum(2, dtype=torch.uint8)
+    return TwoOfFour(matrix[kept].view(len(matrix), -1), mask)
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class StockFit:
 
 
 QUANTISED_STOCK = StockFit(False, ("its weights are quantised",))
+SPARSE_STOCK = StockFit(False, ("its weights are stored with masks (2:4)",))
 
 
 class _Step:
@@ -150,13 +151,27 @@ class Healed(_Step):
 
 @dataclass(frozen=True)
 class Quantised(_Step):
-    """Matrices of the decoder layers stored with `bits` bits each, in groups of `group` numbers."""
+    """Matrices of the decoder layers stored with `bits` bits each, in groups of `group` numbers.
+
+    calibration: the protocol of the windows, empty where no text was read.
+    """
 
     kind: ClassVar[str] = "quantised"
     method: str
     bits: int
     group: int
     stock: StockFit = QUANTISED_STOCK
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sparsified(_Step):
+    """Two of every four weights of the decoder layers kept, by a criterion, with a mask."""
+
+    kind: ClassVar[str] = "sparsified"
+    criterion: str
+    stock: StockFit = SPARSE_STOCK
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,9 +208,9 @@ class Sliced(_Step):
     stock: StockFit | None = None
 
 
-Step = Compressed | Healed | Quantised | Shortened | Sliced
+Step = Compressed | Healed | Quantised | Shortened | Sliced | Sparsified
 STEPS: dict[str, type[Any]] = {
-    one.kind: one for one in (Compressed, Healed, Quantised, Shortened, Sliced)
+    one.kind: one for one in (Compressed, Healed, Quantised, Shortened, Sliced, Sparsified)
 }
 S = TypeVar("S", bound=_Step)
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InputError
-from .history import Compressed, Healed, Quantised, Shortened, Sliced, Step, last_step
+from .history import (
+    Compressed,
+    Healed,
+    Quantised,
+    Shortened,
+    Sliced,
+    Sparsified,
+    Step,
+    last_step,
+)
 from .methods import find_method
 from .policies import find_policy
 from .recipe import Recipe
@@ -66,6 +75,10 @@ _FULL_PRECISION = (
     "'{name}' is quantised, and compressing would write its matrices in full precision again. "
     "Compress the model that it was made of, then quantise."
 )
+_MASKED = (
+    "'{name}' has 2:4 sparse matrices, and their masks would be lost. Take this step first, then "
+    "make it sparse."
+)
 UNFIT: dict[str, Unfit] = {
     "quantised": Unfit(_FULL_PRECISION),
     "rotations": Unfit(
@@ -97,7 +110,7 @@ UNFIT: dict[str, Unfit] = {
     ),
 }
 MAY_FOLLOW: dict[type[Any], Rule] = {
-    Compressed: Rule(None, {Quantised: _FULL_PRECISION}, UNFIT),
+    Compressed: Rule(None, {Quantised: _FULL_PRECISION, Sparsified: _MASKED}, UNFIT),
     Healed: Rule(
         (
             Compressed,
@@ -113,12 +126,36 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
         None,
         {
             Quantised: "'{name}' is quantised already. Quantise the model that it was made of.",
+            Sparsified: "'{name}' has 2:4 sparse matrices, which stay in full precision. Quantise "
+            "the model that it was made of.",
         },
     ),
     Shortened: Rule(
-        None, {Compressed: _RANKS_BELONG, Quantised: _RANKS_BELONG, Sliced: _RANKS_BELONG}
+        None,
+        {
+            Compressed: _RANKS_BELONG,
+            Quantised: _RANKS_BELONG,
+            Sliced: _RANKS_BELONG,
+            Sparsified: _MASKED,
+        },
     ),
-    Sliced: Rule(None, {Compressed: _ONE_BASIS, Quantised: _ONE_BASIS, Sliced: _ONE_BASIS}),
+    Sliced: Rule(
+        None,
+        {
+            Compressed: _ONE_BASIS,
+            Quantised: _ONE_BASIS,
+            Sliced: _ONE_BASIS,
+            Sparsified: _MASKED,
+        },
+    ),
+    Sparsified: Rule(
+        None,
+        {
+            Quantised: "'{name}' is quantised. Make the model sparse that it was made of.",
+            Sparsified: "'{name}' has 2:4 sparse matrices already. Start from the model that it "
+            "was made of.",
+        },
+    ),
 }
 
 

@@ -101,8 +101,8 @@ class Cost:
 
     @property
     def bits_stored(self) -> int:
-        """Bits that a quantised weight takes in memory: 4, two to a byte, or 8."""
-        return 4 if self.bits <= 4 else 8
+        """Bits that a quantised weight takes in memory: its own up to 4, else 8."""
+        return self.bits if self.bits <= 4 else 8
 
     def kv(self, rank: int) -> int:
         """Cached numbers per token at a rank."""

@@ -152,7 +152,9 @@ def test_codes_are_the_printed_uniform_quantisation(bits, chunk):
         assert torch.allclose(result[start : start + chunk], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(("bits", "size"), [(8, 90), (5, 90), (4, 45), (2, 45)])
+@pytest.mark.parametrize(
+    ("bits", "size"), [(8, 90), (5, 90), (4, 45), (3, 23 + 12), (2, 23), (1, 12)]
+)
 def test_codes_of_up_to_four_bits_share_a_byte(bits, size):
     form = quantise(randn(6, 15), bits, 16)
     assert form.codes.dtype == torch.uint8

@@ -42,7 +42,10 @@ HEALED = lrcore.Healed(
 QUANTISED = lrcore.Quantised("hqq", 4, 64)
 SHORTENED = lrcore.Shortened("loss", (3, 1), 6)
 SLICED = lrcore.Sliced(28, 32, "one", 0.2, 0.21, 0, {"source": "stories"}, lrcore.StockFit(True))
-EXAMPLES = {type(step): step for step in (COMPRESSED, HEALED, QUANTISED, SHORTENED, SLICED)}
+SPARSIFIED = lrcore.Sparsified("wanda", calibration={"source": "stories"})
+EXAMPLES = {
+    type(step): step for step in (COMPRESSED, HEALED, QUANTISED, SHORTENED, SLICED, SPARSIFIED)
+}
 
 DENSE = lrcore.ModelAccount(1000, 800, 4000, 64, 5000)
 ACCOUNT = lrcore.SizeAndCost(
@@ -104,7 +107,7 @@ def test_queries_of_a_history():
     assert stock_of((SHORTENED,)) is None
 
 
-C, H, Q, SH, SL = EXAMPLES  # compressed, healed, quantised, shortened, sliced
+C, H, Q, SH, SL, SP = EXAMPLES  # compressed, healed, quantised, shortened, sliced, sparse
 REFUSED = {
     (Q, C): "then quantise",
     (Q, H): "heal first, then quantise",
@@ -117,6 +120,13 @@ REFUSED = {
     (SL, SL): "Slice the dense model",
     (SH, H): "no compressed model",
     (SL, H): "no compressed model",
+    (SP, H): "no compressed model",
+    (SP, C): "2:4 sparse",
+    (SP, Q): "2:4 sparse",
+    (SP, SH): "2:4 sparse",
+    (SP, SL): "2:4 sparse",
+    (SP, SP): "2:4 sparse",
+    (Q, SP): "is quantised",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ..account import SizeAndCost
-from ..history import Compressed, Healed, Quantised, Shortened, Sliced, Step, last_step
+from ..history import Compressed, Healed, Quantised, Shortened, Sliced, Sparsified, Step, last_step
 from ..models.gguf import note_of
 from ..models.weights import MARK, read_json
 from ..provenance import Provenance
@@ -85,7 +85,12 @@ def _opening(base: str, parameters: int, history: Sequence[Step]) -> str:
     if quantised := last_step(history, Quantised):
         sentences.append(
             f"The matrices of its decoder layers are quantised to {quantised.bits} bits in groups "
-            f"of {quantised.group} (HQQ)."
+            f"of {quantised.group} ({quantised.method.upper()})."
+        )
+    if sparse := last_step(history, Sparsified):
+        sentences.append(
+            "Two of every four weights of its decoder layers are kept (2:4), by "
+            f"{sparse.criterion}; they are dense during a product, so that no CPU is faster by it."
         )
     for step in history:
         if isinstance(step, Shortened):

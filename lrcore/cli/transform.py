@@ -1,5 +1,5 @@
 """The commands that make a model of another: fewer layers, a narrower residual stream, quantised
-weights, healed factors. Heavy imports wait until they run.
+or 2:4 sparse weights, healed factors. Heavy imports wait until they run.
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ from ..compression.healing.settings import Healing
 from ..compression.quantising import Quantising
 from ..compression.shortening.settings import Shortening
 from ..compression.slicing.settings import Slicing
+from ..compression.sparsifying import Sparsifying
 from ..recipe import Recipe
 from .arguments import AsJson, FolderOrRun, Loading, Model
 from .console import progress, show
@@ -71,7 +72,7 @@ def slice_(
 
 
 @app.command()
-@flags(loading=("dtype", "device"))
+@flags(recipe=TEXT, loading=("dtype", "device"))
 def quantise(
     model: Annotated[
         str,
@@ -81,22 +82,52 @@ def quantise(
     ],
     out: Out,
     quantising: Quantising,
+    recipe: Recipe,
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Quantise a model's weights to 8 or 4 bits.
+    """Quantise a model's weights to 8, 4, 3 or 2 bits.
 
-    Half-quadratic (HQQ), without data; `evaluate`, `compare` and `export` take the folder.
+    Without data (HQQ) or on calibration text (GPTQ); `evaluate`, `compare` and `export` take the
+    folder.
     """
     import lrcore
     from lrcore.checkpoints.export import run_checkpoint
 
     _check(out)
     before = loading.load(run_checkpoint(model))
-    made = lrcore.quantise(before, quantising.bits, quantising.group, progress=progress)
+    made = lrcore.quantise(
+        before,
+        quantising.bits,
+        quantising.group,
+        progress,
+        quantiser=quantising.quantiser,
+        recipe=recipe.with_(model=model),
+    )
     values = {"out": str(lrcore.save(made, out)), "quantised": step_report(made.history[-1])}
     sizes = {"megabytes_before": before.size.megabytes, "megabytes": made.size.megabytes}
     show(as_json, values | sizes)
+
+
+@app.command()
+@flags(recipe=TEXT, loading=("revision", "dtype", "device"))
+def sparsify(
+    model: Model,
+    out: Out,
+    sparsifying: Sparsifying,
+    recipe: Recipe,
+    loading: Loading,
+    as_json: AsJson = False,
+) -> None:
+    """Keep two of every four weights (2:4), by SparseGPT or Wanda.
+
+    The size falls, masks counted; no CPU is faster by it.
+    """
+    import lrcore
+
+    _check(out)
+    before, text = loading.load(model), recipe.with_(model=model)
+    _keep(lrcore.sparsify(before, text, sparsifying.criterion, progress), out, as_json)
 
 
 @app.command()

@@ -22,6 +22,8 @@ from .shortening.settings import Shortening
 from .shortening.shorten import shorten
 from .slicing.settings import Slicing
 from .slicing.slicing import slice_hidden
+from .sparsify import sparsify
+from .sparsifying import Sparsifying
 
 TEXT = ("data", "samples", "seq_len", "sampling", "seed")  # of a recipe: what a text is read by
 
@@ -67,10 +69,17 @@ class ChainStep:
         return TRANSFORMS[self.kind].label(self)
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the recipe that it reads."""
+        if not getattr(self.settings, "reads_text", True):
+            return ()
+        return TRANSFORMS[self.kind].reads
+
+    @property
     def reads_text(self) -> str | None:
         """The text that it calibrates or trains on; None where it reads none."""
         own = getattr(self.settings, "data", None)
-        return own or (self.recipe.data if "data" in TRANSFORMS[self.kind].reads else None)
+        return own or (self.recipe.data if "data" in self.reads else None)
 
     def apply(self, model: LoadedModel, around: Around) -> LoadedModel:
         """The model that this step makes of `model`, which is untouched."""
@@ -80,7 +89,7 @@ class ChainStep:
         """{kind: every field that it reads}, JSON-able."""
         values = self.recipe.to_dict()
         own = {} if self.settings is None else asdict(self.settings)
-        return {self.kind: {name: values[name] for name in TRANSFORMS[self.kind].reads} | own}
+        return {self.kind: {name: values[name] for name in self.reads} | own}
 
 
 Chain = tuple[ChainStep, ...]
@@ -95,8 +104,9 @@ def chain_key(chain: Chain) -> str:
 class Transform:
     """A kind of step: a row of `TRANSFORMS`.
 
-    reads: the fields of a recipe that it reads besides model, device and dtype. settings: the
-    dataclass of its own settings, None where it has none.
+    reads: the fields of a recipe that it reads besides model, device and dtype, where its settings
+    do not say that it reads no text. settings: the dataclass of its own settings, None where it has
+    none.
     """
 
     apply: Callable[[LoadedModel, ChainStep, Around], LoadedModel]
@@ -191,7 +201,19 @@ def _sliced(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
 
 def _quantised(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
     one: Quantising = step.settings
-    return quantise(model, one.bits, one.group, around.progress)
+    return quantise(
+        model,
+        one.bits,
+        one.group,
+        around.progress,
+        quantiser=one.quantiser,
+        recipe=step.recipe,
+    )
+
+
+def _sparsified(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
+    one: Sparsifying = step.settings
+    return sparsify(model, step.recipe, one.criterion, around.progress)
 
 
 def _healed(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
@@ -225,8 +247,15 @@ TRANSFORMS: dict[str, Transform] = {
     ),
     "quantise": Transform(
         _quantised,
-        lambda step: Label(f"hqq {step.settings.bits} bit"),
-        settings=Quantising,
+        lambda step: Label(f"{step.settings.quantiser} {step.settings.bits} bit"),
+        TEXT,
+        Quantising,
+    ),
+    "sparsify": Transform(
+        _sparsified,
+        lambda step: Label("2:4", step.settings.criterion),
+        TEXT,
+        Sparsifying,
     ),
     "heal": Transform(
         _healed,

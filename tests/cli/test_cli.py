@@ -25,6 +25,7 @@ COMMANDS = (
     "quantise",
     "shorten",
     "slice",
+    "sparsify",
     "export",
 )
 

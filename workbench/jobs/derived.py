@@ -13,7 +13,7 @@ from .models import keep_run
 
 @dataclass(frozen=True)
 class QuantiseJob(Job):
-    """A run with 4- or 8-bit quantised weights. run: its id; name: what it is called now."""
+    """A run with quantised weights, 8 to 2 bits each. run: its id; name: what it is called now."""
 
     kind: ClassVar[str] = "quantise"
     once: ClassVar[bool] = True

@@ -27,7 +27,7 @@ def layout() -> Derive:
     with gr.Accordion("Quantise", open=False):
         gr.Markdown(text.QUANTISE_HELP)
         with gr.Row(elem_classes="bottom"):
-            bits = gr.Radio([8, 4], value=8, label="Bits", elem_id="quantise-bits")
+            bits = gr.Radio([8, 4, 3, 2], value=8, label="Bits", elem_id="quantise-bits")
             quantise_button = small_button("Quantise", "quantise")
     with gr.Accordion("Heal", open=False):
         gr.Markdown(text.HEAL_HELP)

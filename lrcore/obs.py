@@ -1,0 +1,111 @@
+"""Optimal Brain Surgeon along the columns of a matrix: GPTQ and SparseGPT.
+
+One column after another is given its value, and the columns after it make up for the error on the
+layer's inputs (GPTQ, Frantar et al., ICLR 2023; SparseGPT, Frantar and Alistarh, ICML 2023). With H
+the second moment of the input and H^-1 = C^T C, C upper triangular, row by row
+
+    e = (w_j - q_j) / C_jj,  w_k <- w_k - e C_jk  for k > j,
+
+which is the least error e^2 / 2 of fixing w_j, all columns after it free and those before fixed.
+As in the published code, 1 % of the mean diagonal is added to H, and an input that is always zero
+has its column set to zero. H counts up to a factor.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .forms import Quantised, TwoOfFour, extremes, groups_of, quantise, two_of_four
+
+DAMPING = 0.01  # share of the mean diagonal of H that is added to it
+BLOCK = 128  # columns between two updates of all that follow; a multiple of four
+
+
+def inverse_factor(moment: Tensor, damping: float = DAMPING) -> Tensor:
+    """C [n, n] float64 of a second moment [n, n]: upper triangular, C^T C = (H + damping)^-1."""
+    h = moment.double().clone()
+    diagonal = h.diagonal()
+    diagonal[diagonal == 0] = 1
+    diagonal += damping * diagonal.mean()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
+    upper: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return upper
+
+
+def swept(weight: Tensor, moment: Tensor, value: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+    """A matrix [out, in] after a value was chosen for every column, [out, in] float64.
+
+    moment [in, in] of its input. value(j, rest, c): the value [out] of column j, where rest [out,
+    m] are column j and some after it as they are now, and c [m] the diagonal of C there.
+    """
+    w, factor = weight.double().clone(), inverse_factor(moment)
+    w[:, moment.diagonal() == 0] = 0
+    for start in range(0, w.shape[1], BLOCK):
+        block = slice(start, min(start + BLOCK, w.shape[1]))
+        part, c = w[:, block], factor[block, block]
+        errors = torch.zeros_like(part)
+        for j in range(part.shape[1]):
+            q = value(start + j, part[:, j:], c.diagonal()[j:])
+            errors[:, j] = (part[:, j] - q) / c[j, j]
+            part[:, j + 1 :] -= errors[:, j, None] * c[j, j + 1 :]
+            part[:, j] = q
+        w[:, block.stop :] -= errors @ factor[block, block.stop :]
+    return w
+
+
+def gptq(weight: Tensor, moment: Tensor, bits: int, group: int) -> Quantised:
+    """A matrix [out, in] on the even grids of its groups, each column rounded after the ones before
+    it were made up for. The grids are min-max, as those of `forms.quantise` by default.
+
+    The grids are those of the weights as given, so that groups may cross rows.
+    """
+    low, step = extremes(groups_of(weight, group), bits)
+
+    def spread(t: Tensor) -> Tensor:
+        return t.double().repeat_interleave(group)[: weight.numel()].view_as(weight)
+
+    lows, steps = spread(low), spread(step)
+    units = torch.where(steps > 0, steps, 1)
+
+    def value(j: int, rest: Tensor, _c: Tensor) -> Tensor:
+        codes = ((rest[:, 0] - lows[:, j]) / units[:, j]).round().clamp(0, 2**bits - 1)
+        return lows[:, j] + steps[:, j] * codes
+
+    on_grid = swept(weight, moment, value)
+    form = quantise(on_grid, bits, group, lambda _groups, _bits: (low.double(), step.double()))
+    assert isinstance(form, Quantised)  # a matrix has numbers
+    return Quantised(
+        form.codes, low, step, form.order, form.inner, form.whole, form.bits, form.chunk
+    )
+
+
+def sparsegpt(weight: Tensor, moment: Tensor) -> TwoOfFour:
+    """A matrix [out, in] with two of every four numbers of a row kept, the others made up for.
+
+    Of four columns as they are when their turn comes, the two with the least w^2 / C_jj^2 go.
+    """
+    kept = torch.zeros_like(weight, dtype=torch.bool)
+
+    def value(j: int, rest: Tensor, c: Tensor) -> Tensor:
+        if j % 4 == 0:
+            kept[:, j : j + 4] = best_two((rest[:, :4] / c[:4]).abs())
+        return rest[:, 0] * kept[:, j]
+
+    made = swept(weight, moment, value)
+    return two_of_four(made.to(weight.dtype), kept)
+
+
+def wanda(weight: Tensor, moment: Tensor) -> TwoOfFour:
+    """A matrix [out, in] with the two of every four numbers of a row kept that have the largest
+    |W_ij| sqrt(E x_j^2), as they are (Wanda, Sun et al., ICLR 2024).
+    """
+    scores = weight.double().abs() * moment.double().diagonal().sqrt()
+    return two_of_four(weight, best_two(scores))
+
+
+def best_two(scores: Tensor) -> Tensor:
+    """Whether each of scores [out, n] is among the two largest of its four, [out, n]."""
+    fours = scores.unflatten(1, (-1, 4))
+    chosen = torch.zeros_like(fours, dtype=torch.bool)
+    return chosen.scatter(2, fours.topk(2, 2).indices, True).flatten(1)

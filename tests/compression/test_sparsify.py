@@ -1,0 +1,138 @@
+"""2:4 sparse models: two of every four weights are there, masks are bytes, and the model is one
+as any other.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.rewriting import rewritten_network
+from lrcore.evaluation.cost import bytes_on_disk
+from lrcore.models.layers import read_layer
+
+TOKENS = torch.arange(3, 43).view(2, 20)
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.network(input_ids=TOKENS).logits
+
+
+@pytest.fixture
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+
+
+@pytest.mark.parametrize("criterion", ["sparsegpt", "wanda"])
+def test_two_of_every_four_weights_are_kept_and_come_back_bit_for_bit(criterion, recipe, tmp_path):
+    model = lrcore.load(recipe.model)
+    made = lrcore.sparsify(model, recipe, criterion)
+    numbers = 0
+    for index in range(3):
+        for p in read_layer(made.network, index).matrices().values():
+            assert ((p.weight.reshape(-1, 4) != 0).sum(1) == 2).all()
+            numbers += p.weight.numel()
+    assert model.size.parameters - made.size.parameters == numbers // 2
+    # of 32 bits each a half goes, and every weight costs one bit of a mask
+    assert model.size.stored - made.size.stored == numbers // 2 * 4 - numbers // 8
+    assert made.account.removed_params == pytest.approx(0.5)
+    assert made.size.kv_values == model.size.kv_values
+    lrcore.save(made, tmp_path / "made")
+    back = lrcore.load(str(tmp_path / "made"))
+    assert torch.equal(logits(back), logits(made))
+    assert back.step(lrcore.Sparsified) == made.step(lrcore.Sparsified)
+    assert back.size == made.size
+    assert made.size.stored <= bytes_on_disk(back)
+    assert lrcore.generate(back, "Once", 4) == lrcore.generate(made, "Once", 4)
+    lrcore.export(made, tmp_path / "out")
+    assert "no CPU is faster" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(lrcore.InputError, match="no stock llama"):
+        lrcore.export(made, tmp_path / "stock", stock=True)
+
+
+def test_each_layer_reads_what_the_sparse_ones_before_it_give(recipe):
+    model = lrcore.load(recipe.model)
+    seen = []
+
+    def keep(matrix, moment):
+        seen.append(moment)
+        return torch.zeros_like(matrix) if len(seen) <= 7 else matrix
+
+    rewritten_network(model.network, keep, TOKENS, "sparsify", lambda *_: None)
+    first, seen = seen, []
+    rewritten_network(model.network, lambda m, s: seen.append(s) or m, TOKENS, "s", lambda *_: None)
+    assert torch.equal(first[0], seen[0])
+    assert not torch.allclose(first[7], seen[7])
+
+
+def test_factors_are_sparse_and_may_be_healed_with_their_masks(recipe):
+    model = lrcore.load(recipe.model)
+    small = lrcore.compress(model, recipe.with_(method="svd", ratio=0.4, multiple=4))
+    made = lrcore.sparsify(small, recipe)
+    q = read_layer(made.network, 0).matrices()["q"]
+    assert q.down.parameters == q.down.shape[0] * q.down.shape[1] // 2
+    settings = {"samples": 4, "seq_len": 16, "steps": 2, "batch": 2, "test_samples": 0, "lr": 1e-2}
+    healed = lrcore.heal(made, teacher=model, **settings)
+    after = read_layer(healed.network, 0).matrices()["q"]
+    assert torch.equal(after.down.mask, q.down.mask)
+    assert not torch.equal(after.down.values, q.down.values)
+    assert made.account.dense == small.account.dense
+
+
+@pytest.mark.parametrize("then", ["compress", "quantise", "sparsify", "shorten"])
+def test_what_would_lose_the_masks_is_refused_in_one_sentence(then, recipe):
+    made = lrcore.sparsify(lrcore.load(recipe.model), recipe, "wanda")
+    steps = {
+        "compress": lambda: lrcore.compress(made, recipe),
+        "quantise": lambda: lrcore.quantise(made),
+        "sparsify": lambda: lrcore.sparsify(made, recipe),
+        "shorten": lambda: lrcore.shorten(made, recipe, 1),
+    }
+    with pytest.raises(lrcore.InputError, match="2:4 sparse"):
+        steps[then]()
+
+
+def test_gptq_reads_its_text_and_is_as_small_as_hqq(recipe, tmp_path):
+    model = lrcore.load(recipe.model)
+    recipe = recipe.with_(samples=16)
+    made = lrcore.quantise(model, 3, 16, quantiser="gptq", recipe=recipe)
+    assert made.step(lrcore.Quantised).method == "gptq"
+    assert made.step(lrcore.Quantised).calibration["source"]
+    assert made.size == lrcore.quantise(model, 3, 16).size
+    back = lrcore.load(str(lrcore.save(made, tmp_path / "made")))
+    assert torch.equal(logits(back), logits(made))
+    other = lrcore.quantise(model, 3, 16, quantiser="gptq", recipe=recipe.with_(seed=1))
+    assert other.fingerprint != made.fingerprint
+    low = lrcore.quantise(
+        lrcore.compress(model, recipe.with_(method="svd")), 4, 16, quantiser="gptq", recipe=recipe
+    )
+    assert read_layer(low.network, 0).matrices()["q"].down.bits == 4
+
+
+def test_the_commands_write_folders_that_evaluate_reads(recipe, tmp_path, capsys):
+    text = ["--data", recipe.data, "--samples", "4", "--seq-len", "32", "--json"]
+    assert main(["sparsify", recipe.model, str(tmp_path / "a"), "--criterion", "wanda", *text]) == 0
+    assert json.loads(capsys.readouterr().out)["sparsified"]["criterion"] == "wanda"
+    command = ["quantise", recipe.model, str(tmp_path / "b"), "--quantiser", "gptq", "--bits", "4"]
+    assert main([*command, *text]) == 0
+    assert json.loads(capsys.readouterr().out)["quantised"]["method"] == "gptq"
+    assert main(["evaluate", str(tmp_path / "a"), "--data", recipe.data, "--samples", "2"]) == 0
+
+
+def test_they_are_rows_of_a_sweep(recipe):
+    rows = ["sparsify", {"sparsify": {"criterion": "wanda"}}, {"quantise": {"bits": 2}}]
+    rows += [{"quantise": {"quantiser": ["hqq", "gptq"], "bits": 4}}]
+    sweep = replace(lrcore.Sweep(recipe, rows=rows), seeds=(0, 1))
+    made = [(str(chain[0].label), chain[0].recipe.seed) for chain in sweep.cells()]
+    assert len(made) == 2 + 2 + 1 + 1 + 2
+    assert {label for label, _ in made} == {
+        "2:4 sparsegpt",
+        "2:4 wanda",
+        "hqq 2 bit",
+        "hqq 4 bit",
+        "gptq 4 bit",
+    }

@@ -1,0 +1,126 @@
+"""GPTQ and SparseGPT against Optimal Brain Surgeon by brute force: every column solved for anew."""
+
+import itertools
+
+import pytest
+import torch
+
+from lrcore import obs
+from lrcore.forms import Quantised, dense, extremes, groups_of, quantise
+from lrcore.obs import DAMPING, gptq, inverse_factor, sparsegpt, wanda
+
+
+def randn(*shape, seed=0):
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + sum(shape))
+    )
+
+
+def problem(rows=5, columns=12):
+    mixed = randn(columns, columns)
+    return randn(rows, columns), mixed @ mixed.T + 0.1 * torch.eye(columns, dtype=torch.float64)
+
+
+def damped(moment):
+    return moment + DAMPING * moment.diagonal().mean() * torch.eye(len(moment), dtype=moment.dtype)
+
+
+def freed(row, target, h, j):
+    """The row with columns up to j as they are and those after it at the minimum of the error
+    (row - target) H (row - target)^T, solved as least squares.
+    """
+    after = torch.arange(len(row)) > j
+    right = h[after][:, ~after] @ (target - row)[~after]
+    made = row.clone()
+    made[after] = target[after] + torch.linalg.solve(h[after][:, after], right)
+    return made
+
+
+def price(row, target, h, j, gone):
+    """What it costs beyond `row` to fix columns j and on at their values but one at zero."""
+    fixed = row.clone()
+    fixed[gone] = 0
+    free = torch.arange(len(row)) > gone
+    step = fixed - row
+    step[free] = -torch.linalg.solve(h[free][:, free], h[free, gone] * step[gone])
+    return float(step @ h @ step)
+
+
+@pytest.mark.parametrize("block", [4, 128])
+def test_masks_and_updates_of_sparsegpt_are_those_of_brute_force(block, monkeypatch):
+    monkeypatch.setattr(obs, "BLOCK", block)
+    weight, moment = problem()
+    form, h = sparsegpt(weight, moment), damped(moment)
+    for target, made in zip(weight, dense(form), strict=True):
+        row = target.clone()
+        for start in range(0, len(row), 4):
+            costs = [price(row, target, h, start, j) for j in range(start, start + 4)]
+            kept = sorted(range(4), key=costs.__getitem__)[2:]
+            for j in range(start, start + 4):
+                row[j] = row[j] if j - start in kept else 0.0
+                row = freed(row, target, h, j)
+        assert torch.allclose(made, row, atol=1e-8)
+        assert (made.view(-1, 4) != 0).sum(1).tolist() == [2, 2, 2]
+
+
+def test_sparsegpt_leaves_less_error_than_wanda_and_wanda_less_than_other_masks():
+    weight, moment = problem(rows=64, columns=32)
+
+    def error(form):
+        lost = dense(form) - weight
+        return float((lost @ moment * lost).sum())
+
+    assert error(sparsegpt(weight, moment)) < 0.8 * error(wanda(weight, moment))
+    diagonal = moment.diagonal()
+    for row, made in zip(weight[:8], dense(wanda(weight, moment)), strict=False):
+        for start in range(0, 32, 4):
+            own = slice(start, start + 4)
+            lost = [
+                sum(
+                    float(row[start + j] ** 2 * diagonal[start + j])
+                    for j in range(4)
+                    if j not in two
+                )
+                for two in itertools.combinations(range(4), 2)
+            ]
+            gone = made[own] == 0
+            assert float((row[own] ** 2 * diagonal[own])[gone].sum()) == pytest.approx(min(lost))
+            assert torch.equal(made[own][~gone], row[own][~gone])
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+@pytest.mark.parametrize("group", [4, 6, 8])
+def test_codes_of_gptq_are_those_of_brute_force(bits, group):
+    weight, moment = problem()
+    form, h = gptq(weight, moment, bits, group), damped(moment)
+    low, step = (
+        t.repeat_interleave(group)[: weight.numel()].view_as(weight)
+        for t in extremes(groups_of(weight, group), bits)
+    )
+    for i, (target, made) in enumerate(zip(weight, dense(form), strict=True)):
+        row = target.clone()
+        for j in range(len(row)):
+            code = ((row[j] - low[i, j]) / step[i, j]).round().clamp(0, 2**bits - 1)
+            row[j] = low[i, j] + step[i, j] * code
+            row = freed(row, target, h, j)
+        assert torch.allclose(made, row, atol=1e-8)
+
+
+def test_gptq_leaves_less_error_than_rounding_and_with_white_inputs_it_is_rounding():
+    weight, moment = problem(rows=64, columns=32)
+    plain, better = quantise(weight, 3, 16), gptq(weight, moment, 3, 16)
+    assert isinstance(plain, Quantised)
+    lost, kept = (dense(form) - weight for form in (plain, better))
+    assert (kept @ moment * kept).sum() < 0.7 * (lost @ moment * lost).sum()
+    white = gptq(weight, torch.eye(32, dtype=torch.float64), 3, 16)
+    assert torch.equal(white.codes, plain.codes)
+    assert torch.equal(white.low, plain.low)
+
+
+def test_an_input_that_is_always_zero_loses_its_column():
+    weight, moment = problem()
+    moment[3], moment[:, 3] = 0, 0
+    assert not dense(sparsegpt(weight, moment))[:, 3].any()
+    factor = inverse_factor(moment)
+    assert torch.isfinite(factor).all()
+    assert torch.equal(factor, factor.triu())
