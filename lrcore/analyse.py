@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .cache import hold, trim
-from .calibration.calibrate import Calibration, is_kept, layer_file
+from .calibration.calibrate import Calibration
+from .calibration.moment_files import is_kept, layer_file
 from .errors import InputError, unknown
 from .files import cache_folder, cache_key, draft_of
 from .layer import MLP, Layer, heads, output_heads

@@ -26,7 +26,7 @@ Statistics of gradients (fisher, taylor) belong to a matrix instead of a tap and
 calibration/gradients.py. Products are formed in the model's dtype and accumulated in float64.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,10 +123,22 @@ class EvenSample:
     positions of every window, whose lengths are powers of two as well.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seen, self._stride, self._seed = 0, 1, seed
+    def __init__(self, seed: int = 0, first: int = 0) -> None:
+        """first: the place of the first row, where others have the rows before it."""
+        self.seen, self._stride, self._seed = first, 1, seed
         self._places: Tensor | None = None  # of the rows kept, ascending
         self._rows: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Tensor, Tensor]], seen: int) -> "EvenSample":
+        """Of the samples of the consecutive parts of a stream of `seen` rows, places [l] and rows
+        [l, n] each: that of the whole stream.
+        """
+        whole = cls()
+        while seen > SAMPLE * whole._stride:
+            whole._stride *= 2
+        whole._keep(*(torch.cat(both) for both in zip(*parts, strict=True)))
+        return whole
 
     def add(self, rows: Tensor) -> None:
         """The next rows [..., n] of the stream."""
@@ -135,9 +147,14 @@ class EvenSample:
         chosen = self._chosen(places)
         places, rows = places[chosen], rows[chosen]
         if self._places is not None and self._rows is not None:
+            # the last block may have begun before these rows
             places, rows = torch.cat((self._places, places)), torch.cat((self._rows, rows))
-            chosen = self._chosen(places)  # the last block may have begun before these rows
-            places, rows = places[chosen], rows[chosen]
+        self._keep(places, rows)
+
+    def _keep(self, places: Tensor, rows: Tensor) -> None:
+        """Of these rows, those that the sample holds."""
+        chosen = self._chosen(places)
+        places, rows = places[chosen], rows[chosen]
         while len(places) > SAMPLE:
             self._stride *= 2
             chosen = self._chosen(places)
@@ -161,6 +178,17 @@ class EvenSample:
         """What is kept, [l, n]."""
         assert self._rows is not None  # something was added
         return self._rows
+
+    @property
+    def places(self) -> Tensor:
+        """The places of these rows in the stream, [l], ascending."""
+        assert self._places is not None  # something was added
+        return self._places
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added."""
+        return self._rows is None
 
 
 def _priorities(places: Tensor, seed: int) -> Tensor:
@@ -203,15 +231,18 @@ class SecondSum:
 class Accumulator:
     """Accumulates the statistics in `needs`, batch by batch, in float64 on the activations' device.
 
-    needs: (tap, statistic) pairs.
+    needs: (tap, statistic) pairs; "places" beside a sample are those of its rows. first: the place
+    of the first token, where others see the tokens before it.
     """
 
-    def __init__(self, needs: Iterable[Need]) -> None:
+    def __init__(self, needs: Iterable[Need], first: int = 0) -> None:
         self.needs = frozenset(needs)
         self.taps = frozenset(tap for tap, _ in self.needs)
         self._sums: dict[Need, Tensor] = {}
         self._seconds: dict[Need, SecondSum] = {}
-        self._samples = {need: EvenSample() for need in self.needs if need[1] == "sample"}
+        self._samples = {
+            need: EvenSample(first=first) for need in self.needs if need[1] == "sample"
+        }
         self._tokens = 0
 
     def observe(self, tap: str, x: Tensor) -> None:
@@ -223,7 +254,7 @@ class Accumulator:
                 self._samples[need].add(x)
             elif need == (tap, "second"):
                 self._seconds.setdefault(need, SecondSum()).add(wide)
-            elif need[0] == tap:
+            elif need[0] == tap and need[1] in STATISTICS:
                 for rows in wide.split(BLOCK):
                     self._add(need, STATISTICS[need[1]](rows))
 
@@ -252,5 +283,10 @@ class Accumulator:
             means[tap, statistic] = second.total().div_(self._tokens)
             # stored beside it, so that a reader of the squares alone need not load the matrix
             means.setdefault((tap, "square"), means[tap, statistic].diagonal().clone())
-        samples = {need: sample.rows for need, sample in self._samples.items() if sample.seen}
-        return Moments(means | samples, self._tokens)
+        samples = {need: one.rows for need, one in self._samples.items() if not one.empty}
+        places = {
+            (tap, "places"): self._samples[tap, "sample"].places
+            for tap, _ in samples
+            if (tap, "places") in self.needs
+        }
+        return Moments(means | samples | places, self._tokens)

@@ -142,6 +142,27 @@ class _OffloadedTensor:
     order: tuple[int, ...]
 
 
+def put_away(value: Any, file: Temporary) -> Any:
+    """Write the tensors of a value to a file; returns the value with their places instead."""
+    tensors: dict[str, Tensor] = {}
+    offloaded: dict[tuple[Any, ...], _OffloadedTensor] = {}
+
+    def put(tensor: Tensor) -> _OffloadedTensor:
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in offloaded:
+            order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+            name = str(len(tensors))
+            tensors[name] = tensor.permute(order)
+            shape = tuple(tensors[name].shape)
+            stored = StoredTensor(file.path, name, shape, tensor.dtype, file)
+            offloaded[key] = _OffloadedTensor(stored, order)
+        return offloaded[key]
+
+    places = _mapped(value, Tensor, put)
+    write_tensors(file.path, tensors, {})
+    return places
+
+
 class OffloadedList(Sequence[Any]):
     """A list of values whose tensors are offloaded, one file per value; an entry is read each time.
 
@@ -153,26 +174,21 @@ class OffloadedList(Sequence[Any]):
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
         self._folder, self._device = folder, device
         self._values: list[Any] = []
+        self._files: list[Temporary] = []
 
     def append(self, value: Any) -> None:
         """Write the value's tensors to a file; they are no longer held in memory."""
-        file = Temporary(self._folder)
-        tensors: dict[str, Tensor] = {}
-        offloaded: dict[tuple[Any, ...], _OffloadedTensor] = {}
+        file = self.file()
+        self.add(put_away(value, file), file)
 
-        def put(tensor: Tensor) -> _OffloadedTensor:
-            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if key not in offloaded:
-                order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-                name = str(len(tensors))
-                tensors[name] = tensor.permute(order)
-                shape = tuple(tensors[name].shape)
-                stored = StoredTensor(file.path, name, shape, tensor.dtype, file)
-                offloaded[key] = _OffloadedTensor(stored, order)
-            return offloaded[key]
+    def file(self) -> Temporary:
+        """A file for the next value, for `put_away`, here or in another process."""
+        return Temporary(self._folder)
 
-        self._values.append(_mapped(value, Tensor, put))
-        write_tensors(file.path, tensors, {})
+    def add(self, value: Any, file: Temporary) -> None:
+        """A value that was put away in a file of this list; the list keeps the file."""
+        self._values.append(value)
+        self._files.append(file)
 
     def __len__(self) -> int:
         return len(self._values)

@@ -138,7 +138,7 @@ def test_a_limit_that_is_none_is_refused_before_any_work(text, recipe, monkeypat
         cache.read_size(text)
     if text:
         monkeypatch.setenv("LRCORE_CACHE_LIMIT", text)
-        monkeypatch.setattr(calibration_module, "_collect", lambda *given: pytest.fail("worked"))
+        monkeypatch.setattr(calibration_module, "collect", lambda *given: pytest.fail("worked"))
         with pytest.raises(lrcore.InputError, match="LRCORE_CACHE_LIMIT"):
             lrcore.calibrate(lrcore.load(recipe.model), recipe)
 

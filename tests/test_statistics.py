@@ -25,6 +25,18 @@ def test_a_sample_has_one_row_of_every_block_whatever_the_batches(count):
     assert torch.equal(kept, sampled(count, count))
 
 
+@pytest.mark.parametrize("count", [700, SAMPLE + 1, 5000, 20011])
+@pytest.mark.parametrize("ends", [[0.5], [0.03], [0.98], [0.2, 0.21, 0.9]])
+def test_samples_of_the_parts_of_a_stream_are_joined_to_that_of_the_whole(count, ends):
+    begins, parts = [0, *(int(end * count) for end in ends)], []
+    for begin, end in zip(begins, [*begins[1:], count], strict=True):
+        part = EvenSample(first=begin)
+        for rows in torch.arange(begin, end).unsqueeze(1).split(64):
+            part.add(rows)
+        parts.append((part.places, part.rows))
+    assert torch.equal(EvenSample.joined(parts, count).rows.flatten(), sampled(count, 64))
+
+
 def test_every_position_of_a_window_can_occur_in_a_sample():
     """A calibration of 128 windows of 2048: every 256th token would have 8 of their positions."""
     kept = sampled(128 * 2048, 8 * 2048)

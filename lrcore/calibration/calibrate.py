@@ -8,25 +8,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors import safe_open
 
 from .. import data
-from ..cache import hold, trim
-from ..files import cache_folder, cache_key, draft_of
+from ..cache import hold
+from ..files import cache_folder, cache_key
 from ..history import Compressed
 from ..locks import Lock
 from ..may_follow import check_may_follow
 from ..methods import METHODS
 from ..models.architectures import decoder_layers
-from ..models.layers import clone
 from ..models.load import LoadedModel
-from ..models.stream import LayerStream
 from ..models.structure import forms_of
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need
-from ..tensor_files import write_tensors
+from .collect import collect
+from .moment_files import layer_file, read_moments
 
 # Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
 # to check what that led to.
@@ -132,7 +130,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     }
     aside = data.windows_aside(texts, model.tokenizer, windows, min(ASIDE, 2 * len(windows.tokens)))
     held = hold(folder)
-    _collect(model, windows.tokens, needs, folder, progress)
+    collect(model, windows.tokens, needs, folder, progress)
     device = str(model.network.device)
     return Calibration(folder, key, layers, protocol, device, windows.tokens, aside, held=(held,))
 
@@ -151,57 +149,8 @@ def also(
         return calibration
     folder = cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
     held = hold(folder)
-    _collect(model, calibration.tokens, needs, folder, progress or silent)
+    collect(model, calibration.tokens, needs, folder, progress or silent)
     return replace(calibration, extra=folder, held=(*calibration.held, held))
-
-
-def _collect(
-    model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress
-) -> None:
-    """Run the windows [n, t] through the model; write the moments of layers not in the folder."""
-    layers = len(decoder_layers(model.network))
-    missing = [layer for layer in range(layers) if not is_kept(folder, layer)]
-    if missing:
-        stream = LayerStream(clone(model.network), tokens)
-        for layer in range(missing[-1] + 1):
-            progress("calibrate", layer, layers)
-            moments = stream.run(layer, needs if layer in missing else ())
-            if moments is not None:
-                write_moments(moments, layer_file(folder, layer))
-            del moments  # before the next layer's are made
-        trim()
-    progress("calibrate", layers, layers)
-
-
-def layer_file(folder: Path, layer: int) -> Path:
-    """The file of a layer's moments."""
-    return folder / f"layer-{layer:04d}.safetensors"
-
-
-def is_kept(folder: Path, layer: int) -> bool:
-    """Whether the moments of a layer are there, in a file that is whole."""
-    try:
-        with safe_open(layer_file(folder, layer), "pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
-
-
-def write_moments(moments: Moments, path: Path) -> None:
-    """Write moments to a safetensors file, atomically."""
-    tensors = {f"{tap}.{statistic}": value for (tap, statistic), value in moments.values.items()}
-    with draft_of(path) as draft:
-        write_tensors(draft, tensors, {"tokens": str(moments.tokens)})
-
-
-def read_moments(path: Path, device: str = "cpu") -> Moments:
-    """The inverse of `write_moments`."""
-    with safe_open(path, "pt", device=device) as file:
-        values: dict[Need, Tensor] = {}
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            tap, statistic = name.split(".")
-            values[tap, statistic] = file.get_tensor(name)
-        return Moments(values, int(file.metadata()["tokens"]))
 
 
 def _read_one(path: Path, need: Need) -> float:

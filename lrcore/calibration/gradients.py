@@ -32,7 +32,8 @@ from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..spectra import Slot
 from ..statistics import Moments, Need
-from .calibrate import Calibration, is_kept, layer_file, read_moments, write_moments
+from .calibrate import Calibration
+from .moment_files import is_kept, layer_file, read_moments, write_moments
 
 WINDOWS = 64
 FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning

@@ -53,12 +53,13 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 @flags(recipe=("source", "windows"))
-def calibrate(recipe: Recipe, as_json: AsJson = False) -> None:
+def calibrate(recipe: Recipe, cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """Collect what all methods read. It is kept on disk, where the commands below find it."""
     import lrcore
 
     began = time.perf_counter()
-    calibration = lrcore.calibrate(load_dense(recipe), recipe, progress=progress)
+    with on_cluster(cluster):
+        calibration = lrcore.calibrate(load_dense(recipe), recipe, progress=progress)
     values = {
         "key": calibration.key,
         "layers": calibration.layers,

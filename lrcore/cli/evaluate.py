@@ -9,7 +9,7 @@ import typer
 from ..evaluation.settings import EvaluationSettings
 from ..files import write_text
 from ..settings import setting
-from .arguments import AsJson, Batch, Loading, ModelOrFolder, ToTrackio
+from .arguments import CLUSTER, AsJson, Batch, Loading, ModelOrFolder, ToTrackio, on_cluster
 from .console import progress, show
 from .flags import flags
 
@@ -28,13 +28,21 @@ COLUMNS = (
 SPEEDS = ("prefill_tokens_per_second", "decode_tokens_per_second")
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How the forward passes are made, which no figure depends on."""
+
+    batch: int = setting(8, "Windows per forward pass.")
+    cluster: str | None = setting(None, CLUSTER, metavar="ADDRESS")
+
+
 @app.command()
 @flags()
 def evaluate(
     model: ModelOrFolder,
     settings: EvaluationSettings,
     loading: Loading,
-    batch: Batch = 8,
+    passes: Passes,
     trackio: ToTrackio = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,8 +53,10 @@ def evaluate(
     import lrcore
 
     tracker = lrcore.Tracker(trackio) if trackio else None
-    loaded = loading.load(model)
-    result = lrcore.evaluate(loaded, settings, batch=batch, progress=progress).to_dict()
+    with on_cluster(passes.cluster):
+        loaded = loading.load(model)
+        measured = lrcore.evaluate(loaded, settings, batch=passes.batch, progress=progress)
+    result = measured.to_dict()
     if tracker:
         figures = {name: value for name, value in result.items() if name != "protocol"}
         tracker.log(

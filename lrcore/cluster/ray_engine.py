@@ -18,8 +18,8 @@ CARRIED = ("HF_HUB_OFFLINE", "LRCORE_CACHE_LIMIT")  # of the environment, where 
 
 @contextmanager
 def on_cluster(address: str = "auto") -> Iterator[None]:
-    """Inside, the probes and sweeps that this thread asks for are done by the workers of a Ray
-    cluster; the results are the same.
+    """Inside, what this thread calibrates, factorises, probes, evaluates and sweeps is done by the
+    workers of a Ray cluster; moments differ by rounding, all else is the same.
 
     address: "auto" for the cluster that this machine belongs to, host:port, or ray://host:port. All
     machines need this package, and must see the cache (LRCORE_CACHE), models and texts under the

@@ -24,7 +24,8 @@ from ..plan import Shape
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
-from ..tensor_files import OffloadedList
+from ..tensor_files import OffloadedList, Temporary, put_away
+from ..units import Work, each, workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,26 +75,67 @@ def factorise(
         calibration = with_gradients(model, calibration, progress)
     total = len(decoder_layers(model.network))
     seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
-    offloaded = OffloadedList(cache_folder() / OFFLOADED, model.device) if model.offloaded else None
-    layers: OffloadedList | list[LayerFactors] = [] if offloaded is None else offloaded
+    known = read_outliers(calibration.folder)
+    work = Work("factorise", _Factoring(model, seen, method, chosen, count=not known))
+    away = model.offloaded or workers().apart
+    stored = OffloadedList(cache_folder() / OFFLOADED, model.device) if away else None
+    units = [_Unit(i, None if stored is None else stored.file()) for i in range(total)]
+    layers: list[LayerFactors] = []
     spectra: dict[Slot, Spectrum] = {}
-    known, counted = read_outliers(calibration.folder), []
-    for index in range(total):
-        progress("factorise", index, total)
-        layer, moments = read_layer(model.network, index), seen.moments(index)
-        layer_factors = row.factor(layer, moments, chosen)
-        spectra |= {
-            (index, name): spectrum(index, name, factor) for name, factor in layer_factors.items()
-        }
-        if not known:
-            counted.append(outlier_ratios(layer, moments))
-        layers.append(layer_factors)
+    counted = []
+    for unit, made in zip(units, each(work, units, progress), strict=True):
+        if stored is not None and unit.file is not None:
+            stored.add(made.factors, unit.file)
+        else:
+            layers.append(made.factors)
+        spectra |= made.spectra
+        counted.append(made.outliers)
     if not known:
         keep_outliers(calibration.folder, counted)
-    progress("factorise", total, total)
     evidence = Evidence(spectra, calibration.influence)
     evidence = evidence.with_measurement("outliers", known or counted)
-    return Factorisation(method, layers, evidence, calibration, shape_of(model), chosen)
+    held = layers if stored is None else stored
+    return Factorisation(method, held, evidence, calibration, shape_of(model), chosen)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A layer to factorise. file: where its factors are put, None for in memory."""
+
+    index: int
+    file: Temporary | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Factored:
+    """One layer's factors, or their places; their spectra; the layer's outlier ratios."""
+
+    factors: Any
+    spectra: Mapping[Slot, Spectrum]
+    outliers: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Factoring:
+    """The task of factorising. count: whether outliers are counted, too."""
+
+    model: LoadedModel
+    calibration: Calibration
+    method: str
+    options: Any
+    count: bool
+
+    def __call__(self, unit: _Unit, progress: Progress) -> _Factored:
+        del progress
+        layer = read_layer(self.model.network, unit.index)
+        moments = self.calibration.moments(unit.index)
+        factors = find_method(self.method).factor(layer, moments, self.options)
+        spectra = {
+            (unit.index, name): spectrum(unit.index, name, one) for name, one in factors.items()
+        }
+        outliers = outlier_ratios(layer, moments) if self.count else ()
+        held = factors if unit.file is None else put_away(factors, unit.file)
+        return _Factored(held, spectra, outliers)
 
 
 def truncate_layer(

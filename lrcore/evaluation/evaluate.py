@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..progress import Progress
 from ..settings import check_least
+from ..units import Work, each
 from .protocols import Passages, Row, make_passages
 from .settings import EvaluationSettings
 
@@ -156,13 +158,14 @@ def window_losses(
 
     tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t).
     """
-    done, parts = 0, []
-    for part in batches(model, tokens, batch):
-        parts.append(_losses(model, part))
-        done += len(part)
-        if progress is not None:
-            progress("evaluate", done, len(tokens))
-    return torch.cat(parts)
+    parts = list(batches(model, tokens, batch))
+    windows = [0, *accumulate(map(len, parts))]
+
+    def counted(stage: str, done: int, _: int) -> None:
+        if progress is not None and done:
+            progress(stage, windows[done], len(tokens))
+
+    return torch.cat(list(each(Work("evaluate", _Losses(model)), parts, counted)))
 
 
 def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
@@ -175,6 +178,17 @@ def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
     per_window = tokens.shape[1] * vocabulary * model.network.dtype.itemsize
     for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
         yield part.to(model.device)
+
+
+@dataclass(frozen=True, eq=False)
+class _Losses:
+    """The task of `window_losses`: the losses of one forward pass."""
+
+    model: LoadedModel
+
+    def __call__(self, tokens: Tensor, progress: Progress) -> Tensor:
+        del progress
+        return _losses(self.model, tokens)
 
 
 @torch.inference_mode()

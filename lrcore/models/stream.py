@@ -26,6 +26,7 @@ class _Stop(Exception):
     """Ends a forward pass once the inputs of the layers are known."""
 
 
+BATCH = 8  # windows per forward pass
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a layer is called with besides its input
 
 
@@ -71,8 +72,11 @@ class LayerStream:
     elsewhere at the same time.
     """
 
-    def __init__(self, network: PreTrainedModel, tokens: Tensor, batch: int = 8) -> None:
-        self.network, self.batch = network, batch
+    def __init__(
+        self, network: PreTrainedModel, tokens: Tensor, batch: int = BATCH, first: int = 0
+    ) -> None:
+        """first: how many tokens of the same text others see before these."""
+        self.network, self.batch, self.first = network, batch, first
         self._calls: dict[int, list[Call]] = {}  # by batch size, one per layer
         self._hidden = [self._enter(part) for part in tokens.to(network.device).split(batch)]
 
@@ -112,7 +116,7 @@ class LayerStream:
         Raises InputError where those are not finite.
         """
         layer = decoder_layers(self.network)[index]
-        accumulator = Accumulator(needs)
+        accumulator = Accumulator(needs, self.first)
         added: dict[str, Tensor] = {}
         with ExitStack() as stack:
             stack.enter_context(present(layer))

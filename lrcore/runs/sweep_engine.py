@@ -1,16 +1,19 @@
 """Running a sweep: one engine for the command line and the page, which differ in their store."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from ..calibration.calibrate import calibrate
 from ..errors import InputError, Shortage
 from ..models.counting import count_account
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
+from ..recipe import Recipe
 from ..units import HERE, Work, workers
 from .chain_models import ChainModels
 from .sweep import Sweep
@@ -39,8 +42,23 @@ def run_sweep(
     progress, every = progress or silent, cells(model, sweep)
     work = Work("sweep", _Making(model, sweep, store, every), attrgetter("factors_key"))
     doing = workers() if store.shared else HERE
+    if doing.apart:
+        _calibrate_first(model, [cell for cell in every if store.finished(cell) is None], progress)
     rows = doing.each(work, every, progress)
     return [row for own in rows for row in own]
+
+
+def _calibrate_first(model: LoadedModel, every: list[Cell], progress: Progress) -> None:
+    """What several workers would calibrate at once, each for itself; they find it in the cache."""
+    first = [cell.steps[0] for cell in every if cell.steps]
+    windows = Recipe.fields_of("windows")
+    for recipe in {
+        tuple(getattr(step.recipe, name) for name in windows): step.recipe
+        for step in first
+        if step.kind == "compress"
+    }.values():
+        with suppress(InputError):  # its cells say why it cannot be done
+            calibrate(model, recipe, progress)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ packed, they answer in another order than they are asked, and they die where a t
 """
 
 from lrcore.cluster.crew import Crew, Worker
-from lrcore.units import worked_by
+from lrcore.units import HERE, worked_by
 
 
 class Pretended:
@@ -32,10 +32,11 @@ class Pretended:
     def take(self, ticket):
         worker, handle, unit = self.open.pop(ticket)
         own = self.workers.setdefault(worker, Worker())
-        if ticket in self.dying:
-            own.run(handle, unit)
-            own = self.workers[worker] = Worker()
-        return own.run(handle, unit)
+        with worked_by(HERE):
+            if ticket in self.dying:
+                own.run(handle, unit)
+                own = self.workers[worker] = Worker()
+            return own.run(handle, unit)
 
     def stop(self):
         self.open, self.workers = {}, {}

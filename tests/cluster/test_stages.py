@@ -3,10 +3,16 @@
 import json
 
 import pytest
+import torch
 from pretended import Pretended, on
 
 import lrcore
+from lrcore.calibration import collect
+from lrcore.cluster.parcels import pack
 from lrcore.compression.evidence.probes import measure_divergences
+from lrcore.compression.factorise import truncate_layer
+from lrcore.models.layers import clone
+from lrcore.tensor_files import OffloadedList
 
 
 def silent(*_):
@@ -26,6 +32,90 @@ def recipe(tiny_llama, story_file):
 @pytest.fixture(scope="module")
 def calibration(model, recipe):
     return lrcore.calibrate(model, recipe)
+
+
+def in_shares(model, recipe, folder, monkeypatch, engine):
+    """A calibration by workers, in a cache of its own."""
+    monkeypatch.setenv("LRCORE_CACHE", str(folder))
+    with on(engine):
+        return lrcore.calibrate(model, recipe)
+
+
+@pytest.mark.parametrize(("count", "units"), [(1, 1), (2, 2), (5, 3)])
+def test_moments_are_those_of_one_process(
+    model, recipe, calibration, count, units, tmp_path, monkeypatch
+) -> None:
+    engine = Pretended(count, dying=[0])
+    there = in_shares(model, recipe, tmp_path, monkeypatch, engine)
+    assert there.key == calibration.key
+    assert len(engine.sent) == units + calibration.layers
+    for layer in range(calibration.layers):
+        own, other = calibration.moments(layer), there.moments(layer)
+        assert own.tokens == other.tokens
+        assert own.values.keys() == other.values.keys()
+        for need, value in own.values.items():
+            if need[1] == "sample":
+                assert torch.equal(value, other.values[need])
+            else:
+                least = 1e-10 * float(value.abs().max())
+                assert torch.allclose(value, other.values[need], rtol=1e-10, atol=least), need
+    assert sorted(path.name for path in there.folder.iterdir()) == [
+        f"layer-{layer:04d}.safetensors" for layer in range(3)
+    ]
+
+
+def test_a_killed_calibration_goes_on_with_what_is_there(
+    model, recipe, calibration, tmp_path, monkeypatch
+) -> None:
+    plain, written = collect.write_moments, []
+
+    def write(moments, path):
+        if len(written) == 8:  # both shares of all three layers, and two that are joined
+            raise KeyboardInterrupt
+        written.append(path)
+        plain(moments, path)
+
+    monkeypatch.setattr(collect, "write_moments", write)
+    with pytest.raises(KeyboardInterrupt):
+        in_shares(model, recipe, tmp_path, monkeypatch, Pretended(2))
+    monkeypatch.setattr(collect, "write_moments", lambda *given: (written.append(0), plain(*given)))
+    there = in_shares(model, recipe, tmp_path, monkeypatch, Pretended(2))
+    assert len(written) == 9
+    assert there.block_influence == pytest.approx(calibration.block_influence, rel=1e-10)
+
+
+def test_factors_are_the_same_and_stay_in_files(model, calibration) -> None:
+    for method in ("a3", "latentllm"):
+        here = lrcore.factorise(model, calibration, method)
+        engine = Pretended(2, dying=[0])
+        with on(engine):
+            there = lrcore.factorise(model, calibration, method)
+        assert len(engine.sent) == calibration.layers
+        assert isinstance(there.layers, OffloadedList)
+        assert max(map(len, map(pack, there.spectra.values()))) < 3000
+        ranks = {slot: max(1, s.cost.full // 2) for slot, s in here.spectra.items()}
+        states = []
+        for factors in (here, there):
+            network = clone(model.network)
+            for index in range(len(factors.layers)):
+                truncate_layer(network, index, factors.layers[index], ranks)
+            states.append(network.state_dict())
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+        assert [len(list(s.values)) for s in here.spectra.values()] == [
+            len(list(s.values)) for s in there.spectra.values()
+        ]
+        assert here.evidence.get("outliers") == there.evidence.get("outliers")
+
+
+def test_an_evaluation_is_the_same_to_the_bit(model, recipe) -> None:
+    settings = lrcore.EvaluationSettings(recipe.data, 9, 16)
+    here, seen = lrcore.evaluate(model, settings, batch=2), []
+    engine = Pretended(2)
+    with on(engine):
+        there = lrcore.evaluate(model, settings, batch=2, progress=lambda *s: seen.append(s))
+    assert len(engine.sent) == 5
+    assert (there.nll, there.tokens, there.protocol) == (here.nll, here.tokens, here.protocol)
+    assert seen[-1] == ("evaluate", 9, 9)
 
 
 def test_probes_are_the_same_to_the_bit(model, calibration) -> None:

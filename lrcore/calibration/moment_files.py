@@ -1,0 +1,64 @@
+"""The moments of a layer as a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..files import draft_of
+from ..statistics import Moments, Need
+from ..tensor_files import write_tensors
+
+
+@dataclass(frozen=True)
+class MomentsFile:
+    """A file of moments whose statistics are read one at a time."""
+
+    path: Path
+    needs: tuple[Need, ...]
+    tokens: int
+
+    @classmethod
+    def at(cls, path: Path) -> "MomentsFile":
+        """The file at a path; nothing but its header is read."""
+        with safe_open(path, "pt") as file:
+            needs = [tuple(name.split(".")) for name in file.keys()]  # noqa: SIM118 (not a dict)
+            return cls(path, tuple(needs), int(file.metadata()["tokens"]))
+
+    def read(self, need: Need, device: str = "cpu") -> Tensor:
+        """One statistic [...], on a device."""
+        with safe_open(self.path, "pt", device=device) as file:
+            value: Tensor = file.get_tensor(".".join(need))
+            return value
+
+
+def layer_file(folder: Path, layer: int) -> Path:
+    """The file of a layer's moments."""
+    return folder / f"layer-{layer:04d}.safetensors"
+
+
+def is_kept(folder: Path, layer: int) -> bool:
+    """Whether the moments of a layer are there, in a file that is whole."""
+    try:
+        with safe_open(layer_file(folder, layer), "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def write_moments(moments: Moments, path: Path) -> None:
+    """Write moments to a safetensors file, atomically."""
+    tensors = {f"{tap}.{statistic}": value for (tap, statistic), value in moments.values.items()}
+    with draft_of(path) as draft:
+        write_tensors(draft, tensors, {"tokens": str(moments.tokens)})
+
+
+def read_moments(path: Path, device: str = "cpu") -> Moments:
+    """The inverse of `write_moments`."""
+    with safe_open(path, "pt", device=device) as file:
+        values: dict[Need, Tensor] = {}
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            tap, statistic = name.split(".")
+            values[tap, statistic] = file.get_tensor(name)
+        return Moments(values, int(file.metadata()["tokens"]))
