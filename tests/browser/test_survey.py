@@ -103,3 +103,5 @@ def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench, harmful):
         assert workbench.recipe()["options"] == {"junction": "symmetric"}
         workbench.choose("field-method", "a3")
         workbench.until(lambda: workbench.plotted("ov"), "a3 is not drawn")
+        # a press on what goes would be lost
+        workbench.page.wait_for_selector("#option-junction", state="detached")
