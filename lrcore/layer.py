@@ -75,6 +75,9 @@ class Stored:
 
 
 Projection = Linear | LowRank | Stored
+# The dimension along which a matrix holds the weights of one state of a head or of the MLP: rows
+# give such states, columns of o and down read them.
+ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +113,7 @@ class Attention:
     covers absolute and learned positions, which act on the input. A partial rotary embedding has
     the other columns in pairs of angle zero, in the layout of a whole rotary head.
     rotary_pairs [n_kv, qk_size / 2]: the original index of each kept pair; None while all are kept.
+    kept_heads [n_q]: the original index of each query head that is left; None while all are.
     qk_norm: queries and keys are normalised over a head or over the whole width before rotary;
     qk_size then stays head_size.
     softcap c: scores become c tanh(score / c). window: the most keys a query sees, where the
@@ -134,6 +138,7 @@ class Attention:
     scale: float
     position: Literal["none", "rotary"] = "none"
     rotary_pairs: Tensor | None = None
+    kept_heads: Tensor | None = None
     qk_norm: Literal["head", "width"] | None = None
     softcap: float | None = None
     window: int | None = None
@@ -202,6 +207,17 @@ class Layer:
         """
         a = self.attention
         possible = {"qk": a.qk_norm is None, "ov": not a.summed, "mlp": self.mlp is not None}
+        return tuple(name for name, there in possible.items() if there)
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What can be removed whole: "heads", the groups of query heads that share a key and a
+        value head, and the neurons of the "mlp". No "heads" where there is one group only, a norm
+        over the width of all of them, or one output projection for their sum.
+        """
+        a = self.attention
+        groups = a.n_kv > 1 and a.qk_norm != "width" and not a.summed
+        possible = {"heads": groups, "mlp": self.mlp is not None}
         return tuple(name for name, there in possible.items() if there)
 
     def matrices(self) -> dict[str, Projection]:

@@ -29,7 +29,7 @@ def _always(_recipe: Recipe) -> bool:
 def _reads_gradients(recipe: Recipe) -> bool:
     method = find_method(recipe.method)
     chosen = method.choose(recipe.options)
-    return method.reads_gradients(chosen) or find_policy(recipe.policy).needs == "gradients"
+    return bool(method.gradients(chosen)) or find_policy(recipe.policy).needs == "gradients"
 
 
 def _is_latentllm(recipe: Recipe) -> bool:

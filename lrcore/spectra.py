@@ -122,6 +122,8 @@ class Spectrum:
     ...). Only values of one unit can be compared.
     unit: slots with the same name have comparable values; empty: those of the same component.
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
+    scores [full / step] or None: what the method ranks by, in the order of `values`, where that can
+    be compared between all of its slots.
     """
 
     slot: Slot
@@ -129,6 +131,7 @@ class Spectrum:
     cost: Cost
     heads: Tensor | None = None
     unit: str = ""
+    scores: Tensor | None = None
 
     @property
     def grain(self) -> int:

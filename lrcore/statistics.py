@@ -22,8 +22,9 @@ Statistics of a tap:
   influence  Block Influence, 1 - E cos(x_in, x_out) (ShortGPT; MoDeGPT eq. 11 and B.11); only of
              block, attention and mlp
 
-Statistics of gradients (fisher, taylor) belong to a matrix instead of a tap and are collected by
-calibration/gradients.py. Products are formed in the model's dtype and accumulated in float64.
+Statistics of gradients (`GRADIENTS`) belong to a matrix instead of a tap and are collected by
+calibration/gradients.py, which says what they are. Products are formed in the model's dtype and
+accumulated in float64.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from .errors import InputError
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
+GRADIENTS = frozenset({"fisher", "taylor", "param_first", "param_second", "param_mix"})
 PARTS = ("block", "attention", "mlp")  # the taps that have an influence
 TAPS = {  # the tap at the input of every matrix
     "q": "attn_in",
@@ -56,6 +58,11 @@ STATISTICS = {
     "abs": lambda x: x.abs().sum(0, dtype=torch.float64),
     "square": lambda x: (x * x).sum(0, dtype=torch.float64),
 }
+
+
+def of_activations(needs: Iterable[Need]) -> frozenset[Need]:
+    """Those of some needs that are no statistics of gradients."""
+    return frozenset(need for need in needs if need[1] not in GRADIENTS)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ Written by `scripts/architectures.py` from the rows in `lrcore/models/architectu
 outcomes of their tests; do not edit by hand. How to add a family: [extending.md](extending.md).
 
 For every row the tests make a tiny random-weight model of that family. Columns *a* to *e* count the
-methods, each with its default options, for which a check passed:
+methods, one of every structure that a layer can get (`STRUCTURES` in `tests/tiny_models.py`) and
+each with its default options, for which a check passed:
 
 * (a) unchanged layers written back give bit-identical logits (no method has a part in this one);
 * (b) at full rank the logits are those of the dense model;

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_models import STRUCTURES
 
 import lrcore
-from lrcore.methods import METHODS
 from lrcore.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +43,7 @@ def test_every_family_was_measured_with_every_method_and_passed() -> None:
     record = json.loads((ROOT / "docs" / "architectures.json").read_text(encoding="utf-8"))
     missing = ", ".join(sorted(ARCHITECTURES.keys() - record.keys()))
     assert not missing, families.UNMEASURED.format(missing)
-    expected = {"a": [1, 1]} | {letter: [len(METHODS)] * 2 for letter in "bcde"}
+    expected = {"a": [1, 1]} | {letter: [len(STRUCTURES)] * 2 for letter in "bcde"}
     assert record == dict.fromkeys(ARCHITECTURES, expected)
 
 

@@ -127,5 +127,8 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         (folder / file.name).write_bytes(file.read_bytes())
 
 
+# One method of every structure that the layers of a model can get: `svd` stores what `svd_llm`
+# does, and `llm_pruner` what `flap` does.
+STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
 # every family of the table, for a test that is run with each
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

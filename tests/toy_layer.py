@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lrcore.layer import MLP, Attention, Layer, Linear
+from lrcore.layer import ACROSS, MLP, Attention, Layer, Linear
 from lrcore.models.stream import rotate_states
 from lrcore.statistics import Accumulator, Moments
 
@@ -137,8 +137,10 @@ def slopes(layer: Layer) -> dict:
         result[name, "fisher"] = torch.rand(
             projection.weight.shape[1], generator=g, dtype=torch.float64
         )
-        if name in ("gate", "up", "down"):
-            result[name, "taylor"] = torch.randn(D_F, generator=g, dtype=torch.float64)
+        size = projection.weight.shape[1 - ACROSS[name]]
+        result[name, "taylor"] = torch.randn(size, generator=g, dtype=torch.float64)
+        for kind in ("param_first", "param_second", "param_mix"):
+            result[name, kind] = torch.rand(size, generator=g, dtype=torch.float64)
     return result
 
 

@@ -22,7 +22,7 @@ from ..models.load import LoadedModel
 from ..models.structure import forms_of
 from ..progress import Progress, silent
 from ..recipe import Recipe
-from ..statistics import PARTS, Moments, Need
+from ..statistics import PARTS, Moments, Need, of_activations
 from .collect import collect
 from .moment_files import layer_file, read_moments
 
@@ -35,7 +35,7 @@ FORMAT = 4  # of the cached files; increase it whenever what is collected change
 def all_needs() -> frozenset[Need]:
     """The statistics that the methods need together, and the influences for the policies."""
     return frozenset((part, "influence") for part in PARTS).union(
-        *(method.needs for method in METHODS.values())
+        *(of_activations(method.needs) for method in METHODS.values())
     )
 
 
@@ -46,7 +46,7 @@ class Calibration:
     key: a hash of everything they depend on. layers: how many there are. protocol: the same as
     plain values. tokens: the windows [n, t], for methods and policies that run the model again.
     aside: windows of the same text that share no token with them, [at most ASIDE and 2 n, t].
-    extra: folder of the statistics that `also` collected. gradients: folder of the statistics that
+    extra: folder of the statistics that `also` collected. gradients: folders of the statistics that
     calibration/gradients.py collected. held: keeps these folders in the cache.
     """
 
@@ -58,7 +58,7 @@ class Calibration:
     tokens: Any = field(default=None, repr=False)
     aside: Any = field(default=None, repr=False)
     extra: Path | None = None
-    gradients: Path | None = None
+    gradients: tuple[Path, ...] = ()
     held: tuple[Lock | None, ...] = field(default=(), repr=False)
 
     def moments(self, layer: int) -> Moments:
@@ -70,10 +70,10 @@ class Calibration:
 
     def joined(self, moments: Moments, layer: int) -> Moments:
         """A layer's moments with the statistics of gradients, where those were collected."""
-        if self.gradients is None:
-            return moments
-        more = self._read(self.gradients, layer)
-        return Moments({**moments.values, **more.values}, moments.tokens)
+        values = dict(moments.values)
+        for folder in self.gradients:
+            values |= self._read(folder, layer).values
+        return Moments(values, moments.tokens)
 
     def _read(self, folder: Path, layer: int) -> Moments:
         return read_moments(layer_file(folder, layer), self.device)

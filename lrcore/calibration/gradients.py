@@ -5,16 +5,20 @@ Statistics, by the name of a matrix (see `statistics.Moments.values`):
 
 * fisher [in]: `E_w sum_i G_ij^2`, the empirical Fisher information of input j (FWSVD, Hsu et al.
   2022: I-hat of a row of its W^T).
-* taylor [d_f]: `E_w` of `sum w G` over a neuron's row in gate and up, or its column in down; signed
-  (LLM-Pruner, first order).
+* taylor [out], of o and down [in]: `E_w` of `sum w G` over every row, or every column; signed
+  (LLM-Pruner's score of a vector).
+* param_first, param_second, param_mix [out], of o and down [in]: the sum over every row, or every
+  column, of `|w E_w G|`, `w^2 E_w G^2` and `|w E_w G - w^2 E_w G^2 / 2|` (LLM-Pruner's scores of
+  entries: what the loss changes by without one weight, to first and second order).
 
 G is the gradient of the mean token loss of one window, E_w the mean over the first WINDOWS
-calibration windows. Float64, and kept on disk.
+calibration windows. Float64, and kept on disk. Entries take the memory of the decoder's weights
+twice more, so `PASSES` collects them apart.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +28,7 @@ from transformers import PreTrainedModel
 from ..cache import hold, trim
 from ..errors import InputError
 from ..files import cache_folder, cache_key
-from ..layer import Layer, Linear
+from ..layer import ACROSS, Layer, Linear
 from ..linalg import column_squares
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
@@ -33,22 +37,27 @@ from ..progress import Progress, silent
 from ..spectra import Slot
 from ..statistics import Moments, Need
 from .calibrate import Calibration
-from .moment_files import is_kept, layer_file, read_moments, write_moments
+from .moment_files import is_kept, layer_file, write_moments
 
 WINDOWS = 64
-FORMAT = 1  # of the cached files; raise it whenever what is collected changes its meaning
+FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
 
 
 def with_gradients(
-    model: LoadedModel, calibration: Calibration, progress: Progress | None = None
+    model: LoadedModel,
+    calibration: Calibration,
+    statistics: Collection[str],
+    progress: Progress | None = None,
 ) -> Calibration:
-    """The calibration with the statistics of the gradients in its moments; instant where they are
-    on disk already.
+    """The calibration with statistics of the gradients in its moments; instant where they are on
+    disk already, or where none is asked for.
 
     One forward and one backward pass of the whole model per window: it takes the memory of the
     decoder's weights once more, and of one window's activations. Raises InputError for a model
     whose layers are offloaded, or whose matrices are not plain.
     """
+    if not statistics:
+        return calibration
     if model.offloaded:
         raise InputError(
             "These options need gradients of the whole model at once: load it without offload, or "
@@ -65,13 +74,19 @@ def with_gradients(
             "Start from the dense one."
         )
     tokens = calibration.tokens[:WINDOWS]
-    folder = cache_folder() / "gradients" / cache_key(FORMAT, calibration.key, len(tokens))
-    held = hold(folder)
-    if not all(is_kept(folder, layer) for layer in range(total)):
-        for layer, moments in enumerate(collect(model.network, tokens, progress or silent)):
-            write_moments(moments, layer_file(folder, layer))
-        trim()
-    return replace(calibration, gradients=folder, held=(*calibration.held, held))
+    folders, held = [], []
+    for name, own in PASSES.items():
+        if not set(own.statistics) & set(statistics):
+            continue
+        key = cache_key(FORMAT, calibration.key, len(tokens), name)
+        folders.append(cache_folder() / "gradients" / key)
+        held.append(hold(folders[-1]))
+        if not all(is_kept(folders[-1], layer) for layer in range(total)):
+            found = collect(model.network, tokens, progress or silent, own)
+            for layer, moments in enumerate(found):
+                write_moments(moments, layer_file(folders[-1], layer))
+            trim()
+    return replace(calibration, gradients=tuple(folders), held=(*calibration.held, *held))
 
 
 def fisher_information(
@@ -87,15 +102,14 @@ def fisher_information(
 
     Raises InputError as `with_gradients` does, which collects the gradients.
     """
-    folder = with_gradients(model, calibration, progress).gradients
-    assert folder is not None  # with_gradients sets it
+    found = with_gradients(model, calibration, ("fisher",), progress)
     by_layer: dict[int, list[str]] = {}
     for layer, name in matrices:
         by_layer.setdefault(layer, []).append(name)
     information = {}
     for layer, names in by_layer.items():
         weights = read_layer(model.network, layer).matrices()
-        values = read_moments(layer_file(folder, layer)).values
+        values = found.joined(Moments({}, 0), layer).values
         for name in names:
             own = [one for one in matrices[layer, name] if one in weights]
             entries = sum(weights[one].weight.numel() for one in own)
@@ -104,37 +118,75 @@ def fisher_information(
     return information
 
 
-def collect(network: PreTrainedModel, tokens: Tensor, progress: Progress) -> list[Moments]:
+@dataclass(frozen=True)
+class Pass:
+    """What a pass over the windows collects.
+
+    of_window(layer, slope): what is averaged over windows, of one layer; slope: the gradients in
+    place of the weights. finish(layer, means): its statistics.
+    """
+
+    statistics: tuple[str, ...]
+    of_window: Callable[[Layer, Layer], dict[Need, Tensor]]
+    finish: Callable[[Layer, Mapping[Need, Tensor]], Mapping[Need, Tensor]]
+
+
+def collect(
+    network: PreTrainedModel, tokens: Tensor, progress: Progress, kind: Pass
+) -> list[Moments]:
     """The statistics of every layer over windows tokens [n, t]."""
     weights = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
     sums: list[dict[Need, Tensor]] = [{} for _ in weights]
     for number, slopes in enumerate(window_gradients(network, tokens)):
         progress("gradients", number, len(tokens))
         for layer, slope, own in zip(weights, slopes, sums, strict=True):
-            for need, value in statistics_of(layer, slope).items():
-                own[need] = own[need] + value if need in own else value
+            for need, value in kind.of_window(layer, slope).items():
+                own[need] = own[need].add_(value) if need in own else value
     progress("gradients", len(tokens), len(tokens))
+    means = [{need: value / len(tokens) for need, value in own.items()} for own in sums]
     return [
-        Moments({need: value / len(tokens) for need, value in own.items()}, tokens.numel())
-        for own in sums
+        Moments(kind.finish(layer, own), tokens.numel())
+        for layer, own in zip(weights, means, strict=True)
     ]
 
 
-def statistics_of(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
-    """The statistics of one layer and one window, [in] or [d_f] each, float64.
-
-    slope: the gradients in place of the weights.
-    """
+def vectors(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
+    """fisher [in] and taylor [out or in] of one layer and one window."""
     weights = layer.matrices()
     statistics: dict[Need, Tensor] = {}
     for name, projection in slope.matrices().items():
         statistics[name, "fisher"] = column_squares(projection.weight)
-        if name in ("gate", "up", "down"):
-            product = weights[name].weight.float() * projection.weight.float()
-            statistics[name, "taylor"] = product.sum(
-                0 if name == "down" else 1, dtype=torch.float64
-            )
+        product = weights[name].weight.float() * projection.weight.float()
+        statistics[name, "taylor"] = product.sum(ACROSS[name], dtype=torch.float64)
     return statistics
+
+
+def entries(_layer: Layer, slope: Layer) -> dict[Need, Tensor]:
+    """The gradients of one layer and one window and their squares, [out, in] each, float32."""
+    gradients = {name: p.weight.float() for name, p in slope.matrices().items()}
+    means = {(name, "slope"): gradient.clone() for name, gradient in gradients.items()}
+    return means | {(name, "square"): gradient**2 for name, gradient in gradients.items()}
+
+
+def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:
+    """param_first, param_second and param_mix of one layer, [out or in] each, from the means of
+    `entries`.
+    """
+    statistics: dict[Need, Tensor] = {}
+    for name, projection in layer.matrices().items():
+        weight = projection.weight.float()
+        first = weight * means[name, "slope"]
+        second = weight**2 * means[name, "square"]
+        terms = {"first": first, "second": second, "mix": first - second / 2}
+        for kind, term in terms.items():
+            statistics[name, f"param_{kind}"] = term.abs().sum(ACROSS[name], dtype=torch.float64)
+    return statistics
+
+
+PASSES = {
+    "vectors": Pass(("fisher", "taylor"), vectors, lambda _, means: means),
+    "entries": Pass(("param_first", "param_second", "param_mix"), entries, scores),
+}
 
 
 def window_gradients(network: PreTrainedModel, tokens: Tensor) -> Iterator[list[Layer]]:

@@ -88,6 +88,8 @@ def export_mla(
     """
     public, network = public_model(model), model.network
     layers = list(_checked(network))
+    if len({layer.attention.n_q for layer in layers}) > 1:
+        raise _refused("its layers have different numbers of heads")
     sizes = _sizes(layers)
     state = _state(network, layers, sizes)
     parameters = sum(tensor.numel() for tensor in state.values())

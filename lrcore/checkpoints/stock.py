@@ -173,7 +173,7 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     if any(layer.factored for layer in layers):
         reasons.append("factored or quantised matrices")
     if any(layer.narrowed for layer in layers):
-        reasons.append("narrower attention heads")
+        reasons.append("narrower attention heads, or fewer")
     widths = {layer.width for layer in layers if layer.width is not None}
     if len(widths) > 1:
         reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
@@ -218,7 +218,7 @@ class _Facts(NamedTuple):
 def _facts(layer: Layer) -> _Facts:
     a, down = layer.attention, None if layer.mlp is None else layer.mlp.down
     factored = any(not isinstance(p, Linear) for p in layer.matrices().values())
-    narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
+    narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size) or a.kept_heads is not None
     width = down.weight.shape[1] if isinstance(down, Linear) else None
     return _Facts(
         factored, narrowed, a.head_size, width, down is not None and down.bias is not None

@@ -71,8 +71,7 @@ def factorise(
     chosen = row.choose(options or {})
     wanted = Recipe(method=method, options=dict(options or {}))
     check_may_follow(Compressed, model.history, model.name, forms_of(model.network), wanted)
-    if row.reads_gradients(chosen):
-        calibration = with_gradients(model, calibration, progress)
+    calibration = with_gradients(model, calibration, row.gradients(chosen), progress)
     total = len(decoder_layers(model.network))
     seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
     known = read_outliers(calibration.folder)

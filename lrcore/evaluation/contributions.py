@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..layer import Layer
+from ..methods.heads import groups_left, of_groups
 from ..models.architectures import decoder_layers, text_config
 from ..models.layers import clone, read_layer, write_layer
 from ..models.load import LoadedModel
@@ -78,7 +79,7 @@ def contributions(
 def mixed(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -> LoadedModel:
     """The dense model with some components ("qk", "ov", "mlp") of the compressed one.
 
-    Tensors are shared with both.
+    Tensors are shared with both. Heads that were removed whole are missing from QK and OV alike.
     """
     network = clone(dense.network)
     for index in range(len(decoder_layers(network))):
@@ -89,6 +90,8 @@ def mixed(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -> Loa
 
 def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
     attention, other = dense.attention, small.attention
+    if attention.n_kv > other.n_kv and {"qk", "ov"} & set(parts):
+        attention = of_groups(attention, groups_left(attention, other))
     if "qk" in parts:
         sizes = {
             name: getattr(other, name) for name in ("qk_size", "rotary_pairs", "latent", "channel")

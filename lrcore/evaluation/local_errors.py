@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from ..errors import InputError
+from ..methods.heads import groups_left, queries_of
 from ..models.architectures import Architecture, architecture_of, decoder_layers
-from ..models.layers import clone, projection_paths
+from ..models.layers import clone, projection_paths, read_layer
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
 from ..progress import Progress, silent
@@ -39,10 +40,10 @@ _SLOT = {"scores": "qk", "ov": "ov", "mlp": "mlp"}  # whose spectrum predicts th
 class LocalErrors:
     """Relative squared errors, measured and predicted.
 
-    errors[layer][component]: "scores"; "ov", the attention's output under the dense scores;
-    "attention", its output under its own scores; "mlp", the MLP's output; "residual", the stream
-    after the layer, with the errors of all layers up to it. No "scores" in a family without
-    torch's attention, no "mlp" in a layer of experts.
+    errors[layer][component]: "scores", of the heads that are left; "ov", the attention's output
+    under the dense scores; "attention", its output under its own scores; "mlp", the MLP's output;
+    "residual", the stream after the layer, with the errors of all layers up to it. No "scores" in a
+    family without torch's attention, no "mlp" in a layer of experts.
     predicted[layer][slot]: 1 - energy at the plan's ranks, for the slots "qk", "ov" and "mlp" that
     the method has. protocol: what the tokens depend on.
     """
@@ -136,6 +137,8 @@ def _layer_errors(
     ratios: dict[str, _Ratio] = {}
     layers = [decoder_layers(network)[index] for network in networks]
     row, device = architecture_of(networks[0]), networks[1].device
+    own = [read_layer(network, index).attention for network in networks[:2]]
+    left = queries_of(own[0], groups_left(*own))
     for number, hidden in enumerate(stream.hidden):
         args, kwargs = stream.call(index, number)
         with _watch(layers[0], row) as true:
@@ -145,6 +148,8 @@ def _layer_errors(
         with _watch(layers[2], row) as values:
             layers[2](hidden, *args, **kwargs)
         true["ov"], other["ov"] = true["attention"], values["attention"]
+        if "scores" in true:
+            true["scores"] = true["scores"][:, left.to(hidden.device)]
         for name in true.keys() & other.keys():
             ratios.setdefault(name, _Ratio()).add(true[name], other[name].to(hidden.device))
         stream.hidden[number] = out[0] if isinstance(out, tuple) else out

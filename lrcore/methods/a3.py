@@ -29,8 +29,8 @@ from .attention_factors import ColumnOrder, HeadMaps, SummedValues, ValueMaps
 from .costs import mlp_cost, ov_cost, qk_cost, summed_ov_cost
 from .factors import LayerFactors, NeuronOrder, mlp_of, pooled
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
-from .method import COMPONENT_MATRICES, COMPONENTS, Method
-from .ranking import magnitudes, neuron_scores, pair_products
+from .method import COMPONENT_MATRICES, COMPONENTS, MATRICES, Method
+from .ranking import magnitudes, neuron_scores, pair_products, value_scores
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class A3Options:
     )
     ov: str = option(
         "heads",
-        "moments of each head's output; of the layer's input; or all heads at once, with a "
-        "larger KV cache",
-        choices=("heads", "inputs", "overall"),
+        "moments of each head's output; of the layer's input; of neither (weights: CLOVER); all "
+        "heads at once, with a larger KV cache; or columns of the values by abs, wanda or taylor",
+        choices=("heads", "inputs", "weights", "overall", "abs", "wanda", "taylor"),
     )
     mlp: str = option(
         "a3",
@@ -83,15 +83,20 @@ def factor(layer: Layer, moments: Moments, options: A3Options = DEFAULT) -> Laye
 
     solve = {
         "qk": solve_qk,
-        "ov": lambda: _values(a, moments, options.ov),
+        "ov": lambda: _values(layer, moments, options.ov),
         "mlp": lambda: mlp_cur(layer, moments, options.mlp),
     }
     return {name: solve[name]() for name in layer.components}
 
 
-def _values(a: Attention, moments: Moments, ov: str) -> ValueMaps | SummedValues:
+def _values(layer: Layer, moments: Moments, ov: str) -> ValueMaps | SummedValues:
+    a = layer.attention
     if ov == "overall":
         return ov_overall(a, moments)
+    if ov in ("abs", "wanda", "taylor"):
+        return ov_columns(layer, moments, ov)
+    if ov == "weights":
+        moments = identity_input(moments)
     if a.group > 1:
         # heads that share their values share the moments of the layer's input already
         return ov_joint(a, moments)
@@ -210,6 +215,23 @@ def ov_joint(a: Attention, moments: Moments) -> ValueMaps:
     )
 
 
+def ov_columns(layer: Layer, moments: Moments, kind: str) -> ValueMaps:
+    """OV by selection: of every value head the columns of largest importance are kept, with the
+    columns of the output projection that read them.
+
+    The loss curve is the sum of `E[a_j^2] |w_j|^2` over the columns removed; cross terms are left
+    out. kind: see `ranking.value_scores`.
+    """
+    a = layer.attention
+    order = value_scores(layer, moments, kind).sort(descending=True, stable=True).indices
+    losses = moments.square("attn_out") * column_squares(a.o.weight)
+    own = by_group(losses.unflatten(0, (a.n_q, -1)), a).sum(1).gather(-1, order).sqrt()
+    out = output_heads(a.o.weight.double(), a.n_q)  # [n_q, d, v_size]
+    places = order.repeat_interleave(a.group, 0).unsqueeze(1).expand_as(out)
+    maps = torch.eye(a.v_size, dtype=out.dtype, device=out.device)[order]
+    return ValueMaps(pooled(own), ov_cost(a), own, maps, out.gather(-1, places))
+
+
 def ov_overall(a: Attention, moments: Moments) -> SummedValues:
     """Theorem B.1, OV stacked over the heads: minimises E |sum_i W_o,i a_i - O^|^2 over all maps of
     rank r at once.
@@ -233,7 +255,7 @@ def mlp_cur(layer: Layer, moments: Moments, mlp: str = "a3") -> NeuronOrder:
     """
     m = mlp_of(layer)
     losses = moments.square("mlp_hidden") * column_squares(m.down.weight)
-    ranking = losses if mlp == "a3" else neuron_scores(m, moments, mlp)
+    ranking = losses if mlp == "a3" else neuron_scores(layer, moments, mlp)
     order = ranking.sort(descending=True, stable=True).indices
     return NeuronOrder(losses[order].sqrt(), mlp_cost(m), None, order)
 
@@ -253,5 +275,8 @@ METHOD = Method(
     shrinks_kv=True,
     holds=COMPONENT_MATRICES,
     options=A3Options,
-    gradients=(("mlp", "taylor"),),
+    extra_needs={
+        ("mlp", "taylor"): frozenset((name, "taylor") for name in MATRICES),
+        ("ov", "taylor"): frozenset((name, "taylor") for name in MATRICES),
+    },
 )

@@ -77,6 +77,31 @@ def ov_cost(a: Attention) -> Cost:
     )
 
 
+def heads_cost(a: Attention) -> Cost:
+    """A rank of heads is a whole group: a key and a value head, and the query heads and parts of
+    the output projection that belong to them.
+    """
+    d_out, rows = a.o.weight.shape[0], {"q": a.group * a.qk_size, "k": a.qk_size, "v": a.v_size}
+    own = [(getattr(a, name), size) for name, size in rows.items()]
+    biases = sum(size * has_bias(p) for p, size in own)
+    per_rank = sum(size * p.weight.shape[1] for p, size in own) + a.group * a.v_size * d_out
+    dense, idle = stored(a.q, a.k, a.v, a.o)
+    fixed = d_out * has_bias(a.o)
+    return Cost(
+        a.n_kv,
+        per_rank + biases,
+        dense,
+        fixed,
+        kv_per_rank=a.qk_size + a.v_size,
+        kv_dense=a.kv_values,
+        per_cached=a.group * (a.qk_size + a.v_size),
+        cached_dense=a.n_q * a.qk_size + raised_keys(a) + weighted_values(a),
+        idle_per_rank=biases,
+        idle_fixed=fixed,
+        idle_dense=idle - absorbed(a),
+    )
+
+
 def summed_ov_cost(a: Attention) -> Cost:
     """A rank of OV over all heads at once is one row of values for *every query head*, and one
     column of the output projection that they share.

@@ -44,7 +44,12 @@ LayerFactors = dict[str, Factor]  # of one layer, by component or matrix name
 def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
     """The loss curve of a factor as a Spectrum of slot (index, name)."""
     return Spectrum(
-        (index, name), factor.values, factor.cost, factor.heads, unit=getattr(factor, "unit", name)
+        (index, name),
+        factor.values,
+        factor.cost,
+        factor.heads,
+        unit=getattr(factor, "unit", name),
+        scores=getattr(factor, "scores", None),
     )
 
 
@@ -76,18 +81,26 @@ def pooled(values: Tensor) -> Tensor:
 class NeuronOrder:
     """MLP by selection: the first r neurons of order [d_f], with their columns of `down` as they
     are.
+
+    mean [d_f]: given where what the removed neurons contribute on average moves into the bias of
+    `down`. scores [d_f]: see `Spectrum`.
     """
 
     values: Tensor
     cost: Cost
     heads: Tensor | None
     order: Tensor
+    mean: Tensor | None = None
+    scores: Tensor | None = None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
             return layer
-        kept = self.order[:rank].sort().values
-        return narrow_mlp(layer, kept, mlp_of(layer).down.weight[:, kept])
+        kept, old = self.order[:rank].sort().values, mlp_of(layer).down
+        small = narrow_mlp(layer, kept, old.weight[:, kept])
+        if self.mean is None:
+            return small
+        return with_down_bias(small, removed_mean(old, kept, self.mean))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +132,8 @@ class NystromOrder:
         small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
         if self.mean is None:
             return small
-        bias = moved_bias(old, old.weight.double() @ self.mean - down @ self.mean[kept])
-        mlp = mlp_of(small)
-        return replace(small, mlp=replace(mlp, down=replace(mlp.down, bias=bias)))
+        shift = old.weight.double() @ self.mean - down @ self.mean[kept]
+        return with_down_bias(small, moved_bias(old, shift))
 
 
 def moved_bias(linear: Projection, shift: Tensor) -> Tensor:
@@ -129,6 +141,20 @@ def moved_bias(linear: Projection, shift: Tensor) -> Tensor:
     projection without a bias gets one.
     """
     return (shift if linear.bias is None else linear.bias.double() + shift).to(linear.weight.dtype)
+
+
+def removed_mean(linear: Projection, kept: Tensor, mean: Tensor) -> Tensor:
+    """The bias [out] of a projection plus what its inputs that are not in kept [r] contribute on
+    average. mean [in]: of the inputs.
+    """
+    gone = mean.clone().index_fill_(0, kept, 0.0)
+    return moved_bias(linear, linear.weight.double() @ gone)
+
+
+def with_down_bias(layer: Layer, bias: Tensor) -> Layer:
+    """The layer with another bias [d] in its down projection."""
+    mlp = mlp_of(layer)
+    return replace(layer, mlp=replace(mlp, down=replace(mlp.down, bias=bias)))
 
 
 def narrow_mlp(layer: Layer, kept: Tensor, down: Tensor) -> Layer:

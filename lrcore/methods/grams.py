@@ -27,9 +27,14 @@ def output_gram(a: Attention, moments: Moments) -> Tensor:
     """E[a_i a_i^T] of each head's output: the diagonal blocks of the second moment of the output
     projection's input, [n_q, d_h, d_h], float64.
     """
-    second = moments.second("attn_out")
-    size = second.shape[0] // a.n_q
-    blocks = second.reshape(a.n_q, size, a.n_q, size)
+    return diagonal_blocks(moments.second("attn_out"), a.n_q)
+
+
+def diagonal_blocks(second: Tensor, count: int) -> Tensor:
+    """The blocks on the diagonal of a second moment, [count * size, count * size] -> [count, size,
+    size].
+    """
+    blocks = second.unflatten(1, (count, -1)).unflatten(0, (count, -1))
     return symmetric(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
 
 

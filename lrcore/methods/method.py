@@ -6,7 +6,7 @@ from typing import Any
 
 from ..layer import Layer
 from ..options import NoOptions, options_of, read_options
-from ..statistics import Moments, Need
+from ..statistics import GRADIENTS, Moments, Need, of_activations
 from .factors import LayerFactors
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -23,12 +23,11 @@ class Method:
     factor(layer, moments, options): the factors of one layer for all ranks.
     components: the slots of a layer with the default options. They need not cover the layer: the
     rest stays dense.
-    needs: the (tap, statistic) pairs that `factor` reads.
+    needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) where the
+    statistic is one of gradients; of those that a layer lacks it reads none.
     shrinks_kv: whether some slot caches less at a lower rank.
     holds: the matrices of every slot, with any options, that is not named after a single matrix.
     options: the frozen dataclass of its options, described by the metadata of its fields.
-    gradients: the (option, value) pairs with which `factor` also reads statistics of gradients, see
-    lrcore/calibration/gradients.py.
     extra_needs: what `factor` reads besides with an (option, value); collected only then.
     refit: whether layers are refit unless the recipe says otherwise, see
     lrcore/compression/refit.py.
@@ -44,7 +43,6 @@ class Method:
     shrinks_kv: bool
     holds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: type = NoOptions
-    gradients: tuple[tuple[str, str], ...] = ()
     extra_needs: Mapping[tuple[str, Any], frozenset[Need]] = field(default_factory=dict)
     refit: bool = False
     lacks: frozenset[str] = frozenset()
@@ -73,17 +71,20 @@ class Method:
         return read_options(f"method {self.name}", self.options, given)
 
     def reads(self, options: Any) -> frozenset[Need]:
-        """What `factor` reads with these options: `needs` and `extra_needs`."""
+        """What `factor` reads of activations with these options."""
+        return of_activations(self._all(options))
+
+    def gradients(self, options: Any) -> frozenset[str]:
+        """The statistics of gradients that `factor` reads with these options."""
+        return frozenset(name for _, name in self._all(options) if name in GRADIENTS)
+
+    def _all(self, options: Any) -> frozenset[Need]:
         chosen = (
             needs
             for (name, value), needs in self.extra_needs.items()
             if getattr(options, name) == value
         )
         return self.needs.union(*chosen)
-
-    def reads_gradients(self, options: Any) -> bool:
-        """Whether `factor` reads statistics of gradients with these options."""
-        return any(getattr(options, name) == value for name, value in self.gradients)
 
     def describe(self) -> dict[str, Any]:
         """The row as plain values, for `methods --json` and the page."""

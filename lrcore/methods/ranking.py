@@ -1,12 +1,14 @@
-"""What rotary pairs and neurons are ranked by: products over a pair, and the baselines of A3's
-tables.
+"""What rotary pairs, columns of values, heads and neurons are ranked by: products over a pair, and
+the baselines of the papers' tables.
 """
+
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from ..layer import MLP, Attention, Projection, heads
-from ..statistics import Moments
+from ..layer import ACROSS, Attention, Layer, Projection, heads
+from ..statistics import TAPS, Moments
 from .grams import by_group
 
 
@@ -28,19 +30,59 @@ def magnitudes(projection: Projection, count: int) -> Tensor:
     return sums if projection.bias is None else sums + heads(projection.bias.double(), count).abs()
 
 
-def neuron_scores(m: MLP, moments: Moments, kind: str) -> Tensor:
-    """Importance of every neuron by a baseline, [d_f], float64. A neuron's rows in gate and up and
-    its column in down are one group of weights.
-
-    kind "abs": the sum of their magnitudes. "wanda": `E[z_j^2]^{1/2} sum_i |w_ij|` in down (Sun et
-    al. 2024, per neuron). "taylor": the sum over the matrices of `|sum w g|`, g the gradient of the
-    loss (LLM-Pruner, Ma et al. 2023: first order, per vector, without biases).
+def neuron_scores(layer: Layer, moments: Moments, kind: str) -> Tensor:
+    """Importance of every neuron, [d_f], float64: the sum over its rows in gate and up and its
+    column in down, see `vector_scores`.
     """
-    down = m.down.weight.abs().sum(0, dtype=torch.float64)
+    return _summed(vector_scores(layer, moments, kind), ("gate", "up", "down"))
+
+
+def group_scores(layer: Layer, moments: Moments, kind: str) -> Tensor:
+    """Importance of every group of heads, [n_kv], float64: the sum over the rows of its queries,
+    keys and values and the columns that read its outputs, see `vector_scores`.
+    """
+    found, groups = vector_scores(layer, moments, kind), layer.attention.n_kv
+    named = {
+        name: score.reshape(groups, -1).sum(1) for name, score in found.items() if name in "qkvo"
+    }
+    return _summed(named, "qkvo")
+
+
+def value_scores(layer: Layer, moments: Moments, kind: str) -> Tensor:
+    """Importance of every column of a value head, [n_kv, v_size], float64: the sum over its row in
+    v and the columns of the output projection that read it, see `vector_scores`.
+    """
+    a, found = layer.attention, vector_scores(layer, moments, kind)
+    read = by_group(found["o"].unflatten(0, (a.n_q, -1)), a).sum(1)
+    return read + heads(found["v"], a.n_kv) if "v" in found else read
+
+
+def _summed(scores: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    own = [scores[name] for name in names if name in scores]
+    return sum(own[1:], own[0])
+
+
+def vector_scores(layer: Layer, moments: Moments, kind: str) -> dict[str, Tensor]:
+    """Importance of every row of q, k, v, gate and up, and of every column of o and down, float64,
+    by the name of the matrix.
+
+    kind "abs": the sum of the magnitudes. "wanda": `E[x_j^2]^{1/2} sum_i |w_ij|`, of o and down
+    alone (Sun et al. 2024, per column). "taylor": `|sum w g|`, g the gradient of the loss;
+    "param_first", "param_second" and "param_mix": the sums over entries of `|w g|`, of `w^2 g^2`
+    and of both terms (LLM-Pruner, Ma et al. 2023, by vectors and by entries, see
+    lrcore/calibration/gradients.py). Biases are left out.
+    """
+    named = layer.matrices()
     if kind == "wanda":
-        return moments.square("mlp_hidden").sqrt() * down
-    rows = {name: p for name, p in {"up": m.up, "gate": m.gate}.items() if p is not None}
+        return {
+            name: moments.square(TAPS[name]).sqrt() * _magnitudes(named[name], 0)
+            for name in ("o", "down")
+            if name in named
+        }
     if kind == "abs":
-        return down + sum(p.weight.abs().sum(1, dtype=torch.float64) for p in rows.values())
-    parts = [moments.values[name, "taylor"].abs() for name in ("down", *rows)]
-    return sum(parts[1:], parts[0])
+        return {name: _magnitudes(p, ACROSS[name]) for name, p in named.items()}
+    return {name: moments.values[name, kind].abs() for name in named}
+
+
+def _magnitudes(projection: Projection, dim: int) -> Tensor:
+    return projection.weight.abs().sum(dim, dtype=torch.float64)

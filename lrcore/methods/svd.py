@@ -66,5 +66,5 @@ METHOD = Method(
     needs=frozenset(),
     shrinks_kv=False,
     options=SvdOptions,
-    gradients=(("weights", "fisher"),),
+    extra_needs={("weights", "fisher"): frozenset((name, "fisher") for name in MATRICES)},
 )

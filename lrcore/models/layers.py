@@ -75,6 +75,7 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
             **values,
             **sizes,
             rotary_pairs=attention.rotary_pairs,
+            kept_heads=attention.kept_heads,
             frequencies=rotary_frequencies(network, attention.head_size) if rotary else None,
             channel=_read_channel(attention),
         )
@@ -155,7 +156,8 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
     ):
         value = layer.attention
         sizes = {name: getattr(value, name) for name in SIZES} | {
-            "selected_pairs": value.rotary_pairs is not None
+            "selected_pairs": value.rotary_pairs is not None,
+            "selected_heads": value.kept_heads is not None,
         }
         place = f"{row.layers}.{layer.index}"
         module.set_submodule(
@@ -181,9 +183,10 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
 
 
 def _reshaped(now: Attention, then: Attention) -> bool:
-    sizes = ((a.qk_size, a.v_size, a.latent, a.summed) for a in (now, then))
-    return len(set(sizes)) > 1 or not (
-        _equal(now.rotary_pairs, then.rotary_pairs) and _equal(now.channel, then.channel)
+    sizes = ((a.n_kv, a.qk_size, a.v_size, a.latent, a.summed) for a in (now, then))
+    parts = ("rotary_pairs", "kept_heads", "channel")
+    return len(set(sizes)) > 1 or not all(
+        _equal(getattr(now, name), getattr(then, name)) for name in parts
     )
 
 

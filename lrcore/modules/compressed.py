@@ -33,13 +33,16 @@ class CompressedAttention(nn.Module):
     The cache holds n_kv * (qk_size + v_size) numbers per token; n_kv * qk_size + n_q * v_size where
     heads are `summed`, each with its own values. Kept rotary pairs are rotated by the angles of the
     original pairs (`rotary_pairs`, per kv head), and the score scale stays that of the original
-    head size. Norms of queries and keys are the native modules; softcap and sliding window are as
-    in the native attention.
+    head size. What a family adds to the scores head by head it makes for all of them; where heads
+    were removed, those of `kept_heads` are taken from it. Norms of queries and keys are the native
+    modules; softcap and sliding window are as in the native attention.
     """
 
     is_causal = True
     latent = ""
     fused = True  # states are brought into the shape of PyTorch's fused kernels
+    rotary_pairs: Tensor | None
+    kept_heads: Tensor | None
     q_proj: nn.Module
     k_proj: nn.Module
     v_proj: nn.Module
@@ -62,17 +65,25 @@ class CompressedAttention(nn.Module):
         if sizes["selected_pairs"]:
             pairs = torch.zeros(self.n_kv, self.qk_size // 2, dtype=torch.int32)
         self.register_buffer("rotary_pairs", pairs)
+        # checkpoints of earlier versions do not name it
+        fewer = sizes.get("selected_heads", False)
+        kept = torch.zeros(self.n_q, dtype=torch.int32) if fewer else None
+        self.register_buffer("kept_heads", kept)
 
     def sizes(self) -> dict[str, Any]:
         """The sizes from which `__init__` makes an empty module of this shape; JSON-able."""
         own = {name: getattr(self, name) for name in SIZES}
-        return own | {"selected_pairs": self.rotary_pairs is not None}
+        return own | {
+            "selected_pairs": self.rotary_pairs is not None,
+            "selected_heads": self.kept_heads is not None,
+        }
 
     def fill(self, value: Attention) -> "CompressedAttention":
         """Use the tensors of an attention value of these sizes; the caller sets q_norm, k_norm."""
-        if value.rotary_pairs is not None:
-            device = value.k.weight.device
-            self.rotary_pairs = value.rotary_pairs.to(dtype=torch.int32, device=device)
+        device = value.k.weight.device
+        for name in ("rotary_pairs", "kept_heads"):
+            if (indices := getattr(value, name)) is not None:
+                setattr(self, name, indices.to(dtype=torch.int32, device=device))
         modules = projection_modules({name: getattr(value, name) for name in "qkvo"})
         for name, projection in modules.items():
             setattr(self, f"{name}_proj", projection)
@@ -133,10 +144,11 @@ class CompressedAttention(nn.Module):
         cache = others.get("layer_past") if past_key_values is None else past_key_values
         q, k, v = self.project(hidden_states, position_embeddings, cache)
         mask, alibi, bias = attention_mask, others.get("alibi"), others.get("position_bias")
-        if alibi is not None:  # [b * n_q, 1 or t, keys]; Bloom's mask is added
-            mask = _add(alibi.view(b, self.n_q, -1, alibi.shape[-1]), mask)
-        if bias is not None:  # [n_q, 1, positions]; MPT's mask is true where it hides
-            mask = _add(bias[None, :, :, -k.shape[2] :], None if mask is None else ~mask)
+        if alibi is not None:  # [b * heads, 1 or t, keys]; Bloom's mask is added
+            mask = _add(self._left(alibi.unflatten(0, (b, -1))), mask)
+        if bias is not None:  # [heads, 1, positions]; MPT's mask is true where it hides
+            bias = self._left(bias[None, :, :, -k.shape[2] :])
+            mask = _add(bias, None if mask is None else ~mask)
         if self.window is not None:
             mask = _add(_window(self.window, t, k.shape[2], q), mask)
         if self.summed:
@@ -147,6 +159,10 @@ class CompressedAttention(nn.Module):
         out, weights = self._attend(q, k, v, mask, bool(wanted and eager))
         out = self.o_proj(out.sum(2) if self.summed else out.reshape(b, t, self.n_q * self.v_size))
         return (out if residual is None else out + residual), weights
+
+    def _left(self, per_head: Tensor) -> Tensor:
+        """Of something for every head there was, [b, heads, ...], what belongs to those left."""
+        return per_head if self.kept_heads is None else per_head[:, self.kept_heads.long()]
 
     def project(
         self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, cache: Any

@@ -9,6 +9,7 @@ from ..errors import unknown
 from . import (
     energy,
     fisher,
+    global_ranking,
     greedy,
     marginal,
     mix,
@@ -39,6 +40,7 @@ POLICIES: dict[str, Policy] = {
         owl.POLICY,
         svd_llm_v2.POLICY,
         fisher.POLICY,
+        global_ranking.POLICY,
         sensitivity.POLICY,
         probed.POLICY,
     )

@@ -10,8 +10,8 @@ from tiny_models import tiny
 from toy_layer import toy
 
 import lrcore
-from lrcore.calibration.gradients import WINDOWS, collect, window_gradients
-from lrcore.layer import Linear
+from lrcore.calibration.gradients import PASSES, WINDOWS, collect, window_gradients
+from lrcore.layer import ACROSS, Linear
 from lrcore.methods import METHODS, a3, svd
 from lrcore.models.layers import clone, read_layer, write_layer
 
@@ -66,7 +66,9 @@ def test_a_gradient_lies_as_the_layer_does(family: str, step: float) -> None:
 
 def test_statistics_are_means_over_windows(tiny_llama) -> None:
     network = lrcore.load(str(tiny_llama)).network
-    result = collect(network, TOKENS, lambda *_: None)
+    result, by_entry = (
+        collect(network, TOKENS, lambda *_: None, PASSES[name]) for name in ("vectors", "entries")
+    )
     for index, moments in enumerate(result):
         weights = read_layer(network, index).matrices()
         slopes = [layers[index].matrices() for layers in windows(network)]
@@ -75,14 +77,16 @@ def test_statistics_are_means_over_windows(tiny_llama) -> None:
             assert torch.allclose(
                 moments.values[name, "fisher"], sum((g**2).sum(0) for g in grads) / 3, rtol=1e-6
             )
-            if name in ("gate", "up", "down"):
-                product = projection.weight.double() * sum(grads) / 3
-                assert torch.allclose(
-                    moments.values[name, "taylor"],
-                    product.sum(0 if name == "down" else 1),
-                    rtol=1e-4,
-                    atol=1e-8,
-                )
+            product, dim = projection.weight.double() * sum(grads) / 3, ACROSS[name]
+            curved = projection.weight.double() ** 2 * sum(g**2 for g in grads) / 3
+            for kind, expected in {
+                "taylor": product.sum(dim),
+                "param_first": product.abs().sum(dim),
+                "param_second": curved.sum(dim),
+                "param_mix": (product - curved / 2).abs().sum(dim),
+            }.items():
+                found = (moments if kind == "taylor" else by_entry[index]).values[name, kind]
+                assert torch.allclose(found, expected, rtol=1e-4, atol=1e-8), (name, kind)
 
 
 def windows(network) -> list:
@@ -169,7 +173,7 @@ def test_a_score_by_taylor_predicts_what_a_neuron_is_worth(tiny_opt) -> None:
     """
     network = lrcore.load(str(tiny_opt), dtype="float64").network
     moments, layer, step = (
-        collect(network, TOKENS, lambda *_: None)[1],
+        collect(network, TOKENS, lambda *_: None, PASSES["vectors"])[1],
         read_layer(network, 1),
         1e-4,
     )
@@ -233,4 +237,4 @@ def test_gradients_work_inside_inference_mode_and_say_what_they_need(
     with pytest.raises(lrcore.InputError, match="gradients of dense ones"):
         lrcore.compress(lrcore.compress(model, recipe.with_(options={})), recipe)
     assert WINDOWS >= 32
-    assert METHODS["svd"].reads_gradients(svd.SvdOptions(weights="fisher"))
+    assert METHODS["svd"].gradients(svd.SvdOptions(weights="fisher")) == {"fisher"}

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from elsewhere import TOKENS, loaded_elsewhere
-from tiny_models import family_folder
+from tiny_models import STRUCTURES, family_folder
 
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
@@ -18,7 +18,7 @@ CASES = [
         family, method, id=f"{family}-{method}", marks=() if family in FEW else pytest.mark.slow
     )
     for family in ARCHITECTURES
-    for method in lrcore.METHODS
+    for method in STRUCTURES
 ]
 
 
@@ -36,8 +36,8 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory):
         families = [name for name in ARCHITECTURES if (name in FEW) == few]
         for number, family in enumerate(families):
             dense = family_folder(family, tiny_llama, folder / f"dense-{family}")
-            for place, method in enumerate(lrcore.METHODS):
-                again.append(place == number % len(lrcore.METHODS))
+            for place, method in enumerate(STRUCTURES):
+                again.append(place == number % len(STRUCTURES))
                 recipe = lrcore.Recipe(
                     model=str(dense),
                     data=str(story_file),

@@ -1,12 +1,12 @@
-"""Every method on the demo models, and on a model that somebody else trained: smaller, finite,
-and back bit for bit.
+"""Methods of every structure on the demo models, and on a model that somebody else trained:
+smaller, finite, and back bit for bit.
 """
 
 import pytest
 import torch
+from tiny_models import STRUCTURES
 
 import lrcore
-from lrcore.methods import METHODS
 
 pytestmark = pytest.mark.slow
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -28,7 +28,7 @@ def subject(request):
     return lrcore.load(recipe.model), recipe, RATIOS
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STRUCTURES)
 @torch.inference_mode()
 def test_ten_to_fifty_percent_and_back_from_disk(subject, method, tmp_path):
     model, base, ratios = subject

@@ -59,9 +59,13 @@ VARIANTS = {
         {"qk": "k_only", "scores": "abs"},
         {"qk": "weights", "ov": "inputs"},
         {"scores": "random", "seed": 3, "ov": "overall", "mlp": "abs"},
-        {"mlp": "wanda"},
-        {"mlp": "taylor"},
+        {"mlp": "taylor", "ov": "taylor"},
+        {"mlp": "wanda", "ov": "wanda"},
+        {"ov": "abs"},
+        {"qk": "weights", "ov": "weights"},
     ],
+    "flap": [{"metric": "wifn"}],
+    "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
     "svd": [{"weights": "fisher"}],
     "care": [
         {"whitening": "root", "shrinkage": 0.0},
@@ -110,9 +114,7 @@ def _solved(method: str, options: tuple, kind: tuple):
     row, case = ROWS[method], _case(kind)
     chosen = row.choose(dict(options))
     needs = row.reads(chosen) | {
-        need
-        for need in case.moments.values
-        if need[1] in ("fisher", "taylor") and row.reads_gradients(chosen)
+        need for need in case.moments.values if need[1] in row.gradients(chosen)
     }
     return case, row.factor(
         case.layer,
@@ -218,7 +220,7 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
 
 def test_every_method_file_has_a_row() -> None:
     shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams", "bounds"}
-    shared |= {"method", "ranking"}
+    shared |= {"heads", "method", "ranking"}
     here = Path(factors_module.__file__).parent
     files = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")

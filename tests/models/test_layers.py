@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from tiny_models import STRUCTURES
 from transformers import DynamicCache
 
 from lrcore.methods import METHODS, truncate
@@ -63,7 +64,7 @@ def test_a_clone_shares_tensors_and_survives_compression_of_the_other(model) -> 
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STRUCTURES)
 def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
     small = compressed(model, method)
     assert measure(small).decoder_linear < measure(model.network).decoder_linear
@@ -78,7 +79,7 @@ def test_parameters_and_cache_are_really_smaller(model, method: str) -> None:
     assert (measure(small).kv_values < measure(model.network).kv_values) == narrows
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STRUCTURES)
 def test_with_and_without_cache_give_the_same_logits(model, method: str) -> None:
     small = compressed(model, method)
     whole = logits(small)
@@ -119,7 +120,7 @@ def test_generate_runs_on_the_small_cache(model) -> None:
     assert torch.equal(out[:, 8], plain[:, 8])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STRUCTURES)
 def test_structure_survives_json_and_rebuilds_modules_that_take_the_state_dict(
     model, method: str
 ) -> None:
