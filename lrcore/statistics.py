@@ -39,7 +39,7 @@ from .errors import InputError
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
-GRADIENTS = frozenset({"fisher", "taylor", "param_first", "param_second", "param_mix"})
+GRADIENTS = frozenset({"fisher", "taylor", "param_first", "param_second", "param_mix", "curvature"})
 PARTS = ("block", "attention", "mlp")  # the taps that have an influence
 TAPS = {  # the tap at the input of every matrix
     "q": "attn_in",

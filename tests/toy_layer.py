@@ -139,6 +139,9 @@ def slopes(layer: Layer) -> dict:
         )
         size = projection.weight.shape[1 - ACROSS[name]]
         result[name, "taylor"] = torch.randn(size, generator=g, dtype=torch.float64)
+        if name in ("o", "down"):
+            root = torch.randn(D, D, generator=g, dtype=torch.float64)
+            result[name, "curvature"] = root @ root.T / D
         for kind in ("param_first", "param_second", "param_mix"):
             result[name, kind] = torch.rand(size, generator=g, dtype=torch.float64)
     return result

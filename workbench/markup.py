@@ -14,6 +14,7 @@ from .hand import Change
 from .live import Figure
 
 MOST_CHANGES = 12
+MOST_RANKED = 24  # every method by a policy and with uniform ranks
 MOST_NATS = 3  # of a colour: twenty times less likely
 LINE_END = "\n"
 TELLING = 0.005  # of a perplexity: less is within what another sample would change
@@ -157,12 +158,12 @@ def ranking(results: Sequence[tuple[float, str, str, bool]], held_out: bool = Tr
     if now is not None and now[0] / best[0] - 1 > TELLING:
         sentence += text.RANKED_HURTS.format(now[1], now[2], now[0] / best[0] - 1)
     sentence = sentence if held_out else text.NOT_RANKED
-    rest = [one for one in results[MOST_CHANGES:] if one[3]]
+    rest = [one for one in results[MOST_RANKED:] if one[3]]
     rows = "".join(
         f"<tr class='{'shown' if shown else ''}'><td>{escape(method)}</td>"
         f"<td>{escape(policy)}</td><td>{value:.4f}</td>"
         f"<td>{'lowest' if value == best[0] else f'+{value / best[0] - 1:.1%}'}</td></tr>"
-        for value, method, policy, shown in [*results[:MOST_CHANGES], *rest]
+        for value, method, policy, shown in [*results[:MOST_RANKED], *rest]
     )
     head = "<tr><th>method</th><th>policy</th><th>perplexity</th><th>above the lowest</th></tr>"
     return f"{note(sentence)}<table class='changes'>{head}{rows}</table>"

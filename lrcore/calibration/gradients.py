@@ -11,6 +11,8 @@ Statistics, by the name of a matrix (see `statistics.Moments.values`):
   column, of `|w E_w G|`, `w^2 E_w G^2` and `|w E_w G - w^2 E_w G^2 / 2|` (LLM-Pruner's scores of
   entries: what the loss changes by without one weight, to first and second order).
 
+* curvature [out, out], of o and down: see calibration/curvature.py.
+
 G is the gradient of the mean token loss of one window, E_w the mean over the first WINDOWS
 calibration windows. Float64, and kept on disk. Entries take the memory of the decoder's weights
 twice more, so `PASSES` collects them apart.
@@ -36,6 +38,7 @@ from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..spectra import Slot
 from ..statistics import Moments, Need
+from . import curvature
 from .calibrate import Calibration
 from .moment_files import is_kept, layer_file, write_moments
 
@@ -123,18 +126,36 @@ class Pass:
     """What a pass over the windows collects.
 
     of_window(layer, slope): what is averaged over windows, of one layer; slope: the gradients in
-    place of the weights. finish(layer, means): its statistics.
+    place of the weights. finish(layer, means): its statistics. outputs: whether the gradients by
+    the outputs of projections are collected instead, see calibration/curvature.py.
     """
 
     statistics: tuple[str, ...]
-    of_window: Callable[[Layer, Layer], dict[Need, Tensor]]
-    finish: Callable[[Layer, Mapping[Need, Tensor]], Mapping[Need, Tensor]]
+    of_window: Callable[[Layer, Layer], dict[Need, Tensor]] = lambda _layer, _slope: {}
+    finish: Callable[[Layer, Mapping[Need, Tensor]], Mapping[Need, Tensor]] = lambda _, means: means
+    outputs: bool = False
 
 
 def collect(
     network: PreTrainedModel, tokens: Tensor, progress: Progress, kind: Pass
 ) -> list[Moments]:
     """The statistics of every layer over windows tokens [n, t]."""
+    if kind.outputs:
+        with curvature.watched(network, tokens.shape[1] - 1) as outputs:
+            _averages(network, tokens, progress, kind)
+        return curvature.moments_of(outputs, tokens.numel())
+    weights = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
+    means = _averages(network, tokens, progress, kind)
+    return [
+        Moments(kind.finish(layer, own), tokens.numel())
+        for layer, own in zip(weights, means, strict=True)
+    ]
+
+
+def _averages(
+    network: PreTrainedModel, tokens: Tensor, progress: Progress, kind: Pass
+) -> list[dict[Need, Tensor]]:
+    """The means of `kind.of_window` over the windows, of every layer."""
     weights = [read_layer(network, index) for index in range(len(decoder_layers(network)))]
     sums: list[dict[Need, Tensor]] = [{} for _ in weights]
     for number, slopes in enumerate(window_gradients(network, tokens)):
@@ -143,11 +164,7 @@ def collect(
             for need, value in kind.of_window(layer, slope).items():
                 own[need] = own[need].add_(value) if need in own else value
     progress("gradients", len(tokens), len(tokens))
-    means = [{need: value / len(tokens) for need, value in own.items()} for own in sums]
-    return [
-        Moments(kind.finish(layer, own), tokens.numel())
-        for layer, own in zip(weights, means, strict=True)
-    ]
+    return [{need: value / len(tokens) for need, value in own.items()} for own in sums]
 
 
 def vectors(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
@@ -184,8 +201,9 @@ def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:
 
 
 PASSES = {
-    "vectors": Pass(("fisher", "taylor"), vectors, lambda _, means: means),
+    "vectors": Pass(("fisher", "taylor"), vectors),
     "entries": Pass(("param_first", "param_second", "param_mix"), entries, scores),
+    "outputs": Pass(("curvature",), outputs=True),
 }
 
 

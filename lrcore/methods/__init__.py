@@ -4,7 +4,7 @@ A method is a pure function from one layer and its moments to factors that serve
 """
 
 from ..errors import unknown
-from . import a3, care, flap, fused, latentllm, llm_pruner, modegpt, svd, svd_llm
+from . import a3, care, flap, fused, latentllm, llm_pruner, llm_surgeon, modegpt, svd, svd_llm
 from .factors import LayerFactors, spectrum, truncate
 from .method import COMPONENTS, MATRICES, Method
 
@@ -31,6 +31,7 @@ METHODS: dict[str, Method] = {
         fused.METHOD,
         flap.METHOD,
         llm_pruner.METHOD,
+        llm_surgeon.METHOD,
     )
 }
 

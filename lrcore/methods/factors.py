@@ -111,7 +111,7 @@ class NystromOrder:
     `(W L)[:, :r] L[:r, :r]^{-1}`, and the error of the output is `sum_{j >= r} |(W L)[:, j]|^2`.
     cholesky: L [d_f, d_f]; product: W L [d, d_f], both in the permuted order. mean [d_f], in the
     original order: given where C is a covariance; the mean of the removed neurons then moves into
-    the bias of `down`.
+    the bias of `down`. scores [d_f]: see `Spectrum`.
     """
 
     values: Tensor
@@ -121,6 +121,7 @@ class NystromOrder:
     cholesky: Tensor
     product: Tensor
     mean: Tensor | None = None
+    scores: Tensor | None = None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:

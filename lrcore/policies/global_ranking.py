@@ -18,8 +18,8 @@ def global_ranking(evidence: Evidence, budget: Budget, options: NoOptions) -> Ta
     the budget, each at its price.
 
     The scores are the method's own (`Spectrum.scores`). With `flap` this is the paper's AL-AM, with
-    `llm_pruner` its global ranking, with `obd` one threshold on the rise of the loss. Where a
-    method has none, the losses of its ranks are standardised within their slot, as FLAP does.
+    `llm_pruner` its global ranking, with `llm_surgeon` one threshold on the rise of the loss. Where
+    a method has none, the losses of its ranks are standardised within their slot, as FLAP does.
     """
     spectra = evidence.spectra
     scored = {slot: replace(s, values=scores_of(s)) for slot, s in spectra.items()}

@@ -2,6 +2,8 @@
 to the cache.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_a3_equations import augmented, score_error
@@ -84,6 +86,58 @@ def test_a3_with_identity_moments_is_clover(rank: int) -> None:
             u[:, :rank] * s[:rank] @ vt[:rank],
             atol=1e-8,
         )
+
+
+@pytest.mark.parametrize("position", ["none", "rotary"])
+@pytest.mark.parametrize("rank", RANKS)
+def test_values_by_the_weights_alone_are_clover(rank: int, position: str) -> None:
+    """CLOVER: `svd(W_o W_v)` of each head, and with all ranks the layer that there was."""
+    case = toy(3, 3, position, False, True)
+    a = case.layer.attention
+    factor = a3.factor(case.layer, case.moments, a3.A3Options(ov="weights"))["ov"]
+
+    def products(v, o):
+        return output_heads(o.weight, 3) @ heads(v.weight, 3)
+
+    small = factor.truncate(case.layer, rank).attention
+    for mine, whole, values in zip(
+        products(small.v, small.o), products(a.v, a.o), factor.heads, strict=True
+    ):
+        u, s, vt = torch.linalg.svd(whole)
+        assert torch.allclose(mine, u[:, :rank] * s[:rank] @ vt[:rank], atol=1e-8)
+        assert torch.allclose(values, s[:HEAD], atol=1e-8)
+    full = replace(factor, cost=replace(factor.cost, full=HEAD + 1)).truncate(case.layer, HEAD)
+    assert torch.allclose(
+        products(full.attention.v, full.attention.o), products(a.v, a.o), atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("kind", ["abs", "wanda", "taylor"])
+def test_columns_of_values_are_kept_by_the_scores_of_the_baselines(kind: str) -> None:
+    case = toy(4, 2, "rotary", True, True)
+    a, values = case.layer.attention, case.moments.values
+    factor = a3.factor(case.layer, case.moments, a3.A3Options(ov=kind))["ov"]
+    small = factor.truncate(case.layer, 3).attention
+    for g in range(2):
+        scores = []
+        for j in range(HEAD):
+            row, columns = g * HEAD + j, [(2 * g + i) * HEAD + j for i in range(2)]
+            scores.append(
+                {
+                    "abs": a.v.weight[row].abs().sum() + a.o.weight[:, columns].abs().sum(),
+                    "wanda": sum(
+                        a.o.weight[:, c].abs().sum() * case.a[:, c].square().mean().sqrt()
+                        for c in columns
+                    ),
+                    "taylor": values["v", "taylor"][row].abs()
+                    + values["o", "taylor"][columns].abs().sum(),
+                }[kind]
+            )
+        best = torch.tensor(scores).topk(3).indices
+        assert torch.equal(heads(small.v.weight, 2)[g], heads(a.v.weight, 2)[g][best])
+        for i in range(2 * g, 2 * g + 2):
+            own = output_heads(a.o.weight, 4)[i]
+            assert torch.equal(output_heads(small.o.weight, 4)[i], own[:, best])
 
 
 @pytest.mark.parametrize("kind", [(3, 3, "none", True, False), (4, 2, "none", True, True)])

@@ -65,6 +65,7 @@ VARIANTS = {
         {"qk": "weights", "ov": "weights"},
     ],
     "flap": [{"metric": "wifn"}],
+    "llm_surgeon": [{"update": False}],
     "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
     "svd": [{"weights": "fisher"}],
     "care": [

@@ -103,11 +103,11 @@ def test_ranks_on_show_are_held_against_even_ones():
 
 
 def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
-    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 14) for i in range(16))
+    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 28) for i in range(30))
     message = markup.ranking(result)
     assert "a3 with p0 is lowest" in message
-    assert "a3 with p14, shown above, is 9.3% above it" in message
-    assert message.count("<tr class") == markup.MOST_CHANGES + 1
+    assert "a3 with p28, shown above, is 18.7% above it" in message
+    assert message.count("<tr class") == markup.MOST_RANKED + 1
     assert markup.ranking(result[:1]) == ""
 
 
