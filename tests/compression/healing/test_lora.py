@@ -21,7 +21,7 @@ def with_network(model, network):
     return replace(model, network=network)
 
 
-@pytest.mark.parametrize("method", ["svd", "a3", "care", "latentllm"])
+@pytest.mark.parametrize("method", ["svd", "care", "latentllm"])
 def test_adapters_start_at_nothing_and_merge_into_what_they_are_on(small_of, tiny_llama, method):
     small = small_of(tiny_llama, method)
     before = logits(small)
@@ -53,7 +53,7 @@ def test_a_healing_with_adapters_lowers_the_loss_and_is_a_checkpoint(
     small_of, tiny_llama, tmp_path
 ):
     small = small_of(tiny_llama, "svd")
-    settings = QUICK | {"steps": 12, "lr": 3e-3, "train": "lora_mlp", "lora_rank": 2, "beta": 0.0}
+    settings = QUICK | {"steps": 8, "lr": 3e-3, "train": "lora_mlp", "lora_rank": 2, "beta": 0.0}
     healed = lrcore.heal(small, **settings)
     step = healed.step(lrcore.Healed)
     assert (step.lora_rank, step.lora_alpha, step.train) == (2, 16, "lora_mlp")
@@ -65,7 +65,6 @@ def test_a_healing_with_adapters_lowers_the_loss_and_is_a_checkpoint(
     back = lrcore.load(str(lrcore.save(healed, tmp_path / "healed")))
     assert torch.equal(logits(back), logits(healed))
     assert back.step(lrcore.Healed) == step
-    assert torch.equal(logits(lrcore.heal(small, **settings)), logits(healed))
 
 
 def test_without_peft_the_sentence_says_what_to_install(
