@@ -82,20 +82,10 @@ def draft_of(path: str | Path) -> Iterator[Path]:
     be written.
     """
     path = Path(path).expanduser()
-    with writing(path):
-        make_folder(path.parent)
-        remove_leftovers(path.parent, path.name)
-        draft, lock = _claim(path, folder=False)
-        try:
-            with writing(draft):
-                yield draft
-                to_disk(draft)
-                draft.replace(path)
-                to_disk(path.parent)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            _release(lock)
+    with _draft(path, folder=False) as draft:
+        yield draft
+        to_disk(draft)
+        draft.replace(path)
 
 
 @contextmanager
@@ -105,21 +95,31 @@ def folder_draft_of(folder: Path, keep: str = "") -> Iterator[Path]:
     An earlier folder makes way for it, except for one that has a file named `keep`. Raises Shortage
     where it cannot be written.
     """
-    with writing(folder):
-        make_folder(folder.parent)
-        remove_leftovers(folder.parent, folder.name)
-        draft, lock = _claim(folder, folder=True)
+    with _draft(folder, folder=True) as draft:
+        yield draft
+        for inside in (*draft.rglob("*"), draft):
+            if not inside.is_symlink():
+                to_disk(inside)
+        if not (keep and (folder / keep).is_file()):
+            exchange(draft, folder)
+
+
+@contextmanager
+def _draft(path: Path, folder: bool) -> Iterator[Path]:
+    """An empty draft of `path`, which the block brings to its name; what is left of it goes."""
+    with writing(path):
+        make_folder(path.parent)
+        remove_leftovers(path.parent, path.name)
+        draft, lock = _claim(path, folder)
         try:
             with writing(draft):
                 yield draft
-                for inside in (*draft.rglob("*"), draft):
-                    if not inside.is_symlink():
-                        to_disk(inside)
-                if not (keep and (folder / keep).is_file()):
-                    exchange(draft, folder)
-                    to_disk(folder.parent)
+                to_disk(path.parent)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            if folder:
+                shutil.rmtree(draft, ignore_errors=True)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
             _release(lock)
 
 

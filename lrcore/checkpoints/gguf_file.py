@@ -17,10 +17,11 @@ from ..files import draft_of
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from .card import licence
-from .gguf_fit import UNEVEN, LayerFacts, architecture_for, layer_facts, rotary_factors, window_of
+from .gguf_fit import UNEVEN, LayerFacts, architecture_for, layer_facts, rotary_factors
 from .gguf_layers import named_tensors
 from .gguf_vocabulary import vocabulary
 from .paths import without_paths
+from .plain import window_of
 
 KINDS = ("f32", "f16", "bf16", "q8_0")
 _BLOCK = 32  # numbers of a row that share a scale in q8_0

@@ -4,7 +4,6 @@ Where all layers have the same sizes the file has the architecture of the family
 `deci`, the one architecture of llama.cpp whose layers have sizes of their own.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +13,10 @@ from ..errors import InputError
 from ..layer import Layer, Linear
 from ..models.architectures import MULTIMODAL, decoder_layers, text_config
 from ..models.layers import read_layer
-from ..models.structure import sliced_modules
+from .plain import FAMILIES, layer_misfit, network_misfit
 
-FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}  # llama.cpp's names
+NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}  # of FAMILIES in llama.cpp
 UNEVEN = "deci"
-_FIXED_ANGLES = ("default", "linear", "llama3")  # rotary scalings that are a factor per pair
 
 
 @dataclass(frozen=True)
@@ -68,40 +66,6 @@ def _refusal(network: PreTrainedModel) -> str:
     return network_misfit(network)
 
 
-def network_misfit(network: PreTrainedModel) -> str:
-    """What of a network has no place in plain layers with a rotary embedding; "" where it fits."""
-    if sliced_modules(network):
-        return (
-            "its residual stream is sliced; export it with --stock where that is possible, and "
-            "that folder so"
-        )
-    scaling = text_config(network).rope_parameters.get("rope_type", "default")
-    return "" if scaling in _FIXED_ANGLES else f"its rotary positions are scaled by '{scaling}'"
-
-
-def window_of(network: PreTrainedModel) -> int | None:
-    """The sliding window: with a context as long as that, it hides nothing."""
-    window: int | None = getattr(text_config(network), "sliding_window", None)
-    return window
-
-
-def layer_misfit(layer: Layer) -> str:
-    """What neither llama.cpp nor stock latent attention has a place for in a layer; "" where there
-    is nothing.
-    """
-    a, m = layer.attention, layer.mlp
-    if a.summed:
-        return "heads are summed before the output projection"
-    if a.channel is not None:
-        return "there is a decoupled rotary channel"
-    if a.frequencies is None or bool((a.frequencies == 0).any()):
-        return "not all of a head is rotated"
-    if m is None or m.gate is None or m.activation != "silu":
-        return "the MLP has no gate with SiLU"
-    scaled = math.isclose(a.scale, a.head_size**-0.5)
-    return "" if scaled else "scores are not scaled by the square root of the head size"
-
-
 def _facts(layer: Layer) -> LayerFacts:
     a, m = layer.attention, layer.mlp
     assert m is not None  # refused before
@@ -119,7 +83,7 @@ def _facts(layer: Layer) -> LayerFacts:
 
 def architecture_for(network: PreTrainedModel, layers: list[LayerFacts]) -> str:
     """llama.cpp's architecture for a network whose layers it can run."""
-    family = FAMILIES[text_config(network).model_type]
+    family = NAMES[text_config(network).model_type]
     if len({(one.heads, one.kv_heads, one.width) for one in layers}) > 1:
         return UNEVEN
     # a qwen2 has no place for these

@@ -34,8 +34,8 @@ from ..models.load import LoadedModel
 from ..models.offload import present
 from .card import Usage, model_card
 from .checkpoint import SHARD, write_companions, write_folder, write_weights
-from .gguf_fit import FAMILIES, layer_misfit, network_misfit, window_of
 from .paths import public_model
+from .plain import FAMILIES, layer_misfit, network_misfit, window_of
 
 CONSTANT = 2.0**12  # of the coordinate that holds the norm still
 _ATTENTION = "self_attn"
@@ -87,7 +87,7 @@ def export_mla(
     as by `save`.
     """
     public, network = public_model(model), model.network
-    layers = list(_checked(network))
+    layers = checked_layers(network)
     if len({layer.attention.n_q for layer in layers}) > 1:
         raise _refused("its layers have different numbers of heads")
     sizes = _sizes(layers)
@@ -111,7 +111,7 @@ def export_mla(
     return MlaFolder(path, sizes.latent, sizes.rotary, parameters, cached, tuple(notes))
 
 
-def _checked(network: PreTrainedModel) -> Iterator[Layer]:
+def checked_layers(network: PreTrainedModel) -> list[Layer]:
     """The layers. Raises InputError where one has no place in a `youtu`."""
     config = text_config(network)
     if config.model_type not in FAMILIES or network.config.model_type in MULTIMODAL:
@@ -119,12 +119,14 @@ def _checked(network: PreTrainedModel) -> Iterator[Layer]:
         raise _refused(reason)
     if reason := network_misfit(network):
         raise _refused(reason)
+    layers = []
     for index, module in enumerate(decoder_layers(network)):
         with present(module):
             layer = read_layer(network, index)
             if reason := layer_misfit(layer) or _bias(layer):
                 raise _refused(f"in layer {index} {reason}")
-            yield layer
+            layers.append(layer)
+    return layers
 
 
 def _refused(reason: str) -> InputError:
