@@ -28,7 +28,7 @@ from .portable import modeling_source
 from .stock import write_stock
 
 MODELING = "modeling_lowrank"
-CLASS, CONFIG_CLASS = "LowRankForCausalLM", "LowRankConfig"
+CLASS, BODY, CONFIG_CLASS = "LowRankForCausalLM", "LowRankModel", "LowRankConfig"
 
 
 def export(
@@ -80,7 +80,10 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
         folder,
         own=True,
         architectures=[CLASS],
-        auto_map={"AutoConfig": f"{MODELING}.{CONFIG_CLASS}", loader: f"{MODELING}.{CLASS}"},
+        auto_map={
+            name: f"{MODELING}.{made}"
+            for name, made in (("AutoConfig", CONFIG_CLASS), ("AutoModel", BODY), (loader, CLASS))
+        },
         dtype=model.dtype,
         lowrank={"layers": structure(network)},
     )

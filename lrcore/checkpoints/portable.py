@@ -16,7 +16,11 @@ from ..models.config import UNEVEN, own_type
 
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
-ALSO = (HERE / "install.py", "shared_names"), (HERE / "adapters.py", "known_to_peft")
+ALSO = (
+    (HERE / "install.py", "places_in"),
+    (HERE / "install.py", "shared_names"),
+    (HERE / "adapters.py", "known_to_peft"),
+)
 LEFT_OUT = ("of", "fill")
 
 HEAD = '''"""A compressed {base}: `lowrank` in config.json names what is factored.
@@ -39,12 +43,13 @@ class LowRankConfig({config}):
         return super().to_dict()
 
 
-class LowRankForCausalLM({base}):
-    """{base} with the modules that config.lowrank describes in the place of its own."""
+class LowRank:
+    """A network with the modules that config.lowrank describes in the place of its own."""
 
     config_class = LowRankConfig
     _supports_flash_attn = False
     _supports_flex_attn = False
+    inside = ""  # the path of this network in the one that is described
 
     def __init__(self, config):
         text = config.get_text_config()
@@ -52,13 +57,23 @@ class LowRankForCausalLM({base}):
         text.{uneven} = None  # the dense network is made first, with layers that are alike
         super().__init__(config)
         text.{uneven} = sizes
-        install(self, config.lowrank["layers"])
+        install(self, places_in(config.lowrank["layers"], self.inside))
         shared = shared_names(self)
         self._tied_weights_keys = (self._tied_weights_keys or {{}}) | shared
         self.all_tied_weights_keys = self.all_tied_weights_keys | shared
 
     def _get_static_cache_init_shape(self):
         return None  # a layer of the cache takes the shapes of its first keys and values
+
+
+class LowRankForCausalLM(LowRank, {base}):
+    """A compressed {base}."""
+
+
+class LowRankModel(LowRank, {body}):
+    """The same without its head, as AutoModel and servers with a head of their own make it."""
+
+    inside = "{inside}"
 '''
 
 
@@ -104,14 +119,22 @@ def modeling_source(network: PreTrainedModel) -> str:
     if twice:
         raise ValueError(f"defined in two of the files that an export joins: {', '.join(twice)}")
     base, config = type(network).__name__, type(network.config).__name__
-    imports = _import_lines(cut.imports | {("transformers", base), ("transformers", config)})
+    body = type(network.base_model).__name__
+    imports = _import_lines(cut.imports | {("transformers", one) for one in (base, body, config)})
     pieces = [
         _text(file, node)
         for file in _in_order(list(cut.nodes))
         for node in sorted(cut.nodes[file].values(), key=lambda node: node.lineno)
     ]
     kind = own_type(network.config.model_type)
-    model = MODEL.format(base=base, config=config, type=kind, uneven=UNEVEN)
+    model = MODEL.format(
+        base=base,
+        body=body,
+        inside=network.base_model_prefix,
+        config=config,
+        type=kind,
+        uneven=UNEVEN,
+    )
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 
 

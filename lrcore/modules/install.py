@@ -86,6 +86,25 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
             setattr(holder.get_submodule(parent), leaf, projection)
 
 
+def places_in(places: Mapping[str, Mapping[str, Any]], inside: str) -> dict[str, dict[str, Any]]:
+    """The part of a description, see `install`, that lies in the module at path `inside` of the
+    network, by paths from there; all of it for "".
+    """
+    if not inside:
+        return {place: dict(entry) for place, entry in places.items()}
+    start = f"{inside}."
+    kept: dict[str, dict[str, Any]] = {}
+    for place, entry in places.items():
+        if place:
+            kept[place.removeprefix(start)] = dict(entry)
+            continue
+        kept[""] = {
+            kind: {p.removeprefix(start): one for p, one in own.items() if p.startswith(start)}
+            for kind, own in entry.items()
+        }
+    return kept
+
+
 def shared_names(network: nn.Module) -> dict[str, str]:
     """Further names of parameters that several projections share, each with the first."""
     first: dict[int, str] = {}

@@ -1,0 +1,50 @@
+"""An export is what servers of models of transformers ask for: its body loads by AutoModel, and its
+attention is the function that the server names, with the arguments that the server hands down.
+"""
+
+import pytest
+import torch
+from elsewhere import TOKENS
+from transformers import AutoModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import lrcore
+
+
+@pytest.fixture(scope="module")
+def exports(tiny_llama, story_file, tmp_path_factory):
+    """By method: a model and the folder of its export."""
+    dense = lrcore.load(str(tiny_llama))
+    made = {}
+    for method in ("svd_llm", "modegpt"):
+        recipe = lrcore.Recipe(
+            str(tiny_llama), data=str(story_file), samples=2, seq_len=24, method=method
+        )
+        small = lrcore.compress(dense, recipe)
+        made[method] = small, lrcore.export(small, tmp_path_factory.mktemp("body") / method)
+    return made
+
+
+@pytest.mark.parametrize("method", ["svd_llm", "modegpt"])
+def test_the_body_loads_without_its_head(exports, method) -> None:
+    small, folder = exports[method]
+    body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    assert not hasattr(body, "lm_head")
+    with torch.inference_mode():
+        own = small.network.base_model(TOKENS).last_hidden_state
+        assert torch.allclose(body(TOKENS).last_hidden_state, own, atol=1e-6)
+
+
+def test_a_server_brings_its_own_attention(exports, monkeypatch) -> None:
+    handed = []
+
+    def counted(module, *states, **given):
+        handed.append((module.layer_idx, given["server"]))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, *states, **given)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "counted", counted)
+    _, folder = exports["svd_llm"]
+    body = AutoModel.from_pretrained(folder, trust_remote_code=True, attn_implementation="counted")
+    assert body._supports_attention_backend
+    body(TOKENS, server="this", use_cache=False)
+    assert handed == [(layer, "this") for layer in range(body.config.num_hidden_layers)]
