@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .compression.factorise import Factorisation, factorise
     from .compression.healing.healing import heal
     from .compression.healing.settings import Healing
+    from .compression.predicted import CurvePoint, predicted_curve
     from .compression.quantise import quantise
     from .compression.settle import settle
     from .compression.shortening.shorten import drop_layers, shorten
@@ -113,6 +114,7 @@ _HOMES = {
     "compression.factorise": "Factorisation factorise",
     "compression.healing.healing": "heal",
     "compression.healing.settings": "Healing",
+    "compression.predicted": "CurvePoint predicted_curve",
     "compression.quantise": "quantise",
     "compression.settle": "settle",
     "compression.shortening.shorten": "drop_layers shorten",
@@ -241,6 +243,7 @@ __all__ = [
     "Comparison",
     "Compressed",
     "Contributions",
+    "CurvePoint",
     "Evaluation",
     "EvaluationSettings",
     "Factorisation",
@@ -313,6 +316,7 @@ __all__ = [
     "model_card",
     "on_cluster",
     "policies",
+    "predicted_curve",
     "prepare",
     "probe",
     "push",

@@ -94,8 +94,9 @@ class Planned:
 
     requested: share to remove. energy_kept: mean over the slots, in [0, 1]. The temperatures are
     None where the policy reads none, predicted_perplexity where no slot was probed, or where it no
-    longer holds. predicted_held_out: whether it was predicted on windows that the moments have not
-    seen; None where that is not known.
+    longer holds; 90 % of the actual values should lie from predicted_low to predicted_high, which
+    are None where nothing says how sure it is. predicted_held_out: whether it was predicted on
+    windows that the moments have not seen; None where that is not known.
     divergence, uniform_divergence: mean KL divergence from the dense model (nats/token, before any
     refit) under the policy's ranks and under uniform ones; given_uniform: whether uniform ranks
     were given in the place of the policy's, which hurt. None where that was not measured.
@@ -106,6 +107,8 @@ class Planned:
     temperature: float | None = None
     suggested_temperature: float | None = None
     predicted_perplexity: float | None = None
+    predicted_low: float | None = None
+    predicted_high: float | None = None
     predicted_held_out: bool | None = None
     divergence: float | None = None
     uniform_divergence: float | None = None
@@ -127,6 +130,8 @@ OF_PLANS = (
     "temperature",
     "suggested_temperature",
     "predicted_perplexity",
+    "predicted_low",
+    "predicted_high",
     "predicted_held_out",
     "divergence",
     "uniform_divergence",
@@ -181,7 +186,13 @@ class SizeAndCost:
         """A copy whose predicted perplexity is None: the weights have changed since."""
         if self.planned is None:
             return self
-        planned = replace(self.planned, predicted_perplexity=None, predicted_held_out=None)
+        planned = replace(
+            self.planned,
+            predicted_perplexity=None,
+            predicted_low=None,
+            predicted_high=None,
+            predicted_held_out=None,
+        )
         return replace(self, planned=planned)
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from .errors import InputError
+from .prediction import Interaction
 from .spectra import Slot, Spectrum
 
 ALWAYS = ("spectra", "influence")  # the evidence that every factorisation has
@@ -56,12 +57,14 @@ class Probes:
     dense_loss: mean loss (nats/token) of the dense model on the probing windows. curves: the
     predicted increase in loss of every slot, fitted to its probes. held_out: whether the moments
     have not seen the probing windows; False where the calibration text has too few others.
+    interaction: what slots lose together; None where that was not measured.
     """
 
     dense_loss: float
     curves: Mapping[Slot, LossCurve]
     points: Mapping[Slot, Sequence[Probe]] = field(default_factory=dict)
     held_out: bool = True
+    interaction: Interaction | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """A rank plan: the whole ranks of every slot, and what the model will weigh with them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .account import LayerWork, ModelAccount, Planned, SizeAndCost, flops_per_token
 from .evidence import AgainstUniform, Probes
 from .history import SlotRank
+from .prediction import Predicted, perplexity
 from .spectra import Slot, Spectrum
 from .tables import frame
 
@@ -54,19 +54,27 @@ class RankPlan:
     against_uniform: AgainstUniform | None = None
 
     @property
-    def predicted_perplexity(self) -> float | None:
-        """exp of the dense loss on the probing windows plus the predicted increase of every slot;
-        None unless the slots were probed.
-
-        Errors of different slots compound, so it is optimistic at high ratios; the order of plans
-        is what it is for.
+    def summed_increase(self) -> float | None:
+        """The predicted increases in loss of the slots alone, summed, nats/token; None unless the
+        slots were probed.
         """
         if self.probes is None:
             return None
-        increase = sum(
-            float(self.probes.curves[slot].at([self.ranks[slot]])) for slot in self.spectra
-        )
-        return math.exp(min(self.probes.dense_loss + increase, 700.0))
+        curves = self.probes.curves
+        return sum(float(curves[slot].at([self.ranks[slot]])) for slot in self.spectra)
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """Perplexity of the compressed model, on the test split of the calibration's text where it
+        was measured what slots lose together (`Probes.interaction`). Else exp of the dense loss on
+        the probing windows plus the sum, without low and high. None unless the slots were probed.
+        """
+        summed, probes = self.summed_increase, self.probes
+        if probes is None or summed is None:
+            return None
+        if probes.interaction is not None:
+            return probes.interaction.predict(summed)
+        return Predicted(perplexity(probes.dense_loss + summed))
 
     @property
     def slot_ranks(self) -> tuple[SlotRank, ...]:
@@ -138,13 +146,15 @@ class RankPlan:
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
         removed = sum(cost.dense - cost.parameters(rank) for cost, rank in costs)
         uncached = sum(cost.kv_dense - cost.kv(rank) for cost, rank in costs)
-        check = self.against_uniform
+        check, predicted = self.against_uniform, self.predicted
         planned = Planned(
             self.requested,
             float(self.table()["energy"].mean()),
             self.temperature,
             self.suggested_temperature,
-            self.predicted_perplexity,
+            None if predicted is None else predicted.perplexity,
+            None if predicted is None else predicted.low,
+            None if predicted is None else predicted.high,
             None if self.probes is None else self.probes.held_out,
             None if check is None else check.divergence,
             None if check is None else check.uniform,

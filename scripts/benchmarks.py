@@ -7,6 +7,7 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     depth     perplexity without one and two whole layers
     width     perplexity with a narrower residual stream (SliceGPT) at 10-50 %
     healing   perplexity before and after training the factors against the dense model
+    prediction  predicted rises of the loss against actual ones, with their intervals
     solve     seconds from moments to a compressed model, for the same tables
     energy    why the order of the methods is what it is: the share of output energy each one keeps
     speed     a slider move against the decomposition behind it, and the first spectra
@@ -31,6 +32,7 @@ from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
 from bench.page import check  # noqa: E402 (after the path)
+from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
@@ -44,6 +46,7 @@ JOBS = {
     "depth": depth,
     "width": width,
     "healing": healing,
+    "prediction": prediction,
     "solve": solve,
     "energy": energy,
     "speed": speed,

@@ -66,12 +66,20 @@ def summary(account: dict[str, Any], actual: str = "") -> str:
         quality.append(cell("predicted energy kept", kept, text.ENERGY_OF))
     if account.get("predicted_perplexity") is not None:
         predicted = f"{account['predicted_perplexity']:.3f}"
-        seen = text.PREDICTED_SEEN if account.get("predicted_held_out") is False else ""
-        quality.append(cell("predicted perplexity", predicted, text.PREDICTED_ON.format(seen)))
+        quality.append(cell("predicted perplexity", predicted, how_predicted(account)))
     return (
         f"<div class='cells' data-parameters='{decoder}'>{''.join(cost_cells(account))}</div>"
         f"<div class='cells quality'>{''.join(quality)}{actual}</div>"
     )
+
+
+def how_predicted(account: dict[str, Any]) -> str:
+    """The interval of a predicted perplexity where it has one, and what text it is of."""
+    seen = text.PREDICTED_SEEN if account.get("predicted_held_out") is False else ""
+    low, high = account.get("predicted_low"), account.get("predicted_high")
+    if low is None or high is None:
+        return text.PREDICTED_ALONE.format(seen)
+    return text.PREDICTED_ON.format(f"{low:.3f}", f"{high:.3f}", seen)
 
 
 def cost_cells(account: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """The commands from calibration to a compressed folder. Heavy imports wait until they run."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,19 +102,26 @@ def allocate(
 ) -> None:
     """Show the ranks of a recipe.
 
-    And what they save, in parameters, KV cache and work; nothing is written.
+    And what they save, in parameters, KV cache and work; nothing is written. Where the slots were
+    probed, JSON has the predicted perplexity at every ratio as `curve`.
     """
     import lrcore
+    from lrcore.compression.evidence.table import with_kept_probes
 
     model = load_dense(recipe)
     with on_cluster(cluster):
         factors = lrcore.prepare(model, recipe, progress=progress)
+    factors = with_kept_probes(model, factors, recipe, progress)
     plan = lrcore.settle(model, factors, recipe)
     values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}
     if bounds:
         values["bounds"] = lrcore.bounds(model, factors, plan, progress=progress)
+    if as_json:
+        values["curve"] = [asdict(point) for point in lrcore.predicted_curve(factors, recipe)]
     show(as_json, values, "ranks", plan.table().to_dict("records"))
     note(as_json, recipe, plan.account)
+    if not as_json and plan.predicted is None:
+        print("No perplexity is predicted: the slots were not probed, as policy 'probed' does.")
 
 
 @app.command()

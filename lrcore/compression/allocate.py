@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..allocation import Constraints, plan_ranks
 from ..budget import make_budget
 from ..errors import InputError
+from ..evidence import Evidence, Probes
 from ..methods import METHODS, find_method
 from ..plan import RankPlan
 from ..policies import find_policy
@@ -51,12 +52,25 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         seq_len=recipe.seq_len,
         temperature=temperature,
         suggested_temperature=suggested,
-        probes=evidence.get("probes") if evidence.has("probes") else None,
+        probes=_probes(evidence, recipe),
     )
     if {component for _, component in counted} <= set(recipe.component_ratios):
         # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _probes(evidence: Evidence, recipe: Recipe) -> Probes | None:
+    """The probes, as far as they serve predictions of the recipe: what slots lose together depends
+    on the passes.
+    """
+    if not evidence.has("probes"):
+        return None
+    probes: Probes = evidence.get("probes")
+    own = probes.interaction
+    if own is None or own.passes == (recipe.refit, recipe.calibration):
+        return probes
+    return replace(probes, interaction=None)
 
 
 def allocation_key(recipe: Recipe) -> str:

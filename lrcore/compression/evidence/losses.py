@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -29,3 +30,14 @@ def mean_loss(
         )
         count += tokens[:, 1:].numel()
     return total / count
+
+
+@torch.inference_mode()
+def window_losses(network: nn.Module, tokens: Tensor) -> Tensor:
+    """Mean loss (nats/token) of every window of tokens [n, t], [n], float64."""
+    means = []
+    for own in tokens.split(BATCH):
+        logits = network(input_ids=own, use_cache=False).logits[:, :-1].float()
+        each = cross_entropy(logits.flatten(0, 1), own[:, 1:].flatten(), reduction="none")
+        means.append(each.double().view(len(own), -1).mean(1))
+    return torch.cat(means).cpu()

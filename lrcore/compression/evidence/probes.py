@@ -8,8 +8,9 @@ again.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from ...models.layers import clone, read_layer, write_layer
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
 from ...progress import Progress, silent
+from ...recipe import Recipe
 from ...spectra import Cost, Slot
 from ...units import Work, each
 from ..factorise import Factorisation
 from .cache import cache_file
 from .curve import loss_curve
 from .divergence import DensePredictions
+from .joint import measure_interaction
 from .kind import EvidenceKind
 from .losses import BATCH
 from .windows import windows_of
@@ -54,7 +57,7 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     """
     windows = windows_of(factors.calibration)
     tokens = windows.probing
-    path = cache_file("probes", factors, FORMAT, KEEP, tokens.tolist())
+    path = _file(factors, tokens)
     if (kept := read_value(path)) is not None:
         base, points = _read(kept)
     else:
@@ -62,6 +65,15 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
         keep_value(path, _plain(base, points))
     curves = {slot: loss_curve(s, points[slot]) for slot, s in factors.spectra.items()}
     return Probes(base, curves, points, windows.held_out)
+
+
+def are_kept(factors: Factorisation) -> bool:
+    """Whether the probes are on disk."""
+    return _file(factors, windows_of(factors.calibration).probing).is_file()
+
+
+def _file(factors: Factorisation, tokens: Tensor) -> Path:
+    return cache_file("probes", factors, FORMAT, KEEP, tokens.tolist())
 
 
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending
@@ -160,9 +172,18 @@ def _read(kept: Mapping[str, Any]) -> tuple[float, Points]:
     }
 
 
+def measure_together(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
+) -> Probes:
+    """Probes, and what slots lose together under the recipe's passes."""
+    probes = measure(model, factors, progress)
+    probed = factors.with_measurement("probes", probes)
+    return replace(probes, interaction=measure_interaction(model, probed, recipe, progress))
+
+
 KIND = EvidenceKind(
     "probes",
     "Predicted increase in loss of every slot at every rank; slots x 5 short evaluations, kept on "
     "disk.",
-    lambda model, factors, recipe, progress: measure(model, factors, progress),
+    measure_together,
 )

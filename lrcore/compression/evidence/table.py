@@ -52,3 +52,15 @@ def measure_evidence(
         return factors
     value = kind.measure(model, factors, recipe, progress or silent)
     return factors.with_measurement(kind.name, value, budget)
+
+
+def with_kept_probes(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
+) -> Factorisation:
+    """The factorisation with the probes that an earlier recipe left on disk, for predictions of a
+    policy that needs none; the factorisation as it is where there are none.
+    """
+    if factors.evidence.has("probes") or not probes.are_kept(factors):
+        return factors
+    value = probes.measure_together(model, factors, recipe, progress or silent)
+    return factors.with_measurement("probes", value)

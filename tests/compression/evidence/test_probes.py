@@ -202,7 +202,7 @@ def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> 
     probed = lrcore.probe(model, factors)
     plan = lrcore.allocate(probed, recipe)
     untouched = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
-    assert untouched.predicted_perplexity == pytest.approx(
+    assert untouched.predicted.perplexity == pytest.approx(
         torch.tensor(probed.evidence.get("probes").dense_loss).exp().item(), rel=1e-6
     )
-    assert plan.predicted_perplexity >= untouched.predicted_perplexity
+    assert plan.predicted.perplexity >= untouched.predicted.perplexity

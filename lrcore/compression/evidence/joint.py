@@ -1,0 +1,125 @@
+"""What slots lose together: a few plans of `probed`, compressed as the recipe does and measured
+whole, on windows of the calibration text that the moments have not seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import torch
+from torch import Tensor
+
+from ...cache import keep_value, read_value
+from ...data import held_out
+from ...errors import InputError
+from ...evaluation.protocols import make_passages
+from ...evaluation.settings import EvaluationSettings
+from ...models.layers import clone
+from ...models.load import LoadedModel
+from ...models.stream import LayerStream
+from ...plan import RankPlan
+from ...prediction import Interaction, JointMeasurement, Target
+from ...progress import Progress, silent
+from ...recipe import Recipe
+from ..allocate import allocate
+from ..factorise import Factorisation
+from ..write import written
+from .cache import cache_file
+from .divergence import DensePredictions
+from .losses import BATCH, WINDOWS, window_losses
+
+FORMAT = 1  # of the files on disk; increase it whenever what is measured changes its meaning
+RATIOS = (0.1, 0.3, 0.5)  # of the plans, in the method's own budget
+
+
+def measure_interaction(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress
+) -> Interaction:
+    """Three compressions and their measurement, of probed factors; kept on disk beside the probes.
+
+    Raises InputError where the recipe's refit cannot be.
+    """
+    plans, aside = measured_plans(factors, recipe), factors.calibration.aside
+    tokens = aside if len(aside) else factors.calibration.tokens[:WINDOWS]
+    passages = target_windows(model, recipe)
+    name, windows = ("windows of the calibration text", tokens) if passages is None else passages
+    passes = (recipe.refit, recipe.calibration)
+    ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
+    inputs = (passes, ranks, tokens.tolist(), windows.tolist())
+    path = cache_file("probes", factors, "joint", FORMAT, *inputs)
+    if (kept := read_value(path)) is None:
+        losses = window_losses(model.network, windows.to(model.network.device))
+        joint = _measure(model, factors, recipe, plans, tokens, progress)
+        kept = {"loss": float(losses.mean()), "joint": [astuple(one) for one in joint]}
+        keep_value(path, kept)
+    target = Target(name, kept["loss"], windows[:, 1:].numel())
+    return Interaction(tuple(JointMeasurement(*one) for one in kept["joint"]), target, passes)
+
+
+def measured_plans(factors: Factorisation, recipe: Recipe) -> list[RankPlan]:
+    """The plans of `probed` at RATIOS that the method can meet, by ascending predicted increase."""
+    plans: dict[float, RankPlan] = {}
+    for ratio in RATIOS:
+        try:
+            plan = allocate(factors, base_recipe(recipe, ratio))
+        except InputError:  # the method cannot save as much
+            continue
+        if plan.summed_increase:
+            plans.setdefault(plan.summed_increase, plan)
+    return [plan for _, plan in sorted(plans.items())]
+
+
+def base_recipe(recipe: Recipe, ratio: float) -> Recipe:
+    """The recipe with the ranks of `probed` alone, at the method's own budget."""
+    return Recipe(
+        method=recipe.method,
+        options=recipe.options,
+        policy="probed",
+        ratio=ratio,
+        refit=recipe.refit,
+        calibration=recipe.calibration,
+    )
+
+
+def target_windows(model: LoadedModel, recipe: Recipe) -> tuple[str, Tensor] | None:
+    """What `evaluate` measures of the test split, or of the tail of a file: its name, and the first
+    32 windows of the recipe's length, [n, t]. None where it cannot be read or is too short.
+    """
+    settings = EvaluationSettings(held_out(recipe.data), WINDOWS, recipe.seq_len)
+    try:
+        rows = make_passages(model, settings).rows
+    except InputError:
+        return None
+    return settings.data, torch.stack([tokens for tokens, _ in rows])
+
+
+@torch.inference_mode()
+def _measure(
+    model: LoadedModel,
+    factors: Factorisation,
+    recipe: Recipe,
+    plans: Sequence[RankPlan],
+    tokens: Tensor,
+    progress: Progress,
+) -> list[JointMeasurement]:
+    """Every plan on tokens [n, t]."""
+    network, joint = clone(model.network), []
+    dense, hidden = DensePredictions(network, tokens), LayerStream(network, tokens, BATCH).hidden
+    tokens = tokens.to(network.device)
+    before = window_losses(network, tokens)
+    for number, plan in enumerate(plans):
+        progress("probe", number, len(plans))
+        small = written(model, recipe, factors, plan.ranks, silent)
+        divergence = float(dense.divergences(small, 0, hidden).mean())
+        rises = window_losses(small, tokens) - before
+        error = float(rises.std()) / len(rises) ** 0.5 if len(rises) > 1 else float("inf")
+        joint.append(
+            JointMeasurement(
+                plan.summed_increase or 0.0,
+                divergence,
+                float(rises.mean()),
+                error,
+                tokens[:, 1:].numel(),
+            )
+        )
+    progress("probe", len(plans), len(plans))
+    return joint

@@ -1,0 +1,127 @@
+"""What slots lose together is measured, and predictions refer to the text that is evaluated."""
+
+import json
+from dataclasses import astuple, replace
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.evidence import joint
+from lrcore.data import held_out
+
+
+@pytest.fixture(scope="module")
+def case(tiny_llama, story_file):
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=6, seq_len=32, method="fused", policy="probed", ratio=0.3
+    )
+    return model, recipe, lrcore.prepare(model, recipe)
+
+
+def plain_losses(network, tokens) -> torch.Tensor:
+    """Mean loss of every window, one at a time."""
+    losses = []
+    for window in tokens:
+        with torch.inference_mode():
+            own = network(window[None]).logits[0, :-1].double().log_softmax(-1)
+        losses.append(-own.gather(1, window[1:, None]).mean())
+    return torch.stack(losses)
+
+
+def test_a_joint_measurement_is_that_of_the_model_that_compress_makes(case) -> None:
+    model, recipe, factors = case
+    tokens = factors.calibration.aside
+    dense = plain_losses(model.network, tokens)
+    found = factors.evidence.get("probes").interaction.joint
+    assert len(found) == 3
+    assert [one.summed for one in found] == sorted(one.summed for one in found)
+    one, ratio = found[1], joint.RATIOS[1]
+    small = lrcore.compress(model, recipe.with_(ratio=ratio), factors)
+    plan = lrcore.allocate(factors, recipe.with_(ratio=ratio))
+    curves = factors.evidence.get("probes").curves
+    summed = sum(float(curves[slot].at([rank])) for slot, rank in plan.ranks.items())
+    assert one.summed == pytest.approx(summed)
+    rises = plain_losses(small.network, tokens) - dense
+    assert one.rise == pytest.approx(float(rises.mean()), abs=1e-5)
+    assert one.standard_error == pytest.approx(float(rises.std()) / len(rises) ** 0.5, rel=1e-2)
+    with torch.inference_mode():
+        p, q = (
+            net(tokens).logits[:, :-1].log_softmax(-1) for net in (model.network, small.network)
+        )
+    assert one.divergence == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
+    assert one.tokens == tokens[:, 1:].numel()
+
+
+def test_a_plan_that_removes_nothing_has_the_dense_perplexity_of_the_evaluated_text(case) -> None:
+    model, recipe, factors = case
+    plan = lrcore.allocate(factors, recipe)
+    whole = replace(plan, ranks={slot: s.cost.full for slot, s in plan.spectra.items()})
+    dense = lrcore.evaluate(model, held_out(recipe.data), samples=32, seq_len=32)
+    assert astuple(whole.predicted) == pytest.approx((dense.perplexity,) * 3, rel=1e-5)
+    summary = plan.summary()
+    assert summary["predicted_low"] < summary["predicted_perplexity"] < summary["predicted_high"]
+
+
+def test_the_joint_measurements_come_from_disk(case, monkeypatch) -> None:
+    model, recipe, factors = case
+    monkeypatch.setattr(joint, "_measure", None)
+    again = lrcore.prepare(model, recipe.with_(ratio=0.4)).evidence.get("probes").interaction
+    assert again == factors.evidence.get("probes").interaction
+
+
+def test_another_policy_is_predicted_from_the_same_measurements(case) -> None:
+    _, recipe, factors = case
+    uniform = lrcore.allocate(factors, recipe.with_(policy="uniform")).predicted
+    assert uniform.low < uniform.perplexity < uniform.high
+
+
+def test_other_passes_than_those_measured_are_predicted_without_an_interval(case) -> None:
+    _, recipe, factors = case
+    predicted = lrcore.allocate(factors, recipe.with_(refit="off")).predicted
+    assert (predicted.low, predicted.high) == (None, None)
+    assert predicted.perplexity > 1
+
+
+def test_a_text_without_a_readable_test_split_is_predicted_for_the_calibration_text(
+    case, monkeypatch
+) -> None:
+    model, recipe, factors = case
+
+    def unreadable(*_):
+        raise lrcore.InputError("no such split")
+
+    monkeypatch.setattr(joint, "make_passages", unreadable)
+    found = joint.measure_interaction(model, factors, recipe, lambda *_: None)
+    expected = float(plain_losses(model.network, factors.calibration.aside).mean())
+    assert found.target.dense_loss == pytest.approx(expected, abs=1e-5)
+    assert "calibration text" in found.target.name
+
+
+def test_allocate_gives_the_curve_of_the_prediction(case) -> None:
+    _, recipe, factors = case
+    points = lrcore.predicted_curve(factors, recipe)
+    values = [point.perplexity for point in points]
+    assert values == sorted(values)
+    assert len({point.ratio for point in points}) == len(points) > 8
+    at = next(point for point in points if point.ratio == recipe.ratio)
+    assert astuple(at)[1:] == astuple(lrcore.allocate(factors, recipe).predicted)
+    bare = replace(factors, evidence=replace(factors.evidence, measurements={}))
+    assert lrcore.predicted_curve(bare, recipe.with_(policy="uniform")) == ()
+
+
+def test_the_command_predicts_uniform_ranks_where_probes_are_kept_and_says_where_none_are(
+    case, tiny_llama, story_file, capsys
+) -> None:
+    """The fixture has left probes of fused."""
+    text = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
+    given = ["allocate", str(tiny_llama), *text, "--ratio", "0.3"]
+    main([*given, "--method", "fused", "--json"])
+    values = json.loads(capsys.readouterr().out)
+    assert values["summary"]["predicted_low"] < values["summary"]["predicted_high"]
+    point = next(point for point in values["curve"] if point["ratio"] == 0.3)
+    assert point["perplexity"] == values["summary"]["predicted_perplexity"]
+    main([*given, "--method", "svd", "--seed", "91"])
+    assert "No perplexity is predicted" in capsys.readouterr().out

@@ -1,0 +1,99 @@
+"""From summed probes to perplexities: the fit against its definition, integrated numerically."""
+
+import math
+
+import pytest
+import torch
+
+from lrcore.prediction import (
+    BEYOND,
+    PRIOR,
+    QUANTILE,
+    SPREAD,
+    Interaction,
+    JointMeasurement,
+    Predicted,
+    Target,
+)
+
+JOINT = (
+    JointMeasurement(0.01, 0.012, 0.010, 0.001, 16000),
+    JointMeasurement(0.08, 0.11, 0.12, 0.004, 16000),
+    JointMeasurement(0.4, 0.9, 0.8, 0.02, 16000),
+)
+TARGET = Target("text", 1.5, 8000)
+
+
+def interaction(*joint: JointMeasurement) -> Interaction:
+    return Interaction(joint, TARGET, ("auto", "independent"))
+
+
+def rise(predicted: Predicted) -> float:
+    return math.log(predicted.perplexity) - TARGET.dense_loss
+
+
+def half_width(predicted: Predicted) -> float:
+    return (math.log(predicted.high) - math.log(predicted.low)) / 2
+
+
+def integrated(x: float) -> tuple[float, float]:
+    """Mean and variance of a + b x under prior and measurements, on a grid of a and b."""
+    logs = [math.log(one.summed) for one in JOINT]
+    middle = sum(logs) / 3
+    a, b = torch.meshgrid(
+        torch.linspace(0, 2, 801, dtype=torch.float64),
+        torch.linspace(-1, 1, 801, dtype=torch.float64),
+        indexing="ij",
+    )
+    density = -(((a - 1) / PRIOR[0]) ** 2) / 2 - ((b / PRIOR[1]) ** 2) / 2
+    for one, log in zip(JOINT, logs, strict=True):
+        error = one.divergence * math.hypot(one.standard_error / one.divergence, SPREAD / 2)
+        expected = one.divergence * (a + b * (log - middle))
+        density = density - ((one.rise - expected) / error) ** 2 / 2
+    weight = (density - density.max()).exp()
+    share = a + b * (x - middle)
+    mean = (weight * share).sum() / weight.sum()
+    return float(mean), float((weight * (share - mean) ** 2).sum() / weight.sum())
+
+
+@pytest.mark.parametrize(
+    ("summed", "divergence"),
+    [(0.08, 0.11), (math.sqrt(0.01 * 0.08), math.sqrt(0.012 * 0.11)), (0.4, 0.9)],
+)
+def test_the_prediction_is_the_posterior_of_its_model(summed, divergence) -> None:
+    mean, variance = integrated(math.log(summed))
+    predicted = interaction(*JOINT).predict(summed)
+    assert rise(predicted) == pytest.approx(mean * divergence, rel=1e-3)
+    token = sum(one.standard_error**2 * one.tokens / one.divergence for one in JOINT) / 3
+    expected = divergence**2 * (variance + SPREAD**2) + token * divergence / TARGET.tokens
+    assert half_width(predicted) == pytest.approx(QUANTILE * math.sqrt(expected), rel=1e-2)
+
+
+def test_the_interval_widens_beyond_the_measured_plans() -> None:
+    fit = interaction(*JOINT)
+    last, beyond = fit.predict(0.4), fit.predict(0.4 * math.e)
+    assert half_width(beyond) / rise(beyond) > half_width(last) / rise(last) + BEYOND
+    below, first = fit.predict(0.01 / math.e), fit.predict(0.01)
+    assert rise(below) == pytest.approx(rise(first) / math.e)
+
+
+def test_predictions_rise_with_the_sum_from_the_dense_perplexity_on() -> None:
+    fit = interaction(*JOINT)
+    values = [fit.predict(0.001 * 1.3**step).perplexity for step in range(30)]
+    assert values == sorted(values)
+    dense = math.exp(TARGET.dense_loss)
+    assert fit.predict(0.0) == Predicted(dense, dense, dense)
+    assert values[0] > dense
+
+
+def test_without_a_measurement_the_sum_stands_with_a_wide_interval() -> None:
+    predicted = interaction().predict(0.2)
+    assert rise(predicted) == pytest.approx(0.2)
+    assert half_width(predicted) > 0.3 * 0.2
+
+
+def test_one_window_and_a_diverged_model_give_finite_predictions() -> None:
+    one = JointMeasurement(5.0, 900.0, 1000.0, math.inf, 100)
+    predicted = interaction(one).predict(5.0)
+    assert math.isfinite(predicted.low)
+    assert math.isfinite(predicted.high)
