@@ -32,7 +32,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "method": "fused",
         "policy": "energy",
         "component_ratios": {"qk": 0.0, "ov": 0.0},
-        "ratio": 0.15,
     },
     "latentllm, uniform": {"method": "latentllm"},
     "a3, uniform": {"method": "a3"},
