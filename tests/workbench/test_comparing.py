@@ -56,7 +56,7 @@ def three_runs():
 def test_each_dense_model_has_its_table_and_its_runs_beside_it():
     runs = three_runs()
     wanted = protocols.protocol_of(runs[0], runs[0].evaluations[0])
-    first, second = forms.html(metrics.tables(runs, wanted, {})).split("<table>")[1:]
+    first, second = forms.html(metrics.tables(runs, wanted, metrics.Known())).split("<table>")[1:]
     assert "dense · demo-llama" in first
     assert first.count("<th scope='col'>") == 3
     assert "<td>3.0000 ± 0.0300<i>+100.0% vs dense</i></td>" in first
@@ -71,7 +71,7 @@ def test_each_dense_model_has_its_table_and_its_runs_beside_it():
 
 def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
     one, other, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
-    shown = metrics.tables([one, other, third], None, {})
+    shown = metrics.tables([one, other, third], None, metrics.Known())
     assert "<i>&" not in forms.html(shown)
     rows = list(csv.reader(io.StringIO(forms.as_csv(shown))))
     assert rows[0][1:] == ["dense · demo-llama", *["a_b|c & <i>"] * 2, "dense · demo-opt", one.name]
@@ -327,5 +327,5 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
         [("dense", 10), ("a", 8), ("b", 8)],
     ]
     assert chart.points([one], wanted, "decode", {}) == []
-    table = forms.html(metrics.tables([two], None, speeds))
+    table = forms.html(metrics.tables([two], None, metrics.Known(speeds)))
     assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table

@@ -102,7 +102,7 @@ def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama,
     assert made.account.model.megabytes <= files[1] / 1e6 < 1.2 * made.account.model.megabytes
     assert made.evaluations[0]["perplexity"] != run.evaluations[0]["perplexity"]
     assert made.evaluations[0]["protocol"] == run.evaluations[0]["protocol"]
-    shown = forms.html(metrics.tables([run, made], None, {}))
+    shown = forms.html(metrics.tables([run, made], None, metrics.Known()))
     assert all(f"{one.evaluations[0]['perplexity']:.4f}" in shown for one in (run, made))
     fields = [row[0] for row in differences.all_differences([run, made])]
     assert {"megabytes", "bits"} <= set(fields)

@@ -16,6 +16,7 @@ from workbench.figures.allocation import influence as influence_figure
 from workbench.job_record import ENDED, JobRecord
 from workbench.jobs import (
     CompressJob,
+    DetailsJob,
     ExportJob,
     HealJob,
     QuantiseJob,
@@ -24,6 +25,7 @@ from workbench.jobs import (
 )
 from workbench.store import Store
 from workbench.tabs.compare import chart, differences, forms, metrics, protocols
+from workbench.tabs.compare import runs as compared
 from workbench.tabs.compress import dropping
 from workbench.tabs.runs.details import ranks_of
 from workbench.tabs.runs.listing import COLUMNS
@@ -85,11 +87,36 @@ def test_the_run_is_the_shortened_model_measured_and_survives_a_restart(
     assert any("went in this order" in line for line in job.log)
 
 
+def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store, recipe):
+    recipe = recipe.with_(method="a3", policy="uniform")
+    (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
+    (gone,) = done(store, short(recipe, name="without details")).result
+    job = done(store, DetailsJob((small, gone), measured(recipe), items=4))
+    assert any(line.endswith(f"details of {store.runs.get(gone).name}") for line in job.log)
+    runs = [store.runs.get(small), store.runs.get(gone)]
+    (table,) = metrics.tables(runs, None, compared.known(store, runs))
+    first, second = table.runs
+    found = lrcore.contributions(store.dense(recipe), store.small(runs[0]), measured(recipe))
+    alone = {row["parts"]: row["delta_nll"] for row in found.rows}
+    assert first.values["loss_mlp"] == pytest.approx(alone["mlp"], abs=1e-6)
+    errors = lrcore.local_errors(store.dense(recipe), store.small(runs[0]), measured(recipe))
+    layers = [own["residual"] for own in errors.errors]
+    assert first.values["error_residual"] == pytest.approx(sum(layers) / len(layers), rel=1e-4)
+    score = lrcore.score_choices(store.dense(recipe), "stories", 4)
+    assert (table.dense.values["accuracy"], table.dense.errors["accuracy"]) == (
+        score.accuracy,
+        score.error,
+    )
+    assert "loss_mlp" not in second.values  # fewer layers than the dense model
+    assert "accuracy" in second.values
+    assert "Loss from mlp alone" in forms.as_markdown([table])
+
+
 def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, recipe):
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     (gone,) = done(store, short(recipe, name="short one")).result
     runs = [store.runs.get(small), store.runs.get(gone)]
-    shown = forms.html(metrics.tables(runs, None, {}))
+    shown = forms.html(metrics.tables(runs, None, metrics.Known()))
     assert all(f"{run.evaluations[0]['perplexity']:.4f}" in shown for run in runs)
     points = chart.points(
         runs, protocols.protocol_of(runs[0], runs[0].evaluations[0]), "megabytes", {}
@@ -148,7 +175,9 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     ids = torch.arange(3, 23)[None]
     with torch.inference_mode():
         assert torch.equal(store.small(run).network(ids).logits, expected.network(ids).logits)
-    assert f"{run.evaluations[0]['perplexity']:.4f}" in forms.html(metrics.tables([run], None, {}))
+    assert f"{run.evaluations[0]['perplexity']:.4f}" in forms.html(
+        metrics.tables([run], None, metrics.Known())
+    )
     words = text.to_be_sliced(message, model.size)
     assert f"from 32 to {message['width']}" in words
     assert (text.SLICED_GROWS in words) == (message["parameters"] > model.size.parameters)

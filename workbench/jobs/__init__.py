@@ -9,6 +9,7 @@ from ..keys import analysed
 from ..store import Store
 from .analyses import AnalyseJob, SurveyJob
 from .derived import HealJob, QuantiseJob
+from .details import DetailsJob
 from .exports import ExportJob, PushJob
 from .measuring import MeasureJob, SpeedJob
 from .models import CompressJob, ShortenJob, SliceJob
@@ -25,6 +26,7 @@ KINDS = {
         SweepJob,
         MeasureJob,
         SpeedJob,
+        DetailsJob,
         QuantiseJob,
         HealJob,
         ExportJob,
@@ -36,6 +38,7 @@ __all__ = [
     "KINDS",
     "AnalyseJob",
     "CompressJob",
+    "DetailsJob",
     "ExportJob",
     "HealJob",
     "MeasureJob",

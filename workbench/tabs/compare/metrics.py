@@ -7,6 +7,7 @@ from typing import Any
 import lrcore
 
 from ... import text
+from .details import Details, run_values, task_values
 from .protocols import evaluation_of, protocol_of
 
 
@@ -24,6 +25,14 @@ METRICS = {
     "excess": Metric("Excess loss (nats/token)", "{:+.4f}".format),
     "kl": Metric("KL to dense (nats/token)", "{:.4f}".format),
     "top1": Metric("Same likeliest token", "{:.1%}".format, max),
+    "accuracy": Metric("Right endings of stories", "{:.1%}".format, max),
+    "loss_qk": Metric("Loss from qk alone (nats/token)", "{:+.4f}".format),
+    "loss_ov": Metric("Loss from ov alone (nats/token)", "{:+.4f}".format),
+    "loss_mlp": Metric("Loss from mlp alone (nats/token)", "{:+.4f}".format),
+    "error_scores": Metric("Local error of scores, mean", "{:.2%}".format),
+    "error_ov": Metric("Local error of ov, mean", "{:.2%}".format),
+    "error_mlp": Metric("Local error of mlp, mean", "{:.2%}".format),
+    "error_residual": Metric("Error of the stream, mean", "{:.2%}".format),
     "megabytes": Metric("Size", text.megabytes),
     "parameters": Metric("Parameters", text.count),
     "kv_bytes_per_token": Metric("KV cache per token", lambda value: f"{text.count(value)} B"),
@@ -70,11 +79,20 @@ class Table:
         return one.values.get(name) == best(known)
 
 
-def tables(
-    runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]
-) -> list[Table]:
-    """One table per dense model. speeds: {"dense", "small"} of the runs that have any, by id."""
-    return [table(own, protocol, speeds) for own in by_base(runs)]
+@dataclass(frozen=True)
+class Known:
+    """What was measured beside perplexity, by the id of the run.
+
+    speeds: {"dense", "small"}; details: as `details` gives them.
+    """
+
+    speeds: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Details] = field(default_factory=dict)
+
+
+def tables(runs: Sequence[lrcore.Run], protocol: str | None, known: Known) -> list[Table]:
+    """One table per dense model."""
+    return [table(own, protocol, known) for own in by_base(runs)]
 
 
 def by_base(runs: Sequence[lrcore.Run]) -> list[list[lrcore.Run]]:
@@ -86,14 +104,13 @@ def by_base(runs: Sequence[lrcore.Run]) -> list[list[lrcore.Run]]:
     return list(groups.values())
 
 
-def table(runs: Sequence[lrcore.Run], protocol: str | None, speeds: Mapping[str, Any]) -> Table:
+def table(runs: Sequence[lrcore.Run], protocol: str | None, known: Known) -> Table:
     """The dense model that these runs were made of, and them."""
     # what the dense model has under the protocol; a run that was not measured under it has less
     pairs = [(run, evaluation_of(run, protocol)) for run in runs]
     first = next((pair for pair in pairs if under(*pair, protocol)), pairs[0])
-    own = [run_figures(*pair, speeds.get(pair[0].id)) for pair in pairs]
-    speed = next((speeds[run.id]["dense"] for run in runs if run.id in speeds), None)
-    return Table(dense_figures(*first, speed), tuple(own))
+    own = tuple(run_figures(*pair, known) for pair in pairs)
+    return Table(dense_figures(*first, known, [run.id for run in runs]), own)
 
 
 def under(run: lrcore.Run, evaluation: dict[str, Any] | None, protocol: str | None) -> bool:
@@ -101,27 +118,29 @@ def under(run: lrcore.Run, evaluation: dict[str, Any] | None, protocol: str | No
 
 
 def dense_figures(
-    run: lrcore.Run, evaluation: dict[str, Any] | None, speed: Mapping[str, float] | None
+    run: lrcore.Run, evaluation: dict[str, Any] | None, known: Known, ids: Sequence[str]
 ) -> Figures:
-    """The dense model of a run."""
+    """The dense model of a run. ids: of all its runs; what one of them knows of it holds."""
     summary = run.account.to_dict()
     values = {name: summary[f"dense_{name}"] for name in COSTS}
+    speed = next((known.speeds[one]["dense"] for one in ids if one in known.speeds), None)
     values |= {name: speed[name] for name in SPEEDS} if speed else {}
-    values |= numbers(evaluation, perplexity="dense_perplexity")
-    return Figures(f"dense · {run.recipe.model}", values, note=note(evaluation))
+    scored = (known.details[one] for one in ids if "tasks" in known.details.get(one, {}))
+    score, errors = task_values(next(scored, {}), "dense")
+    values |= numbers(evaluation, perplexity="dense_perplexity") | score
+    return Figures(f"dense · {run.recipe.model}", values, errors, note(evaluation))
 
 
-def run_figures(
-    run: lrcore.Run, evaluation: dict[str, Any] | None, speed: Mapping[str, Any] | None
-) -> Figures:
-    summary = run.account.to_dict()
+def run_figures(run: lrcore.Run, evaluation: dict[str, Any] | None, known: Known) -> Figures:
+    summary, speed = run.account.to_dict(), known.speeds.get(run.id)
     values = {name: summary[name] for name in COSTS}
     values |= {name: speed["small"][name] for name in SPEEDS} if speed else {}
     values |= numbers(evaluation, perplexity="perplexity", excess="delta", kl="kl", top1="top1")
-    error, errors = (evaluation or {}).get("delta_error"), {}
+    more, errors = run_values(known.details.get(run.id, {}))
+    error = (evaluation or {}).get("delta_error")
     if error is not None and "perplexity" in values:
-        errors = {"excess": error, "perplexity": values["perplexity"] * error}
-    return Figures(run.name, values, errors, note(evaluation))
+        errors |= {"excess": error, "perplexity": values["perplexity"] * error}
+    return Figures(run.name, values | more, errors, note(evaluation))
 
 
 def numbers(evaluation: Mapping[str, Any] | None, **names: str) -> dict[str, float]:

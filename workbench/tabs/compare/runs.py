@@ -16,14 +16,15 @@ from ...components import download, panel, plot
 from ...evaluation_controls import read_settings
 from ...events import LIVE, QUIET, bind, event_data, listen
 from ...figures.comparison import pareto
-from ...jobs import MeasureJob, SpeedJob
+from ...jobs import DetailsJob, MeasureJob, SpeedJob
 from ...page import Page
 from ...store import Store
 from . import forms
 from .chart import AXES, conclusion, panels
 from .choice import add_newest, list_runs
+from .details import details
 from .differences import all_differences
-from .metrics import SPEEDS, tables
+from .metrics import SPEEDS, Known, tables
 from .models import some_runs
 
 
@@ -34,6 +35,7 @@ class RunChoice:
     axis: gr.Dropdown
     measure: gr.Button
     speed: gr.Button
+    details: gr.Button
     chart: gr.HTML
     caption: gr.HTML
 
@@ -56,8 +58,15 @@ def layout(page: Page) -> RunChoice:
         speed = gr.Button(
             "Measure their speed", size="sm", elem_id="measure-speed", scale=0, min_width=180
         )
+        details_button = gr.Button(
+            "Measure components and task",
+            size="sm",
+            elem_id="measure-details",
+            scale=0,
+            min_width=210,
+        )
     chart, caption = plot("scatter", 360), panel("scatter-caption")
-    return RunChoice(figures, protocol, axis, measure, speed, chart, caption)
+    return RunChoice(figures, protocol, axis, measure, speed, details_button, chart, caption)
 
 
 def differences_layout() -> Differences:
@@ -93,6 +102,7 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
     parts.figures.select(bind(save, store), choice, page.downloads, **QUIET)
     chosen = [page.chosen, page.evaluation.collected]
     listen([parts.measure.click], bind(measure_runs, store), chosen, None, **QUIET)
+    listen([parts.details.click], bind(measure_details, store), chosen, None, **QUIET)
     parts.speed.click(bind(measure_speed, store), page.chosen, None, **QUIET)
 
 
@@ -104,7 +114,7 @@ def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
     frame = pd.DataFrame(rows, columns=columns) if rows else None
     note = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
     return (
-        forms.html(tables(runs, protocol, speeds(store, runs))),
+        forms.html(tables(runs, protocol, known(store, runs))),
         gr.Dataframe(frame, visible=bool(rows)),
         markup.note(note),
     )
@@ -130,23 +140,40 @@ def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
 def save(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:
     """The comparison on show as a file of the form that was pressed."""
     form, runs = event_data(event)["form"], store.chosen_runs(ids)
-    shown = tables(runs, protocol, speeds(store, runs))
+    shown = tables(runs, protocol, known(store, runs))
     return download(forms.FILES[form], forms.WRITERS[form](shown))
 
 
 def measure_runs(store: Store, ids: list[str], evaluation: list[Any]) -> None:
     """Queue a measurement of the chosen runs; evaluation: the values of its controls."""
-    runs, texts = some_runs(store, ids), {}
-    for run in runs:
-        settings = read_settings(True, *evaluation[1:], calibrated_on=run.recipe.data)
-        texts.setdefault(settings, []).append(run)
-    for settings, own in texts.items():
-        apart = settings.apart_from([run.recipe.data for run in runs])
-        store.jobs.submit(MeasureJob(tuple(run.id for run in own), apart))
+    for settings, own in by_text(some_runs(store, ids), evaluation).items():
+        store.jobs.submit(MeasureJob(own, settings))
 
 
 def measure_speed(store: Store, ids: list[str]) -> None:
     store.jobs.submit(SpeedJob(tuple(run.id for run in some_runs(store, ids))))
+
+
+def measure_details(store: Store, ids: list[str], evaluation: list[Any]) -> None:
+    """Queue where the chosen runs lose what they lose; evaluation: the values of its controls."""
+    for settings, own in by_text(some_runs(store, ids), evaluation).items():
+        store.jobs.submit(DetailsJob(own, settings))
+
+
+def by_text(
+    runs: Sequence[lrcore.Run], evaluation: list[Any]
+) -> dict[lrcore.EvaluationSettings, tuple[str, ...]]:
+    """The ids of runs by how they are measured: on what none of them was calibrated on."""
+    texts: dict[lrcore.EvaluationSettings, tuple[str, ...]] = {}
+    for run in runs:
+        settings = read_settings(True, *evaluation[1:], calibrated_on=run.recipe.data)
+        apart = settings.apart_from([one.recipe.data for one in runs])
+        texts[apart] = (*texts.get(apart, ()), run.id)
+    return texts
+
+
+def known(store: Store, runs: Sequence[lrcore.Run]) -> Known:
+    return Known(speeds(store, runs), details(store, runs))
 
 
 def speeds(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Any]:
