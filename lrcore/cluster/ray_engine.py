@@ -1,4 +1,4 @@
-"""Ray as the engine of a crew. Heavy imports wait: a worker imports this file first, and sets its
+"""Ray as the engine of a pool. Heavy imports wait: a worker imports this file first, and sets its
 environment before it imports more.
 """
 
@@ -26,7 +26,7 @@ def on_cluster(address: str = "auto") -> Iterator[None]:
     same paths. There is a worker for every GPU, or without any for so many CPU cores as torch has
     threads here. Raises InputError where Ray is not installed, or no cluster answers.
     """
-    from .crew import Crew
+    from .pool import Pool
 
     ray = _ray()
     connected = ray.is_initialized()
@@ -35,7 +35,7 @@ def on_cluster(address: str = "auto") -> Iterator[None]:
     try:
         engine = RayEngine(ray)
         try:
-            with worked_by(Crew(engine)):
+            with worked_by(Pool(engine)):
                 yield
         finally:
             engine.stop()
@@ -66,7 +66,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 class RayEngine:
-    """See `crew.Engine`. Workers are actors, started with their first unit."""
+    """See `pool.Engine`. Workers are actors, started with their first unit."""
 
     def __init__(self, ray: Any) -> None:
         import torch
@@ -82,12 +82,12 @@ class RayEngine:
         free = int(ray.available_resources().get(self._kind, 0)) // each
         self.count = max(1, min(fit, free))
 
-    def share(self, parcel: bytes) -> Any:
-        """See `crew.Engine`; in Ray's object store."""
-        return self._ray.put(parcel)
+    def share(self, payload: bytes) -> Any:
+        """See `pool.Engine`; in Ray's object store."""
+        return self._ray.put(payload)
 
     def send(self, worker: int, handle: Any, unit: bytes) -> Any:
-        """See `crew.Engine`."""
+        """See `pool.Engine`."""
         if worker not in self._actors:
             self._actors[worker] = self._start()
         return self._actors[worker].run.remote(handle, unit)
@@ -104,15 +104,15 @@ class RayEngine:
         actor = self._ray.remote(**settings)(RayWorker)
         return actor.remote(environment, str(Path.cwd()), self._threads)
 
-    def answered(self, tickets: Sequence[Any], seconds: float) -> Any | None:
-        """See `crew.Engine`."""
-        ready, _ = self._ray.wait(list(tickets), num_returns=1, timeout=seconds)
+    def answered(self, futures: Sequence[Any], seconds: float) -> Any | None:
+        """See `pool.Engine`."""
+        ready, _ = self._ray.wait(list(futures), num_returns=1, timeout=seconds)
         return ready[0] if ready else None
 
-    def take(self, ticket: Any) -> bytes:
-        """See `crew.Engine`. Raises InputError as it says."""
+    def take(self, future: Any) -> bytes:
+        """See `pool.Engine`. Raises InputError as it says."""
         try:
-            answer: bytes = self._ray.get(ticket)
+            answer: bytes = self._ray.get(future)
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
             raise InputError(
@@ -122,7 +122,7 @@ class RayEngine:
         return answer
 
     def stop(self) -> None:
-        """See `crew.Engine`."""
+        """See `pool.Engine`."""
         for actor in self._actors.values():
             self._ray.kill(actor, no_restart=True)
         self._actors = {}
@@ -138,11 +138,11 @@ class RayWorker:
             os.chdir(folder)  # names of files in a recipe may be relative
         import torch
 
-        from .crew import Worker
+        from .pool import Worker
 
         torch.set_num_threads(threads)
         self._worker = Worker()
 
-    def run(self, parcel: bytes, unit: bytes) -> bytes:
-        """See `crew.Worker`."""
-        return self._worker.run(parcel, unit)
+    def run(self, payload: bytes, unit: bytes) -> bytes:
+        """See `pool.Worker`."""
+        return self._worker.run(payload, unit)

@@ -2,12 +2,12 @@
 packed, they answer in another order than they are asked, and they die where a test says so.
 """
 
-from lrcore.cluster.crew import Crew, Worker
+from lrcore.cluster.pool import Pool, Worker
 from lrcore.units import HERE, worked_by
 
 
 class Pretended:
-    """See `crew.Engine`. dying: those of the units sent, counted from 0, whose worker dies with the
+    """See `pool.Engine`. dying: those of the units sent, counted from 0, whose worker dies with the
     result in its hands; another begins them again, as Ray does.
     """
 
@@ -15,25 +15,25 @@ class Pretended:
         self.count, self.dying = count, set(dying)
         self.workers, self.sent, self.open, self.stopped = {}, [], {}, 0
 
-    def share(self, parcel):
-        return parcel
+    def share(self, payload):
+        return payload
 
     def send(self, worker, handle, unit):
         assert worker not in [sent[0] for sent in self.open.values()], "it has a unit already"
-        ticket = len(self.sent)
+        future = len(self.sent)
         self.sent.append(worker)
-        self.open[ticket] = worker, handle, unit
-        return ticket
+        self.open[future] = worker, handle, unit
+        return future
 
-    def answered(self, tickets, seconds):
-        assert sorted(tickets) == sorted(self.open)
-        return max(tickets)
+    def answered(self, futures, seconds):
+        assert sorted(futures) == sorted(self.open)
+        return max(futures)
 
-    def take(self, ticket):
-        worker, handle, unit = self.open.pop(ticket)
+    def take(self, future):
+        worker, handle, unit = self.open.pop(future)
         own = self.workers.setdefault(worker, Worker())
         with worked_by(HERE):
-            if ticket in self.dying:
+            if future in self.dying:
                 own.run(handle, unit)
                 own = self.workers[worker] = Worker()
             return own.run(handle, unit)
@@ -45,4 +45,4 @@ class Pretended:
 
 def on(engine):
     """Inside, units of work are done by the workers of an engine."""
-    return worked_by(Crew(engine))
+    return worked_by(Pool(engine))

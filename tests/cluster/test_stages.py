@@ -8,7 +8,7 @@ from pretended import Pretended, on
 
 import lrcore
 from lrcore.calibration import collect
-from lrcore.cluster.parcels import pack
+from lrcore.cluster.pickling import pack
 from lrcore.compression.evidence.probes import measure_divergences
 from lrcore.compression.factorise import truncate_layer
 from lrcore.models.layers import clone

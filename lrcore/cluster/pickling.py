@@ -36,12 +36,12 @@ def pack(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(parcel: bytes) -> Any:
+def unpack(payload: bytes) -> Any:
     """What `pack` was given, of this project's own processes only.
 
     Raises InputError where a model in it cannot be read here.
     """
-    return _Unpickler(io.BytesIO(parcel)).load()
+    return _Unpickler(io.BytesIO(payload)).load()
 
 
 class _Pickler(pickle.Pickler):

@@ -11,37 +11,37 @@ from typing import Any, Protocol
 
 from ..progress import Progress, silent
 from ..units import Result, Unit, Work
-from .parcels import pack, unpack
+from .pickling import pack, unpack
 from .queue import Queue
 
 PATIENCE = 0.5  # seconds after which progress is called again, which may raise to stop the work
 
 
 class Engine(Protocol):
-    """What the crew asks of Ray.
+    """What the pool asks of Ray.
 
-    share(parcel): a handle of bytes that all workers can read. send(worker, handle, unit): begin a
-    unit, and return a ticket. answered(tickets, seconds): one whose unit is done, None where none
-    is after so many seconds. take(ticket): what the worker returned. Raises InputError where the
+    share(payload): a handle of bytes that all workers can read. send(worker, handle, unit): begin a
+    unit, and return a future. answered(futures, seconds): one whose unit is done, None where none
+    is after so many seconds. take(future): what the worker returned. Raises InputError where the
     worker died, and so did those that were started in its place. stop(): end all that is under way.
     """
 
     @property
     def count(self) -> int: ...
 
-    def share(self, parcel: bytes) -> Any: ...
+    def share(self, payload: bytes) -> Any: ...
 
     def send(self, worker: int, handle: Any, unit: bytes) -> Any: ...
 
-    def answered(self, tickets: Sequence[Any], seconds: float) -> Any | None: ...
+    def answered(self, futures: Sequence[Any], seconds: float) -> Any | None: ...
 
-    def take(self, ticket: Any) -> bytes: ...
+    def take(self, future: Any) -> bytes: ...
 
     def stop(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Crew:
+class Pool:
     """The workers of an engine, as `units.each` knows them."""
 
     engine: Engine
@@ -57,7 +57,7 @@ class Crew:
         """See `units.each`."""
         engine, queue = self.engine, Queue(units, work.together)
         handle = engine.share(pack(work.task))
-        busy: dict[Any, tuple[int, int]] = {}  # worker and unit, by ticket
+        busy: dict[Any, tuple[int, int]] = {}  # worker and unit, by future
         results: dict[int, Result] = {}
         idle, done = list(reversed(range(engine.count))), 0
         try:
@@ -66,13 +66,13 @@ class Crew:
                     progress(work.stage, done, len(units))
                     while idle and (number := queue.next(idle[-1])) is not None:
                         worker = idle.pop()
-                        ticket = engine.send(worker, handle, pack(units[number]))
-                        busy[ticket] = worker, number
-                    ticket = engine.answered(list(busy), PATIENCE)
-                    if ticket is not None:
-                        worker, number = busy.pop(ticket)
+                        future = engine.send(worker, handle, pack(units[number]))
+                        busy[future] = worker, number
+                    future = engine.answered(list(busy), PATIENCE)
+                    if future is not None:
+                        worker, number = busy.pop(future)
                         idle.append(worker)
-                        results[number] = _opened(engine.take(ticket))
+                        results[number] = _opened(engine.take(future))
                         done += 1
                 yield results.pop(wanted)
         finally:
@@ -89,8 +89,8 @@ class _Answer:
     error: BaseException | None = None
 
 
-def _opened(parcel: bytes) -> Any:
-    answer = unpack(parcel)
+def _opened(payload: bytes) -> Any:
+    answer = unpack(payload)
     if answer.error is not None:
         raise answer.error
     return answer.result
@@ -103,20 +103,20 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._parcel = b""
+        self._payload = b""
         self._task: Callable[[Any, Progress], Any] | None = None
 
-    def run(self, parcel: bytes, unit: bytes) -> bytes:
+    def run(self, payload: bytes, unit: bytes) -> bytes:
         """Do the packed unit with the packed task; returns the packed answer."""
         try:
-            return pack(_Answer(self._unpacked(parcel)(unpack(unit), silent)))
+            return pack(_Answer(self._unpacked(payload)(unpack(unit), silent)))
         except Exception as error:
             return pack(_Answer(error=_sendable(error)))
 
-    def _unpacked(self, parcel: bytes) -> Callable[[Any, Progress], Any]:
-        if self._task is None or parcel != self._parcel:
+    def _unpacked(self, payload: bytes) -> Callable[[Any, Progress], Any]:
+        if self._task is None or payload != self._payload:
             self._task = None  # before the next one takes memory
-            self._parcel, self._task = parcel, unpack(parcel)
+            self._payload, self._task = payload, unpack(payload)
         return self._task
 
 

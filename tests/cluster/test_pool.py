@@ -11,7 +11,7 @@ import pytest
 from pretended import Pretended, on
 
 import lrcore
-from lrcore.cluster.parcels import pack, unpack
+from lrcore.cluster.pickling import pack, unpack
 from lrcore.cluster.queue import Queue
 from lrcore.units import HERE, Work, each, workers
 
@@ -117,9 +117,9 @@ def test_what_a_task_raises_is_raised_here(raised, kind) -> None:
 
 def test_a_model_travels_as_its_place(tiny_llama, tiny_opt) -> None:
     model = lrcore.load(str(tiny_llama), dtype="bfloat16")
-    parcel = pack({"model": model, "again": model})
-    assert len(parcel) < 1000
-    there = unpack(parcel)["model"]
+    payload = pack({"model": model, "again": model})
+    assert len(payload) < 1000
+    there = unpack(payload)["model"]
     assert (there.name, there.dtype) == (model.name, "bfloat16")
     assert there.fingerprint == model.fingerprint
     other = lrcore.load(str(tiny_opt))
