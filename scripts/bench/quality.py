@@ -28,7 +28,7 @@ Recipes = Iterator[lrcore.Recipe]
 @dataclass(frozen=True)
 class Cells:
     """Which cells to measure: those of some methods and policies, all where none is named; missing:
-    only those that the record lacks.
+    only those that the record lacks, or has without a standard error.
     """
 
     methods: Sequence[str] = ()
@@ -56,7 +56,8 @@ def quality(only: list[str], wanted: Cells) -> None:
         for method in (row["name"] for row in lrcore.methods()):
             if wanted.methods and method not in wanted.methods:
                 continue
-            recipes = wanted.recipes(subject.recipe, method, tuple(own["cells"]))
+            whole = tuple(name for name, cell in own["cells"].items() if "error" in cell)
+            recipes = wanted.recipes(subject.recipe, method, whole)
             for name, cell in measure(model, recipes, subject):
                 own["cells"][name] = cell
                 keep(record)
@@ -77,26 +78,23 @@ def measure(model, recipes: Recipes, subject: Subject) -> Iterator[tuple[str, di
                 factors = lrcore.prepare(model, single)
             factors = lrcore.measure_evidence(model, factors, single)
             small = lrcore.compress(model, single, factors)
+            increase = lrcore.allocate(factors, single).summed_increase
         except lrcore.InputError as error:
             note(f"{name}: {error}")
             continue
         summary = small.account.to_dict()
+        both = lrcore.compare(model, small, subject.data, samples=subject.windows, seq_len=256)
+        actual = both.small.perplexity
         cell = {
-            "perplexity": round(perplexity(small, subject), 4),
+            "perplexity": round(actual, 4),
+            "error": round(actual * both.delta_error, 4),
             "predicted": summary["predicted_perplexity"],
-            "predicted_rise": predicted_rise(factors, summary["predicted_perplexity"]),
+            "predicted_rise": None if increase is None else round(increase, 6),
             "parameters": small.size.parameters,
             "kv_bytes": small.size.kv_bytes,
         }
         note(f"{name} {cell}")
         yield f"{single.method} {single.policy} {summary['budget']} {single.ratio}", cell
-
-
-def predicted_rise(factors: lrcore.Factorisation, predicted: float | None) -> float | None:
-    """The predicted rise of the loss above the dense model's, nats/token; None without probes."""
-    if predicted is None:
-        return None
-    return round(math.log(predicted) - factors.evidence.get("probes").dense_loss, 6)
 
 
 def solve(only: list[str]) -> None:
@@ -188,7 +186,7 @@ def rows_of(own: dict[str, Any], budget: str) -> list[list]:
             ]
             if any(cells):
                 last = next(cell for cell in reversed(cells) if cell)
-                shown = [f"{cell['perplexity']:.3f}" if cell else "–" for cell in cells]
+                shown = [with_error(cell) if cell else "–" for cell in cells]
                 sizes = [
                     f"{last['parameters']:,}",
                     last["kv_bytes"],
@@ -196,6 +194,12 @@ def rows_of(own: dict[str, Any], budget: str) -> list[list]:
                 ]
                 rows.append([method["name"], policy["name"], *shown, *sizes])
     return rows
+
+
+def with_error(cell: dict[str, Any]) -> str:
+    """A perplexity ± the standard error of its difference to the dense one, paired by window."""
+    error = f" ± {cell['error']:.3f}" if "error" in cell else ""
+    return f"{cell['perplexity']:.3f}{error}"
 
 
 def predicted_table(title: str, own: dict[str, Any]) -> str:
