@@ -119,9 +119,9 @@ def allocate(
     if as_json:
         values["curve"] = [asdict(point) for point in lrcore.predicted_curve(factors, recipe)]
     show(as_json, values, "ranks", plan.table().to_dict("records"))
-    note(as_json, recipe, plan.account)
     if not as_json and plan.predicted is None:
         print("No perplexity is predicted: the slots were not probed, as policy 'probed' does.")
+    note(as_json, recipe, plan.account)
 
 
 @app.command()

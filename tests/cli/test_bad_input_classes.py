@@ -512,7 +512,7 @@ FLAGS = {
     "compare": ([], ["--batch", "2"]),
     "answers": (["--prompts", "/no/prompts.txt"], []),
     "quantise": (
-        *(["OUT", "--bits", one] for one in ("3", "0", "x")),
+        *(["OUT", "--bits", one] for one in ("5", "0", "x")),
         *(["OUT", "--group", one] for one in ("0", "-1", "7")),
         [],
     ),

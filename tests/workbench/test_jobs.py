@@ -393,9 +393,10 @@ def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, t
 
 
 def test_every_kind_has_a_title_and_a_row():
-    assert KINDS.keys() == {*BEFORE, "analyse", "survey"}
-    for kind in ("analyse", "survey"):
-        job = KINDS[kind](RECIPE)
+    details = KINDS["details"](("run-1",), lrcore.EvaluationSettings("stories", 2, 16))
+    assert KINDS.keys() == {*BEFORE, "analyse", "survey", "details"}
+    for kind in ("analyse", "survey", "details"):
+        job = details if kind == "details" else KINDS[kind](RECIPE)
         assert job.title
         assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
