@@ -157,6 +157,18 @@ def cholesky(m: Tensor, strength: float = 1e-8) -> Tensor:
     )
 
 
+def leading_refit(lower: Tensor, product: Tensor, count: int) -> Tensor:
+    """The least-squares refit of a matrix on the first `count` of its inputs, [d, count].
+
+    With C = L L^T the second moments of the inputs: `(W L)[:, :m] L[:m, :m]^{-1}`, so that one
+    Cholesky factor serves every count. lower: L [n, n]; product: W L [d, n].
+    """
+    refit: Tensor = torch.linalg.solve_triangular(
+        lower[:count, :count], product[:, :count], upper=False, left=False
+    )
+    return refit
+
+
 def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
     """`ridge * [(C + ridge I)^{-1}]_jj`: one minus the ridge leverage, without the cancellation.
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..layer import MLP, Layer, Linear, LowRank, Projection
+from ..linalg import leading_refit
 from ..spectra import Cost, Spectrum
 
 
@@ -127,9 +127,7 @@ class NystromOrder:
         if rank >= self.cost.full:
             return layer
         kept, old = self.order[:rank], mlp_of(layer).down
-        down = torch.linalg.solve_triangular(
-            self.cholesky[:rank, :rank], self.product[:, :rank], upper=False, left=False
-        )
+        down = leading_refit(self.cholesky, self.product, rank)
         small = narrow_mlp(layer, kept, down.to(old.weight.dtype))
         if self.mean is None:
             return small

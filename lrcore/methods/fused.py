@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..layer import Attention, Layer, Linear, map_rows, output_heads
-from ..linalg import cholesky, eigh_descending, elimination_order, roots
+from ..linalg import cholesky, eigh_descending, elimination_order, leading_refit, roots
 from ..options import NO_OPTIONS, NoOptions
 from ..spectra import Cost
 from ..statistics import Moments
@@ -97,9 +97,7 @@ class RefitValueMaps:
             return layer
         a, dtype = layer.attention, layer.attention.o.weight.dtype
         m = a.n_q * rank
-        refit = torch.linalg.solve_triangular(
-            self.cholesky[:m, :m], self.product[:, :m], upper=False, left=False
-        )
+        refit = leading_refit(self.cholesky, self.product, m)
         mean, narrowed = self.means
         bias = moved_bias(a.o, a.o.weight.double() @ mean - refit @ narrowed[:m])
         by_head = refit.unflatten(1, (rank, a.n_q)).transpose(1, 2).flatten(1)

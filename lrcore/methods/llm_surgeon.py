@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..layer import Attention, Layer, Linear, output_heads
-from ..linalg import cholesky, elimination_order, roots
+from ..linalg import cholesky, elimination_order, leading_refit, roots
 from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
@@ -89,9 +89,7 @@ class RefitGroups:
             return layer
         a, kept = layer.attention, self.order[:rank].sort()
         inputs = rank * a.group * a.v_size
-        refit = torch.linalg.solve_triangular(
-            self.cholesky[:inputs, :inputs], self.product[:, :inputs], upper=False, left=False
-        )
+        refit = leading_refit(self.cholesky, self.product, inputs)
         columns = refit.unflatten(1, (rank, -1))[:, kept.indices].flatten(1)
         o = Linear(columns.to(a.o.weight.dtype), a.o.bias)
         return replace(layer, attention=replace(of_groups(a, kept.values), o=o))
