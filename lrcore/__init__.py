@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from .compression.bounds import bounds
     from .compression.chain import ChainStep
     from .compression.compress import compress, prepare
+    from .compression.evidence.pace import seconds_per_token
     from .compression.evidence.probes import probe
-    from .compression.evidence.table import evidence_key, measure_evidence
+    from .compression.evidence.table import evidence_key, evidence_tokens, measure_evidence
     from .compression.factorise import Factorisation, factorise
     from .compression.healing.healing import heal
     from .compression.healing.settings import Healing
@@ -110,7 +111,8 @@ _HOMES = {
     "compression.chain": "ChainStep",
     "compression.compress": "compress prepare",
     "compression.evidence.probes": "probe",
-    "compression.evidence.table": "evidence_key measure_evidence",
+    "compression.evidence.pace": "seconds_per_token",
+    "compression.evidence.table": "evidence_key evidence_tokens measure_evidence",
     "compression.factorise": "Factorisation factorise",
     "compression.healing.healing": "heal",
     "compression.healing.settings": "Healing",
@@ -173,7 +175,8 @@ def methods() -> list[dict]:
 
 def policies() -> list[dict]:
     """Every allocation policy: name, summary, whether it reads a temperature, its options, the
-    evidence it needs, and whether that serves one budget alone.
+    evidence it needs, whether that serves one budget alone, and whether its ranks are measured
+    against uniform ones before they are given.
     """
     from .compression.evidence.table import evidence_of
     from .policies import POLICIES
@@ -297,6 +300,7 @@ __all__ = [
     "drop_layers",
     "evaluate",
     "evidence_key",
+    "evidence_tokens",
     "export",
     "export_gguf",
     "export_mla",
@@ -328,6 +332,7 @@ __all__ = [
     "runs_root",
     "save",
     "score_choices",
+    "seconds_per_token",
     "settle",
     "shortage",
     "shorten",

@@ -50,6 +50,11 @@ class Prices:
         """The largest rank below full that costs less than full."""
         return cost.kv_cap if self.kind == "kv" else cost.cap
 
+    def price_per_rank(self, cost: Cost) -> float:
+        """What a rank costs, on average over those below full that save something."""
+        rank = self.cap(cost) or cost.full
+        return self.price(cost, rank) / rank
+
     def least(self, cost: Cost) -> int:
         """The smallest rank on offer; full where no smaller one saves anything."""
         return cost.step if cost.step <= self.cap(cost) else cost.full

@@ -40,6 +40,7 @@ class RankPlan:
 
     requested: the share to remove. The temperatures are None where the policy reads none.
     against_uniform: what was measured before these ranks were given; None where nothing was.
+    by_probes: whether the policy chose the ranks by the probes.
     """
 
     ranks: dict[Slot, int]
@@ -52,6 +53,7 @@ class RankPlan:
     suggested_temperature: float | None = None
     probes: Probes | None = None
     against_uniform: AgainstUniform | None = None
+    by_probes: bool = False
 
     @property
     def summed_increase(self) -> float | None:
@@ -73,7 +75,7 @@ class RankPlan:
         if probes is None or summed is None:
             return None
         if probes.interaction is not None:
-            return probes.interaction.predict(summed)
+            return probes.interaction.predict(summed, self.by_probes)
         return Predicted(perplexity(probes.dense_loss + summed))
 
     @property

@@ -3,6 +3,9 @@
 Slots are probed one at a time. Together they lose more than the sum where errors compound, and less
 where a refit makes up for them; and how far the predictions move from the dense model's (a
 divergence) is not quite what the loss rises by on a text. A few plans measured whole show both.
+
+Of plans with one sum, those that the probes chose do not lose what others do: they spread it over
+many slots, and among them are those whose probes came out too low.
 """
 
 import math
@@ -14,9 +17,10 @@ QUANTILE = 1.645  # of the normal distribution: 90 % lie within so many standard
 # How far the rise of the loss per divergence lies from 1, and moves per factor e of the divergence,
 # before anything is measured: standard deviations.
 PRIOR = (0.2, 0.1)
-# Relative errors, as standard deviations: of the divergence between measured plans, and of plans of
-# other policies; more per factor e beyond the outermost.
-SPREAD, BEYOND = 0.1, 0.3
+# Relative errors of the divergence, as standard deviations: between measured plans; more per
+# factor e above the last; of plans that the probes did not choose, per factor e away from the one
+# that was measured.
+SPREAD, BEYOND, OTHERS = 0.1, 0.3, 0.15
 STEEPEST = 2.0  # power of the summed probes by which the divergence grows beyond the last plan
 
 
@@ -26,7 +30,7 @@ class JointMeasurement:
 
     summed > 0: the predicted increases of its slots, summed. divergence >= 0: mean KL divergence of
     the compressed model from the dense one. rise: of the mean loss, over `tokens` tokens.
-    standard_error: of the rise, paired by window.
+    standard_error: of the rise, paired by window. chosen: whether the probes chose the ranks.
     """
 
     summed: float
@@ -34,6 +38,7 @@ class JointMeasurement:
     rise: float
     standard_error: float
     tokens: int
+    chosen: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ class Interaction:
     target: Target
     passes: tuple[str, str]
 
-    def predict(self, summed: float) -> Predicted:
-        """The perplexity of a plan on the target text. summed >= 0: see `JointMeasurement`.
+    def predict(self, summed: float, chosen: bool = True) -> Predicted:
+        """The perplexity of a plan on the target text. summed >= 0, chosen: see `JointMeasurement`.
 
         Low and high hold the error of the fit, of a plan between or beyond those measured, and of a
         mean over as many tokens as the target has.
@@ -80,8 +85,11 @@ class Interaction:
             dense = perplexity(self.target.dense_loss)
             return Predicted(dense, dense, dense)
         divergence, share, own = self._divergence(summed), *self._share(summed)
+        relative = own + self._spread(summed) ** 2
+        if not chosen:
+            factor, spread = self._others(summed)
+            divergence, relative = factor * divergence, relative + spread**2
         chance = self._variance_of_a_token() * divergence / self.target.tokens
-        relative = own + SPREAD**2 + (BEYOND * self._beyond(summed)) ** 2
         margin = QUANTILE * math.sqrt(divergence**2 * relative + chance)
         rise, dense_loss = share * divergence, self.target.dense_loss
         return Predicted(
@@ -90,21 +98,62 @@ class Interaction:
             perplexity(dense_loss + rise + margin),
         )
 
-    def _divergence(self, summed: float) -> float:
-        """Log-linear between the measured plans, in proportion below the first; beyond the last
-        with the power of the last two.
+    def _curve(self) -> list[tuple[float, float]]:
+        """log of sum and divergence of the plans that the probes chose; of all where they chose
+        none.
         """
-        x = math.log(summed)
-        known = [(math.log(one.summed), math.log(max(one.divergence, 1e-12))) for one in self.joint]
+        own = [one for one in self.joint if one.chosen] or self.joint
+        return [(math.log(one.summed), math.log(max(one.divergence, 1e-12))) for one in own]
+
+    def _divergence(self, summed: float) -> float:
+        """Log-linear between the plans of the curve, beyond the last with the power of the last
+        two; below the first see `_below`.
+        """
+        x, known = math.log(summed), self._curve()
         if not known:
             return summed
-        if x <= known[0][0] or len(known) == 1:
+        if x <= known[0][0]:
+            return self._below(summed)
+        if len(known) == 1:
             return math.exp(known[0][1] + x - known[0][0])
         for (x0, y0), (x1, y1) in pairwise(known):
             slope = (max(y1, y0) - y0) / (x1 - x0)
             if x <= x1:
                 return math.exp(y0 + slope * (x - x0))
         return math.exp(y1 + min(slope, STEEPEST) * (x - x1))
+
+    def _below(self, summed: float) -> float:
+        """Below the first plan of the curve: the sum, and what two slots at a time lose beyond it,
+        which falls with its square; in proportion where a refit makes up for some of the sum.
+        """
+        x, y = self._curve()[0]
+        gain = math.exp(y - x)
+        return summed * (gain if gain <= 1 else 1 + (gain - 1) * summed / math.exp(x))
+
+    def _spread(self, summed: float) -> float:
+        """Relative standard deviation of the divergence of a plan that the probes chose. Below the
+        first plan, being in proportion to it lies at the edge of the interval.
+        """
+        known, x = self._curve(), math.log(summed)
+        if not known:
+            return math.hypot(SPREAD, BEYOND * x)
+        if x > known[-1][0]:
+            return math.hypot(SPREAD, BEYOND * (x - known[-1][0]))
+        if x >= known[0][0]:
+            return SPREAD
+        proportion = math.exp(known[0][1] + x - known[0][0])
+        return math.hypot(SPREAD, (proportion / self._below(summed) - 1) / QUANTILE)
+
+    def _others(self, summed: float) -> tuple[float, float]:
+        """By what factor plans that the probes did not choose differ from the curve, and the
+        relative standard deviation of that; 1 where none was measured.
+        """
+        others = [one for one in self.joint if not one.chosen]
+        if not others:
+            return 1.0, 2 * OTHERS
+        one = others[0]
+        factor = max(one.divergence, 1e-12) / self._divergence(one.summed)
+        return factor, OTHERS * abs(math.log(summed / one.summed))
 
     def _share(self, summed: float) -> tuple[float, float]:
         """The rise of the loss per divergence, >= 0, and its variance.
@@ -123,7 +172,7 @@ class Interaction:
             v0, v1 = v0 + weight * seen, v1 + weight * x * seen
         determinant = m00 * m11 - m01 * m01
         a, b = (m11 * v0 - m01 * v1) / determinant, (m00 * v1 - m01 * v0) / determinant
-        x = math.log(summed) - middle - self._signed_beyond(summed)  # constant beyond the measured
+        x = self._inside(summed) - middle  # constant beyond the measured
         variance = (m11 - 2 * m01 * x + m00 * x * x) / determinant
         return max(a + b * x, 0.0), variance
 
@@ -131,16 +180,10 @@ class Interaction:
         logs = [math.log(one.summed) for one in self.joint]
         return sum(logs) / len(logs) if logs else 0.0
 
-    def _signed_beyond(self, summed: float) -> float:
-        """How far log(summed) lies above the last measured plan, or (negative) below the first."""
-        x = math.log(summed)
-        if not self.joint:
-            return x
-        low, high = math.log(self.joint[0].summed), math.log(self.joint[-1].summed)
-        return max(x - high, 0.0) + min(x - low, 0.0)
-
-    def _beyond(self, summed: float) -> float:
-        return abs(self._signed_beyond(summed))
+    def _inside(self, summed: float) -> float:
+        """log(summed), or that of the outermost measured plan where it lies beyond."""
+        logs = [math.log(one.summed) for one in self.joint] or [0.0]
+        return min(max(math.log(summed), min(logs)), max(logs))
 
     def _variance_of_a_token(self) -> float:
         """Of the difference of a token's losses, per divergence: it grows in proportion."""

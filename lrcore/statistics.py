@@ -21,6 +21,10 @@ Statistics of a tap:
              model's dtype
   influence  Block Influence, 1 - E cos(x_in, x_out) (ShortGPT; MoDeGPT eq. 11 and B.11); only of
              block, attention and mlp
+  angle      E arccos(cos(x_in, x_out)) / pi (FLAT-LLM); of the same taps
+
+  cross      E[x x'^T], x of the dense model and x' of one whose layers before are compressed;
+             collected by compression/anchor.py where layers are compressed in sequence
 
 Statistics of gradients (`GRADIENTS`) belong to a matrix instead of a tap and are collected by
 calibration/gradients.py, which says what they are. Products are formed in the model's dtype and
@@ -39,7 +43,11 @@ from .errors import InputError
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
 BLOCK_INFLUENCE: Need = ("block", "influence")
-GRADIENTS = frozenset({"fisher", "taylor", "param_first", "param_second", "param_mix", "curvature"})
+BLOCK_ANGLE: Need = ("block", "angle")
+GRADIENTS = frozenset(
+    {"fisher", "taylor", "param_first", "param_second", "param_mix", "slope", "curvature"}
+)
+CROSS = "cross"
 PARTS = ("block", "attention", "mlp")  # the taps that have an influence
 TAPS = {  # the tap at the input of every matrix
     "q": "attn_in",
@@ -59,10 +67,17 @@ STATISTICS = {
     "square": lambda x: (x * x).sum(0, dtype=torch.float64),
 }
 
+TURNS = {  # of the cosine between the stream before and after a part
+    "influence": lambda cosine: 1 - cosine,
+    "angle": lambda cosine: cosine.clamp(-1, 1).acos() / torch.pi,
+}
+
 
 def of_activations(needs: Iterable[Need]) -> frozenset[Need]:
-    """Those of some needs that are no statistics of gradients."""
-    return frozenset(need for need in needs if need[1] not in GRADIENTS)
+    """Those of some needs that one pass through one network collects: neither statistics of
+    gradients nor cross moments.
+    """
+    return frozenset(need for need in needs if need[1] not in {*GRADIENTS, CROSS})
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -99,6 +114,11 @@ class Moments:
             if (tap, "square") in self.values
             else self.second(tap).diagonal()
         )
+
+    def cross(self, tap: str) -> Tensor:
+        """E[x x'^T] at a tap, [n, n]; E[x x^T] where no layer before is compressed."""
+        known = self.values.get((tap, CROSS))
+        return self.second(tap) if known is None else known
 
     def centred(self, tap: str) -> Tensor:
         """The covariance S - mu mu^T at a tap, [n, n]."""
@@ -268,16 +288,19 @@ class Accumulator:
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch of the layer's input and output [..., d], and count its tokens.
 
-        middle [..., d]: the residual stream between attention and MLP, needed for their influence.
+        middle [..., d]: the residual stream between attention and MLP, needed for what is asked of
+        them.
         """
         self._tokens += before[..., 0].numel()
         parts = (("block", before, after), ("attention", before, middle), ("mlp", middle, after))
         for part, start, end in parts:
-            if (part, "influence") in self.needs:
+            asked = {name for tap, name in self.needs if tap == part} & TURNS.keys()
+            if asked:
                 assert start is not None
                 assert end is not None
                 cosine = cosine_similarity(start.float(), end.float(), dim=-1)
-                self._add((part, "influence"), (1 - cosine).sum(dtype=torch.float64))
+                for name in asked:
+                    self._add((part, name), TURNS[name](cosine).sum(dtype=torch.float64))
 
     def _add(self, need: Need, value: Tensor) -> None:
         value = value.double()

@@ -55,7 +55,7 @@ def model_like(factored: bool = False, layers: int = 6) -> Evidence:
             "ov": Cost(32, 12 * 256, 12 * 256 * 32, kv_per_rank=4, kv_dense=128),
             "mlp": Cost(688, 768, 768 * 688),
         }
-    spectra, increases, information = {}, {}, {}
+    spectra, increases, information, slopes = {}, {}, {}, {}
     for layer in range(layers):
         for name, cost in costs.items():
             values = (
@@ -71,12 +71,16 @@ def model_like(factored: bool = False, layers: int = 6) -> Evidence:
             spectra[layer, name] = Spectrum((layer, name), values, cost)
             increases[layer, name] = increase - increase[-1]
             information[layer, name] = 1e-6 / (1 + layer)
+            if factored:
+                slopes[layer, name] = torch.randn(len(values), generator=g, dtype=torch.float64)
     return (
         Evidence(spectra, INFLUENCES)
         .with_measurement("outliers", OUTLIERS)
         .with_measurement("probes", probes(spectra, increases))
         .with_measurement("gradients", information)
         .with_measurement("search", [0.5 + 0.05 * layer for layer in range(layers)])
+        .with_measurement("angles", INFLUENCE[:layers])
+        .with_measurement("slopes", slopes)
     )
 
 

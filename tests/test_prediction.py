@@ -1,6 +1,7 @@
 """From summed probes to perplexities: the fit against its definition, integrated numerically."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,8 +74,37 @@ def test_the_interval_widens_beyond_the_measured_plans() -> None:
     fit = interaction(*JOINT)
     last, beyond = fit.predict(0.4), fit.predict(0.4 * math.e)
     assert half_width(beyond) / rise(beyond) > half_width(last) / rise(last) + BEYOND
-    below, first = fit.predict(0.01 / math.e), fit.predict(0.01)
-    assert rise(below) == pytest.approx(rise(first) / math.e)
+
+
+def test_below_the_measured_plans_what_two_slots_lose_together_falls_with_the_square() -> None:
+    fit, third = interaction(*JOINT), 0.01 / 3
+    below, first = fit.predict(third), fit.predict(0.01)
+    expected = (third + 0.002 * (third / 0.01) ** 2) / 0.012
+    assert rise(below) == pytest.approx(rise(first) * expected)
+    assert rise(below) < rise(first) / 3 < rise(below) + half_width(below)
+    less = interaction(replace(JOINT[0], divergence=0.006))  # a refit makes up for the rest
+    assert rise(less.predict(third)) == pytest.approx(rise(less.predict(0.01)) / 3)
+
+
+def test_plans_that_the_probes_did_not_choose_follow_the_one_that_was_measured() -> None:
+    uniform = JointMeasurement(0.2, 0.2, 0.19, 0.01, 16000, chosen=False)
+    fit = interaction(JOINT[1], uniform, JOINT[2])
+    own, other = fit.predict(0.2), fit.predict(0.2, chosen=False)
+    power = math.log(0.9 / 0.11) / math.log(0.4 / 0.08)
+    assert rise(own) / rise(other) == pytest.approx(0.11 * 2.5**power / 0.2)
+    for summed in (0.05, 0.1, 0.3, 0.6):
+        pair = fit.predict(summed), fit.predict(summed, chosen=False)
+        assert rise(pair[1]) / rise(pair[0]) == pytest.approx(rise(other) / rise(own))
+    away = fit.predict(0.1, chosen=False)
+    assert half_width(away) / rise(away) > half_width(other) / rise(other)
+    without = interaction(JOINT[1], JOINT[2])
+    assert rise(without.predict(0.2, chosen=False)) == pytest.approx(rise(without.predict(0.2)))
+    assert half_width(without.predict(0.2, chosen=False)) > half_width(without.predict(0.2))
+
+
+def test_a_method_that_only_uniform_ranks_can_meet_is_predicted_from_those() -> None:
+    fit = interaction(replace(JOINT[1], chosen=False))
+    assert rise(fit.predict(0.08, chosen=False)) == pytest.approx(rise(fit.predict(0.08)))
 
 
 def test_predictions_rise_with_the_sum_from_the_dense_perplexity_on() -> None:

@@ -129,6 +129,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 # One method of every structure that the layers of a model can get: `svd` stores what `svd_llm`
 # does, and `llm_pruner` what `flap` does.
+SAME = frozenset({"aa_svd", "clover"})  # their layers are those of `svd_llm` and `a3` throughout
 STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
 # every family of the table, for a test that is run with each
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

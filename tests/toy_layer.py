@@ -13,6 +13,7 @@ from lrcore.statistics import Accumulator, Moments
 
 D, D_F, HEAD, TOKENS = 24, 40, 8, 400
 FREQUENCIES = 100.0 ** -(torch.arange(HEAD // 2, dtype=torch.float64) / (HEAD // 2))
+PARTIAL = FREQUENCIES * (torch.arange(HEAD // 2) < HEAD // 4)
 KINDS = [
     # n_q, n_kv, position, bias, gated
     (3, 3, "none", True, False),
@@ -44,7 +45,8 @@ def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
     """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a
     multiple of the identity.
 
-    kind: n_q, n_kv, position, whether there are biases, whether the MLP is gated.
+    kind: n_q, n_kv, position, whether there are biases, whether the MLP is gated. position
+    "partial": rotary, with the second half of the pairs still.
     """
     n_q, n_kv, position, bias, gated = kind
     g = torch.Generator().manual_seed(seed)
@@ -66,8 +68,8 @@ def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
         qk_size=HEAD,
         v_size=HEAD,
         scale=HEAD**-0.5,
-        position=position,
-        frequencies=FREQUENCIES if position == "rotary" else None,
+        position="none" if position == "none" else "rotary",
+        frequencies={"rotary": FREQUENCIES, "partial": PARTIAL}.get(position),
     )
     mlp = MLP(
         up=linear(D_F, D),
@@ -117,7 +119,8 @@ def moments_of(
     attention = layer.attention
     for name in ("q", "k"):
         states = apply(getattr(attention, name), x)
-        taps[f"{name}_rotated"] = rotated(states) if attention.position == "rotary" else states
+        turned = attention.frequencies is not None
+        taps[f"{name}_rotated"] = rotated(states, attention.frequencies) if turned else states
     accumulator = Accumulator(
         (tap, statistic)
         for tap in taps
@@ -147,9 +150,9 @@ def slopes(layer: Layer) -> dict:
     return result
 
 
-def rotated(states: Tensor) -> Tensor:
+def rotated(states: Tensor, frequencies: Tensor = FREQUENCIES) -> Tensor:
     """Rotary embedding at positions 0, 1, 2, ... [N, heads * d_h]."""
-    angle = torch.arange(len(states), dtype=torch.float64).unsqueeze(1) * FREQUENCIES
+    angle = torch.arange(len(states), dtype=torch.float64).unsqueeze(1) * frequencies
     angle = torch.cat((angle, angle), -1).unsqueeze(0)
     return rotate_states(states.unsqueeze(0), angle.cos(), angle.sin()).squeeze(0)
 

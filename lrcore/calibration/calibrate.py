@@ -24,7 +24,7 @@ from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need, of_activations
 from .collect import collect
-from .moment_files import layer_file, read_moments
+from .moment_files import is_kept, layer_file, read_moments
 
 # Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
 # to check what that led to.
@@ -147,10 +147,23 @@ def also(
     """
     if not needs:
         return calibration
-    folder = cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
+    folder = _further(calibration, needs)
     held = hold(folder)
     collect(model, calibration.tokens, needs, folder, progress or silent)
     return replace(calibration, extra=folder, held=(*calibration.held, held))
+
+
+def tokens_run(calibration: Calibration, needs: frozenset[Need]) -> float:
+    """The tokens that `also` runs through the model; 0 where what it gives is on disk."""
+    folder = _further(calibration, needs)
+    if all(is_kept(folder, layer) for layer in range(calibration.layers)):
+        return 0.0
+    return float(calibration.tokens.numel())
+
+
+def _further(calibration: Calibration, needs: frozenset[Need]) -> Path:
+    """Where further statistics are kept."""
+    return cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
 
 
 def _read_one(path: Path, need: Need) -> float:

@@ -10,17 +10,19 @@ Statistics, by the name of a matrix (see `statistics.Moments.values`):
 * param_first, param_second, param_mix [out], of o and down [in]: the sum over every row, or every
   column, of `|w E_w G|`, `w^2 E_w G^2` and `|w E_w G - w^2 E_w G^2 / 2|` (LLM-Pruner's scores of
   entries: what the loss changes by without one weight, to first and second order).
+* slope [out, in], float32: `E_w G`.
 
 * curvature [out, out], of o and down: see calibration/curvature.py.
 
 G is the gradient of the mean token loss of one window, E_w the mean over the first WINDOWS
-calibration windows. Float64, and kept on disk. Entries take the memory of the decoder's weights
-twice more, so `PASSES` collects them apart.
+calibration windows. Float64 but for slopes, and kept on disk. Slopes take the memory of the
+decoder's weights once more and entries twice, so `PASSES` collects them apart.
 """
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +45,8 @@ from .calibrate import Calibration
 from .moment_files import is_kept, layer_file, write_moments
 
 WINDOWS = 64
+FISHER = ("fisher",)  # what `fisher_information` reads
+BACKWARD = 3  # forward and backward take as long as so many forward passes
 FORMAT = 2  # of the cached files; raise it whenever what is collected changes its meaning
 
 
@@ -76,20 +80,41 @@ def with_gradients(
             "These options need the gradients of a dense model; this one is compressed already. "
             "Start from the dense one."
         )
-    tokens = calibration.tokens[:WINDOWS]
-    folders, held = [], []
-    for name, own in PASSES.items():
-        if not set(own.statistics) & set(statistics):
-            continue
-        key = cache_key(FORMAT, calibration.key, len(tokens), name)
-        folders.append(cache_folder() / "gradients" / key)
+    tokens, folders, held = calibration.tokens[:WINDOWS], [], []
+    for name, own in _passes(statistics).items():
+        folders.append(_folder(calibration, name))
         held.append(hold(folders[-1]))
-        if not all(is_kept(folders[-1], layer) for layer in range(total)):
+        if not _is_whole(folders[-1], total):
             found = collect(model.network, tokens, progress or silent, own)
             for layer, moments in enumerate(found):
                 write_moments(moments, layer_file(folders[-1], layer))
             trim()
     return replace(calibration, gradients=tuple(folders), held=(*calibration.held, *held))
+
+
+def tokens_run(calibration: Calibration, statistics: Collection[str]) -> float:
+    """The tokens whose forward passes would take as long as collecting what is not on disk."""
+    lacking = [
+        name
+        for name in _passes(statistics)
+        if not _is_whole(_folder(calibration, name), calibration.layers)
+    ]
+    return float(BACKWARD * len(lacking) * calibration.tokens[:WINDOWS].numel())
+
+
+def _passes(statistics: Collection[str]) -> dict[str, "Pass"]:
+    """The passes that collect these statistics."""
+    return {name: own for name, own in PASSES.items() if set(own.statistics) & set(statistics)}
+
+
+def _folder(calibration: Calibration, name: str) -> Path:
+    """Where a pass keeps what it collects."""
+    windows = len(calibration.tokens[:WINDOWS])
+    return cache_folder() / "gradients" / cache_key(FORMAT, calibration.key, windows, name)
+
+
+def _is_whole(folder: Path, layers: int) -> bool:
+    return all(is_kept(folder, layer) for layer in range(layers))
 
 
 def fisher_information(
@@ -105,7 +130,7 @@ def fisher_information(
 
     Raises InputError as `with_gradients` does, which collects the gradients.
     """
-    found = with_gradients(model, calibration, ("fisher",), progress)
+    found = with_gradients(model, calibration, FISHER, progress)
     by_layer: dict[int, list[str]] = {}
     for layer, name in matrices:
         by_layer.setdefault(layer, []).append(name)
@@ -178,11 +203,16 @@ def vectors(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
     return statistics
 
 
-def entries(_layer: Layer, slope: Layer) -> dict[Need, Tensor]:
+def slopes(_layer: Layer, slope: Layer) -> dict[Need, Tensor]:
+    """The gradients of one layer and one window, [out, in] each, float32."""
+    matrices = slope.matrices().items()
+    return {(name, "slope"): p.weight.to(torch.float32, copy=True) for name, p in matrices}
+
+
+def entries(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
     """The gradients of one layer and one window and their squares, [out, in] each, float32."""
-    gradients = {name: p.weight.float() for name, p in slope.matrices().items()}
-    means = {(name, "slope"): gradient.clone() for name, gradient in gradients.items()}
-    return means | {(name, "square"): gradient**2 for name, gradient in gradients.items()}
+    means = slopes(layer, slope)
+    return means | {(name, "square"): gradient**2 for (name, _), gradient in means.items()}
 
 
 def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:
@@ -203,6 +233,7 @@ def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:
 PASSES = {
     "vectors": Pass(("fisher", "taylor"), vectors),
     "entries": Pass(("param_first", "param_second", "param_mix"), entries, scores),
+    "slopes": Pass(("slope",), slopes),
     "outputs": Pass(("curvature",), outputs=True),
 }
 

@@ -53,6 +53,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         temperature=temperature,
         suggested_temperature=suggested,
         probes=_probes(evidence, recipe),
+        by_probes=row.needs == "probes",
     )
     if {component for _, component in counted} <= set(recipe.component_ratios):
         # nothing is left to meet the overall ratio: it follows

@@ -86,7 +86,7 @@ def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: Laye
     batches = range(len(small.hidden))
     fit, has_down = Regression(), False
     for number in batches:
-        then, o_in = dense.look(index, number), small.look_before_o(index, number)
+        then, o_in = dense.look(index, number), small.look_before(index, number, "o")
         fit.add(o_in, dense.hidden[number] + then.o_out - small.hidden[number])
         dense.hidden[number], has_down = then.out, then.down_in is not None
     _install(network, index, "o", fit)

@@ -23,7 +23,7 @@ from .evidence.search import compressed
 from .evidence.windows import windows_of
 from .factorise import Factorisation
 
-FORMAT = 1  # of the files on disk; increase it whenever what is measured changes its meaning
+FORMAT = 2  # of the files on disk; increase it whenever what is measured changes its meaning
 
 
 def settle(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> RankPlan:

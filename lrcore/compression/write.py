@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from transformers import PreTrainedModel
 
 from ..errors import InputError
-from ..methods import find_method
+from ..methods import LayerFactors, find_method
 from ..models.architectures import architecture_of, text_config
 from ..models.layers import clone, read_layer
 from ..models.load import LoadedModel
@@ -15,6 +15,7 @@ from ..models.stream import LayerStream
 from ..progress import Progress
 from ..recipe import Recipe
 from ..spectra import Slot
+from .anchor import compress_anchored
 from .factorise import Factorisation, truncate_layer
 from .refit import refit_layer
 
@@ -31,9 +32,14 @@ def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
             f"A {family} model norms what a component gives before adding it, so no refit is "
             "linear there. Use refit 'off'."
         )
-    return possible and (
-        recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
-    )
+    return possible and asks_for_refit(recipe)
+
+
+def asks_for_refit(recipe: Recipe) -> bool:
+    """Whether a recipe refits where the family of its model can: it says so, or leaves it to a
+    method that does.
+    """
+    return recipe.refit == "on" or (recipe.refit == "auto" and find_method(recipe.method).refit)
 
 
 def written(
@@ -48,25 +54,40 @@ def written(
 
     Raises InputError as `refits` does.
     """
-    refit = refits(recipe, model.network)
-    network, row, total = clone(model.network), find_method(factors.method), len(factors.layers)
-    needs = row.reads(factors.options)
+    refit, total = refits(recipe, model.network), len(factors.layers)
+    network, row = clone(model.network), find_method(factors.method)
     sequential, tokens = recipe.calibration == "sequential", factors.calibration.tokens
+    anchored = sequential and row.anchored
     small = LayerStream(network, tokens) if sequential or refit else None
-    dense = LayerStream(clone(model.network), tokens) if refit else None
+    dense = LayerStream(clone(model.network), tokens) if refit or anchored else None
     for index in range(total):
         progress("compress", index, total)
-        own = factors.layers[index]
-        if sequential and needs:
-            assert small is not None  # the recipe is sequential
-            own_moments = small.run(index, needs, advance=False)
-            assert own_moments is not None  # there are needs
-            moments = factors.calibration.joined(own_moments, index)
-            own = row.factor(read_layer(network, index), moments, factors.options)
-        truncate_layer(network, index, own, ranks)
-        if dense is not None and small is not None:
+        if anchored and dense is not None and small is not None:
+            compress_anchored(network, index, (dense, small), (row, factors.options), ranks)
+        else:
+            again = small if sequential else None
+            truncate_layer(network, index, _solved(network, index, factors, again), ranks)
+        if refit and dense is not None and small is not None:
             refit_layer(network, index, dense, small)
-        elif small is not None:
-            small.run(index)
+            continue
+        for stream in (dense, small):
+            if stream is not None:
+                stream.run(index)
     progress("compress", total, total)
     return network
+
+
+def _solved(
+    network: PreTrainedModel, index: int, factors: Factorisation, small: LayerStream | None
+) -> LayerFactors:
+    """The factors of a layer; made again of the moments in the compressed network where its stream
+    is given.
+    """
+    row = find_method(factors.method)
+    needs = row.reads(factors.options)
+    if small is None or not needs:
+        return factors.layers[index]
+    own = small.run(index, needs, advance=False)
+    assert own is not None  # there are needs
+    moments = factors.calibration.joined(own, index)
+    return row.factor(read_layer(network, index), moments, factors.options)

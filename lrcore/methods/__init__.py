@@ -4,7 +4,20 @@ A method is a pure function from one layer and its moments to factors that serve
 """
 
 from ..errors import unknown
-from . import a3, care, flap, fused, latentllm, llm_pruner, llm_surgeon, modegpt, svd, svd_llm
+from . import (
+    a3,
+    aa_svd,
+    care,
+    clover,
+    flap,
+    fused,
+    latentllm,
+    llm_pruner,
+    llm_surgeon,
+    modegpt,
+    svd,
+    svd_llm,
+)
 from .factors import LayerFactors, spectrum, truncate
 from .method import COMPONENTS, MATRICES, Method
 
@@ -24,7 +37,9 @@ METHODS: dict[str, Method] = {
     for row in (
         svd.METHOD,
         svd_llm.METHOD,
+        aa_svd.METHOD,
         a3.METHOD,
+        clover.METHOD,
         modegpt.METHOD,
         latentllm.METHOD,
         care.METHOD,

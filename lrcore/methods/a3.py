@@ -30,7 +30,15 @@ from .costs import mlp_cost, ov_cost, qk_cost, summed_ov_cost
 from .factors import LayerFactors, NeuronOrder, mlp_of, pooled
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, MATRICES, Method
-from .ranking import magnitudes, neuron_scores, pair_products, value_scores
+from .ranking import column_products, magnitudes, neuron_scores, value_scores
+from .scores import (
+    by_pairs,
+    joint_blocks,
+    joint_scores,
+    ordered,
+    still_directions,
+    still_pairs,
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def _values(layer: Layer, moments: Moments, ov: str) -> ValueMaps | SummedValues
     if ov in ("abs", "wanda", "taylor"):
         return ov_columns(layer, moments, ov)
     if ov == "weights":
-        moments = identity_input(moments)
+        moments = identity_input(a)
     if a.group > 1:
         # heads that share their values share the moments of the layer's input already
         return ov_joint(a, moments)
@@ -111,7 +119,7 @@ def score_grams(a: Attention, moments: Moments, qk: str = "both") -> tuple[Tenso
     A3-Q-only, A3-K-only), "weights" in place of both (CLOVER). The Gram matrix of such a side is
     `W W^T`; a bias counts as one more input column.
     """
-    blind = identity_input(moments)
+    blind = identity_input(a)
     query = head_gram(a, "q", moments if qk in ("both", "q_only") else blind)
     return query, head_gram(a, "k", moments if qk in ("both", "k_only") else blind)
 
@@ -137,12 +145,9 @@ def qk_joint(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
     `T_q,i = V^T G_k^{1/2}`.
     """
     query, key = score_grams(a, moments, qk)
-    k_root, k_inverse = roots(key)
-    squares, v = eigh_descending(k_root @ by_group(query, a).sum(1) @ k_root)
+    squares, q_maps, k_maps = joint_scores(by_group(query, a).sum(1), key)
     s = squares.sqrt()
-    return HeadMaps(
-        pooled(s), qk_cost(a), s, (v.mT @ k_root).repeat_interleave(a.group, 0), v.mT @ k_inverse
-    )
+    return HeadMaps(pooled(s), qk_cost(a), s, q_maps.repeat_interleave(a.group, 0), k_maps)
 
 
 def qk_pairs(
@@ -154,26 +159,31 @@ def qk_pairs(
     The loss curve is the sum of the removed pairs' products, whatever the pairs are ranked by;
     cross terms between pairs are left out, as in the paper's CUR. Other rankings, after the paper's
     footnote 1: "abs" takes sums of magnitudes in place of the moments, "wanda" the input's moments
-    without their off-diagonal entries, "random" a permutation drawn with seed.
+    without their off-diagonal entries, "random" a permutation drawn with seed. Columns that do not
+    turn are narrowed by `qk_joint`'s closed form under A3's own scores, and are pairs as they stand
+    under the others.
     """
-    losses = _pair_losses(a, moments, qk)
+    query, key = score_grams(a, moments, qk)
+    squares, still = _column_losses(a, query, key), still_pairs(a)
     if scores == "a3":
-        ranking = losses
-    elif scores == "wanda":
-        ranking = _pair_losses(a, diagonal_input(moments), qk)
+        maps = None
+        if still is not None:
+            solve = joint_blocks(by_group(query, a).sum(1), key)
+            squares, maps = still_directions(squares, still, solve)
+        losses = by_pairs(squares)
+        return ordered(a, losses, losses, maps)
+    if scores == "wanda":
+        ranking = by_pairs(_column_losses(a, *score_grams(a, diagonal_input(moments), qk)))
     elif scores == "abs":
-        ranking = pair_products(magnitudes(a.q, a.n_q), magnitudes(a.k, a.n_kv), a)
+        ranking = by_pairs(column_products(magnitudes(a.q, a.n_q), magnitudes(a.k, a.n_kv), a))
     else:
         generator = torch.Generator().manual_seed(seed)
-        ranking = torch.rand(losses.shape, generator=generator).to(losses.device)
-    order = ranking.sort(dim=-1, descending=True, stable=True).indices
-    kept = losses.gather(-1, order).sqrt()
-    return ColumnOrder(pooled(kept), qk_cost(a, step=2), kept, order)
+        ranking = torch.rand(a.n_kv, a.qk_size // 2, generator=generator).to(squares.device)
+    return ordered(a, by_pairs(squares), ranking)
 
 
-def _pair_losses(a: Attention, moments: Moments, qk: str) -> Tensor:
-    query, key = (gram.diagonal(dim1=1, dim2=2) for gram in score_grams(a, moments, qk))
-    return pair_products(query, key, a)  # [n_kv, d_h / 2]
+def _column_losses(a: Attention, query: Tensor, key: Tensor) -> Tensor:
+    return column_products(query.diagonal(dim1=1, dim2=2), key.diagonal(dim1=1, dim2=2), a)
 
 
 def ov_svd(a: Attention, moments: Moments) -> ValueMaps:
@@ -267,8 +277,9 @@ METHOD = Method(
     "rotary. OV: per head (MHA), joint (GQA). MLP: CUR on neurons. Biases enter the moments and "
     "are mapped with the weights. Rules for what the paper leaves open: GQA with rotary scores a "
     "pair by the sum over the heads that share its key; pairs are (j, j + d_h / 2), as "
-    "checkpoints store them; OV has one rule with and without rotary; ov=overall with GQA gives "
-    "each query head values of its own.",
+    "checkpoints store them; columns that do not turn (partial rotary) are narrowed by the SVD, "
+    "two directions in the place of a pair; OV has one rule with and without rotary; ov=overall "
+    "with GQA gives each query head values of its own.",
     factor=factor,
     components=COMPONENTS,
     needs=NEEDS,

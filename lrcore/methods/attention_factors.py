@@ -50,12 +50,15 @@ class ColumnOrder:
     order [n_kv, d_h / step]: the columns or pairs of each kv head, most important first. Pair j
     stands for the columns (j, j + d_h / 2) of the rotate-half layout, d_h the size that queries and
     keys have. Those that are kept are sorted: their order is free.
+    maps: of the queries and keys of a kv head, [n_kv, d_h, d_h] each, where columns are selected of
+    `T q` and `T k` (see `scores.still_directions`).
     """
 
     values: Tensor
     cost: Cost
     heads: Tensor | None
     order: Tensor
+    maps: tuple[Tensor, Tensor] | None = None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
         if rank >= self.cost.full:
@@ -64,7 +67,9 @@ class ColumnOrder:
         kept = self.order[:, : rank // step].sort(dim=-1).values
         # [n_kv, rank]
         columns = kept if step == 1 else torch.cat((kept, kept + a.qk_size // 2), dim=-1)
-        q, k = select_rows(a.q, columns.repeat_interleave(a.group, 0)), select_rows(a.k, columns)
+        q_maps, k_maps = self.maps or (None, None)
+        q = select_rows(a.q, columns.repeat_interleave(a.group, 0), q_maps)
+        k = select_rows(a.k, columns, k_maps)
         pairs = kept if step == 2 else None
         if pairs is not None and a.rotary_pairs is not None:  # some are gone already
             pairs = a.rotary_pairs.long().gather(1, kept)
@@ -76,9 +81,16 @@ class ColumnOrder:
         return replace(layer, attention=replace(a, q=q, k=k, **sizes))
 
 
-def select_rows(linear: Projection, columns: Tensor) -> Linear:
-    """The projection with these entries of every head's state alone. columns [heads, r]."""
+def select_rows(linear: Projection, columns: Tensor, maps: Tensor | None = None) -> Linear:
+    """The projection with these entries of every head's state alone, or of what a map makes of the
+    state. columns [heads, r]; maps [n_kv, size, size], one for as many heads as read a kv head.
+    """
     count = columns.shape[0]
+    if maps is not None:
+        each = maps.repeat_interleave(count // len(maps), 0)
+        return map_rows(
+            linear, each[torch.arange(count, device=columns.device).unsqueeze(1), columns]
+        )
     size = linear.weight.shape[0] // count
     first = torch.arange(count, device=columns.device).unsqueeze(1) * size  # row of every head
     index = (columns + first).flatten()

@@ -61,6 +61,10 @@ def qk_bound(layer: Layer, moments: Moments, factor: ColumnOrder, rank: int) -> 
     a, step = layer.attention, factor.cost.step
     query = by_group(head_blocks(moments.second("q_rotated"), a.n_q), a).sum(1)  # [n_kv, d_h, d_h]
     key = head_blocks(moments.second("k_rotated"), a.n_kv)
+    if factor.maps is not None:
+        query, key = (
+            maps @ gram @ maps.mT for maps, gram in zip(factor.maps, (query, key), strict=True)
+        )
     pairs = factor.order[:, rank // step :]
     columns = pairs if step == 1 else torch.cat((pairs, pairs + a.qk_size // 2), dim=-1)
     products, head = query * key, torch.arange(a.n_kv, device=key.device).view(-1, 1, 1)

@@ -6,6 +6,7 @@ them and decomposes nothing; at full rank the slot stays dense. Here are the fac
 of a single matrix; those of attention are in lrcore/methods/attention_factors.py.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -78,12 +79,11 @@ def pooled(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronOrder:
-    """MLP by selection: the first r neurons of order [d_f], with their columns of `down` as they
-    are.
+class StructureOrder(ABC):
+    """Selection of whole structures: the first r of order [n] stay, with their weights as they are.
 
-    mean [d_f]: given where what the removed neurons contribute on average moves into the bias of
-    `down`. scores [d_f]: see `Spectrum`.
+    mean [in]: of the inputs of the projection that reads them; given where what the removed ones
+    contribute on average moves into its bias. scores [n]: see `Spectrum`.
     """
 
     values: Tensor
@@ -94,9 +94,18 @@ class NeuronOrder:
     scores: Tensor | None = None
 
     def truncate(self, layer: Layer, rank: int) -> Layer:
-        if rank >= self.cost.full:
-            return layer
-        kept, old = self.order[:rank].sort().values, mlp_of(layer).down
+        return layer if rank >= self.cost.full else self._of(layer, self.order[:rank].sort().values)
+
+    @abstractmethod
+    def _of(self, layer: Layer, kept: Tensor) -> Layer:
+        """The layer with the structures kept [r] alone, ascending."""
+
+
+class NeuronOrder(StructureOrder):
+    """MLP by selection of neurons, with their columns of `down`."""
+
+    def _of(self, layer: Layer, kept: Tensor) -> Layer:
+        old = mlp_of(layer).down
         small = narrow_mlp(layer, kept, old.weight[:, kept])
         if self.mean is None:
             return small
@@ -190,3 +199,10 @@ class FactoredMatrix:
         old = layer.matrices()[self.name]
         down, up = (t.to(old.weight.dtype) for t in (self.down[:rank], self.up[:, :rank]))
         return layer.with_matrices(**{self.name: LowRank(down, up, old.bias)})
+
+    def without_each_term(self, gradient: Tensor) -> Tensor:
+        """What the loss changes by, to first order, without each of the terms alone, [k], float64.
+
+        gradient [out, in]: of the loss, by the matrix.
+        """
+        return -(self.up.double() * (gradient.double() @ self.down.double().mT)).sum(0)

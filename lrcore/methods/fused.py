@@ -2,7 +2,8 @@
 
 * QK without rotary: A3's joint SVD on the *centred* keys. A shift of every key moves all scores of
   a query alike and leaves its softmax unchanged, so the mean of the keys costs no rank. With
-  rotary: whole pairs, by MoDeGPT's post-rotary scores.
+  rotary: whole pairs, by MoDeGPT's post-rotary scores; columns that do not turn as without rotary,
+  two directions in the place of a pair, whichever loses least.
 * OV: the value map is computed from the centred moments of the head *outputs*, summed over the
   group that shares a value head (A3 uses the value states for GQA). Then the whole output
   projection is refit by least squares on the narrowed head outputs, across heads.
@@ -22,12 +23,13 @@ from ..linalg import cholesky, eigh_descending, elimination_order, leading_refit
 from ..options import NO_OPTIONS, NoOptions
 from ..spectra import Cost
 from ..statistics import Moments
-from .attention_factors import HeadMaps
+from .attention_factors import ColumnOrder, HeadMaps
 from .costs import mlp_cost, ov_cost, qk_cost
 from .factors import LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
-from .modegpt import DAMPING, qk_cr
+from .modegpt import DAMPING, column_losses, qk_cr
+from .scores import by_pairs, joint_blocks, joint_scores, ordered, still_directions, still_pairs
 
 NEEDS = frozenset(
     {("attn_in", "second"), ("attn_in", "mean"), ("q_rotated", "square"), ("k_rotated", "square")}
@@ -38,7 +40,7 @@ NEEDS = frozenset(
 def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
     a = layer.attention
-    qk = qk_cr if a.position == "rotary" else qk_centred
+    qk = qk_pairs if a.position == "rotary" else qk_centred
     solve = {
         "qk": lambda: qk(a, moments),
         "ov": lambda: ov_refit(a, moments),
@@ -54,6 +56,27 @@ def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
     q_maps [n_q, d_h, d_h], k_maps [n_kv, d_h, d_h]. Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA)
     where the keys have mean zero; never worse in the variance of the scores over keys.
     """
+    squares, q_maps, k_maps = joint_scores(*centred_grams(a, moments))
+    s = squares.sqrt()
+    return HeadMaps(pooled(s), qk_cost(a), s, q_maps.repeat_interleave(a.group, 0), k_maps)
+
+
+def qk_pairs(a: Attention, moments: Moments) -> ColumnOrder:
+    """QK with rotary: `modegpt.qk_cr`; where only a part of a head turns, pairs and directions by
+    their squared losses, those of the columns that do not turn as in `qk_centred`.
+    """
+    still = still_pairs(a)
+    if still is None:
+        return qk_cr(a, moments)
+    solve = joint_blocks(*centred_grams(a, moments))
+    squares, maps = still_directions(column_losses(a, moments), still, solve)
+    return ordered(a, by_pairs(squares), by_pairs(squares), maps)
+
+
+def centred_grams(a: Attention, moments: Moments) -> tuple[Tensor, Tensor]:
+    """Second moments of the queries, summed over the group, and the covariance of the keys, before
+    rotary: [n_kv, qk_size, qk_size] each.
+    """
     centred = Moments(
         {
             ("attn_in", "second"): moments.centred("attn_in"),
@@ -62,15 +85,7 @@ def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
         moments.tokens,
     )
     unbiased = replace(a, k=Linear(a.k.weight))
-    root, inverse = roots(head_gram(unbiased, "k", centred))
-    squares, v = eigh_descending(root @ by_group(head_gram(a, "q", moments), a).sum(1) @ root)
-    return HeadMaps(
-        pooled(squares.sqrt()),
-        qk_cost(a),
-        squares.sqrt(),
-        (v.mT @ root).repeat_interleave(a.group, 0),
-        v.mT @ inverse,
-    )
+    return by_group(head_gram(a, "q", moments), a).sum(1), head_gram(unbiased, "k", centred)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +178,11 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
 METHOD = Method(
     name="fused",
     paper="ours",
-    notes="QK: centred keys without rotary, whole pairs with rotary. OV: map on the head outputs, "
-    "output projection refit across heads. MLP: elimination of neurons with exact refit. Means go "
-    "into the biases; projections without one get one. Unless the recipe says 'refit: off', each "
-    "layer is then refit on the outputs of the compressed layers before it, towards the dense "
-    "residual stream.",
+    notes="QK: centred keys without rotary, whole pairs with rotary, both where a part of a head "
+    "turns. OV: map on the head outputs, output projection refit across heads. MLP: elimination of "
+    "neurons with exact refit. Means go into the biases; projections without one get one. Unless "
+    "the recipe says 'refit: off', each layer is then refit on the outputs of the compressed "
+    "layers before it, towards the dense residual stream.",
     factor=factor,
     components=COMPONENTS,
     needs=NEEDS,

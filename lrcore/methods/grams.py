@@ -38,13 +38,11 @@ def diagonal_blocks(second: Tensor, count: int) -> Tensor:
     return symmetric(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
 
 
-def identity_input(moments: Moments) -> Moments:
+def identity_input(a: Attention) -> Moments:
     """Moments of an input that does not depend on the data: E[x x^T] = I, mean zero."""
-    second = moments.second("attn_in")
-    eye = torch.eye(len(second), dtype=second.dtype, device=second.device)
-    return Moments(
-        {("attn_in", "second"): eye, ("attn_in", "mean"): torch.zeros_like(eye[0])}, moments.tokens
-    )
+    weight = a.v.weight
+    eye = torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device)
+    return Moments({("attn_in", "second"): eye, ("attn_in", "mean"): torch.zeros_like(eye[0])}, 1)
 
 
 def diagonal_input(moments: Moments) -> Moments:

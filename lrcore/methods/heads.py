@@ -3,7 +3,7 @@
 What is kept or removed is a group: a key and a value head with the query heads that read them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,35 +17,19 @@ from ..layer import (
     merge_output_heads,
     output_heads,
 )
-from ..spectra import Cost
-from .factors import removed_mean
+from .factors import StructureOrder, removed_mean
 
 
-@dataclass(frozen=True, eq=False)
-class GroupOrder:
-    """Attention by selection: the first r groups of order [n_kv], with their weights as they are.
+class GroupOrder(StructureOrder):
+    """Attention by selection of groups, with their columns of the output projection."""
 
-    mean [n_q * v_size]: of the heads' outputs; given where what the removed heads contribute on
-    average moves into the bias of the output projection. scores [n_kv]: see `Spectrum`.
-    """
-
-    values: Tensor
-    cost: Cost
-    heads: Tensor | None
-    order: Tensor
-    mean: Tensor | None = None
-    scores: Tensor | None = None
-
-    def truncate(self, layer: Layer, rank: int) -> Layer:
-        if rank >= self.cost.full:
-            return layer
-        a, groups = layer.attention, self.order[:rank].sort().values
-        small = of_groups(a, groups)
+    def _of(self, layer: Layer, kept: Tensor) -> Layer:
+        a = layer.attention
+        small = of_groups(a, kept)
         if self.mean is not None:
-            size = torch.arange(a.v_size, device=groups.device)
-            kept = (queries_of(a, groups).unsqueeze(1) * a.v_size + size).flatten()
-            o = Linear(small.o.weight, removed_mean(a.o, kept, self.mean))
-            small = replace(small, o=o)
+            size = torch.arange(a.v_size, device=kept.device)
+            inputs = (queries_of(a, kept).unsqueeze(1) * a.v_size + size).flatten()
+            small = replace(small, o=Linear(small.o.weight, removed_mean(a.o, inputs, self.mean)))
         return replace(layer, attention=small)
 
 

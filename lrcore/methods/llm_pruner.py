@@ -17,7 +17,7 @@ from ..options import option
 from ..spectra import Cost
 from ..statistics import TAPS, Moments
 from .costs import heads_cost, mlp_cost
-from .factors import LayerFactors, NeuronOrder, mlp_of
+from .factors import LayerFactors, NeuronOrder, StructureOrder, mlp_of
 from .heads import GroupOrder
 from .method import MATRICES, Method
 from .ranking import group_scores, neuron_scores
@@ -65,8 +65,8 @@ def factor(layer: Layer, moments: Moments, options: PrunerOptions = DEFAULT) -> 
     return solved
 
 
-Ranked = type[GroupOrder] | type[NeuronOrder]
-STRUCTURES: dict[str, tuple[Callable[[Layer], Cost], Callable[..., Tensor], Ranked]] = {
+Solver = tuple[Callable[[Layer], Cost], Callable[..., Tensor], type[StructureOrder]]
+STRUCTURES: dict[str, Solver] = {
     "heads": (lambda layer: heads_cost(layer.attention), group_scores, GroupOrder),
     "mlp": (lambda layer: mlp_cost(mlp_of(layer)), neuron_scores, NeuronOrder),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..layer import Layer
 from ..options import NoOptions, options_of, read_options
-from ..statistics import GRADIENTS, Moments, Need, of_activations
+from ..statistics import CROSS, GRADIENTS, Moments, Need, of_activations
 from .factors import LayerFactors
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -73,6 +73,13 @@ class Method:
     def reads(self, options: Any) -> frozenset[Need]:
         """What `factor` reads of activations with these options."""
         return of_activations(self._all(options))
+
+    @property
+    def anchored(self) -> bool:
+        """Whether `factor` reads cross moments with the dense model, where layers are compressed in
+        sequence: then it is given the moments of one tap at a time, and solves what reads it.
+        """
+        return any(statistic == CROSS for _, statistic in self.needs)
 
     def gradients(self, options: Any) -> frozenset[str]:
         """The statistics of gradients that `factor` reads with these options."""

@@ -11,16 +11,21 @@ One matrix decomposition per type of module:
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 from ..layer import Attention, Layer, output_heads
 from ..linalg import cholesky, eigh_descending, leverage_complement
 from ..options import NO_OPTIONS, NoOptions
 from ..statistics import Moments
 from .a3 import per_head_values
 from .attention_factors import ColumnOrder, ValueMaps
-from .costs import mlp_cost, ov_cost, qk_cost
+from .costs import mlp_cost, ov_cost
 from .factors import Factor, LayerFactors, NystromOrder, mlp_of, pooled
 from .grams import by_group, head_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
+from .ranking import column_products
+from .scores import Solve, by_pairs, ordered, still_directions, still_pairs
 
 NEEDS = frozenset(
     {
@@ -52,16 +57,30 @@ def qk_cr(a: Attention, moments: Moments) -> ColumnOrder:
     `|C_q^{1/2}[:, j]| |C_k^{1/2}[:, j]| = sqrt((C_q)_jj (C_k)_jj)`, over the heads of the group.
 
     The norm of a column of the root is the root of the diagonal entry, so no root of a matrix is
-    taken. With rotary the score is summed over the pair.
+    taken. With rotary the score is summed over the pair; columns that do not turn are paired by
+    their own scores, the best with the second best.
     """
-    q = by_group(moments.square("q_rotated").unflatten(0, (a.n_q, -1)), a)  # [n_kv, group, d_h]
-    k = moments.square("k_rotated").unflatten(0, (a.n_kv, -1)).unsqueeze(1)
-    squares = (q * k).sum(1)  # [n_kv, d_h]
-    step = 2 if a.position == "rotary" else 1
-    scores = squares.sqrt().unflatten(-1, (step, -1)).sum(1)  # [n_kv, d_h / step]
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    loss = squares.unflatten(-1, (step, -1)).sum(1).gather(-1, order)
-    return ColumnOrder(pooled(loss.sqrt()), qk_cost(a, step), loss.sqrt(), order)
+    squares, still, maps = column_losses(a, moments), still_pairs(a), None
+    if a.position != "rotary":
+        return ordered(a, squares, squares.sqrt())
+    if still is not None:
+        squares, maps = still_directions(squares, still, _sorted_columns(squares))
+    return ordered(a, by_pairs(squares), by_pairs(squares.sqrt()), maps)
+
+
+def column_losses(a: Attention, moments: Moments) -> Tensor:
+    """`(C_q)_jj (C_k)_jj` as they enter the score, over the heads of the group: [n_kv, d_h]."""
+    q = moments.square("q_rotated").unflatten(0, (a.n_q, -1))
+    return column_products(q, moments.square("k_rotated").unflatten(0, (a.n_kv, -1)), a)
+
+
+def _sorted_columns(squares: Tensor) -> Solve:
+    def solve(head: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, order = squares[head, columns].sort(descending=True, stable=True)
+        moved = torch.eye(len(order), dtype=squares.dtype, device=squares.device)[order]
+        return values, moved, moved
+
+    return solve
 
 
 def vo_svd(a: Attention, moments: Moments) -> ValueMaps:
@@ -108,7 +127,8 @@ METHOD = Method(
     notes="QK: CR on post-rotary correlations, whole pairs with rotary. VO: two-stage SVD (MHA), "
     "principal directions of the value state (GQA). MLP: Nystrom on ridge leverage. Biases enter "
     "the moments. Rules for what the paper leaves open: GQA without rotary scores single columns "
-    "by the same sum over the group as with rotary; the biases of kept columns and neurons are "
+    "by the same sum over the group as with rotary; columns that do not turn (partial rotary) are "
+    "paired by their scores; the biases of kept columns and neurons are "
     "kept, and the output and down biases stay as they are; Propositions 1 to 3 bound the error "
     "(--bounds), for VO with GQA by the tail of the values.",
     factor=factor,

@@ -1,4 +1,4 @@
-"""What rotary pairs, columns of values, heads and neurons are ranked by: products over a pair, and
+"""What columns of queries, keys and values, heads and neurons are ranked by: their products, and
 the baselines of the papers' tables.
 """
 
@@ -12,13 +12,9 @@ from ..statistics import TAPS, Moments
 from .grams import by_group
 
 
-def pair_products(q: Tensor, k: Tensor, a: Attention) -> Tensor:
-    """`q_j k_j` summed over both columns of a rotary pair and the heads of the group.
-
-    [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h / 2].
-    """
-    pairs: Tensor = (by_group(q, a) * k.unsqueeze(1)).sum(1).unflatten(-1, (2, -1))
-    return pairs.sum(1)
+def column_products(q: Tensor, k: Tensor, a: Attention) -> Tensor:
+    """`q_j k_j` summed over the heads of the group. [n_q, d_h], [n_kv, d_h] -> [n_kv, d_h]."""
+    return (by_group(q, a) * k.unsqueeze(1)).sum(1)
 
 
 def magnitudes(projection: Projection, count: int) -> Tensor:

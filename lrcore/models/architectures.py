@@ -124,7 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         sequential=None,
         requires={"qk_layernorm": False},
         note="Phi-1 to 2. Attention and MLP share one norm. Columns of a head beyond the partial "
-        "rotary embedding count as pairs of angle zero.",
+        "rotary embedding count as pairs of angle zero; a3 and fused make two directions of each.",
     ),
     "phi3": Architecture(
         **_fused("self_attn.qkv_proj"),
@@ -179,8 +179,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         last_norm="gpt_neox.final_layer_norm",
         sequential={"use_parallel_residual": False},
         note="Pythia. qkv is fused head by head and split where one of its parts changes. Columns "
-        "of a head beyond the partial rotary embedding count as pairs of angle zero. Parallel "
-        "residual or not follows the config.",
+        "of a head beyond the partial rotary embedding count as pairs of angle zero; a3 and fused "
+        "make two directions of each. Parallel residual or not follows the config.",
     ),
     "gpt_neo": Architecture(
         layers="transformer.h",

@@ -27,6 +27,8 @@ class _Stop(Exception):
 
 
 BATCH = 8  # windows per forward pass
+# A projection that reads the activations of a tap, in the order in which a layer runs them.
+READERS = {"attn_in": "q", "attn_out": "o", "mlp_in": "up", "mlp_hidden": "down"}
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a layer is called with besides its input
 
 
@@ -174,12 +176,12 @@ class LayerStream:
         return Look(seen["o_in"], seen["o_out"].view_as(out), down_in, out)
 
     @torch.inference_mode()
-    def look_before_o(self, index: int, number: int) -> Tensor:
-        """The input of the output projection of layer `index` on one batch, [b, t, in]; the layer
-        is left there, before its MLP.
+    def look_before(self, index: int, number: int, name: str) -> Tensor:
+        """The input of projection `name` ("q", "o", ...) of layer `index` on one batch, [..., in];
+        the layer is left there.
         """
         layer = decoder_layers(self.network)[index]
-        path = projection_paths(architecture_of(self.network), layer)["o"]
+        path = projection_paths(architecture_of(self.network), layer)[name]
 
         seen: list[Tensor] = []
 
@@ -213,8 +215,7 @@ class LayerStream:
 
             return observe
 
-        inputs = {"attn_in": "q", "attn_out": "o", "mlp_in": "up", "mlp_hidden": "down"}
-        for tap, name in inputs.items():
+        for tap, name in READERS.items():
             if tap in accumulator.taps and name in paths:
                 module = layer.get_submodule(paths[name])
                 stack.callback(module.register_forward_pre_hook(input_hook(tap)).remove)
@@ -225,7 +226,7 @@ class LayerStream:
 
 
 class _Reached(Exception):
-    """The output projection has been reached."""
+    """The projection has been reached."""
 
 
 def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:

@@ -7,8 +7,11 @@ This takes milliseconds, so a slider may call it at every move.
 
 from ..errors import unknown
 from . import (
+    d_rank,
+    duo_svd,
     energy,
     fisher,
+    flat,
     global_ranking,
     greedy,
     marginal,
@@ -19,8 +22,10 @@ from . import (
     softmax,
     softmax_dual,
     svd_llm_v2,
+    swift_svd,
     uniform,
     waterfill,
+    zs_svd,
 )
 from .policy import Policy, Targets
 
@@ -41,7 +46,12 @@ POLICIES: dict[str, Policy] = {
         svd_llm_v2.POLICY,
         fisher.POLICY,
         global_ranking.POLICY,
+        flat.POLICY,
+        swift_svd.POLICY,
+        d_rank.POLICY,
+        zs_svd.POLICY,
         sensitivity.POLICY,
+        duo_svd.POLICY,
         probed.POLICY,
     )
 }

@@ -13,7 +13,7 @@ from ..budget import Budget, Spectra, take_known_steps
 from ..evidence import Evidence
 from ..options import NoOptions
 from ..spectra import Slot, Spectrum
-from .policy import Policy, Targets
+from .policy import Policy, Targets, by_component
 
 LEAST, MOST = 0.5, 2.0  # ranks stay between half and twice the even share, as in the released code
 
@@ -28,8 +28,7 @@ def greedy(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """
     spectra, layers = evidence.spectra, len(evidence.influence["block"])
     targets: Targets = {}
-    for component in dict.fromkeys(name for _, name in spectra):
-        pool = {slot: s for slot, s in spectra.items() if slot[1] == component}
+    for pool in by_component(spectra).values():
         dense = {slot: budget.offer(s.cost).dense for slot, s in pool.items()}
         ranks = fill_by_residual(pool, sum(dense.values()) * budget.keep, budget, layers)
         targets |= {

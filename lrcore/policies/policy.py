@@ -4,13 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..budget import Budget
+from ..budget import Budget, Spectra
 from ..errors import InputError
 from ..evidence import Evidence
 from ..options import NoOptions, options_of, read_options
-from ..spectra import Slot
+from ..spectra import Slot, Spectrum
 
 Targets = dict[Slot, float]  # the share of its price that every slot should keep, in [0, 1]
+
+
+def by_component(spectra: Spectra) -> dict[str, dict[Slot, Spectrum]]:
+    """The slots of every component or matrix, by its name."""
+    pools: dict[str, dict[Slot, Spectrum]] = {}
+    for slot, s in spectra.items():
+        pools.setdefault(slot[1], {})[slot] = s
+    return pools
 
 
 @dataclass(frozen=True)
@@ -60,5 +68,6 @@ class Policy:
             "probed": self.needs == "probes",
             "searched": self.needs == "search",
             "gradients": self.needs == "gradients",
+            "checked": self.checked,
             "options": [option.describe() for option in options_of(self.options)],
         }

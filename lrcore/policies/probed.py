@@ -52,17 +52,21 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
         low, high = (middle, high) if spent(choose(middle)) > budget.limit else (low, middle)
     best = choose(high)
     choice = dict(zip(curves, best.flatten().tolist(), strict=True))
-    _spend_rest(choice, curves, prices, budget.limit - spent(best))
+    spend_rest(choice, curves, prices, budget.limit - spent(best))
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
 
 
-def _spend_rest(
+def spend_rest(
     choice: dict[Slot, int],
     curves: dict[Slot, torch.Tensor],
     prices: dict[Slot, torch.Tensor],
     left: float,
 ) -> None:
-    """Raise slots by one step, the one that gains most per price first, while any step fits."""
+    """Raise slots by one step, the one that gains most per price first, while any step fits.
+
+    choice: the place of every slot's rank in its curve, the loss at every rank on offer, and in its
+    prices, [ranks] each; it is changed. left: what may still be spent.
+    """
 
     def following(slot: Slot) -> tuple[float, float] | None:
         i, curve = choice[slot], curves[slot]

@@ -48,17 +48,16 @@ def softmax(evidence: Evidence, budget: Budget, options: SoftmaxOptions) -> Targ
 
 def layer_scores(evidence: Evidence, budget: Budget) -> tuple[list[float], list[float], list[int]]:
     """Block Influence, dense price and index of every layer that has a slot."""
-    spectra = evidence.spectra
-    layers = sorted({layer for layer, _ in spectra})
-    prices = [
-        float(
-            sum(
-                budget.price(s.cost, s.cost.full) for slot, s in spectra.items() if slot[0] == layer
-            )
-        )
-        for layer in layers
-    ]
-    return [evidence.influence["block"][layer] for layer in layers], prices, layers
+    prices = layer_prices(evidence, budget)
+    return [evidence.influence["block"][layer] for layer in prices], [*prices.values()], [*prices]
+
+
+def layer_prices(evidence: Evidence, budget: Budget) -> dict[int, float]:
+    """The dense price of every layer that has a slot, in their order."""
+    prices: dict[int, float] = {}
+    for slot, s in sorted(evidence.spectra.items()):
+        prices[slot[0]] = prices.get(slot[0], 0.0) + budget.price(s.cost, s.cost.full)
+    return prices
 
 
 def suggest(evidence: Evidence, budget: Budget) -> float:

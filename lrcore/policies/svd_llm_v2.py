@@ -3,26 +3,24 @@ most lose least, type by type.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..budget import Budget, Spectra, rank_for
+from ..budget import Budget, rank_for
 from ..evidence import Evidence
 from ..options import option
 from ..spectra import Spectrum
-from .policy import Policy, Targets
+from .policy import Policy, Targets, by_component
 from .softmax import CAP, in_proportion
 
+LEVEL = 5.0  # about the logarithm of a bare loss of a small model on some ten thousand tokens
 LEAST = 1e-12  # of the largest loss of a type: what counts as no loss
 
 
 @dataclass(frozen=True)
 class SvdLlmV2Options:
-    """The default level is about that of the paper's formula on a small model with some ten
-    thousand tokens.
-    """
-
     level: float = option(
-        5.0,
+        LEVEL,
         "logarithm assigned to the smallest loss of a type: small is uneven, large is even",
         low=0.1,
         high=100.0,
@@ -46,21 +44,17 @@ def svd_llm_v2(evidence: Evidence, budget: Budget, options: SvdLlmV2Options) -> 
     excess is shared by the others of the type, in proportion.
     """
     targets: Targets = {}
-    spectra = evidence.spectra
-    for kind in dict.fromkeys(name for _, name in spectra):
-        pool = {slot: s for slot, s in spectra.items() if slot[1] == kind}
-        weights = [1 / (options.level + excess) for excess in log_losses(pool, budget)]
+    for pool in by_component(evidence.spectra).values():
+        losses = [math.sqrt(uniform_loss(s, budget)) for s in pool.values()]
+        weights = [1 / (options.level + excess) for excess in relative_logs(losses)]
         prices = [float(budget.price(s.cost, s.cost.full)) for s in pool.values()]
         lost = in_proportion(weights, 1 - budget.keep, options.cap, prices)
         targets |= {slot: 1 - share for slot, share in zip(pool, lost, strict=True)}
     return targets
 
 
-def log_losses(pool: Spectra, budget: Budget) -> list[float]:
-    """`log (L / min L)` of every slot at the uniform share of the budget; zeros where nothing is
-    lost anywhere.
-    """
-    losses = [math.sqrt(uniform_loss(s, budget)) for s in pool.values()]
+def relative_logs(losses: Sequence[float]) -> list[float]:
+    """`log (L / min L)` of losses >= 0 of one type, [n], >= 0; zeros where all losses are zero."""
     least = LEAST * max(losses)
     losses = [max(loss, least) for loss in losses] if least > 0 else [1.0] * len(losses)
     return [math.log(loss / min(losses)) for loss in losses]

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from tiny_models import SAME
 
 import lrcore
 from lrcore.methods import METHODS
@@ -30,7 +31,7 @@ def prepared(model, recipe):
     return cache(lambda method: lrcore.prepare(model, recipe.with_(method=method)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - SAME))
 @pytest.mark.parametrize("mode", ["independent", "sequential"])
 def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: str) -> None:
     recipe = recipe.with_(method=method, ratio=0.35, calibration=mode)
@@ -42,9 +43,8 @@ def test_the_model_weighs_what_the_plan_says(model, recipe, method: str, mode: s
     assert size.decoder_linear == summary["decoder_parameters"]
     assert size.kv_bytes == summary["kv_bytes_per_token"]
     assert summary["dense_kv_bytes_per_token"] == measure(model.network).kv_bytes
-    assert (
-        0.35 <= summary["achieved"] < 0.45
-    )  # the budget is what may remain; tiny layers have coarse steps
+    # the budget is what may remain; tiny layers have coarse steps
+    assert 0.35 <= summary["achieved"] < 0.45
     tokens = torch.arange(3, 43).unsqueeze(0)
     assert torch.isfinite(small.network(tokens).logits).all()
     assert small.recipe.to_dict() == recipe.to_dict()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import family_folder
+from tiny_models import SAME, family_folder
 
 import lrcore
 from lrcore import InputError
@@ -29,7 +29,7 @@ def loud_folder(tmp_path_factory, tiny_llama):
     return folder
 
 
-@pytest.mark.parametrize("method", [row["name"] for row in lrcore.methods()])
+@pytest.mark.parametrize("method", sorted(lrcore.METHODS.keys() - SAME))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_method_gives_finite_weights(loud_folder, story_file, tmp_path, method, dtype):
     recipe = lrcore.Recipe(

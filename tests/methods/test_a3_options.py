@@ -13,8 +13,7 @@ from transformers import DynamicCache
 import lrcore
 from lrcore.layer import heads, output_heads
 from lrcore.linalg import roots
-from lrcore.methods import a3
-from lrcore.methods.grams import identity_input
+from lrcore.methods import a3, clover
 from lrcore.models.layers import read_layer
 from lrcore.models.structure import measure
 from lrcore.statistics import Moments
@@ -74,8 +73,10 @@ def test_a3_with_identity_moments_is_clover(rank: int) -> None:
     """CLOVER: `svd(W_q^T W_k)` of each head, from the weights alone."""
     case = toy(3, 3, "none", False, False)
     a = case.layer.attention
-    blind = a3.qk_svd(a, identity_input(case.moments)).truncate(case.layer, rank).attention
+    factors = clover.factor(case.layer, Moments({}, 0))
+    assert list(factors) == ["qk", "ov"]
     named = a3.qk_svd(a, case.moments, "weights").truncate(case.layer, rank).attention
+    blind = factors["qk"].truncate(case.layer, rank).attention
     assert torch.equal(blind.q.weight, named.q.weight)
     assert torch.equal(blind.k.weight, named.k.weight)
     for i in range(3):
@@ -94,7 +95,11 @@ def test_values_by_the_weights_alone_are_clover(rank: int, position: str) -> Non
     """CLOVER: `svd(W_o W_v)` of each head, and with all ranks the layer that there was."""
     case = toy(3, 3, position, False, True)
     a = case.layer.attention
-    factor = a3.factor(case.layer, case.moments, a3.A3Options(ov="weights"))["ov"]
+    factors = clover.factor(case.layer, Moments({}, 0))
+    assert ("qk" in factors) == (position == "none")
+    factor = factors["ov"]
+    option = a3.factor(case.layer, case.moments, a3.A3Options(ov="weights"))["ov"]
+    assert torch.equal(option.v_maps, factor.v_maps)
 
     def products(v, o):
         return output_heads(o.weight, 3) @ heads(v.weight, 3)
@@ -279,3 +284,19 @@ def test_overall_ov_caches_more_than_the_dense_model_unless_its_rank_is_tiny() -
     cost = a3.factor(case.layer, case.moments, a3.A3Options(ov="overall"))["ov"].cost
     assert cost.kv(cost.cap) > cost.kv_dense > cost.kv(cost.kv_cap)
     assert cost.kv(cost.kv_cap) == 4 * cost.kv_cap
+
+
+def test_clover_leaves_the_mlp_as_it_is_and_shrinks_the_cache(
+    tiny_opt, story_file, tmp_path
+) -> None:
+    model = lrcore.load(str(tiny_opt))
+    recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="clover", ratio=0.15)
+    small = lrcore.compress(model, recipe)
+    assert small.account.to_dict()["achieved"] >= 0.15
+    assert small.size.kv_bytes < model.size.kv_bytes
+    dense, cut = (read_layer(one.network, 0).matrices() for one in (model, small))
+    assert torch.equal(dense["up"].weight, cut["up"].weight)
+    again, tokens = lrcore.load(str(lrcore.save(small, tmp_path / "small"))), torch.arange(3, 35)
+    with torch.inference_mode():
+        both = [one.network(tokens[None]).logits for one in (small, again)]
+    assert torch.equal(*both)

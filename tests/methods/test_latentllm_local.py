@@ -90,3 +90,22 @@ def test_split_heads_are_each_their_own_svd():
     ):
         best = float((torch.linalg.svdvals(case.x @ weight.T)[3:] ** 2).sum())
         assert relative(float(((case.x @ (weight - result).T) ** 2).sum()), best) < 1e-9
+
+
+def test_with_added_biases_it_is_the_principal_components_of_the_outputs() -> None:
+    """Bolaco's projection: `Q Q^T W` and the bias `(I - Q Q^T) E[y]`, Q those of the covariance."""
+    case = toy(*GQA)
+    options = latentllm.LatentLLMOptions(
+        attention="local", mlp="local", junction="left", bias="add"
+    )
+    factors = latentllm.factor(case.layer, case.moments, options)
+    inputs = {"o": case.a, "up": case.x, "down": case.z}
+    for name, x in inputs.items():
+        old, small = (
+            layer.matrices()[name] for layer in (case.layer, factors[name].truncate(case.layer, 3))
+        )
+        y = apply(old, x)
+        q = torch.linalg.eigh(torch.cov(y.T, correction=0)).eigenvectors[:, -3:]
+        assert torch.allclose(small.weight, q @ q.T @ old.weight, atol=1e-8)
+        expected = y.mean(0) + (y - y.mean(0)) @ q @ q.T
+        assert torch.allclose(apply(small, x), expected, atol=1e-8)

@@ -1,6 +1,6 @@
 """Evidence "gradients": the mean squared gradient of every slot's weights."""
 
-from ...calibration.gradients import fisher_information
+from ...calibration.gradients import FISHER, fisher_information, tokens_run
 from ...methods import find_method
 from ...models.load import LoadedModel
 from ...progress import Progress
@@ -24,4 +24,5 @@ KIND = EvidenceKind(
     "Mean squared gradient of the weights of every slot; one backward pass per calibration window "
     "(64 at most), kept on disk.",
     measure,
+    tokens=lambda factors, recipe: tokens_run(factors.calibration, FISHER),
 )

@@ -1,5 +1,5 @@
-"""What slots lose together: a few plans of `probed`, compressed as the recipe does and measured
-whole, on windows of the calibration text that the moments have not seen.
+"""What slots lose together: a few plans of `probed` and a uniform one, compressed as the recipe
+does and measured whole, on windows of the calibration text that the moments have not seen.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,15 @@ from ...progress import Progress, silent
 from ...recipe import Recipe
 from ..allocate import allocate
 from ..factorise import Factorisation
-from ..write import written
+from ..write import asks_for_refit, written
 from .cache import cache_file
 from .divergence import DensePredictions
 from .losses import BATCH, WINDOWS, window_losses
 
-FORMAT = 1  # of the files on disk; increase it whenever what is measured changes its meaning
-RATIOS = (0.1, 0.3, 0.5)  # of the plans, in the method's own budget
+FORMAT = 3  # of the files on disk; increase it whenever what is measured changes its meaning
+# Policy and ratio of the plans, in the method's own budget
+PLANS = (("probed", 0.3), ("probed", 0.5), ("uniform", 0.3))
+REFIT, SEQUENTIAL = 4, 2  # how often the calibration windows pass through each for one compression
 
 
 def measure_interaction(
@@ -38,8 +40,7 @@ def measure_interaction(
 
     Raises InputError where the recipe's refit cannot be.
     """
-    plans, aside = measured_plans(factors, recipe), factors.calibration.aside
-    tokens = aside if len(aside) else factors.calibration.tokens[:WINDOWS]
+    plans, tokens = measured_plans(factors, recipe), _tokens(factors)
     passages = target_windows(model, recipe)
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
     passes = (recipe.refit, recipe.calibration)
@@ -55,12 +56,29 @@ def measure_interaction(
     return Interaction(tuple(JointMeasurement(*one) for one in kept["joint"]), target, passes)
 
 
+def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
+    """See `EvidenceKind.tokens`: compressing the plans, measuring them and the dense model, and the
+    dense loss on the target text.
+    """
+    streams = REFIT * asks_for_refit(recipe) + SEQUENTIAL * (recipe.calibration == "sequential")
+    compressing = len(PLANS) * streams * factors.calibration.tokens.numel()
+    measuring = 2 * (len(PLANS) + 1) * _tokens(factors).numel()
+    return float(compressing + measuring + WINDOWS * recipe.seq_len)
+
+
+def _tokens(factors: Factorisation) -> Tensor:
+    """The windows [n, t] that the plans are measured on."""
+    aside: Tensor = factors.calibration.aside
+    own: Tensor = factors.calibration.tokens[:WINDOWS]
+    return aside if len(aside) else own
+
+
 def measured_plans(factors: Factorisation, recipe: Recipe) -> list[RankPlan]:
-    """The plans of `probed` at RATIOS that the method can meet, by ascending predicted increase."""
+    """Those of PLANS that the method can meet, by ascending predicted increase."""
     plans: dict[float, RankPlan] = {}
-    for ratio in RATIOS:
+    for policy, ratio in PLANS:
         try:
-            plan = allocate(factors, base_recipe(recipe, ratio))
+            plan = allocate(factors, base_recipe(recipe, policy, ratio))
         except InputError:  # the method cannot save as much
             continue
         if plan.summed_increase:
@@ -68,12 +86,12 @@ def measured_plans(factors: Factorisation, recipe: Recipe) -> list[RankPlan]:
     return [plan for _, plan in sorted(plans.items())]
 
 
-def base_recipe(recipe: Recipe, ratio: float) -> Recipe:
-    """The recipe with the ranks of `probed` alone, at the method's own budget."""
+def base_recipe(recipe: Recipe, policy: str, ratio: float) -> Recipe:
+    """The recipe with the ranks of a policy alone, at the method's own budget."""
     return Recipe(
         method=recipe.method,
         options=recipe.options,
-        policy="probed",
+        policy=policy,
         ratio=ratio,
         refit=recipe.refit,
         calibration=recipe.calibration,
@@ -119,6 +137,7 @@ def _measure(
                 float(rises.mean()),
                 error,
                 tokens[:, 1:].numel(),
+                plan.by_probes,
             )
         )
     progress("probe", len(plans), len(plans))

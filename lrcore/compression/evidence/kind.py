@@ -11,6 +11,7 @@ from ..allocate import allocation_key
 from ..factorise import Factorisation
 
 Measure = Callable[[LoadedModel, Factorisation, Recipe, Progress], Any]
+Tokens = Callable[[Factorisation, Recipe], float]
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,16 @@ class EvidenceKind:
 
     name: what `Policy.needs` says. about: what is measured, and what it costs.
     measure(model, factors, recipe, progress): the value; None where it comes with the factors.
-    one_budget: whether the value holds for the recipe's budget only.
+    one_budget: whether the value holds for the recipe's budget only. tokens(factors, recipe): how
+    many measuring runs through the whole network, as many as take the time that it takes; 0 where
+    the value is on disk.
     """
 
     name: str
     about: str
     measure: Measure | None = None
     one_budget: bool = False
+    tokens: Tokens | None = None
 
     def budget(self, recipe: Recipe) -> str:
         """The key of the one budget that the value holds for, "" where it holds for all."""

@@ -28,15 +28,15 @@ from ...recipe import Recipe
 from ...spectra import Cost, Slot
 from ...units import Work, each
 from ..factorise import Factorisation
+from . import joint
 from .cache import cache_file
 from .curve import loss_curve
 from .divergence import DensePredictions
-from .joint import measure_interaction
 from .kind import EvidenceKind
 from .losses import BATCH
 from .windows import windows_of
 
-FORMAT = 2  # of the files on disk; increase it whenever what is measured changes its meaning
+FORMAT = 3  # of the files on disk; increase it whenever what is measured changes its meaning
 # Shares of the parameters that are probed. One is too few: on a small model a single probe at 0.5
 # cost more than half of the gain. Budgets of 10 % put most slots near the first.
 KEEP = (0.95, 0.9, 0.75, 0.5, 0.3)
@@ -70,6 +70,21 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
 def are_kept(factors: Factorisation) -> bool:
     """Whether the probes are on disk."""
     return _file(factors, windows_of(factors.calibration).probing).is_file()
+
+
+def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
+    """See `EvidenceKind.tokens`: a probe runs the layers from its own on; a few whole plans
+    follow.
+    """
+    if are_kept(factors):
+        return 0.0
+    layers = len(factors.layers)
+    passes = (
+        len(probed_ranks(spectrum.cost)) * (layers - layer) / layers
+        for (layer, _), spectrum in factors.spectra.items()
+    )
+    tokens = windows_of(factors.calibration).probing.numel()
+    return tokens * sum(passes) + joint.tokens_run(factors, recipe)
 
 
 def _file(factors: Factorisation, tokens: Tensor) -> Path:
@@ -178,7 +193,7 @@ def measure_together(
     """Probes, and what slots lose together under the recipe's passes."""
     probes = measure(model, factors, progress)
     probed = factors.with_measurement("probes", probes)
-    return replace(probes, interaction=measure_interaction(model, probed, recipe, progress))
+    return replace(probes, interaction=joint.measure_interaction(model, probed, recipe, progress))
 
 
 KIND = EvidenceKind(
@@ -186,4 +201,5 @@ KIND = EvidenceKind(
     "Predicted increase in loss of every slot at every rank; slots x 5 short evaluations, kept on "
     "disk.",
     measure_together,
+    tokens=tokens_run,
 )

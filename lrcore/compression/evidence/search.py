@@ -8,6 +8,7 @@ otherwise the step is halved.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -40,8 +41,7 @@ def measure(
     tokens; kept on disk under a key of the calibration, the method, its options and the whole
     recipe.
     """
-    budget = allocation_key(recipe)
-    path = cache_file("searches", factors, budget, STEP, ROUNDS, WINDOWS, LENGTH)
+    budget, path = allocation_key(recipe), _file(factors, recipe)
     if (kept := read_value(path)) is not None:
         return tuple(kept)
     tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
@@ -59,6 +59,19 @@ def measure(
     shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress)
     keep_value(path, shares)
     return shares
+
+
+def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
+    """See `EvidenceKind.tokens`."""
+    if _file(factors, recipe).exists():
+        return 0.0
+    tokens = factors.calibration.tokens[:WINDOWS, :LENGTH].numel()
+    return float(tokens * (ROUNDS * (len(factors.layers) + 3) + 1))
+
+
+def _file(factors: Factorisation, recipe: Recipe) -> Path:
+    budget = allocation_key(recipe)
+    return cache_file("searches", factors, budget, STEP, ROUNDS, WINDOWS, LENGTH)
 
 
 def best_shares(
@@ -113,4 +126,5 @@ KIND = EvidenceKind(
     "on disk.",
     measure,
     one_budget=True,
+    tokens=tokens_run,
 )

@@ -8,7 +8,7 @@ from ...policies import find_policy
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ..factorise import Factorisation
-from . import gradients, probes, search
+from . import angles, gradients, probes, search, slopes
 from .kind import EvidenceKind
 
 EVIDENCE: dict[str, EvidenceKind] = {
@@ -17,8 +17,10 @@ EVIDENCE: dict[str, EvidenceKind] = {
         EvidenceKind("spectra", "Loss curve and cost of every slot; comes with the factors."),
         EvidenceKind("influence", "Influence of every layer; comes with the calibration."),
         EvidenceKind("outliers", "Outlier ratios of every layer; counted with the factors."),
+        angles.KIND,
         probes.KIND,
         gradients.KIND,
+        slopes.KIND,
         search.KIND,
     )
 }
@@ -36,6 +38,19 @@ def evidence_key(recipe: Recipe) -> tuple[str, ...]:
     Raises InputError for an unknown policy.
     """
     return evidence_of(recipe.policy).key(recipe)
+
+
+def evidence_tokens(factors: Factorisation, recipe: Recipe) -> float:
+    """How many tokens have to run through the whole model until the evidence that the recipe's
+    policy needs is measured; 0 where it is there, or on disk. Times `seconds_per_token` it says
+    about how long that takes.
+
+    Raises InputError for an unknown policy.
+    """
+    kind = evidence_of(recipe.policy)
+    if kind.tokens is None or factors.evidence.has(kind.name, kind.budget(recipe)):
+        return 0.0
+    return kind.tokens(factors, recipe)
 
 
 def measure_evidence(

@@ -19,7 +19,7 @@ def test_keys_of_measurements_stay_what_they_were() -> None:
         spectra={(1, "q"): spectrum, (0, "down"): spectrum},
     )
     kept = cache_file("probes", factors, probes.FORMAT, probes.KEEP, [[3, 1], [4, 1]])
-    assert kept == cache_folder() / "probes" / "2e7f57a900f220b5c65414d8.json"
+    assert kept == cache_folder() / "probes" / "4eb2d8e85ddd28ca29c06710.json"
     budget = allocation_key(Recipe(policy="mix"))
     sizes = (search.STEP, search.ROUNDS, search.WINDOWS, search.LENGTH)
     assert cache_file("searches", factors, budget, *sizes).name == "c76c8bdcdb6c0f9c542ed41a.json"

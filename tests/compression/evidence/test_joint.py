@@ -38,7 +38,9 @@ def test_a_joint_measurement_is_that_of_the_model_that_compress_makes(case) -> N
     found = factors.evidence.get("probes").interaction.joint
     assert len(found) == 3
     assert [one.summed for one in found] == sorted(one.summed for one in found)
-    one, ratio = found[1], joint.RATIOS[1]
+    assert sorted(one.chosen for one in found) == [False, True, True]
+    one, (policy, ratio) = next(one for one in found if one.chosen), joint.PLANS[0]
+    assert policy == recipe.policy
     small = lrcore.compress(model, recipe.with_(ratio=ratio), factors)
     plan = lrcore.allocate(factors, recipe.with_(ratio=ratio))
     curves = factors.evidence.get("probes").curves
@@ -72,10 +74,15 @@ def test_the_joint_measurements_come_from_disk(case, monkeypatch) -> None:
     assert again == factors.evidence.get("probes").interaction
 
 
-def test_another_policy_is_predicted_from_the_same_measurements(case) -> None:
+def test_another_policy_is_predicted_from_the_plan_of_uniform_ranks(case) -> None:
     _, recipe, factors = case
-    uniform = lrcore.allocate(factors, recipe.with_(policy="uniform")).predicted
-    assert uniform.low < uniform.perplexity < uniform.high
+    uniform = lrcore.allocate(factors, recipe.with_(policy="uniform", ratio=0.3))
+    predicted, found = uniform.predicted, factors.evidence.get("probes").interaction
+    assert predicted.low < predicted.perplexity < predicted.high
+    assert predicted == found.predict(uniform.summed_increase, chosen=False)
+    assert predicted != found.predict(uniform.summed_increase, chosen=True)
+    own = lrcore.allocate(factors, recipe)
+    assert own.predicted == found.predict(own.summed_increase, chosen=True)
 
 
 def test_other_passes_than_those_measured_are_predicted_without_an_interval(case) -> None:

@@ -1,0 +1,61 @@
+"""Layers that are compressed part by part, with their outputs anchored to the dense model's.
+
+A part is what reads one input: q, k and v; o; gate and up; down. It is solved on what the parts
+before it give once they are compressed, for what the dense model gives at the same place.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..methods import Method
+from ..models.architectures import decoder_layers
+from ..models.layers import read_layer
+from ..models.offload import present
+from ..models.stream import READERS, LayerStream
+from ..spectra import Slot
+from ..statistics import CROSS, Moments, at_least_float32
+from .factorise import truncate_layer
+
+
+def compress_anchored(
+    network: PreTrainedModel,
+    index: int,
+    streams: tuple[LayerStream, LayerStream],
+    solver: tuple[Method, Any],
+    ranks: Mapping[Slot, int],
+) -> None:
+    """Compress layer `index` of the network to its ranks, part by part.
+
+    streams: of the dense network and of this one, which have reached the layer and stay there.
+    solver: a method that reads cross moments, and its options.
+    """
+    (dense, small), (method, options) = streams, solver
+    with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
+        for tap, reader in READERS.items():
+            layer = read_layer(network, index)
+            if reader not in layer.matrices():  # a layer of experts
+                continue
+            own = method.factor(layer, crossed(dense, small, index, tap), options)
+            part = {slot: rank for slot, rank in ranks.items() if slot[1] in own}
+            truncate_layer(network, index, own, part)
+
+
+def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str) -> Moments:
+    """`E[x' x'^T]` and `E[x x'^T]` at a tap of a layer, [n, n] float64 each: x in the dense
+    network, x' in the other.
+    """
+    second: Any = 0.0  # a float until the first batch, then a tensor
+    cross: Any = 0.0
+    tokens = 0
+    for number in range(len(small.hidden)):
+        x, own = (
+            at_least_float32(stream.look_before(index, number, READERS[tap]))
+            for stream in (dense, small)
+        )
+        x, own = x.reshape(-1, x.shape[-1]), own.reshape(-1, own.shape[-1])
+        second = second + (own.mT @ own).double()
+        cross = cross + (x.mT @ own).double()
+        tokens += len(own)
+    return Moments({(tap, "second"): second / tokens, (tap, CROSS): cross / tokens}, tokens)

@@ -1,0 +1,96 @@
+"""About how long measuring evidence takes is known before it begins."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+import lrcore
+from lrcore.compression.evidence import pace
+from lrcore.compression.evidence.table import EVIDENCE
+from lrcore.models.architectures import decoder_layers
+
+
+@pytest.fixture
+def case(tiny_llama, story_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # what other tests have measured is not there
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(data=str(story_file), samples=6, seq_len=32, ratio=0.3)
+    return model, recipe, lrcore.factorise(model, lrcore.calibrate(model, recipe), "a3")
+
+
+def passes(model, work) -> float:
+    """The tokens that work() runs through the layers, of all layers; whatever other threads run."""
+    kind, run, thread = type(decoder_layers(model.network)[0]), [], threading.get_ident()
+
+    def note(module, given) -> None:
+        if isinstance(module, kind) and threading.get_ident() == thread:
+            run.append(given[0].shape[0] * given[0].shape[1])
+
+    handle = register_module_forward_pre_hook(note)
+    try:
+        work()
+    finally:
+        handle.remove()
+    return sum(run) / len(decoder_layers(model.network))
+
+
+@pytest.mark.parametrize("policy", ["probed", "fisher", "mix", "flat", "zs_svd"])
+def test_the_tokens_said_are_those_run_and_none_once_it_is_on_disk(case, policy) -> None:
+    model, recipe, factors = case
+    if policy == "zs_svd":  # its terms are those of a factored matrix
+        factors = lrcore.factorise(model, factors.calibration, "svd")
+    recipe = recipe.with_(policy=policy)
+    tokens, window = lrcore.evidence_tokens(factors, recipe), factors.calibration.tokens.numel()
+    done = []
+    run = passes(model, lambda: done.append(lrcore.measure_evidence(model, factors, recipe)))
+    if policy == "probed":  # beside what the dense model runs for the probes
+        assert tokens <= run <= tokens + 3 * window
+    elif policy == "flat":
+        assert tokens == run == window
+    elif policy in ("fisher", "zs_svd"):
+        assert tokens == 3 * run  # a backward pass takes as long as two
+    else:
+        assert run <= tokens + window <= 2 * run  # the search may end early
+    assert lrcore.evidence_tokens(factors, recipe) == 0
+    assert lrcore.evidence_tokens(done[0], recipe) == 0
+
+
+def test_what_a_refit_runs_is_counted(case) -> None:
+    model, recipe, factors = case
+    recipe = recipe.with_(policy="probed", refit="on", calibration="sequential")
+    tokens = lrcore.evidence_tokens(factors, recipe)
+    run = passes(model, lambda: lrcore.measure_evidence(model, factors, recipe))
+    assert tokens == pytest.approx(run, rel=0.25)
+
+
+def test_whatever_is_measured_says_what_it_takes() -> None:
+    assert all((kind.measure is None) == (kind.tokens is None) for kind in EVIDENCE.values())
+
+
+def test_what_comes_with_the_factors_takes_nothing(case) -> None:
+    model, recipe, factors = case
+    assert lrcore.evidence_tokens(factors, recipe.with_(policy="waterfill")) == 0
+    assert lrcore.seconds_per_token(model, factors.calibration) > 0
+
+
+@pytest.mark.parametrize(
+    ("passes", "each"),
+    [
+        ([9.0, 0.2, 0.8, 0.1, 0.6], 0.1 / (6 * 32)),  # a batch has all six windows
+        ([9.0, 0.4, 0.3, 0.4], 0.3 / 32),
+        ([9.0, 2.0], 2.0 / 32),
+    ],
+)
+def test_a_slow_first_pass_is_not_the_pace(case, monkeypatch, passes, each) -> None:
+    model, _, factors = case
+    now, left = [0.0], list(passes)
+
+    def one_pass(*_) -> None:
+        now[0] += left.pop(0)
+
+    monkeypatch.setattr(pace, "mean_loss", one_pass)
+    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert lrcore.seconds_per_token(model, factors.calibration) == pytest.approx(each)
+    assert left == []

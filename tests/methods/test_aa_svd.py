@@ -1,0 +1,111 @@
+"""AA-SVD's anchored objective against the printed formula, and on a network."""
+
+import pytest
+import torch
+from toy_layer import toy
+
+import lrcore
+from lrcore.compression.anchor import crossed
+from lrcore.methods import aa_svd, svd_llm, truncate
+from lrcore.models.layers import clone, read_layer
+from lrcore.models.stream import LayerStream
+from lrcore.statistics import CROSS, TAPS, Moments
+
+EXACT = aa_svd.AaSvdOptions(ridge=1e-8)
+
+
+def apart(case) -> tuple[dict, Moments]:
+    """Inputs of a compressed network at every tap, [tokens, n], and their moments with the dense
+    ones.
+    """
+    g, inputs, values = torch.Generator().manual_seed(4), {}, {}
+    dense = {"attn_in": case.x, "attn_out": case.a, "mlp_in": case.x, "mlp_hidden": case.z}
+    for tap, x in dense.items():
+        noise = torch.randn(x.shape, generator=g, dtype=x.dtype)
+        inputs[tap] = own = 0.8 * x + 0.3 * x.std() * noise
+        values[tap, "second"], values[tap, CROSS] = own.T @ own / len(x), x.T @ own / len(x)
+    return {tap: (x, inputs[tap]) for tap, x in dense.items()}, Moments(values, len(case.x))
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_it_is_the_printed_formula_and_its_values_are_the_error(rank: int) -> None:
+    """`SVD_r(W E[x x'^T] L^{-T}) L^{-1}` with `L L^T = E[x' x'^T]`."""
+    case = toy(4, 2, "rotary", False, True)
+    inputs, moments = apart(case)
+    factors = aa_svd.factor(case.layer, moments, EXACT)
+    small = truncate(case.layer, factors, dict.fromkeys(factors, rank)).matrices()
+    for name, projection in case.layer.matrices().items():
+        second, cross = moments.second(TAPS[name]), moments.cross(TAPS[name])
+        lower = torch.linalg.cholesky(second)
+        u, s, vt = torch.linalg.svd(projection.weight @ cross @ torch.linalg.inv(lower).T)
+        literal = u[:, :rank] * s[:rank] @ vt[:rank] @ torch.linalg.inv(lower)
+        assert torch.allclose(small[name].weight, literal, atol=1e-5), name
+        x, own = inputs[TAPS[name]]
+
+        def error(weight, w=projection.weight, x=x, own=own) -> float:
+            return float((x @ w.T - own @ weight.T).square().sum(1).mean())
+
+        whole = projection.weight @ cross @ torch.linalg.inv(second)
+        tail = float((factors[name].values[rank:] ** 2).sum())
+        assert error(small[name].weight) == pytest.approx(error(whole) + tail, rel=1e-5)
+        assert torch.allclose(factors[name].values, s[: len(factors[name].values)], atol=1e-5)
+
+
+def test_without_an_anchor_or_a_shift_it_is_svd_llm() -> None:
+    case = toy(4, 2, "rotary", True, True)
+    _, moments = apart(case)
+    for options, given in ((aa_svd.AaSvdOptions(anchor=0.0), moments), (EXACT, case.moments)):
+        mine, others = aa_svd.factor(case.layer, given, options), svd_llm.factor(case.layer, given)
+        for name, factor in others.items():
+            assert torch.equal(mine[name].up, factor.up)
+            assert torch.equal(mine[name].down, factor.down)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return lrcore.load(str(tiny_llama))
+
+
+@pytest.fixture(scope="module")
+def small(model, story_file):
+    """By SVD-LLM and AA-SVD, layer after layer."""
+    recipe = lrcore.Recipe(data=str(story_file), samples=8, seq_len=48, ratio=0.5)
+    recipe = recipe.with_(calibration="sequential", refit="off")
+    calibration = lrcore.calibrate(model, recipe)
+    return calibration.tokens, {
+        method: lrcore.compress(model, recipe.with_(method=method, options=options))
+        for method, options in (("svd_llm", {}), ("aa_svd", {"ridge": 1e-8}))
+    }
+
+
+def streams(networks, tokens, layer: int) -> list[LayerStream]:
+    made = [LayerStream(clone(network), tokens) for network in networks]
+    for stream in made:
+        for index in range(layer):
+            stream.run(index)
+    return made
+
+
+@pytest.mark.parametrize(("tap", "name"), [("attn_in", "v"), ("attn_out", "o"), ("mlp_in", "up")])
+def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap, name) -> None:
+    """Of the compressed network as it is in the end, every matrix has the least error at its rank
+    for the dense network's output.
+    """
+    tokens, models = small
+    network = models["aa_svd"].network
+    dense, own = streams([model.network, network], tokens, 1)
+    moments = crossed(dense, own, 1, tap)
+    layer = read_layer(model.network, 1)
+    factor = aa_svd.factor(layer, moments, EXACT)[name]
+    weight = read_layer(network, 1).matrices()[name].weight
+    rank = int(torch.linalg.matrix_rank(weight.double(), rtol=1e-5))
+    assert rank < min(weight.shape)
+    expected = factor.truncate(layer, rank).matrices()[name].weight
+    assert torch.allclose(weight, expected, atol=2e-3 * float(weight.abs().max()))
+
+
+def test_the_stream_stays_closer_to_the_dense_one_than_by_svd_llm(model, small) -> None:
+    tokens, models = small
+    networks = [model.network, *(one.network for one in models.values())]
+    dense, plain, anchored = (stream.hidden[0] for stream in streams(networks, tokens, 2))
+    assert (anchored - dense).square().mean() < 0.98 * (plain - dense).square().mean()
