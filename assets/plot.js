@@ -5,7 +5,8 @@
 // Colours come from the page at drawing time, so that one figure serves light and dark. A plot
 // drawn while its tab was hidden has no width: the observer redraws it once it has one. What a
 // figure's layout.meta says:
-//   mark: how to show the selected slot: "cell" of a heatmap, "bar", or "layer" (a band across)
+//   mark: how to show the selected slot: "cell" of a heatmap, "bar", "point", or "layer" (a band
+//     across)
 //   axes: for bars, component -> its y axis
 //   steps: component -> [least step of a rank]: the selected bar gets a handle
 const host = element.querySelector('.plot');
@@ -37,8 +38,22 @@ function marks() {
     const row = figure.data[0].y.indexOf(at.component);
     return row < 0 ? [] : [{ ...box, y0: row - half, y1: row + half }];
   }
+  if (meta.mark === 'point') {
+    const point = selectedPoint();
+    const around = { x0: -9, x1: 9, y0: -9, y1: 9, xsizemode: 'pixel', ysizemode: 'pixel' };
+    const ring = { type: 'circle', line, name: 'selected', ...around };
+    return point ? [{ ...ring, xanchor: point.x, yanchor: point.y }] : [];
+  }
   const axis = meta.axes[at.component];
   return axis ? [{ ...box, yref: axis, y0: 0, y1: 1.03 }] : [];
+}
+
+function selectedPoint() {
+  const at = window.selectedSlot;
+  for (const trace of figure.data)
+    for (const [i, [layer, name]] of (trace.customdata || []).entries())
+      if (layer === at.layer && name === at.component) return { x: trace.x[i], y: trace.y[i] };
+  return null;
 }
 
 function selectedBar() {

@@ -14,7 +14,9 @@ let view = { ...usual, ...kept(), page: 0 },
   onShow = false,
   stale = true,
   asked = 0,
-  typing = null;
+  typing = null,
+  ticked = null, // the runs that are ticked, until the server has them; null: those of the value
+  sent = []; // JSON of the lists sent that were not yet in the value
 
 function kept() {
   try {
@@ -25,7 +27,7 @@ function kept() {
 }
 function shown() {
   const [stamp, chosen, opened] = JSON.parse(props.value || '[]');
-  return { stamp, chosen: chosen || [], opened };
+  return { stamp, chosen: ticked || chosen || [], opened };
 }
 function change(parts) {
   view = { ...view, page: 0, ...parts };
@@ -101,10 +103,22 @@ rows.addEventListener('click', (e) => {
   } else if (row && !e.target.closest('.tick')) trigger('open', { run: row.dataset.run });
 });
 rows.addEventListener('change', (e) => {
-  trigger('choose', { run: e.target.closest('tr').dataset.run });
+  const { run } = e.target.closest('tr').dataset,
+    others = shown().chosen.filter((one) => one !== run);
+  ticked = e.target.checked ? [...others, run] : others;
+  sent.push(JSON.stringify(ticked));
+  trigger('choose', { runs: ticked });
+  mark();
 });
+/* Of ticks in a row, what the server says of the earlier ones is not what is wanted. */
+function heard() {
+  const place = sent.indexOf(JSON.stringify(JSON.parse(props.value || '[]')[1] || []));
+  sent = place < 0 ? [] : sent.slice(place + 1);
+  if (!sent.length) ticked = null;
+}
 let stamp = shown().stamp;
 watch('value', () => {
+  heard();
   const now = shown().stamp;
   if (now !== stamp) ask();
   stamp = now;

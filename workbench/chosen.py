@@ -29,19 +29,24 @@ def chosen(store: Store, ids: list[str]) -> Any:
     return gr.update(choices=names(store.runs.all()[::-1], ids), value=ids)
 
 
-def toggle(store: Store, ids: list[str], run_id: str) -> Any:
+def choose(store: Store, ids: Sequence[str]) -> Any:
+    """The list with these runs chosen, as many of them as there are.
+
+    Raises InputError where more are chosen than can be.
+    """
+    own = [run.id for run in store.chosen_runs(list(dict.fromkeys(ids)))]
+    if len(own) > MOST_RUNS:
+        raise lrcore.InputError(run_text.TOO_MANY_CHOSEN.format(MOST_RUNS))
+    return chosen(store, own)
+
+
+def toggle(store: Store, ids: Sequence[str], run_id: str) -> Any:
     """The list with one run more, or without it where it is chosen.
 
     Raises InputError where as many are chosen as can be.
     """
-    own = [run.id for run in store.chosen_runs(ids)]
-    if run_id in own:
-        own.remove(run_id)
-    elif len(own) == MOST_RUNS:
-        raise lrcore.InputError(run_text.TOO_MANY_CHOSEN.format(MOST_RUNS))
-    elif run_id in store.runs.ids():
-        own.append(run_id)
-    return chosen(store, own)
+    others = [one for one in ids if one != run_id]
+    return choose(store, others if run_id in ids else [*others, run_id])
 
 
 def names(runs: Sequence[lrcore.Run], chosen: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """What each heavy object depends on: its key in the object cache."""
 
+from typing import Any
+
 import lrcore
 
 MODEL = lrcore.Recipe.fields_of("source")
@@ -28,16 +30,31 @@ def factor_key(recipe: lrcore.Recipe) -> Key:
     )
 
 
+def plan_key(base: lrcore.Recipe, recipe: lrcore.Recipe) -> Key:
+    """base: the recipe whose factors the plan is made from."""
+    return factor_key(base), recipe.to_json()
+
+
+def policy_row(recipe: lrcore.Recipe) -> dict[str, Any]:
+    """What is known of the recipe's policy: a row of `lrcore.policies`."""
+    return next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+
+
 def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """The recipe with every field at its default that the analysis and the factors do not depend
     on; a policy only counts if it measures.
     """
-    row = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
-    names = [*MODEL, *WINDOWS, "method", "options", *(PLANNED if row["one_budget"] else ())]
+    own = PLANNED if policy_row(recipe)["one_budget"] else ()
+    names = [*MODEL, *WINDOWS, "method", "options", *own]
     kept = {name: getattr(recipe, name) for name in names}
     return START.with_(**kept, policy=recipe.policy if lrcore.evidence_key(recipe) else UNIFORM)
 
 
+def unmeasured(recipe: lrcore.Recipe) -> lrcore.Recipe:
+    """The same by a policy that measures nothing on the model."""
+    return recipe.with_(policy=UNIFORM, policy_options={})
+
+
 def uniform(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """The same budget shared evenly, with nothing set by hand."""
-    return recipe.with_(policy=UNIFORM, policy_options={}, overrides={})
+    return unmeasured(recipe).with_(overrides={})

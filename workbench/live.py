@@ -20,7 +20,7 @@ from typing import Any
 
 import lrcore
 
-from .keys import model_key
+from .keys import model_key, plan_key
 from .objects import ObjectCache
 
 log = logging.getLogger("workbench.live")
@@ -31,6 +31,7 @@ STILL = 0.25
 # parameters x tokens run through them that are worth measuring without a click: a few seconds on
 # two cores
 MOST = 2e11
+CHECKED = 3 * 32 * 128  # tokens that settling a plan runs: the dense model's and two plans'
 ACCELERATED = 100  # times as much where the model is not on the CPU
 KEPT = 256  # figures remembered
 
@@ -58,7 +59,8 @@ class LiveRequest:
     """What a browser shows now.
 
     key: of all that its figure depends on (`figure_key`); it marks the place on the page where the
-    figure belongs. when: seconds of the monotonic clock.
+    figure belongs. checks: whether the plan is first measured against uniform ranks. when: seconds
+    of the monotonic clock.
     """
 
     key: str
@@ -66,6 +68,7 @@ class LiveRequest:
     factors: lrcore.Factorisation
     recipe: lrcore.Recipe
     plan: lrcore.RankPlan
+    checks: bool = False
     when: float = field(default_factory=time.monotonic)
 
 
@@ -94,12 +97,15 @@ def tokens_run(recipe: lrcore.Recipe, refits: bool) -> int:
     return WINDOWS * LENGTH + streams * recipe.samples * recipe.seq_len
 
 
-def affordable(factors: lrcore.Factorisation, recipe: lrcore.Recipe, refits: bool) -> bool:
+def affordable(
+    factors: lrcore.Factorisation, recipe: lrcore.Recipe, refits: bool, checks: bool = False
+) -> bool:
     """Whether the model is small enough to be measured without a click, for the sample and for what
-    its compression runs. refits: see `lrcore.refits`.
+    its compression runs. refits: see `lrcore.refits`; checks: see `LiveRequest`.
     """
     most = MOST * (1 if str(factors.calibration.device) == "cpu" else ACCELERATED)
-    return factors.shape.parameters * tokens_run(recipe, refits) <= most
+    tokens = tokens_run(recipe, refits) + checks * CHECKED
+    return factors.shape.parameters * tokens <= most
 
 
 class Live:
@@ -124,7 +130,7 @@ class Live:
             while len(self._newest) > KEPT:
                 self._newest.popitem(last=False)
             self._requests.pop(request.browser, None)
-            if request.key not in self._known:
+            if request.checks or request.key not in self._known:
                 self._requests[request.browser] = request
             self._changed.notify()
 
@@ -221,6 +227,11 @@ class Live:
         before = self.objects.get(
             "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, sample, batch=2)
         )
+        if request.checks:
+            settled = lrcore.settle(dense, request.factors, recipe)
+            self.objects.put("plan", plan_key(recipe, recipe), settled)
+            if settled.ranks != request.plan.ranks:  # nobody is given these
+                return Figure(error=settled.account.planned.not_given(recipe.policy))
         small = lrcore.compress(dense, recipe, request.factors, request.plan, progress)
         after = lrcore.evaluate(small, sample, batch=2, progress=progress).to_dict()
         return Figure(after["perplexity"], before.to_dict()["perplexity"], after["protocol"])

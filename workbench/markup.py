@@ -9,7 +9,7 @@ from typing import Any
 
 import lrcore
 
-from . import text
+from . import measuring_text, text
 from .hand import Change
 from .live import Figure
 
@@ -52,6 +52,23 @@ def button(label: str, action: str, **data: str) -> str:
         f"<button type='button' class='act {action}' data-action='{action}' {extra}>"
         f"{escape(label)}</button>"
     )
+
+
+def measure_first(policy: str, seconds: float | None, running: bool, before: str) -> str:
+    """That a policy has to measure on the model, with the button that has it measured, and by which
+    policy the ranks on show are until then.
+
+    seconds: about how long it takes; None where nobody knows.
+    """
+    if running or seconds == 0:
+        return note(measuring_text.MEASURES_NOW.format(policy, before), "hint")
+    return ask(measuring_text.MEASURE_FIRST.format(policy, before), seconds)
+
+
+def ask(sentence: str, seconds: float | None) -> str:
+    """A sentence, and the button that has something measured."""
+    press = button(measuring_text.run(seconds), "measure")
+    return f"<div class='note hint ask'><span>{escape(sentence)}</span>{press}</div>"
 
 
 def summary(account: dict[str, Any], actual: str = "") -> str:

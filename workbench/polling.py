@@ -4,6 +4,7 @@ when something is ready.
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -15,8 +16,9 @@ from .assets import script
 from .components import download, heartbeat
 from .events import LIVE, QUIET, bind, event_data, listen
 from .form import try_recipe
+from .jobs import unmeasured_evidence
 from .jobs.sweep import tables
-from .keys import calibration_key, factor_key
+from .keys import calibration_key, factor_key, unmeasured
 from .page import Page
 from .store import Store
 
@@ -88,12 +90,27 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         markup.note(stale, "stale"),
         markup.note("" if dense is None else dense.note),
         list(calibration_key(recipe)) if analysed else None,
-        list(factor_key(recipe)) if factored else None,
+        factors_state(store, recipe) if recipe else None,
         store.methods_factorised(recipe) if recipe else None,
         store.live.count(),
         store.runs.stamp(),
         steps.done(analysed, factored, made),
     ]
+
+
+def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:
+    """The key of the factors behind the sliders, and whether the plan is a draft; where only what
+    the policy measures is missing, what is known of that.
+    """
+    if store.peek_factors(recipe) is not None:
+        with suppress(lrcore.InputError):  # a budget that cannot be met has no plan
+            return [*factor_key(recipe), store.drafted(recipe)]
+        return list(factor_key(recipe))
+    lacking = unmeasured_evidence(store, recipe)
+    if lacking is None:
+        return None
+    known = [lacking.running, lacking.seconds is None]
+    return [*factor_key(unmeasured(recipe)), *lrcore.evidence_key(recipe)[:1], *known]
 
 
 def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:

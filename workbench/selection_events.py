@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from .events import LIVE, QUIET, bind
+from .events import PRESSED, QUIET, bind
 from .page import Page
 from .selection import open_linked, select_clicked, select_row
 
@@ -22,10 +22,10 @@ def wire(page: Page) -> None:
 def select_on_click(page: Page, *clicks: Any) -> None:
     """Let a click on a point of a plot select its slot; clicks: `select` events of plots."""
     outputs = [page.selected, page.selection_mark]
-    gr.on(list(clicks), bind(select_clicked), page.selected, outputs, **QUIET)
+    gr.on(list(clicks), bind(select_clicked), page.selected, outputs, **PRESSED)
 
 
 def select_on_row(page: Page, table: gr.Dataframe, component: str) -> None:
     """Let a click on a row of a table select the slot in its columns `layer` and `component`."""
     outputs = [page.selected, page.selection_mark]
-    table.select(bind(select_row, component), table, outputs, **LIVE)
+    table.select(bind(select_row, component), table, outputs, **PRESSED)

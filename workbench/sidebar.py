@@ -72,12 +72,17 @@ def wire(page: Page, store: Store, parts: Sidebar) -> None:
         put = bind(put_example, recipe)
         loaded.append(listen([button.click], put, form, outputs, **QUIET))
     for put in loaded:
-        listen(put, start, form, None, **QUIET)
+        listen(put, bind(prepare, store), form, None, **QUIET)
 
 
 def analyse(store: Store, browser: gr.Request, *values: Any) -> None:
     """Queue what the form's recipe needs and lacks, in the place of what it needed before."""
     start_analysis(store, read_recipe(values), browser.session_hash)
+
+
+def prepare(store: Store, browser: gr.Request, *values: Any) -> None:
+    """The same without what its policy measures on the model: that waits until it is asked for."""
+    start_analysis(store, read_recipe(values), browser.session_hash, measure=False)
 
 
 def save_recipe(*values: Any) -> str:

@@ -11,9 +11,18 @@ import lrcore
 
 from .job import Job
 from .job_queue import Jobs
-from .keys import UNIFORM, calibration_key, factor_key, model_key, uniform
+from .keys import (
+    calibration_key,
+    factor_key,
+    model_key,
+    plan_key,
+    policy_row,
+    uniform,
+    unmeasured,
+)
 from .live import Live, LiveRequest, affordable, figure_key
 from .objects import ObjectCache
+from .shown import Shown
 
 
 class Store:
@@ -30,7 +39,7 @@ class Store:
         client: Callable[[], Hashable] = lambda: None,
     ) -> None:
         self.objects = ObjectCache()
-        self.live = Live(self.objects)
+        self.live, self.shown = Live(self.objects), Shown()
         self.runs = lrcore.Runs(folder)
         self.jobs = Jobs(
             Path(folder) / ".jobs", kinds or {}, lambda record: record.job.run(self, record), client
@@ -76,7 +85,7 @@ class Store:
         def make() -> lrcore.Factorisation:
             dense = self.dense(recipe)
             if lrcore.evidence_key(recipe):
-                plain = self.factors(recipe.with_(policy=UNIFORM), progress)
+                plain = self.factors(unmeasured(recipe), progress)
                 return lrcore.measure_evidence(dense, plain, recipe, progress=progress)
             moments = self.calibration(recipe, progress)
             return lrcore.factorise(dense, moments, recipe.method, progress, recipe.options)
@@ -115,10 +124,23 @@ class Store:
             "refits", key, lambda: lrcore.refits(recipe, self.dense(recipe).network)
         )
 
+    def pace(self, recipe: lrcore.Recipe) -> float:
+        """Seconds per token of a recipe's model, see `lrcore.seconds_per_token`."""
+
+        def make() -> float:
+            return lrcore.seconds_per_token(self.dense(recipe), self.calibration(recipe))
+
+        return self.objects.get("pace", model_key(recipe), make)
+
+    def peek_pace(self, recipe: lrcore.Recipe) -> float | None:
+        return self.objects.peek("pace", model_key(recipe))
+
     # --- plans; None while the factors they need are not in the object cache ---
 
     def plan(self, recipe: lrcore.Recipe | None) -> lrcore.RankPlan | None:
-        """The rank plan of a recipe. Raises InputError for a budget that cannot be met."""
+        """The rank plan of a recipe: the one that compressing gives where that is known, see
+        `drafted`. Raises InputError for a budget that cannot be met.
+        """
         return None if recipe is None else self.plan_with(recipe, recipe)
 
     def uniform_plan(self, recipe: lrcore.Recipe) -> lrcore.RankPlan | None:
@@ -144,10 +166,20 @@ class Store:
             except lrcore.InputError as error:
                 return error  # as often asked for as a plan, while a slider is too far
 
-        plan = self.objects.get("plan", (factor_key(base), recipe.to_json()), make)
+        plan = self.objects.get("plan", plan_key(base, recipe), make)
         if isinstance(plan, lrcore.InputError):
             raise lrcore.InputError(str(plan))
         return plan
+
+    def drafted(self, recipe: lrcore.Recipe) -> bool:
+        """Whether the plan of a recipe is still to be measured against uniform ranks, which
+        compressing gives where they are better. Raises InputError as `plan` does.
+        """
+        plan = self.plan(recipe)
+        if plan is None or plan.against_uniform is not None or not policy_row(recipe)["checked"]:
+            return False
+        even = self.plan_with(recipe, unmeasured(recipe))
+        return even is not None and plan.ranks != even.ranks
 
     # --- live figures ---
 
@@ -181,7 +213,9 @@ class Store:
             refits = False  # compressing refuses it at once, and the figure says why
         if not affordable(factors, recipe, refits):
             return None
-        return LiveRequest(figure_key(factors, recipe, plan), browser, factors, recipe, plan)
+        checks = self.drafted(recipe) and affordable(factors, recipe, refits, checks=True)
+        key = figure_key(factors, recipe, plan)
+        return LiveRequest(key, browser, factors, recipe, plan, checks)
 
     # --- methods side by side ---
 

@@ -25,6 +25,7 @@ MEASURES = {
     "energy_rank": ("Energy rank", "share of the full rank", ".0f"),
     "stable_rank": ("Stable rank", "share of the full rank", ".1f"),
     "condition": ("Condition number", "log10", ".1e"),
+    "increase": ("Increase in loss (probed)", "log10", ".1e"),
 }
 KINDS = {"Activation-aware": "aware", "Raw weight": "raw"}
 SPECTRA_HELP = {
@@ -37,6 +38,9 @@ SPECTRA_HELP = {
     "direction dominates. It ignores the tail that a small rank would lose.",
     "condition": "largest over smallest singular value: bright cells have directions that hardly "
     "matter; dark ones use all of theirs.",
+    "increase": "what the loss says: each slot of the chosen method alone was truncated, to the "
+    "probed rank nearest to the budget under Allocation. Its increase in loss (nats/token) is how "
+    "far the model's predictions then are from the dense model's. Bright cells cost most.",
 }
 CLICK_A_CELL = "Click a cell to see its singular values."
 NOT_ANALYSED = "Nothing is analysed for these settings yet. Press Analyse in the sidebar."
@@ -83,6 +87,10 @@ PREDICTED_ALONE = (
     "on calibration text{}, from probes of single components; optimistic at high ratios"
 )
 PREDICTED_SEEN = "; probed on windows that the factors were made of (the text has too few others)"
+DRAFTED = (
+    "{} predicts these ranks. Before they are given they are measured on the model; where they "
+    "hurt, uniform ranks are given."
+)
 AGAINST_UNIFORM = "the same method and budget, every layer the same share"
 HURTS = "these ranks hurt on this model: {:.1%} above uniform ones"
 HELPS = "these ranks help on this model: {:.1%} below uniform ones"
@@ -277,6 +285,11 @@ def paragraph(recipe, summary: dict, evaluation: lrcore.EvaluationSettings | Non
         lines.append(f"Then dense and compressed are measured: {protocol(asdict(evaluation))}.")
     lines.append("The run is kept under Runs & export; the dense model is not touched.")
     return " ".join(lines)
+
+
+def standing(plan: lrcore.RankPlan, policy: str, drafted: bool) -> str:
+    """Whether a plan is the one that compressing gives. drafted: see `Store.drafted`."""
+    return DRAFTED.format(policy) if drafted else plan.account.planned.not_given(policy)
 
 
 def stock(fit: lrcore.StockFit | None, dense: bool = False) -> str:

@@ -2,26 +2,20 @@
 
 import fcntl
 import os
-import random
 import shutil
-import signal
-import socket
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import fresh
 import pytest
+from page_server import PATIENCE, Server
 
 pytest.importorskip("playwright")
-from gradio_client import Client
 from playwright.sync_api import Browser, sync_playwright
 
-from .page import PATIENCE, Workbench, visit
+from .page import Workbench, visit
 
-ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = [
     "--no-sandbox",
@@ -40,9 +34,17 @@ lrcore.analyse(model, lrcore.calibrate(model, lrcore.Recipe()))
 """
 
 
-# These take longest. They begin first, so that neither of two processes waits long for the other at
-# the end; the others follow in their order.
-LONGEST = ("test_jobs", "test_restart", "test_survey", "test_comparing", "test_export")
+# What begins first, the others follow in their order. While one of two processes calibrates for all
+# pages (see `cache`), the other has the page that needs no calibration. Then come those that take
+# longest, so that neither waits long for the other at the end.
+FIRST = (
+    "test_jobs",
+    "test_large_model",
+    "test_restart",
+    "test_survey",
+    "test_comparing",
+    "test_export",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,62 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if item.path.parent != here:
             return -1
-        return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        return FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST)
 
     items.sort(key=place)
-
-
-def free_port() -> int:
-    """A port that is free, and stays so until a server takes it: none of those that the system
-    gives to connections.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-
-
-class Server:
-    """`app.py`, or another script that serves the page, on a free loopback port with folders of
-    its own; `log` is what it printed. more: of its environment.
-    """
-
-    def __init__(self, folder: Path, cache: Path, script: str = "app.py", **more: str) -> None:
-        self.folder, self.script, self.started = folder, script, []
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.env = os.environ | {
-            "LRCORE_RUNS": str(folder / "runs"),
-            "LRCORE_CACHE": str(cache),
-            **more,
-        }
-        self.start()
-
-    def start(self) -> None:
-        self.process = fresh.page().start([self.script, "--port", self.port], self.env, ROOT)
-        self.started.append(self.process)
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            try:
-                urllib.request.urlopen(self.url, timeout=PATIENCE).close()
-                return
-            except OSError:
-                assert self.process.poll() is None, self.log
-                time.sleep(0.2)
-        raise AssertionError(f"the server did not answer: {self.log}")
-
-    def client(self) -> Client:
-        """A script that calls the server."""
-        return Client(self.url, verbose=False, httpx_kwargs={"timeout": PATIENCE})
-
-    def stop(self, how: int = signal.SIGTERM) -> None:
-        self.process.send_signal(how)  # nothing where it has ended
-        self.process.wait(PATIENCE)
-
-    @property
-    def log(self) -> str:
-        return "".join(p.out.read_text() + p.err.read_text() for p in self.started)
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from page_server import PATIENCE
 from playwright.sync_api import Browser, Download, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
-# Seconds until a wait gives up: a busy machine takes its time, and one that is met costs nothing.
-PATIENCE = 300
 # Milliseconds until a click that finds nothing to press is tried anew.
 ANEW = 20_000
 

@@ -46,6 +46,18 @@ def test_a_click_on_a_cell_shows_its_spectrum(workbench):
         )
 
 
+def test_of_two_clicks_in_a_row_the_last_one_counts(workbench):
+    """Gradio drops a press while it answers the one before, or repeats that one afterwards."""
+    click_cell(workbench, 2, "ov")
+    for first, last in (((5, "q"), (1, "k")), ((4, "o"), (0, "gate"))):
+        places = [workbench.evaluate(CELL, list(cell)) for cell in (first, last)]
+        for place in places:
+            workbench.page.mouse.click(*place)
+        heading = "#cell-heading h3[data-layer='{}'][data-name='{}']".format(*last)
+        workbench.answered()
+        assert workbench.locator(heading).count(), last
+
+
 def test_log_axis_and_linear_toggle(workbench):
     click_cell(workbench, 2, "ov")
     assert workbench.plot("spectrum")["ytype"] == "log"
@@ -98,6 +110,20 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     assert workbench.locator(".toast-body").count() == 0
     workbench.choose("field-policy", "uniform")
     workbench.answered()
+
+
+def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbench):
+    workbench.allocation()
+    workbench.choose("field-policy", "probed")
+    summary = workbench.locator("#size-and-cost")
+    summary.locator(".ask button", has_text="· Run").wait_for()
+    assert "uniform, not chosen" in [one["name"] for one in workbench.plot("bars")["traces"]]
+    assert not workbench.evaluate("tests.busy()")
+    workbench.click("#size-and-cost .ask button")
+    workbench.until(lambda: "is being measured" in summary.inner_text(), "nothing is measured")
+    workbench.choose("field-policy", "uniform")
+    workbench.until(lambda: not summary.locator(".before").count(), "the plan stays pale")
+    workbench.until(lambda: not workbench.evaluate("tests.busy()"), "it is measured all the same")
 
 
 def drag_ratio(workbench, shares, pause: int = 0) -> float:

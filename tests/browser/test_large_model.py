@@ -3,8 +3,8 @@ layers.
 """
 
 import pytest
+from page_server import Server
 
-from .conftest import Server
 from .page import Workbench, visit
 from .test_curves import click_cell
 
@@ -12,8 +12,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def large(browser, tmp_path_factory, cache):
-    server = Server(tmp_path_factory.mktemp("large"), cache, "scripts/large_model.py")
+def large(browser, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    server = Server(folder, folder / "cache", "scripts/large_model.py")
     workbench = Workbench(visit(browser, server.url))
     workbench.analysed()
     yield workbench

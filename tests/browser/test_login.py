@@ -1,8 +1,8 @@
 """A page that others reach: nobody sees it without the password."""
 
 import pytest
+from page_server import Server
 
-from .conftest import Server
 from .page import visit
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

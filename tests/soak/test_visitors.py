@@ -5,18 +5,14 @@ comes. No answer may be a fault, and the server may not grow.
 import json
 import os
 import random
-import signal
-import socket
 import statistics
 import threading
 import time
-import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import fresh
 import pytest
-from visitor import PATIENCE, Refused, Visitor
+from page_server import Server
+from visitor import Refused, Visitor
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
@@ -24,42 +20,6 @@ PEOPLE, SECONDS = 30, 3600
 WARM = 900  # seconds after which the caches are full
 GROWTH = 1.05  # of the memory after that
 LOOK = 20  # looks at the memory, one a second, of which the least counts: a job takes some
-ROOT = Path(__file__).parents[2]
-
-
-class Server:
-    """The page in a process of its own, with folders of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        own = {"LRCORE_RUNS": str(folder / "runs"), "LRCORE_CACHE": str(folder / "cache")}
-        self.url = f"http://127.0.0.1:{port}"
-        self.process = fresh.page().start(["app.py", "--port", port], os.environ | own, ROOT)
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            try:
-                urllib.request.urlopen(self.url, timeout=PATIENCE).close()
-                return
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError(self.log)
-
-    @property
-    def log(self) -> str:
-        return self.process.out.read_text() + self.process.err.read_text()
-
-    @property
-    def memory(self) -> int:
-        """Bytes that the server holds."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return 1024 * int(line.split()[1])
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE)
 
 
 @dataclass
@@ -122,7 +82,7 @@ class Person:
 
 @pytest.mark.soak
 def test_thirty_people_use_one_page(tmp_path):
-    server = Server(tmp_path)
+    server = Server(tmp_path, tmp_path / "cache")
     try:
         end = time.monotonic() + SECONDS * SHARE
         people = [Person(server.url, number, end) for number in range(PEOPLE)]

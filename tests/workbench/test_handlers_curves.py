@@ -37,10 +37,11 @@ def empty(tmp_path):
 
 
 def test_the_heatmap_needs_an_analysis(store, empty):
-    figure, help_line = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
+    figure, scatter, help_line = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     assert "qk" in json.loads(figure)["data"][0]["y"]
+    assert scatter == ""
     assert "entropy" in help_line
-    figure, note = spectra.draw_heatmap(empty, ["effective_rank", 0.9, "aware"], KEY)
+    figure, _, note = spectra.draw_heatmap(empty, ["effective_rank", 0.9, "aware"], KEY)
     assert figure == ""
     assert text.NOT_ANALYSED in note
 
@@ -88,7 +89,7 @@ def test_a_narrow_page_draws_the_energy_from_rank_one(store):
 
 
 def test_numbers_in_the_heatmap_can_be_read(store):
-    figure, _ = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
+    figure, *_ = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     *_, numbers = json.loads(figure)["data"]
     assert {*numbers["textfont"]["color"]} == {contrast.BLACK, contrast.WHITE}
     for i in range(101):

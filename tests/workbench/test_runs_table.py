@@ -11,7 +11,7 @@ import lrcore
 from workbench import chosen, run_text
 from workbench.page import MOST_RUNS
 from workbench.tabs.runs.listing import ROWS, View, in_order, listed
-from workbench.tabs.runs.table import choose
+from workbench.tabs.runs.table import choose_ticked
 
 PICTURE = '<img src="http://other.example/x.png">'
 
@@ -72,11 +72,12 @@ def test_what_people_type_is_escaped_and_long_bases_lose_their_middle():
 def test_ticks_choose_runs_and_the_seventh_is_refused():
     runs = [measured(str(i), 2.0) for i in range(300)]
     store = store_of(runs)
-    assert choose(store, ["1"], click(run="2"))["value"] == ["1", "2"]
-    one_less = choose(store, ["1", "2"], click(run="1"))
-    assert one_less["value"] == ["2"]
-    assert len(one_less["choices"]) == chosen.MOST_LISTED + 1  # the newest, and run 2
-    assert choose(store, ["1"], click(run="gone"))["value"] == ["1"]
-    many = [str(i) for i in range(MOST_RUNS)]
+    one = choose_ticked(store, click(runs=["2"]))
+    assert one["value"] == ["2"]
+    assert len(one["choices"]) == chosen.MOST_LISTED + 1  # the newest, and run 2
+    assert choose_ticked(store, click(runs=["1", "gone", "1"]))["value"] == ["1"]
+    assert chosen.toggle(store, ["1"], "2")["value"] == ["1", "2"]
+    assert chosen.toggle(store, ["1", "2"], "1")["value"] == ["2"]
+    many = [str(i) for i in range(MOST_RUNS + 1)]
     with pytest.raises(lrcore.InputError, match="take one out"):
-        choose(store, many, click(run="9"))
+        choose_ticked(store, click(runs=many))

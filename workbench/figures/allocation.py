@@ -14,6 +14,7 @@ from .base import (
     stacked_axis,
 )
 
+PALE = 0.4  # the opacity of what is not chosen
 CHOSEN_LINE = {"color": AWARE, "width": 3}
 GREY_LINE = {"color": GHOST, "width": 1.5}
 
@@ -24,13 +25,15 @@ class Bars:
 
     ranks: (rank, full rank) per layer; uniform: the ranks that the uniform policy gives; by_hand:
     the slots "layer.component" set by hand, hatched; steps: the least step of a component's rank,
-    which lets the selected bar be dragged.
+    which lets the selected bar be dragged; other: whose ranks these are where they are not those of
+    the policy that is chosen: they are drawn pale.
     """
 
     ranks: Mapping[str, Sequence[tuple[int, int]]]
     uniform: Mapping[str, Sequence[int]]
     by_hand: Collection[str] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
+    other: str = ""
 
 
 def bars(drawn: Bars) -> str:
@@ -80,7 +83,8 @@ def component_bars(drawn: Bars, name: str, i: int) -> list[dict[str, Any]]:
         "y": [rank / max(full, 1) for rank, full in pairs],
         "width": 0.6,
         "marker": {"color": AWARE, "pattern": {"shape": hatched, "size": 6}},
-        "name": "this allocation",
+        "opacity": PALE if drawn.other else 1,
+        "name": drawn.other or "this allocation",
         "legendgroup": "this",
         "customdata": [[layer, name, rank, full] for layer, (rank, full) in enumerate(pairs)],
         "hoverinfo": "all",

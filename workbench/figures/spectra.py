@@ -1,8 +1,8 @@
 """The Spectra tab's figures: a heatmap of rank measures, and singular values over the rank."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ class Heat:
 
     values: in the text of the cells, None: infinite; shades: in the colours, as the label `shade`
     says; full: the full rank of a component; influence: Block Influence per layer; number: the
-    format of the values.
+    format of the values; said: what else a cell says.
     """
 
     measure: str
@@ -28,6 +28,7 @@ class Heat:
     shades: dict[str, list[float | None]]
     full: dict[str, int]
     influence: Sequence[float]
+    said: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
 
 def heat_figure(table: Any, measure: str, kind: str) -> str:
@@ -96,11 +97,21 @@ def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
         "y": list(heat.values),
         "z": [list(heat.shades[name]) for name in heat.values],
         "customdata": [
-            [[layer, name, own[layer], heat.full[name]] for layer in layers]
+            [
+                [
+                    layer,
+                    name,
+                    own[layer],
+                    heat.full[name],
+                    heat.said[name][layer] if heat.said else "",
+                ]
+                for layer in layers
+            ]
             for name, own in heat.values.items()
         ],
-        "hovertemplate": f"layer %{{x}} · %{{y}}<br>{heat.measure} %{{customdata[2]:.6~g}}"
-        "<br>full rank %{customdata[3]}<extra></extra>",
+        "hovertemplate": f"layer %{{x}} · %{{y}}<br>{heat.measure} %{{customdata[2]:.6~g}}<br>"
+        + ("%{customdata[4]}" if heat.said else "full rank %{customdata[3]}")
+        + "<extra></extra>",
         "colorscale": "Viridis",
         "colorbar": {
             "title": {"text": heat.shade, "side": "right", "font": {"size": 12}},

@@ -15,7 +15,9 @@ from .measuring import load_dense
 
 @dataclass(frozen=True)
 class AnalyseJob(Job):
-    """The analysis of a model, and the factors of the recipe's method."""
+    """The analysis of a model, the factors of the recipe's method, and how fast the model runs:
+    from that follows how long measuring would take.
+    """
 
     kind: ClassVar[str] = "analyse"
     kept: ClassVar[bool] = False
@@ -36,6 +38,8 @@ class AnalyseJob(Job):
         memory.check(load_dense(store, self.recipe, reporter), self.recipe)
         store.analysis(self.recipe, reporter.progress)
         store.factors(self.recipe, reporter.progress)
+        if not self.recipe.offload:  # a pass would read the whole model from disk
+            store.pace(self.recipe)
         return []
 
 

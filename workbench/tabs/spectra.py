@@ -10,16 +10,20 @@ import gradio as gr
 
 import lrcore
 
-from .. import markup, selection, text
+from .. import markup, measuring_text, selection, text
 from ..components import Slider, download, panel, plot
-from ..events import LIVE, QUIET, FormData, bind, collect, form_data, listen, plain
+from ..events import LIVE, PRESSED, QUIET, FormData, bind, collect, form_data, listen, plain
+from ..figures.sensitivity import against_energy, loss_map
 from ..figures.spectra import Cell, cell_figures, heat_figure
-from ..form import try_recipe
+from ..form import read_recipe, try_recipe
+from ..jobs import start_analysis, unmeasured_evidence
 from ..page import Page
-from ..selection_events import select_on_row
+from ..selection_events import select_on_click, select_on_row
+from ..sensitivity import agreement, by_probes, probed_slots
 from ..store import Store
 
 TITLE = "Spectra"
+LOSS = "increase"  # the measure that is no measure of a spectrum
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class SpectraTab:
     kind: gr.Radio
     help_line: gr.HTML
     heatmap: gr.HTML
+    scatter: gr.HTML
     heading: gr.HTML
     head: gr.Dropdown
     scale: gr.Radio
@@ -43,7 +48,7 @@ class SpectraTab:
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     parts = layout()
-    wire_heatmap(page, store, parts)
+    wire_heatmap(page, store, parts, tab)
     wire_cell(page, store, parts, tab)
     wire_table(page, store, parts)
 
@@ -58,7 +63,7 @@ def layout() -> SpectraTab:
         )
         kind = gr.Radio(kinds, value="aware", label="Singular values of", elem_id="kind")
     help_line = panel("measure-help")
-    heatmap = plot("heatmap", 360)
+    heatmap, scatter = plot("heatmap", 360), plot("loss-against-energy", 320)
     with gr.Row(elem_classes="bottom"):
         heading = gr.HTML(markup.note(text.CLICK_A_CELL), elem_id="cell-heading", scale=2)
         head = gr.Dropdown(
@@ -80,6 +85,7 @@ def layout() -> SpectraTab:
         kind,
         help_line,
         heatmap,
+        scatter,
         heading,
         head,
         scale,
@@ -93,21 +99,24 @@ def layout() -> SpectraTab:
     )
 
 
-def wire_heatmap(page: Page, store: Store, parts: SpectraTab) -> None:
-    controls = parts.heatmap_controls
-    listen(
-        [*(part.input for part in controls.parts), page.analysis_key.change],
-        bind(draw_heatmap, store),
-        [controls, page.analysis_key],
-        [parts.heatmap, parts.help_line],
-        **LIVE,
-    )
+def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
+    controls, form = parts.heatmap_controls, page.form.inputs
+    inputs, outputs = [controls, page.analysis_key, *form], heatmap_outputs(parts)
+    draw = bind(draw_heatmap, store)
+    changed = [*(part.input for part in controls.parts), page.analysis_key.change]
+    listen(changed, draw, inputs, outputs, **LIVE)
+    # what was probed, of which method, and the budget may have changed
+    changed = [page.methods_ready.change, page.factors_key.change, tab.select]
+    listen(changed, bind(draw_again, store), inputs, outputs, **LIVE)
+    asked = listen([parts.help_line.select], bind(probe, store), form, None, **QUIET)
+    listen(asked, draw, inputs, outputs, **LIVE)
+    select_on_click(page, parts.scatter.select)
     collect([parts.heatmap.select], [parts.cell_controls, page.form.collected])
     parts.heatmap.select(
         bind(click_cell, store),
         plain([page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]),
         [page.selected, page.selection_mark, parts.drawn_cell, *cell_outputs(parts)],
-        **QUIET,
+        **PRESSED,
     )
 
 
@@ -157,17 +166,58 @@ def cell_outputs(parts: SpectraTab) -> list[gr.HTML]:
     return [parts.values, parts.energy, parts.heading]
 
 
-def draw_heatmap(store: Store, controls: list[Any], key: list | None) -> tuple[str, str]:
-    """The heatmap of the analysis with this key, and what its measure means.
+def heatmap_outputs(parts: SpectraTab) -> list[gr.HTML]:
+    """What `draw_heatmap` gives the values of."""
+    return [parts.heatmap, parts.scatter, parts.help_line]
+
+
+def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: Any) -> tuple:
+    """The heatmap of the analysis with this key, the figure below it, and what its measure means.
 
     controls: measure, threshold, kind.
     """
     measure, threshold, kind = controls
+    if measure == LOSS:
+        return loss_figures(store, try_recipe(values))
     analysis = store.analysis_shown(key)
     if analysis is None:
-        return "", markup.note(text.WORKING if store.jobs.waiting() else text.NOT_ANALYSED, "hint")
+        sentence = text.WORKING if store.jobs.waiting() else text.NOT_ANALYSED
+        return "", "", markup.note(sentence, "hint")
     figure = heat_figure(analysis.table(threshold), measure, kind)
-    return figure, markup.note(text.SPECTRA_HELP[measure])
+    return figure, "", markup.note(text.SPECTRA_HELP[measure])
+
+
+def draw_again(store: Store, controls: list[Any], key: list | None, *values: Any) -> Any:
+    """The heatmap, where it is the one that depends on method, budget and probes."""
+    skipped = (gr.skip(),) * 3
+    return draw_heatmap(store, controls, key, *values) if controls[0] == LOSS else skipped
+
+
+def loss_figures(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str, str]:
+    """The map of the probed increase in loss, the same against the energy lost, and what they say;
+    where nothing was probed, how to have it probed.
+    """
+    if recipe is None:
+        return "", "", markup.note(text.NO_FACTORS, "hint")
+    probed = by_probes(recipe)
+    factors, lacking = store.peek_factors(probed), unmeasured_evidence(store, probed)
+    if lacking is not None and (lacking.running or lacking.seconds == 0):
+        return "", "", markup.note(measuring_text.PROBES_NOW.format(recipe.method), "hint")
+    if lacking is not None:
+        return "", "", markup.ask(measuring_text.PROBE_FIRST.format(recipe.method), lacking.seconds)
+    if factors is None:
+        note = text.WORKING if store.jobs.waiting() else text.NO_FACTORS
+        return "", "", markup.note(note, "hint")
+    slots, label = probed_slots(factors, recipe.ratio), text.MEASURES[LOSS][0]
+    influence, alike = factors.evidence.influence["block"], agreement(slots)
+    more = "" if alike is None else measuring_text.SPECTRUM_AND_LOSS.format(len(slots), alike)
+    note = markup.note(text.SPECTRA_HELP[LOSS] + more)
+    return loss_map(slots, influence, label), against_energy(slots), note
+
+
+def probe(store: Store, browser: gr.Request, *values: Any) -> None:
+    """Queue the probes of the form's method; a choice under Allocation does not drop them."""
+    start_analysis(store, by_probes(read_recipe(values)), (browser.session_hash, LOSS))
 
 
 def draw_cell(

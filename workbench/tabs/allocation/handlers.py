@@ -13,8 +13,8 @@ import lrcore
 from ... import markup, text
 from ...figures import allocation as figures
 from ...form import read_recipe, try_recipe
-from ...jobs import start_analysis, start_survey
-from ...keys import UNIFORM
+from ...jobs import Unmeasured, start_analysis, start_survey, unmeasured_evidence
+from ...keys import UNIFORM, policy_row, unmeasured
 from ...store import Store
 from . import survey
 
@@ -63,12 +63,17 @@ def queue_survey(store: Store, *values: Any) -> None:
 
 
 def queue_factors(store: Store, browser: gr.Request, *values: Any) -> None:
-    """Another method needs its own factors, and some policies need probes: queue them, for
-    settings that were analysed before. What the choice before needed is dropped.
+    """Another method needs its own factors: queue them, for settings that were analysed before.
+    What the choice before needed is dropped.
     """
     recipe = read_recipe(values)
     if store.peek_analysis(recipe) is not None:
-        start_analysis(store, recipe, browser.session_hash)
+        start_analysis(store, recipe, browser.session_hash, measure=False)
+
+
+def measure(store: Store, browser: gr.Request, *values: Any) -> None:
+    """Queue what the policy has to measure on the model."""
+    start_analysis(store, read_recipe(values), browser.session_hash)
 
 
 def plan_shown(
@@ -84,28 +89,53 @@ def plan_shown(
     except lrcore.InputError as error:
         return "", "", markup.note(str(error), "error"), keep, keep, "", keep
     about = about_choice(recipe)
-    has_temperature = any(
-        row["temperature"] for row in lrcore.policies() if row["name"] == recipe.policy
-    )
-    temperature = gr.Column(visible=has_temperature)
+    temperature = gr.Column(visible=policy_row(recipe)["temperature"])
+    lacking = unmeasured_evidence(store, recipe)
+    drawn = recipe if lacking is None else shown_before(store, browser, recipe, lacking)
     try:
-        plan, uniform = store.plan(recipe), store.uniform_plan(recipe)
+        plan, uniform = store.plan(drawn), store.uniform_plan(drawn)
     # a slider that has gone too far says so in its place instead of raising a toast at every step
     except lrcore.InputError as error:
         return keep, keep, markup.note(str(error), "error"), temperature, about, keep, keep
     if plan is None or uniform is None:
         note = markup.note(text.WORKING if store.jobs.waiting() else text.NO_FACTORS, "hint")
         return "", "", note, temperature, about, "", keep
+    if lacking is not None:
+        before = (dimmed(plan, uniform, drawn.policy), "")
+        return *before, to_measure(recipe, lacking, drawn, plan), temperature, about, "", keep
+    store.shown.note(browser.session_hash, recipe)
     cells = actual(store, recipe, browser) + against_uniform(store, recipe, browser)
     return (
         bars(plan, uniform, recipe.overrides),
-        markup.note(conclusion(plan, uniform)),
+        markup.note(conclusion(plan, uniform)) + standing(store, recipe, plan),
         markup.summary(plan.summary(), cells),
         temperature,
         about,
         store.live_key(recipe),
         temperature_slider(plan, by_rule=recipe.temperature is None),
     )
+
+
+def shown_before(
+    store: Store, browser: gr.Request, recipe: lrcore.Recipe, lacking: Unmeasured
+) -> lrcore.Recipe:
+    """What is on show until the recipe's policy has measured: the ranks of the policy before. What
+    is on disk is read at once.
+    """
+    if lacking.seconds == 0:
+        start_analysis(store, recipe, browser.session_hash)
+    for name in (browser.session_hash, for_uniform(browser)):
+        store.live.forget(name)
+    before = store.shown.before(browser.session_hash, recipe)
+    return before if store.peek_factors(before) is not None else unmeasured(recipe)
+
+
+def to_measure(
+    recipe: lrcore.Recipe, lacking: Unmeasured, drawn: lrcore.Recipe, plan: lrcore.RankPlan
+) -> str:
+    """That a policy has to measure first, with a button, above what the ranks on show give."""
+    ask = markup.measure_first(recipe.policy, lacking.seconds, lacking.running, drawn.policy)
+    return f"{ask}<div class='before'>{markup.summary(plan.summary())}</div>"
 
 
 def actual(store: Store, recipe: lrcore.Recipe, browser: gr.Request) -> str:
@@ -135,15 +165,20 @@ def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) ->
     return markup.against_uniform(key, store.live.peek(key), store.live.peek(request.key))
 
 
-def bars(plan: Any, uniform: Any, by_hand: Collection[str]) -> str:
-    """The figure of a plan's ranks before the uniform ones."""
+def dimmed(plan: Any, uniform: Any, policy: str) -> str:
+    """The figure of the ranks of a policy that is not the chosen one."""
+    return bars(plan, uniform, (), f"{policy}, not chosen")
+
+
+def bars(plan: Any, uniform: Any, by_hand: Collection[str], other: str = "") -> str:
+    """The figure of a plan's ranks before the uniform ones. other: see `figures.Bars`."""
     ranks: dict[str, list[tuple[int, int]]] = {}
     ghosts: dict[str, list[int]] = {}
     for row in plan.table().sort_values("layer", kind="stable").itertuples():
         ranks.setdefault(row.component, []).append((row.rank, row.full))
         ghosts.setdefault(row.component, []).append(uniform.ranks[row.layer, row.component])
     steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
-    return figures.bars(figures.Bars(ranks, ghosts, by_hand, steps))
+    return figures.bars(figures.Bars(ranks, ghosts, by_hand, {} if other else steps, other))
 
 
 def conclusion(plan: Any, uniform: Any) -> str:
@@ -153,6 +188,11 @@ def conclusion(plan: Any, uniform: Any) -> str:
     kept = {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
     most, least = max(kept, key=kept.get), min(kept, key=kept.get)
     return text.BARS.format(*most, kept[most], *least, kept[least])
+
+
+def standing(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
+    """Whether compressing gives the ranks that the policy predicts to be best."""
+    return markup.note(text.standing(plan, recipe.policy, store.drafted(recipe)), "hint")
 
 
 def temperature_slider(plan: Any, by_rule: bool) -> Any:
@@ -176,7 +216,7 @@ def temperature_slider(plan: Any, by_rule: bool) -> Any:
 def about_choice(recipe: lrcore.Recipe) -> str:
     """What the chosen method and policy do."""
     method = next(row for row in lrcore.methods() if row["name"] == recipe.method)
-    policy = next(row for row in lrcore.policies() if row["name"] == recipe.policy)
+    policy = policy_row(recipe)
     return markup.about(method["name"], method["paper"], method["notes"]) + markup.about(
         policy["name"], policy["summary"]
     )

@@ -11,7 +11,7 @@ import lrcore
 
 from ... import hand, markup, text
 from ...components import panel, small_button
-from ...events import LIVE, QUIET, bind, event_data, listen
+from ...events import LIVE, PRESSED, QUIET, bind, event_data, listen
 from ...form import read_recipe, try_recipe
 from ...page import Page
 from ...store import Store
@@ -67,7 +67,7 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, changes: li
         ],
         **LIVE,
     )
-    bars.edit(bind(drag), by_hand, kept, **QUIET, trigger_mode="multiple")
+    bars.edit(bind(drag), by_hand, kept, **PRESSED)
     listen(
         [parts.box.submit, parts.box.blur],
         bind(type_rank, store),

@@ -57,6 +57,10 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
         form["rule"],
     ]
     listen(moving, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
+    asked = listen(
+        [parts.summary.select], bind(handlers.measure, store), form.inputs, None, **QUIET
+    )
+    listen(asked, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
     listen([form["temperature"].input], by_temperature, form.inputs, drawn, **LIVE)
     # Each figure that becomes known asks again: an answer that got lost would leave a cell waiting.

@@ -134,7 +134,7 @@ def draw_chart(store: Store, ids: list[str], protocol: str | None, axis: str) ->
 def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
     """The chosen runs, with the one whose point was clicked or without it."""
     custom = event_data(event).get("custom") or []
-    return toggle(store, ids, custom[2]) if len(custom) > 2 else gr.skip()
+    return toggle(store, ids or [], custom[2]) if len(custom) > 2 else gr.skip()
 
 
 def save(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:

@@ -62,11 +62,12 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
             described = text.paragraph(recipe, {}, settings)
             return markup.as_markdown(described), recipe.command()
         summary = plan.summary()
+        standing = text.standing(plan, recipe.policy, store.drafted(recipe))
         need = memory.needed(model, recipe, summary["megabytes"], settings)
     except lrcore.InputError as error:
         return markup.as_markdown(str(error)), ""
     paragraphs = (
-        text.paragraph(recipe, summary, settings),
+        " ".join(filter(None, [text.paragraph(recipe, summary, settings), standing])),
         memory.sentence(need, memory.free(str(model.device))),
         text.stock(lrcore.stock_fit(model, plan)),
     )

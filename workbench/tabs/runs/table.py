@@ -10,16 +10,17 @@ import gradio as gr
 
 from ... import run_text
 from ...assets import script
-from ...chosen import toggle
-from ...events import LIVE, QUIET, bind, event_data, listen
+from ...chosen import choose
+from ...events import LIVE, PRESSED, QUIET, bind, event_data, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
 from .listing import COLUMNS, View, listed
 
 
 def layout(store: Store) -> gr.HTML:
-    """Its events: `open` and `choose` with the id of a run, and `compare`. The rows come past
-    Gradio's queue, once the table is on show; columns, order and words stay in the browser.
+    """Its events: `open` with the id of a run, `choose` with those ticked, and `compare`. The rows
+    come past Gradio's queue, once the table is on show; columns, order and words stay in the
+    browser.
     """
 
     def runs_listed(view: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +66,8 @@ def wire(page: Page, store: Store, table: gr.HTML) -> None:
     shown = [page.runs_stamp, page.chosen, page.opened_run]
     changed = [part.change for part in shown]
     listen(changed, bind(table_value), shown, table, **LIVE)
-    table.open(bind(open_row), None, [page.opened_run, page.run_address], **QUIET)
-    chosen = table.choose(bind(choose, store), page.chosen, page.chosen, **QUIET)
+    table.open(bind(open_row), None, [page.opened_run, page.run_address], **PRESSED)
+    chosen = table.choose(bind(choose_ticked, store), None, page.chosen, **PRESSED)
     chosen.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     table.compare(open_compare, None, page.tabs, **QUIET)
 
@@ -91,9 +92,11 @@ def open_row(event: gr.EventData) -> tuple[str, str]:
     return run_id, run_id
 
 
-def choose(store: Store, ids: list[str], event: gr.EventData) -> Any:
-    """The runs to compare, with the one that was ticked or without it."""
-    return toggle(store, ids, str(event_data(event).get("run", "")))
+def choose_ticked(store: Store, event: gr.EventData) -> Any:
+    """The runs to compare: those that are ticked now, all of them, since a tick may come before
+    the answer to the one before.
+    """
+    return choose(store, [str(one) for one in event_data(event).get("runs", [])])
 
 
 def open_linked(store: Store, title: str, request: gr.Request) -> tuple[Any, Any]:

@@ -1,0 +1,187 @@
+"""A policy that measures on the model does so when it is asked to, and says how long it takes."""
+
+import json
+import threading
+import time
+
+import pytest
+from page_values import BROWSER
+
+import lrcore
+from lrcore.compression import settle
+from lrcore.evidence import AgainstUniform
+from workbench import markup, measuring_text, polling, text
+from workbench.form import input_values
+from workbench.jobs import KINDS, AnalyseJob, start_analysis
+from workbench.keys import analysed, factor_key, model_key
+from workbench.sensitivity import ProbedSlot, agreement, by_probes, probed_slots
+from workbench.store import Store
+from workbench.tabs import spectra
+from workbench.tabs.allocation import handlers
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, recipe):
+    """A store with the analysis and the factors of a recipe, whose jobs wait until the end."""
+    store, gate = Store(tmp_path_factory.mktemp("runs"), KINDS), threading.Event()
+
+    def until_cancelled(record):
+        while not (gate.is_set() or record.cancelled.is_set()):
+            gate.wait(0.01)
+        return []
+
+    store.jobs._work = until_cancelled
+    with pytest.MonkeyPatch.context() as patch:  # what other tests have measured is not there
+        patch.setenv("LRCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        store.objects.put("pace", model_key(recipe), 1e-9)  # the least time is said
+        AnalyseJob(recipe).run(store, Quiet())
+        yield store
+    gate.set()
+
+
+@pytest.fixture
+def store(prepared):
+    """Without what a test before chose."""
+    for record in prepared.jobs.waiting():
+        prepared.jobs.cancel(record.id)
+    wait_until(lambda: not prepared.jobs.waiting())
+    return prepared
+
+
+class Quiet:
+    def progress(self, *_):
+        pass
+
+
+def drawn(store, recipe):
+    bars, _, summary, *_, key, _, _ = handlers.draw_plan(store, BROWSER, *input_values(recipe))
+    return json.loads(bars)["data"][1], summary, key
+
+
+@pytest.mark.parametrize("policy", ["probed", "fisher", "mix"])
+def test_choosing_a_policy_queues_nothing_and_says_how_long_it_takes(store, recipe, policy):
+    drawn(store, recipe.with_(policy="softmax"))
+    chosen = recipe.with_(policy=policy)
+    handlers.queue_factors(store, BROWSER, *input_values(chosen))
+    assert store.jobs.waiting() == []
+    bars, summary, key = drawn(store, chosen)
+    assert bars["opacity"] < 1
+    assert bars["name"] == "softmax, not chosen"
+    assert "about 5 s · Run" in summary
+    assert f"{policy} shares the budget by what it measures" in summary
+    assert key == ""
+
+
+def test_once_asked_for_it_is_measured_and_dropped_with_the_choice(store, recipe):
+    drawn(store, recipe)
+    chosen = recipe.with_(policy="probed")
+    before = polling.factors_state(store, chosen)
+    handlers.measure(store, BROWSER, *input_values(chosen))
+    (record,) = store.jobs.waiting()
+    assert record.job == AnalyseJob(analysed(chosen))
+    bars, summary, _ = drawn(store, chosen)
+    assert markup.escape(measuring_text.MEASURES_NOW.format("probed", "uniform")) in summary
+    assert polling.factors_state(store, chosen) != before
+    handlers.queue_factors(store, BROWSER, *input_values(chosen.with_(ratio=0.3)))
+    assert not record.cancelled.is_set()
+    handlers.queue_factors(store, BROWSER, *input_values(recipe.with_(policy="softmax")))
+    assert record.cancelled.is_set()
+    store.factors(chosen)
+    bars, summary, key = drawn(store, chosen)
+    assert (bars["opacity"], bars["name"]) == (1, "this allocation")
+    assert key == store.live_key(chosen)
+    assert polling.factors_state(store, chosen) != before
+
+
+@pytest.mark.parametrize("hurt", [True, False])
+def test_the_ranks_on_show_are_those_that_start_gives(store, recipe, monkeypatch, hurt):
+    found = AgainstUniform(2.0 if hurt else 0.5, 1.0, 0.1)
+    monkeypatch.setattr(settle, "against_uniform", lambda *_: found)
+    chosen = recipe.with_(policy="probed", ratio=0.35 if hurt else 0.4)
+    factors, values = store.factors(chosen), input_values(chosen)
+    draft, state = store.plan(chosen), polling.factors_state(store, chosen)
+    caption = handlers.draw_plan(store, BROWSER, *values)[1]
+    assert markup.escape(text.DRAFTED.format("probed")) in caption
+    wait_until(lambda: not store.drafted(chosen))
+    assert polling.factors_state(store, chosen) != state
+    given = lrcore.compress(store.dense(chosen), chosen, factors).step(lrcore.Compressed)
+    assert given.ranks == store.plan(chosen).slot_ranks
+    assert (store.plan(chosen).ranks == draft.ranks) != hurt
+    assert (store.uniform_plan(chosen).ranks == store.plan(chosen).ranks) == hurt
+    _, caption, *_ = handlers.draw_plan(store, BROWSER, *values)
+    assert text.DRAFTED.format("probed") not in caption
+    assert ("further from the dense model" in caption) == hurt
+    wait_until(lambda: store.live.peek(store.live_key(chosen)))
+
+
+def wait_until(done):
+    end = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_map_of_the_loss_is_drawn_once_it_was_probed(prepared, tmp_path, recipe):
+    store, values = Store(tmp_path / "runs", KINDS), input_values(recipe)
+    store.jobs._work = lambda record: []
+    store.objects.put("factors", factor_key(recipe), prepared.factors(recipe))
+    store.objects.put("pace", model_key(recipe), 1.0)
+    controls = [spectra.LOSS, 0.9, "aware"]
+    heat, scatter, note = spectra.draw_heatmap(store, controls, None, *values)
+    assert heat == scatter == ""
+    assert "· Run" in note or "being probed" in note  # of the test before on disk
+    factors = prepared.factors(by_probes(recipe))
+    store.objects.put("factors", factor_key(by_probes(recipe)), factors)
+    heat, scatter, note = spectra.draw_heatmap(store, controls, None, *values)
+    slots = probed_slots(factors, recipe.ratio)
+    assert len(slots) == len(factors.spectra)
+    probes = factors.evidence.get("probes").points
+    for one in slots:
+        probe = next(p for p in probes[one.layer, one.name] if p.rank == one.rank)
+        assert (one.increase, one.error) == (probe.increase, probe.standard_error)
+        assert 0 <= one.energy_lost <= 1
+        assert abs(one.kept - 0.8) < 0.25
+    cells = json.loads(heat)["data"][0]["customdata"]
+    assert {(layer, name): value for row in cells for layer, name, value, *_ in row} == {
+        (one.layer, one.name): one.increase for one in slots
+    }
+    points = [point for trace in json.loads(scatter)["data"] for point in trace["customdata"]]
+    assert {(layer, name) for layer, name, *_ in points} == {*factors.spectra}
+    assert f"{agreement(slots):.2f}" in note
+
+
+def test_the_rank_correlation_is_spearmans():
+    def slot(lost, increase):
+        return ProbedSlot(0, "qk", 1, 2, 0.5, lost, increase, 0.0)
+
+    assert agreement([slot(0.1, 1), slot(0.2, 5), slot(0.3, 90)]) == pytest.approx(1)
+    assert agreement([slot(0.1, 3), slot(0.2, 2), slot(0.3, 1)]) == pytest.approx(-1)
+    assert agreement([slot(0.1, 3), slot(0.1, 2), slot(0.1, 1)]) is None
+
+
+def test_what_is_on_disk_is_read_without_asking(store, recipe, tmp_path):
+    chosen = recipe.with_(policy="mix")
+    lrcore.measure_evidence(store.dense(recipe), store.peek_factors(recipe), chosen)
+    record = start_analysis(store, chosen, "one", measure=False)
+    assert record.job == AnalyseJob(analysed(chosen))
+    other = Store(tmp_path / "other", KINDS)  # where that is not known yet, it waits
+    other.jobs._work = lambda record: []
+    first = start_analysis(other, chosen, "one", measure=False)
+    assert first.job == AnalyseJob(analysed(recipe))
+
+
+def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
+    said = [measuring_text.roughly(seconds) for seconds in (0.2, 12, 49, 61, 700, 20_000)]
+    assert said == [
+        "about 5 s",
+        "about 15 s",
+        "about 50 s",
+        "about 2 min",
+        "about 15 min",
+        "about 6 h",
+    ]

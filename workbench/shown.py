@@ -1,0 +1,33 @@
+"""By which policy each browser was last shown ranks."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import lrcore
+
+from .keys import unmeasured
+
+KEPT = 256  # browsers
+
+
+class Shown:
+    """Where a policy has to measure something first, the ranks of the one before stay on show."""
+
+    def __init__(self) -> None:
+        self._by_browser: OrderedDict[Hashable, tuple[str, Mapping[str, Any]]] = OrderedDict()
+
+    def note(self, browser: Hashable, recipe: lrcore.Recipe) -> None:
+        """A browser is shown the ranks of this recipe."""
+        self._by_browser[browser] = (recipe.policy, recipe.policy_options)
+        self._by_browser.move_to_end(browser)
+        while len(self._by_browser) > KEPT:
+            self._by_browser.popitem(last=False)
+
+    def before(self, browser: Hashable, recipe: lrcore.Recipe) -> lrcore.Recipe:
+        """The recipe by the policy that the browser was shown last."""
+        known = self._by_browser.get(browser)
+        if known is None:
+            return unmeasured(recipe)
+        policy, options = known
+        return recipe.with_(policy=policy, policy_options=options)
