@@ -47,7 +47,7 @@ lint: $(READY)
 test:
 	$(MAKE) --no-print-directory -j -O setup lint browser axe
 	$(PYTHON) -m pytest -q -m "not browser" -n 2 --dist loadfile --no-loadscope-reorder
-	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -q -m browser -n 2 --dist loadfile --no-loadscope-reorder tests/browser
 
 # The long campaigns of docs/reliability.md: hours. LRCORE_SOAK_SEED: other moments and input;
 # LRCORE_SOAK_SHARE=0.1: a tenth of the random input.

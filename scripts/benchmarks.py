@@ -8,6 +8,8 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     width     perplexity with a narrower residual stream (SliceGPT) at 10-50 %
     healing   perplexity before and after training the factors against the dense model
     prediction  predicted rises of the loss against actual ones, with their intervals
+    fresh     rises of the loss by every method at 10, 30 and 50 % on models that it trains first:
+              two architectures with three seeds each, on WikiText-2 of the reference data
     solve     seconds from moments to a compressed model, for the same tables
     energy    why the order of the methods is what it is: the share of output energy each one keeps
     speed     a slider move against the decomposition behind it, and the first spectra
@@ -28,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.depth import depth  # noqa: E402 (after the path)
 from bench.energy import energy  # noqa: E402 (after the path)
+from bench.fresh import fresh  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
@@ -47,6 +50,7 @@ JOBS = {
     "width": width,
     "healing": healing,
     "prediction": prediction,
+    "fresh": fresh,
     "solve": solve,
     "energy": energy,
     "speed": speed,

@@ -1,6 +1,8 @@
 """The figures of docs/benchmarks.md that are worked out of the measured ones."""
 
+import math
 import sys
+from dataclasses import replace
 from math import exp
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import lrcore
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
+from bench import fresh  # noqa: E402 (its folder is no package)
 from bench.quality import Cells, median_error  # noqa: E402 (its folder is no package)
 
 sys.path.remove(SCRIPTS)
@@ -29,3 +32,37 @@ def test_a_run_that_goes_on_measures_the_cells_that_the_record_lacks() -> None:
         ("care", "probed", 0.5)
     ]
     assert len(list(Cells(policies=("probed",)).recipes(base, "care", known))) == 5
+
+
+@pytest.mark.parametrize("architecture", fresh.ARCHITECTURES)
+def test_a_fresh_model_is_trained_once_and_measured_where_cells_lack(
+    architecture, monkeypatch, tmp_path, story_file
+) -> None:
+    sizes = {"STEPS": 2, "BATCH": 1, "VOCABULARY": 300, "LAYERS": 1, "WIDTH": 16}
+    for name, value in {**sizes, "FOLDER": tmp_path / "made", "RATIOS": (0.3,)}.items():
+        monkeypatch.setattr(fresh, name, value)
+    for name in ("wikitext2.train.txt", "wikitext2.test.txt"):
+        (tmp_path / name).write_text(story_file.read_text(encoding="utf-8"), encoding="utf-8")
+    folder = fresh.trained(architecture, 0, tmp_path)
+    monkeypatch.setattr(fresh, "train", None)
+    assert fresh.trained(architecture, 0, tmp_path) == folder
+    one = fresh.subject(folder, tmp_path)
+    one = replace(one, recipe=one.recipe.with_(samples=2), windows=2)
+    monkeypatch.setattr(lrcore, "methods", lambda: [{"name": "svd"}])
+    monkeypatch.setattr(fresh, "POLICIES", ("uniform",))
+    own, saved = {"cells": {}}, []
+    fresh.fill(own, one, lambda: saved.append(dict(own["cells"])))
+    assert list(own["cells"]) == ["svd uniform params 0.3"]
+    assert saved == [own["cells"]]
+    fresh.fill(own, one, None)  # nothing is measured again
+    rise = math.log(own["cells"]["svd uniform params 0.3"]["perplexity"] / own["dense"])
+    assert f"| svd | uniform | {rise:.3f} |" in fresh.section(architecture, [own])
+
+
+def test_rises_on_fresh_models_have_their_spread_over_the_seeds() -> None:
+    entries = [
+        {"dense": 2.0, "cells": {"svd uniform params 0.1": {"perplexity": 2 * exp(rise)}}}
+        for rise in (0.1, 0.2, 0.3)
+    ]
+    text = fresh.section("llama", [*entries, {"dense": 2.0, "cells": {}}])
+    assert "| svd | uniform | 0.200 ± 0.100 | – | – |" in text

@@ -34,11 +34,12 @@ class Cells:
     methods: Sequence[str] = ()
     policies: Sequence[str] = ()
     missing: bool = False
+    ratios: Sequence[float] = RATIOS
 
     def recipes(self, base: lrcore.Recipe, method: str, known: Collection[str]) -> Recipes:
         """The recipes to measure of one method."""
         for policy in (row["name"] for row in lrcore.policies()):
-            for ratio in RATIOS:
+            for ratio in self.ratios:
                 there = any(f"{method} {policy} {budget} {ratio}" in known for budget in BUDGETS)
                 if (not self.policies or policy in self.policies) and not (self.missing and there):
                     yield base.with_(method=method, policy=policy, ratio=ratio)
