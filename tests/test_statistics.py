@@ -88,4 +88,5 @@ def test_sums_of_squares_of_float16_activations_do_not_overflow():
 def test_a_channel_with_a_mean_of_50_sigma_keeps_its_variance(dtype):
     rows = (torch.randn(4096, 3) + 50).to(dtype)
     variance = moments_at(rows, "second", "mean").centred("mlp_in").diagonal()
-    torch.testing.assert_close(variance, rows.double().var(0, correction=0), rtol=0, atol=5e-3)
+    # float32 sums of 512 squares of 2,500 round as the processor orders them: by up to 6e-3
+    torch.testing.assert_close(variance, rows.double().var(0, correction=0), rtol=0, atol=1e-2)

@@ -31,7 +31,7 @@ def visit(browser: Browser, url: str, width: int = 1360, height: int = 900, watc
     page = context.new_page()
     if watch:
         page.on("request", watch)
-    page.goto(url)
+    page.goto(url, wait_until="commit")  # what a test waits for says when the page is ready
     return page
 
 
