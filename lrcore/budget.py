@@ -97,19 +97,17 @@ def make_budget(
     kind: str,
     ratio: float,
     spectra: Spectra,
-    decoder_linear: int,
-    total: int,
+    base: int,
     shrinking: Sequence[str] = (),
 ) -> Budget:
     """The budget that removes `ratio` of what `kind` names.
 
-    decoder_linear and total are the dense model's parameter counts. shrinking: the methods that
-    shrink the KV cache, for a message that names them.
+    base: what the dense model has of it, in the budget's unit: parts that the method leaves as they
+    are count too. shrinking: the methods that shrink the KV cache, for a message that names them.
 
     Raises InputError where the method does not shrink what this kind of budget counts, or not by
     that ratio.
     """
-    whole = {"params": decoder_linear, "total": total}
     prices = Prices(kind)
     counted = [s.cost for s in spectra.values() if prices.counts(s.cost)]
     if not counted:
@@ -120,7 +118,6 @@ def make_budget(
         )
     dense = sum(prices.price(cost, cost.full) for cost in counted)
     least = sum(prices.price(cost, prices.least(cost)) for cost in counted)
-    base = whole.get(kind, sum(s.cost.kv_dense for s in spectra.values()))
     limit = dense - math.ceil(ratio * base - 1e-9)
     if limit < least:
         most, remedy = (dense - least) / base, "Lower the ratio."

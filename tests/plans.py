@@ -33,6 +33,11 @@ def plan_ranks(
     )
 
 
+def cached(spectra: Mapping) -> int:
+    """The numbers per token that the dense slots hold in the KV cache: what a ratio is of."""
+    return sum(spectrum.cost.kv_dense for spectrum in spectra.values())
+
+
 def probes(spectra: Mapping, increases: Mapping) -> Probes:
     """Probes whose curves are these tensors, one entry per rank of the slot's cost."""
     return Probes(1.0, {s: LossCurve(spectra[s].cost.ranks(), c) for s, c in increases.items()})

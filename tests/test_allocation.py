@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plans import chosen, plan_ranks, probes
+from plans import cached, chosen, plan_ranks, probes
 
 from lrcore.budget import Budget, make_budget, rank_for
 from lrcore.errors import InputError
@@ -99,8 +99,8 @@ def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(
 ) -> None:
     evidence = model_like(factored)
     spectra = evidence.spectra
-    whole = total(spectra)
-    budget = make_budget(kind, ratio, spectra, whole, int(whole * 1.2))
+    base = cached(spectra) if kind == "kv" else total(spectra) * (6 if kind == "total" else 5) // 5
+    budget = make_budget(kind, ratio, spectra, base)
     ranks = plan_ranks(policy, evidence, budget, 0.1)
     spent = sum(
         budget.price(s.cost, ranks[slot]) for slot, s in spectra.items() if budget.counts(s.cost)
@@ -120,11 +120,11 @@ def test_a_plan_is_within_one_step_of_its_budget_and_never_over_it(
 def test_kv_budget_leaves_the_mlp_whole_and_needs_a_method_that_narrows_heads() -> None:
     evidence = model_like()
     spectra = evidence.spectra
-    budget = make_budget("kv", 0.5, spectra, total(spectra), total(spectra))
+    budget = make_budget("kv", 0.5, spectra, cached(spectra))
     ranks = plan_ranks("uniform", evidence, budget, 1.0)
     assert all(rank == 688 for (_, name), rank in ranks.items() if name == "mlp")
     with pytest.raises(InputError, match="KV cache"):
-        make_budget("kv", 0.5, model_like(factored=True).spectra, 1, 1)
+        make_budget("kv", 0.5, model_like(factored=True).spectra, 1)
 
 
 def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
@@ -133,7 +133,7 @@ def test_uniform_gives_every_layer_the_same_up_to_one_step() -> None:
     ranks = plan_ranks(
         "uniform",
         evidence,
-        make_budget("params", 0.3, spectra, total(spectra), total(spectra)),
+        make_budget("params", 0.3, spectra, total(spectra)),
         1.0,
     )
     for component, step in {"qk": 2, "ov": 1, "mlp": 1}.items():
@@ -147,7 +147,7 @@ def test_nearest_rounds_each_slot_on_its_own() -> None:
     ranks = plan_ranks(
         "uniform",
         evidence,
-        make_budget("params", 0.1, spectra, total(spectra), total(spectra)),
+        make_budget("params", 0.1, spectra, total(spectra)),
         1,
         nearest=True,
     )
@@ -191,7 +191,7 @@ def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None
         for i in range(3)
     }
     spectra_total = 3 * 35
-    budget = make_budget("params", 0.4, pool, spectra_total, spectra_total)
+    budget = make_budget("params", 0.4, pool, spectra_total)
     for limit in (21, 35, 56, 70, 98):
         ranks = fill_by_value(pool, limit, budget)
         best = max(
@@ -207,7 +207,7 @@ def test_waterfill_keeps_the_largest_sum_that_fits_against_brute_force() -> None
 def test_ranks_set_by_hand_stay_and_the_others_share_the_rest() -> None:
     evidence = model_like()
     spectra = evidence.spectra
-    budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
+    budget = make_budget("params", 0.3, spectra, total(spectra))
     ranks = plan_ranks("uniform", evidence, budget, 1.0, fixed={(0, "mlp"): 688, (3, "ov"): 4})
     assert ranks[0, "mlp"] == 688
     assert ranks[3, "ov"] == 4
@@ -221,11 +221,11 @@ def test_ranks_set_by_hand_stay_and_the_others_share_the_rest() -> None:
 def test_unknown_policy_and_impossible_ratio_say_what_to_do() -> None:
     evidence = model_like()
     spectra = evidence.spectra
-    budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
+    budget = make_budget("params", 0.3, spectra, total(spectra))
     with pytest.raises(InputError, match="Did you mean 'uniform'"):
         plan_ranks("unifrom", evidence, budget, 1.0)
     with pytest.raises(InputError, match="at most"):
-        make_budget("params", 0.999, spectra, total(spectra), total(spectra))
+        make_budget("params", 0.999, spectra, total(spectra))
 
 
 def test_every_policy_file_has_a_row():
@@ -262,7 +262,7 @@ def test_softmax_cap_is_the_chosen_one_and_the_mean_weighted_by_prices_is_exact(
         )
     evidence = model_like()
     spectra = evidence.spectra
-    budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
+    budget = make_budget("params", 0.4, spectra, total(spectra))
     for policy in ("softmax", "softmax_dual"):
         options = chosen(policy, 0.02, cap=0.7)
         targets = find_policy(policy).targets(evidence, budget, options)
@@ -281,7 +281,7 @@ def test_dual_scores_follow_equations_42_and_43() -> None:
             spectra[layer, name] = Spectrum(
                 (layer, name), torch.ones(size, dtype=torch.float64), Cost(size, 3, 3 * size)
             )
-    budget = make_budget("params", 0.3, spectra, total(spectra), total(spectra))
+    budget = make_budget("params", 0.3, spectra, total(spectra))
     eps = 2.0
     evidence = Evidence(spectra, INFLUENCES)
     targets = find_policy("softmax_dual").targets(evidence, budget, chosen("softmax_dual", eps))
@@ -307,7 +307,7 @@ def test_dual_scores_follow_equations_42_and_43() -> None:
 def test_energy_keeps_the_same_share_of_energy_everywhere() -> None:
     evidence = model_like()
     spectra = evidence.spectra
-    budget = make_budget("params", 0.4, spectra, total(spectra), total(spectra))
+    budget = make_budget("params", 0.4, spectra, total(spectra))
     ranks = plan_ranks("energy", evidence, budget, 1.0)
     held = {slot: s.energy(ranks[slot]) for slot, s in spectra.items()}
     below = [
@@ -331,7 +331,7 @@ def test_marginal_has_the_least_relative_loss_against_brute_force() -> None:
             (layer, "mlp"), values, Cost(6, 5 + layer, (5 + layer) * 6)
         )
     for ratio in (0.2, 0.35, 0.5, 0.7):
-        budget = make_budget("params", ratio, spectra, total(spectra), total(spectra))
+        budget = make_budget("params", ratio, spectra, total(spectra))
         ranks = plan_ranks("marginal", Evidence(spectra, INFLUENCES), budget, 1.0)
 
         def loss(choice) -> float:
@@ -357,7 +357,7 @@ def test_component_ratios_are_met_on_their_own_and_the_others_meet_the_rest(
     evidence = model_like(factored)
     spectra = evidence.spectra
     whole, name = total(spectra), "q" if factored else "qk"
-    budget = make_budget("params", 0.3, spectra, whole, whole)
+    budget = make_budget("params", 0.3, spectra, whole)
 
     def kept(ranks, component: str | None = None) -> int:
         return sum(
@@ -389,14 +389,14 @@ def test_component_ratios_refuse_unknown_names_and_impossible_rests() -> None:
     evidence = model_like()
     spectra = evidence.spectra
     whole = total(spectra)
-    budget = make_budget("params", 0.5, spectra, whole, whole)
+    budget = make_budget("params", 0.5, spectra, whole)
     with pytest.raises(InputError, match="Did you mean 'mlp'"):
         plan_ranks("uniform", evidence, budget, 1.0, ratios={"mpl": 0.3})
     with pytest.raises(InputError, match="too little"):
         plan_ranks(
             "uniform",
             evidence,
-            make_budget("params", 0.9, spectra, whole, whole),
+            make_budget("params", 0.9, spectra, whole),
             1.0,
             ratios={"mlp": 0.0},
         )
@@ -404,7 +404,7 @@ def test_component_ratios_refuse_unknown_names_and_impossible_rests() -> None:
         plan_ranks(
             "uniform",
             evidence,
-            make_budget("kv", 0.3, spectra, whole, whole),
+            make_budget("kv", 0.3, spectra, cached(spectra)),
             1.0,
             ratios={"mlp": 0.3},
         )

@@ -31,9 +31,9 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         {slot: s.in_multiples(recipe.multiple) for slot, s in factors.spectra.items()}
     )
     kind = find_method(recipe.method).budget(recipe.budget)
-    sizes = (shape.decoder_linear, shape.parameters)
+    base = {"params": shape.decoder_linear, "total": shape.parameters, "kv": shape.kv_values}[kind]
     shrinking = [row.name for row in METHODS.values() if row.shrinks_kv]
-    budget = make_budget(kind, recipe.ratio, evidence.spectra, *sizes, shrinking)
+    budget = make_budget(kind, recipe.ratio, evidence.spectra, base, shrinking)
     counted = {slot: s for slot, s in evidence.spectra.items() if budget.counts(s.cost)}
     options, temperature, suggested = row.choose(recipe.policy_options), None, None
     if row.suggest is not None:

@@ -31,6 +31,7 @@ from .weights import read_json
 
 CONFIG = "config.json"
 OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
+ROW = 16  # bytes: what rows of PyTorch's grouped product begin at multiples of
 UNEVEN = "per_layer_config"  # of transformers: the sizes of layers that differ from the others
 # of an export, for its modeling file and for those who read its config alone
 OWN_FIELDS = (
@@ -152,13 +153,18 @@ def kernel_of(config: PretrainedConfig) -> str:
 
 
 def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, str]:
-    """The option of transformers that experts run with: PyTorch's grouped product takes no float64.
+    """The option of transformers that experts run with: PyTorch's grouped product takes no float64,
+    and its rows have to begin at multiples of 16 bytes.
 
     dtype: as `from_pretrained` takes it.
     """
-    wide = (config.get_text_config().dtype if dtype == "auto" else dtype) == torch.float64
-    experts = ARCHITECTURES[config.get_text_config().model_type].experts
-    return {"experts_implementation": "eager"} if wide and experts else {}
+    text = config.get_text_config()
+    if not ARCHITECTURES[text.model_type].experts:
+        return {}
+    own = torch.empty(0, dtype=text.dtype if dtype == "auto" else dtype).dtype
+    widths = (text.hidden_size, getattr(text, "moe_intermediate_size", text.intermediate_size))
+    whole = all(width * own.itemsize % ROW == 0 for width in widths)
+    return {} if whole and own != torch.float64 else {"experts_implementation": "eager"}
 
 
 def auto_class(config: PretrainedConfig) -> type[Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import SAME, family_folder
+from tiny_models import CONFIGS, SAME, copy_tokenizer, family_folder, noisy
 
 import lrcore
 from lrcore import InputError
@@ -62,6 +62,19 @@ def test_experts_of_sixty_four_bits(tmp_path, tiny_llama, story_file, family):
     recipe = lrcore.Recipe(str(folder), dtype="float64", ratio=0.3, **data)
     small = lrcore.compress(model, recipe)
     again = lrcore.load(str(lrcore.save(small, tmp_path / "small")), dtype="float64")
+    assert lrcore.evaluate(again, **data).perplexity > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_whose_rows_begin_anywhere(tmp_path, tiny_llama, story_file, dtype):
+    """PyTorch's grouped product wants rows that begin at multiples of 16 bytes."""
+    folder = tmp_path / "odd"
+    noisy("mixtral", CONFIGS["mixtral"] | {"intermediate_size": 21}).save_pretrained(folder)
+    copy_tokenizer(tiny_llama, folder)
+    model = lrcore.load(str(folder), dtype=dtype)
+    data = {"data": str(story_file), "samples": 2, "seq_len": 16}
+    small = lrcore.compress(model, lrcore.Recipe(str(folder), dtype=dtype, ratio=0.1, **data))
+    again = lrcore.load(str(lrcore.save(small, tmp_path / "small")), dtype=dtype)
     assert lrcore.evaluate(again, **data).perplexity > 1
 
 

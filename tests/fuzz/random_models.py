@@ -20,6 +20,7 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
 INNER = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size")
+MULTIPLES = ("gemma2", "gemma3_text")  # whose width is to be a multiple of the number of heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
@@ -42,7 +43,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     _set(fields, HEADS, heads)
     if "head_dim" in fields:
         fields["head_dim"] = size
-        _set(fields, WIDTH, 4 * draw(st.integers(2, 12)))
+        _set(fields, WIDTH, (heads if family in MULTIPLES else 1) * 4 * draw(st.integers(2, 12)))
     else:
         _set(fields, WIDTH, heads * size)
     if "word_embed_proj_dim" in fields:

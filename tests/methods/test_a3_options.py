@@ -286,6 +286,18 @@ def test_overall_ov_caches_more_than_the_dense_model_unless_its_rank_is_tiny() -
     assert cost.kv(cost.kv_cap) == 4 * cost.kv_cap
 
 
+def test_a_share_of_the_kv_cache_is_of_the_whole_cache_where_keys_stay(
+    tiny_llama, story_file
+) -> None:
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=16, method="clover")
+    half = recipe.with_(budget="kv", ratio=0.5)
+    factors = lrcore.prepare(model, half)
+    with pytest.raises(lrcore.InputError, match=r"0\.5 of 'kv'.*at most 0\.4"):
+        lrcore.allocate(factors, half)
+    assert lrcore.allocate(factors, half.with_(ratio=0.4)).account.achieved >= 0.4
+
+
 def test_clover_leaves_the_mlp_as_it_is_and_shrinks_the_cache(
     tiny_opt, story_file, tmp_path
 ) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from plans import chosen, plan_ranks, probes
+from plans import cached, chosen, plan_ranks, probes
 from tiny_models import STRUCTURES
 
 import lrcore
@@ -54,7 +54,7 @@ def uneven(seed: int = 0) -> Evidence:
 
 def requested(evidence: Evidence, ratio: float):
     whole = sum(s.cost.dense for s in evidence.spectra.values())
-    return make_budget("params", ratio, evidence.spectra, whole, whole)
+    return make_budget("params", ratio, evidence.spectra, whole)
 
 
 def targets(
@@ -216,7 +216,7 @@ def test_fisher_gives_keys_and_values_the_ranks_of_palu() -> None:
     }
     spectra = {slot: Spectrum(slot, torch.ones(40, dtype=torch.float64), cost) for slot in result}
     information = {slot: 1e-7 * one for slot, one in result.items()}
-    budget = make_budget("kv", 0.5, spectra, 1, 1)
+    budget = make_budget("kv", 0.5, spectra, cached(spectra))
     evidence = Evidence(spectra).with_measurement("gradients", information)
     ranks = plan_ranks("fisher", evidence, budget)
     total = 0.5 * 40 * len(spectra)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from plans import plan_ranks, probes
+from plans import cached, plan_ranks, probes
 
 import lrcore
 from lrcore.budget import make_budget
@@ -58,7 +58,7 @@ def kept(spectra: dict, ranks) -> float:
 
 def plan(policy: str, spectra: dict, ratio: float, **more) -> dict:
     evidence = Evidence(spectra, {"block": [0.1] * 8})
-    return plan_ranks(policy, evidence, make_budget("kv", ratio, spectra, 1, 1), **more)
+    return plan_ranks(policy, evidence, make_budget("kv", ratio, spectra, cached(spectra)), **more)
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.7])
@@ -133,7 +133,7 @@ def test_greedy_is_the_formula_of_the_released_code() -> None:
             ]
             chosen[max(range(layers), key=scores.__getitem__)] += 1
         ranks |= {(layer, name): rank for layer, rank in enumerate(chosen)}
-    budget = make_budget("kv", 0.6, spectra, 1, 1)
+    budget = make_budget("kv", 0.6, spectra, cached(spectra))
     assert plan_ranks("greedy", Evidence(spectra, {"block": [0.1] * layers}), budget) == ranks
 
 
@@ -146,7 +146,7 @@ def test_every_policy_gives_ranks_in_multiples_or_full(
     cost = Cost(18, 18 + 64, 18 * 64, kv_per_rank=1, kv_dense=18)
     spectra = {slot: s.in_multiples(multiple) for slot, s in keys_and_values(4, cost=cost).items()}
     dense = sum(s.cost.dense for s in spectra.values())
-    budget = make_budget(kind, 0.4, spectra, dense, dense)
+    budget = make_budget(kind, 0.4, spectra, dense if kind == "params" else cached(spectra))
     ranks = plan_ranks(policy, evidence_of(spectra, cost.ranks()), budget, 0.1)
     assert all(rank % multiple == 0 or rank == 18 for rank in ranks.values())
     spent = sum(budget.price(s.cost, ranks[slot]) for slot, s in spectra.items())

@@ -38,7 +38,7 @@ def spectra_of(seed: int = 0) -> dict:
 
 def budget_of(spectra: dict, ratio: float):
     whole = sum(s.cost.dense for s in spectra.values())
-    return make_budget("params", ratio, spectra, whole, whole)
+    return make_budget("params", ratio, spectra, whole)
 
 
 def shares_of(policy: str, evidence: Evidence, ratio: float, **options) -> dict:

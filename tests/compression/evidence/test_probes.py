@@ -174,7 +174,7 @@ def test_the_plan_is_the_cheapest_against_brute_force_up_to_one_step() -> None:
     evidence = Evidence(spectra).with_measurement("probes", probes(spectra, increases))
     total = sum(s.cost.dense for s in spectra.values())
     for ratio in (0.2, 0.35, 0.5, 0.7):
-        budget = make_budget("params", ratio, spectra, total, total)
+        budget = make_budget("params", ratio, spectra, total)
         ranks = plan_ranks("probed", evidence, budget)
 
         def loss(choice) -> float:
