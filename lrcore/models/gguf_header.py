@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .config import one_line
 
 _MAGIC, _VERSIONS, _STRING, _ARRAY = b"GGUF", (2, 3), 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
@@ -101,7 +102,8 @@ def read_header(path: Path) -> GgufHeader:
                 return _Reader(path, content).header()
             except (struct.error, ValueError, UnicodeDecodeError, KeyError) as error:
                 raise InputError(
-                    f"'{path}' is no complete GGUF file ({len(content):,} bytes; {error}). "
+                    f"'{path}' is no complete GGUF file ({len(content):,} bytes; "
+                    f"{one_line(error)}). "
                     "Probably an interrupted download or copy: delete it and fetch it again."
                 ) from error
 
@@ -197,4 +199,4 @@ def _check_alignment(settings: Mapping[str, GgufSetting]) -> None:
     if "general.alignment" in settings:
         value = settings["general.alignment"].value
         if not isinstance(value, int) or value <= 0 or value % 8:
-            raise ValueError(f"an alignment of {value}")
+            raise ValueError(f"an alignment of {value!r}")

@@ -144,6 +144,8 @@ MANY = 2**60
         ((0, 1), string("general.alignment") + struct.pack("<II", 4, 0), "alignment"),
         ((0, 1), string("general.alignment") + struct.pack("<IIQ", 9, 0, 0), "alignment of None"),
         ((0, 1), string("general.alignment") + struct.pack("<If", 6, math.inf), "of inf"),
+        ((0, 1), string("general.alignment") + struct.pack("<I", 8) + string("\n"), "of '\\n'"),
+        ((0, 2), 2 * (string("two\nlines") + struct.pack("<IB", 0, 1)), "'two lines' is there"),
     ],
 )
 def test_a_header_that_promises_too_much_is_refused(tmp_path, counts, rest, word):
