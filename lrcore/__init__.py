@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from .runs.differences import differences
     from .runs.runs import Run, Runs
     from .runs.runs import root as runs_root
+    from .runs.shipped import shipped_sweeps
     from .runs.sweep import Sweep, cross_calibration
     from .runs.sweep_engine import run_sweep
     from .runs.sweep_page import tables as sweep_tables
@@ -151,6 +152,7 @@ _HOMES = {
     "recipe": "BUDGETS Recipe",
     "runs.differences": "differences",
     "runs.runs": "Run Runs runs_root=root",
+    "runs.shipped": "shipped_sweeps",
     "runs.sweep": "Sweep cross_calibration",
     "runs.sweep_engine": "run_sweep",
     "runs.sweep_page": "sweep_tables=tables",
@@ -334,6 +336,7 @@ __all__ = [
     "score_choices",
     "seconds_per_token",
     "settle",
+    "shipped_sweeps",
     "shortage",
     "shorten",
     "slice_hidden",

@@ -108,7 +108,8 @@ def ended_actions(job: JobRecord) -> str:
     """What can be done with a job that has ended."""
     again = button("Start again", "again", job=job.id)
     actions = [made(job)] if job.state == "done" else [again]
-    if job.kind == "sweep" and job.result and job.job.evaluation:
+    of_runs = job.kind == "sweep" and job.result and job.job.evaluation
+    if of_runs or (job.kind == "table" and job.state == "done"):
         actions += [
             button(label, "table", job=job.id, file=file)
             for label, file in text.SWEEP_TABLES.items()

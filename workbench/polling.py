@@ -16,8 +16,9 @@ from .assets import script
 from .components import download, heartbeat
 from .events import LIVE, QUIET, bind, event_data, listen
 from .form import try_recipe
-from .jobs import unmeasured_evidence
+from .jobs import TableJob, unmeasured_evidence
 from .jobs.sweep import tables
+from .jobs.table import written
 from .keys import calibration_key, factor_key, unmeasured
 from .page import Page
 from .store import Store
@@ -123,7 +124,11 @@ def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
     action, job_id = pressed["action"], pressed["job"]
     stays = gr.skip()
     if action == "table":
-        files = tables(store.jobs.get(job_id), store.runs)
+        record = store.jobs.get(job_id)
+        if isinstance(record.job, TableJob):
+            files = written(store, job_id, record.job)
+        else:
+            files = tables(record, store.runs)
         return [download(pressed["file"], files[pressed["file"]]), *[stays] * 4]
     if action in ("open", "compare"):
         made = made_by(store, job_id)

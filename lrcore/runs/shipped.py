@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent.parent / "recipes"
 
 
 def shipped_sweeps() -> list[str]:
-    """The names of the sweeps that ship."""
+    """The names of the sweeps that ship: tables of papers, for `Sweep.read`."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

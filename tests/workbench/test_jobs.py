@@ -394,9 +394,11 @@ def test_a_record_of_an_earlier_version_is_read_and_can_be_started_again(kind, t
 
 def test_every_kind_has_a_title_and_a_row():
     details = KINDS["details"](("run-1",), lrcore.EvaluationSettings("stories", 2, 16))
-    assert KINDS.keys() == {*BEFORE, "analyse", "survey", "details"}
-    for kind in ("analyse", "survey", "details"):
-        job = details if kind == "details" else KINDS[kind](RECIPE)
+    assert KINDS.keys() == {*BEFORE, "analyse", "survey", "details", "table"}
+    table = KINDS["table"]("a3-table10", lrcore.Sweep.read("a3-table10"))
+    of_others = {"details": details, "table": table}
+    for kind in ("analyse", "survey", *of_others):
+        job = of_others.get(kind) or KINDS[kind](RECIPE)
         assert job.title
         assert KINDS[kind].from_dict(json.loads(json.dumps(job.to_dict()))) == job
 

@@ -8,6 +8,7 @@ from .measuring import MeasureJob, SpeedJob
 from .models import CompressJob, ShortenJob, SliceJob
 from .starting import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from .sweep import SweepJob
+from .table import TableJob
 
 KINDS = {
     kind.kind: kind
@@ -18,6 +19,7 @@ KINDS = {
         ShortenJob,
         SliceJob,
         SweepJob,
+        TableJob,
         MeasureJob,
         SpeedJob,
         DetailsJob,
@@ -43,6 +45,7 @@ __all__ = [
     "SpeedJob",
     "SurveyJob",
     "SweepJob",
+    "TableJob",
     "Unmeasured",
     "start_analysis",
     "start_survey",

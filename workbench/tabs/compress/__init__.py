@@ -5,7 +5,7 @@ import gradio as gr
 from ... import text
 from ...page import Page
 from ...store import Store
-from . import dropping, one_run, slicing, sweep
+from . import dropping, one_run, slicing, sweep, table
 
 TITLE = "Compress"
 
@@ -13,6 +13,7 @@ TITLE = "Compress"
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
     run = one_run.layout(page)
     cells = sweep.layout()
+    rows = table.layout()
     with gr.Accordion(text.LAYERS_AND_WIDTH, open=False):
         gr.Markdown(text.LAYERS_AND_WIDTH_HELP)
         with gr.Row():
@@ -24,5 +25,6 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     page.job_list.render()
     one_run.wire(page, store, run, tab)
     sweep.wire(page, store, cells)
+    table.wire(page, store, rows)
     dropping.wire(page, store, layers, tab)
     slicing.wire(page, store, width, tab)

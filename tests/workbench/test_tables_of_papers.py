@@ -1,0 +1,78 @@
+"""Rows of steps as one job of the page: what is shown before, the tables, and going on."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from page_values import click
+
+import lrcore
+from workbench import job_markup, polling
+from workbench.form import input_values
+from workbench.job_record import ENDED, JobRecord
+from workbench.jobs import KINDS, TableJob
+from workbench.jobs.table import written
+from workbench.store import Store
+from workbench.tabs.compress import table
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+
+
+@pytest.fixture(scope="module")
+def sweep(recipe, story_file):
+    measured = lrcore.EvaluationSettings(str(story_file), 2, 16)
+    rows = ["compress", ["compress", {"quantise": {"bits": 4, "group": 8}}]]
+    return lrcore.Sweep(recipe.with_(model="demo-llama"), evaluations=(measured,), rows=rows)
+
+
+def test_every_shipped_table_shows_its_rows_before_it_starts():
+    for name in lrcore.shipped_sweeps():
+        chosen, rows = table.take_shipped(name)
+        cells = lrcore.Sweep.from_dict(chosen["sweep"]).cells()
+        assert cells == lrcore.Sweep.read(name).cells()
+        assert rows.count("<li>") == len(cells)
+    assert table.take_shipped("/etc/passwd") == (None, "")
+
+
+def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps(sweep.to_dict()), encoding="utf-8")
+    chosen, rows, _ = table.take_file(str(path))
+    assert "4 bit" in rows
+    assert table.on_model(sweep, input_values(recipe)).base == recipe
+    store = Store(tmp_path / "runs", KINDS)
+    table.start(store, chosen, *input_values(recipe))
+    (record,) = store.jobs.all()
+    while record.state not in ENDED:
+        record.cancelled.wait(0.02)
+    assert record.state == "done", record
+    assert record.job == TableJob("own", replace(sweep, base=recipe))
+    assert "2 rows; lowest perplexity" in record.outcome
+    assert "table.csv" in job_markup.ended_actions(record)
+    pressed = click(action="table", job=record.id, file="table.csv")
+    given = json.loads(polling.act(store, [], pressed)[0])["text"]
+    rows = lrcore.run_sweep(lrcore.load(recipe.model), record.job.sweep, tmp_path / "sweep")
+    expected = lrcore.sweep_tables(rows, record.job.sweep.to_dict())["table.csv"]
+    assert list(csv.DictReader(io.StringIO(given))) == list(csv.DictReader(io.StringIO(expected)))
+    again = JobRecord(record.job)
+    record.job.run(store, again)
+    assert sum("there already" in line for line in again.log) == 3  # with the dense model
+    assert not store.runs.all()
+
+
+def test_a_table_that_is_not_chosen_or_cannot_be_made_is_refused(recipe, sweep, tmp_path):
+    store = Store(tmp_path / "runs", KINDS)
+    with pytest.raises(lrcore.InputError, match="No table is chosen"):
+        table.start(store, None, *input_values(recipe))
+    job = TableJob("own", replace(sweep, base=recipe.with_(budget="kv", method="svd"), rows=()))
+    record = JobRecord(job)
+    with pytest.raises(lrcore.InputError, match="KV"):
+        job.run(store, record)
+    assert any("not made" in line for line in record.log)
+    with pytest.raises(lrcore.InputError, match="start the job again"):
+        written(store, record.id, job)
