@@ -27,7 +27,9 @@ SIGNS = {
     "unable to open database file": errno.EACCES,
 }
 NO_MEMORY = re.compile(
-    r"(can't|cannot) allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
+    r"(can't|cannot) allocate memory|not enough memory|out of memory|bad_alloc"
+    r"|failed to map segment from shared object|can't start new thread",  # importing, and threads
+    re.IGNORECASE,
 )
 _REQUEST = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}

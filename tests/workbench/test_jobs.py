@@ -453,6 +453,8 @@ def test_a_job_that_cannot_be_started_again_for_lack_of_room_stays(bench, full_d
     [
         (MemoryError(), "memory does not suffice"),
         (RuntimeError("can't allocate memory: you tried to allocate 4000000 bytes."), "4.0 MB"),
+        (RuntimeError("can't start new thread"), "memory does not suffice"),
+        (ImportError("x.so: failed to map segment from shared object"), "memory does not suffice"),
         (OSError(28, "No space left on device"), "the disk is full"),
     ],
 )
