@@ -1,9 +1,9 @@
 """Probed marginal loss: least predicted increase in loss. Ours; in no paper."""
 
 import math
+from dataclasses import dataclass
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from ..budget import Budget, Spectra, take_steps
 from ..evidence import Evidence, LossCurve
@@ -36,24 +36,71 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
         prices[slot] = offer.prices.double()
         curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks)
 
-    # All slots at once, [slots, ranks]; what a slot does not offer is never the least.
-    loss = pad_sequence(list(curves.values()), batch_first=True, padding_value=math.inf)
-    price = pad_sequence(list(prices.values()), batch_first=True)
+    groups = grouped(curves, prices)
 
-    def choose(multiplier: float) -> torch.Tensor:
-        return torch.add(loss, price, alpha=multiplier).argmin(1, keepdim=True)
-
-    def spent(choice: torch.Tensor) -> float:
-        return float(price.gather(1, choice).sum())
+    def spent(choice: list[torch.Tensor]) -> float:
+        return sum(group.spent(own) for group, own in zip(groups, choice, strict=True))
 
     low, high = 1e-15, 1e6
+    most, least = ([group.ends(m) for group in groups] for m in (low, high))
     for _ in range(80):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if spent(choose(middle)) > budget.limit else (low, middle)
-    best = choose(high)
-    choice = dict(zip(curves, best.flatten().tolist(), strict=True))
-    spend_rest(choice, curves, prices, budget.limit - spent(best))
-    return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
+        choice = [g.least(middle, *ends) for g, *ends in zip(groups, least, most, strict=True)]
+        if spent(choice) > budget.limit:
+            low, most = middle, choice
+        else:
+            high, least = middle, choice
+    chosen = dict.fromkeys(curves, 0)  # in the order of the slots
+    for group, own in zip(groups, least, strict=True):
+        chosen |= dict(zip(group.slots, own.flatten().tolist(), strict=True))
+    spend_rest(chosen, curves, prices, budget.limit - spent(least))
+    return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in chosen.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Slots with equally many ranks on offer: loss and price at each, [slots, ranks]."""
+
+    slots: tuple[Slot, ...]
+    loss: torch.Tensor
+    price: torch.Tensor
+
+    def ends(self, multiplier: float) -> torch.Tensor:
+        """`least` over all ranks."""
+        first = torch.zeros(len(self.slots), 1, dtype=torch.long)
+        return self.least(multiplier, first, first + self.loss.shape[1] - 1)
+
+    def least(self, multiplier: float, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """The place of the rank of least `loss + multiplier * price` of every slot, [slots, 1]:
+        from first to last, where smaller and larger multipliers have it.
+        """
+        width = int((last - first).max()) + 1
+        places = torch.minimum(first + torch.arange(width), last)
+        whole = torch.add(
+            self.loss.gather(1, places), self.price.gather(1, places), alpha=multiplier
+        )
+        return places.gather(1, whole.argmin(1, keepdim=True))
+
+    def spent(self, choice: torch.Tensor) -> float:
+        """What the ranks at these places cost together."""
+        return float(self.price.gather(1, choice).sum())
+
+
+def grouped(curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor]) -> list[Group]:
+    """The slots by the number of their ranks on offer, which an MLP has hundreds of times more of
+    than a head.
+    """
+    by_length: dict[int, list[Slot]] = {}
+    for slot, curve in curves.items():
+        by_length.setdefault(len(curve), []).append(slot)
+    return [
+        Group(
+            tuple(slots),
+            torch.stack([curves[slot] for slot in slots]),
+            torch.stack([prices[slot] for slot in slots]),
+        )
+        for slots in by_length.values()
+    ]
 
 
 def spend_rest(

@@ -18,6 +18,7 @@ from lrcore.evidence import Evidence
 from lrcore.methods import find_method
 from lrcore.models.layers import read_layer
 from lrcore.policies import find_policy
+from lrcore.policies.probed import least_sum
 from lrcore.spectra import Cost, Spectrum
 from lrcore.statistics import TAPS
 
@@ -393,3 +394,39 @@ def test_every_method_compresses_under_them(
     assert small.account.to_dict()["achieved"] >= 0.3
     with torch.inference_mode():
         assert torch.isfinite(small.network(torch.arange(3, 35).unsqueeze(0)).logits).all()
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.4, 0.8])
+def test_the_multiplier_is_found_as_by_looking_at_every_rank(ratio: float) -> None:
+    """Slots of several sizes whose losses fall in uneven steps: some ranks are never best."""
+    g = torch.Generator().manual_seed(4)
+    costs = {"a": Cost(7, 3, 21), "b": Cost(40, 5, 200), "c": Cost(12, 30, 200)}
+    spectra = {
+        (layer, name): Spectrum((layer, name), torch.ones(cost.full, dtype=torch.float64), cost)
+        for layer in range(5)
+        for name, cost in costs.items()
+    }
+    losses = {
+        slot: torch.rand(len(s.cost.ranks()), generator=g, dtype=torch.float64)
+        .sort()
+        .values.flip(0)
+        for slot, s in spectra.items()
+    }
+    budget = make_budget("params", ratio, spectra, sum(s.cost.dense for s in spectra.values()))
+    prices = {slot: budget.offer(s.cost).prices for slot, s in spectra.items()}
+    places = {
+        s: [spectra[s].cost.ranks().index(r) for r in budget.offer(spectra[s].cost).ranks]
+        for s in spectra
+    }
+    low, high = 1e-15, 1e6
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        best = {s: int((losses[s][places[s]] + middle * prices[s]).argmin()) for s in spectra}
+        over = sum(int(prices[s][i]) for s, i in best.items()) > budget.limit
+        low, high = (middle, high) if over else (low, middle)
+    best = {s: int((losses[s][places[s]] + high * prices[s]).argmin()) for s in spectra}
+    targets = least_sum(losses, spectra, budget)
+    found = {s: round(targets[s] * int(prices[s][-1])) for s in spectra}
+    assert all(found[s] >= int(prices[s][i]) for s, i in best.items())  # the rest is spent as well
+    assert sum(found.values()) <= budget.limit
+    assert sum(found[s] != int(prices[s][i]) for s, i in best.items()) < 5
