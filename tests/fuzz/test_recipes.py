@@ -96,7 +96,7 @@ def check_order(factors: Factors, recipe: lrcore.Recipe, other: float) -> None:
     """A larger ratio keeps no more, but for one step in rank."""
     low, high = sorted((recipe.ratio, other))
     less, more = (plan_of(factors, recipe.with_(ratio=ratio)) for ratio in (low, high))
-    prices = Prices(recipe.budget)
+    prices = Prices(less.budget)
     costs = {s.in_multiples(recipe.multiple).cost for s in less.spectra.values()}
     steps = [step for cost in costs for step in prices.offer(cost).prices.diff().tolist()]
 
