@@ -66,7 +66,7 @@ class Group:
     price: torch.Tensor
 
     def ends(self, multiplier: float) -> torch.Tensor:
-        """`least` over all ranks."""
+        """`least` over all ranks, [slots, 1]."""
         first = torch.zeros(len(self.slots), 1, dtype=torch.long)
         return self.least(multiplier, first, first + self.loss.shape[1] - 1)
 
@@ -82,13 +82,13 @@ class Group:
         return places.gather(1, whole.argmin(1, keepdim=True))
 
     def spent(self, choice: torch.Tensor) -> float:
-        """What the ranks at these places cost together."""
+        """What the ranks at these places, [slots, 1], cost together."""
         return float(self.price.gather(1, choice).sum())
 
 
 def grouped(curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor]) -> list[Group]:
     """The slots by the number of their ranks on offer, which an MLP has hundreds of times more of
-    than a head.
+    than a head. curves, prices: [ranks] each.
     """
     by_length: dict[int, list[Slot]] = {}
     for slot, curve in curves.items():
