@@ -65,6 +65,24 @@ def test_a_table_is_that_of_the_command_line_and_goes_on(recipe, sweep, tmp_path
     assert not store.runs.all()
 
 
+def test_a_table_that_was_cancelled_goes_on_after_the_rows_it_has(recipe, sweep, tmp_path):
+    store = Store(tmp_path / "runs", KINDS)
+    job = TableJob("own", replace(sweep, base=recipe))
+
+    class Stopped(JobRecord):
+        def note(self, line):
+            super().note(line)
+            if line.startswith("row 2 of 2"):
+                self.cancelled.set()
+
+    with pytest.raises(lrcore.Cancelled):
+        job.run(store, Stopped(job))
+    again = JobRecord(job)
+    job.run(store, again)
+    assert sum("there already" in line for line in again.log) == 2  # the dense model and row 1
+    assert set(written(store, again.id, job)) == {"table.csv", "table.json", "report.html"}
+
+
 def test_a_table_that_is_not_chosen_or_cannot_be_made_is_refused(recipe, sweep, tmp_path):
     store = Store(tmp_path / "runs", KINDS)
     with pytest.raises(lrcore.InputError, match="No table is chosen"):
