@@ -161,7 +161,8 @@ def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, 
     text = config.get_text_config()
     if not ARCHITECTURES[text.model_type].experts:
         return {}
-    own = torch.empty(0, dtype=text.dtype if dtype == "auto" else dtype).dtype
+    stored = text.dtype if dtype == "auto" else dtype
+    own = stored if isinstance(stored, torch.dtype) else torch.float32
     widths = (text.hidden_size, getattr(text, "moe_intermediate_size", text.intermediate_size))
     whole = all(width * own.itemsize % ROW == 0 for width in widths)
     return {} if whole and own != torch.float64 else {"experts_implementation": "eager"}

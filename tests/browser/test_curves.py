@@ -54,7 +54,8 @@ def test_of_two_clicks_in_a_row_the_last_one_counts(workbench):
         for place in places:
             workbench.page.mouse.click(*place)
         heading = "#cell-heading h3[data-layer='{}'][data-name='{}']".format(*last)
-        workbench.answered()
+        workbench.locator(heading).wait_for()
+        workbench.answered()  # and no answer of before comes after it
         assert workbench.locator(heading).count(), last
 
 

@@ -126,7 +126,10 @@ def test_a_rank_can_be_typed(workbench):
     )
 
 
-def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
+def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_page):
+    workbench.allocation()
+    workbench.choose("field-policy", "energy")
+    workbench.at_ratio(0.3)
     click_bar(workbench, 4, "ov")
     address = workbench.until(
         lambda: "component=ov" in workbench.page.url and workbench.page.url,
@@ -134,9 +137,16 @@ def test_the_address_follows_and_opens_the_same_place(workbench, open_page):
     )
     assert "layer=4" in address
     assert "tab=Allocation" in address
+    workbench.until(
+        lambda: {"policy=energy", "ratio=0.3"} <= {*workbench.page.url.split("?")[1].split("&")},
+        "the address does not follow the plan",
+    )
+    address = workbench.page.url
     other = open_page(address.split("/", 3)[3], ready=False)
     other.drawn("bars")
     other.until(lambda: other.open_tab() == "Allocation", "the tab is not open")
+    other.shows_ratio(0.3)
+    assert other.ranks() == workbench.ranks()
     other.until(lambda: is_selected(other, 4, "ov"), "4.ov is not selected")
     marked(other, "bars", 4, "y2", 0)
 

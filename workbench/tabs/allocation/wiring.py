@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ... import plan_address
 from ...events import LIVE, QUIET, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
@@ -40,6 +41,7 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_plan(page, store, parts)
     wire_survey(page, store, parts)
     wire_table(page, store, parts)
+    plan_address.wire(page, store, [*changes_of(page).settled, page.plan_key.change])
     select_on_click(page, parts.bars.select, parts.survey.curves.select)
 
 

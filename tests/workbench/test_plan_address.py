@@ -1,0 +1,68 @@
+"""The plan in the address bar, without a browser."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import lrcore
+from workbench import plan_address
+from workbench.form import NAMES, input_values
+from workbench.plan_address import linked_recipe, open_plan, parameters
+
+PLANS = [
+    lrcore.Recipe(),
+    lrcore.Recipe(method="svd_llm", ratio=0.35, budget="total", rounding="nearest", multiple=8),
+    lrcore.Recipe(policy="softmax", temperature=0.25, component_ratios={"qk": 0.3, "mlp": 0.1}),
+    lrcore.Recipe(
+        method="latentllm",
+        options={"vo": "attention"},
+        policy="owl",
+        policy_options={"threshold": 7.0},
+        overrides={"0.q": 12, "3.o": 20},
+    ),
+]
+
+
+@pytest.mark.parametrize("recipe", PLANS)
+def test_an_address_gives_the_same_plan_again(recipe) -> None:
+    query = {name: text for name, text in parameters(recipe).items() if text}
+    assert (linked_recipe(query) or lrcore.Recipe()) == recipe
+    written = json.loads(plan_address.address_of(*input_values(recipe)))
+    assert {name for name, text in written.items() if text} == query.keys()
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"method": "svdllm"}, "svd_llm"),
+        ({"policy": "nosuch"}, "policy"),
+        ({"ratio": "much"}, "ratio"),
+        ({"ratio": "7"}, "ratio"),
+        ({"options": "vo"}, "name=value"),
+        ({"method": "a3", "options": "nosuch=1"}, "nosuch"),
+        ({"overrides": "0.qk=<script>"}, "rank"),
+    ],
+)
+def test_what_no_recipe_has_is_said_in_a_sentence(query, said) -> None:
+    with pytest.raises(lrcore.InputError, match=said):
+        linked_recipe(query)
+
+
+def test_an_address_without_a_plan_leaves_the_form_as_it_is() -> None:
+    query = {"tab": "Allocation", "layer": "3", "runs": "abc"}
+    kept = open_plan(SimpleNamespace(query_params=query))
+    assert kept["__type__"] == "update"
+    filled = open_plan(SimpleNamespace(query_params=query | {"ratio": "0.4", "method": "svd"}))
+    assert filled[NAMES.index("ratio")] == 0.4
+    assert filled[NAMES.index("method")] == "svd"
+
+
+def test_a_link_never_makes_the_server_ask_another_host(monkeypatch) -> None:
+    started = []
+    monkeypatch.setattr(plan_address, "start_analysis", lambda *given, **_: started.append(given))
+    for query, count in (({"model": "someone/model"}, 0), ({"ratio": "0.4"}, 1), ({}, 1)):
+        browser = SimpleNamespace(query_params=query, session_hash="here")
+        recipe = linked_recipe(query) or lrcore.Recipe()
+        plan_address.prepare_linked(None, browser, *input_values(recipe))
+        assert len(started) == count
