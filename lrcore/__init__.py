@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .compression.allocate import allocate
     from .compression.bounds import bounds
     from .compression.chain import ChainStep
-    from .compression.compress import compress, prepare
+    from .compression.compress import check_recipe, compress, prepare
     from .compression.evidence.pace import seconds_per_token
     from .compression.evidence.probes import probe
     from .compression.evidence.table import evidence_key, evidence_tokens, measure_evidence
@@ -110,7 +110,7 @@ _HOMES = {
     "compression.allocate": "allocate",
     "compression.bounds": "bounds",
     "compression.chain": "ChainStep",
-    "compression.compress": "compress prepare",
+    "compression.compress": "check_recipe compress prepare",
     "compression.evidence.probes": "probe",
     "compression.evidence.pace": "seconds_per_token",
     "compression.evidence.table": "evidence_key evidence_tokens measure_evidence",
@@ -293,6 +293,7 @@ __all__ = [
     "calibrate",
     "cancellable",
     "check_evaluation",
+    "check_recipe",
     "compare",
     "compress",
     "confine",

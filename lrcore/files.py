@@ -143,9 +143,14 @@ def writing(path: Path, needed: int = 0) -> Iterator[None]:
 
 
 def _concerns(error: Exception, path: Path) -> bool:
-    """Whether a failure is one of writing `path`, not of reading something elsewhere."""
+    """Whether a failure is one of writing `path`, or of making a folder above it, not of reading
+    something elsewhere.
+    """
     named = getattr(error, "filename", None)
-    return not named or Path(os.fsdecode(named)).is_relative_to(_whole(path).parent)
+    if not named:
+        return True
+    failed, parent = (one.absolute() for one in (Path(os.fsdecode(named)), _whole(path).parent))
+    return failed.is_relative_to(parent) or parent.is_relative_to(failed)
 
 
 def _whole(path: Path) -> Path:

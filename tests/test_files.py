@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import errno
+import os
 import resource
 import signal
 import subprocess
@@ -267,6 +268,19 @@ def test_a_full_disk_is_said_with_what_is_free_and_leaves_what_was_there(tmp_pat
     assert f"'{path}' cannot be written" in str(said.value)
     assert list(tmp_path.iterdir()) == [path]
     assert folder or path.read_text() == "whole"
+
+
+def test_a_full_disk_is_said_with_what_is_free_where_a_folder_above_cannot_be_made(
+    tmp_path, monkeypatch
+):
+    def full(path, *_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", full)
+        with pytest.raises(Shortage, match=r"disk is full \([\d,.]+ MB are free in '"):
+            write_text(tmp_path / "sweep" / "cells" / "1.json", "{}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_read_meanwhile_is_not_taken_for_a_disk_that_is_closed(tmp_path):

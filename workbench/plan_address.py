@@ -9,8 +9,6 @@ from typing import Any
 import gradio as gr
 
 import lrcore
-from lrcore.methods import find_method
-from lrcore.policies import find_policy
 
 from .components import unseen
 from .events import LIVE, QUIET, bind, listen
@@ -90,8 +88,7 @@ def linked_recipe(query: Mapping[str, str]) -> lrcore.Recipe | None:
     if not single and not listed:
         return None
     recipe = lrcore.Recipe.from_dict(START.to_dict() | single | listed)
-    find_method(recipe.method).choose(recipe.options)
-    find_policy(recipe.policy).choose(recipe.policy_options)
+    lrcore.check_recipe(recipe)
     return recipe
 
 

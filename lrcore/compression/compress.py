@@ -105,12 +105,17 @@ def compress(
     )
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Raise InputError for an unknown method or policy, or an option that it does not have."""
+    find_method(recipe.method).choose(recipe.options)
+    find_policy(recipe.policy).choose(recipe.policy_options)
+
+
 def check_compressed(model: LoadedModel, recipe: Recipe) -> None:
     """Raise InputError for an unknown method, policy or option, and where the recipe cannot take
     what happened to the model or what its layers hold, see `MAY_FOLLOW`.
     """
-    find_method(recipe.method).choose(recipe.options)
-    find_policy(recipe.policy).choose(recipe.policy_options)
+    check_recipe(recipe)
     check_may_follow(Compressed, model.history, model.name, forms_of(model.network), recipe)
 
 

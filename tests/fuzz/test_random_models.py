@@ -53,7 +53,8 @@ def check_model(
     assert small.account is not None
     planned = small.account.model.to_dict()
     assert planned == pytest.approx(counted(small, recipe.seq_len), rel=1e-12)
-    assert small.size.parameters <= dense.size.parameters
+    if small.account.budget != "kv":  # latents save cached numbers, not parameters
+        assert small.size.parameters <= dense.size.parameters
     if recipe.rounding == "down":
         assert small.account.achieved >= small.account.planned.requested - 1e-9
 

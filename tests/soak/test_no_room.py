@@ -53,7 +53,8 @@ def disk(folder, megabytes):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        # this process may still have files there open, as weights are that lie in their file
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.mark.soak
