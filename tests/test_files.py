@@ -274,7 +274,8 @@ def test_a_full_disk_is_said_with_what_is_free_where_a_folder_above_cannot_be_ma
     tmp_path, monkeypatch
 ):
     def full(path, *_):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        number = errno.ENOSPC if Path(path).parent.exists() else errno.ENOENT
+        raise OSError(number, os.strerror(number), str(path))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", full)
