@@ -110,9 +110,11 @@ def megabytes(count: float) -> str:
 def free_memory() -> int | None:
     """Bytes that this process may still take: of the machine, of its group, of its own limit.
 
-    None where nobody says.
+    None where nobody says, or where there is not even memory to read it.
     """
-    return min((max(left, 0) for left in _left()), default=None)
+    with suppress(MemoryError):
+        return min((max(left, 0) for left in _left()), default=None)
+    return None
 
 
 def _left() -> Iterator[int]:

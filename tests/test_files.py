@@ -21,6 +21,7 @@ from lrcore.files import (
     folder_of_this_process,
     write_text,
 )
+from lrcore.shortage import shortage
 from lrcore.tensor_files import write_tensors
 
 
@@ -315,3 +316,11 @@ def test_weights_for_which_there_is_no_room_are_refused_with_what_they_need(tmp_
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_said_where_even_what_is_free_cannot_be_read(monkeypatch):
+    def none():
+        raise MemoryError
+
+    monkeypatch.setattr(sys.modules["lrcore.shortage"], "_left", none)
+    assert str(shortage(MemoryError())).startswith("The memory does not suffice. Use")
