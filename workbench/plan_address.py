@@ -4,6 +4,8 @@ form.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -11,7 +13,7 @@ import gradio as gr
 import lrcore
 
 from .components import unseen
-from .events import LIVE, QUIET, bind, listen
+from .events import LIVE, QUIET, SECONDS, bind, listen
 from .form import START, try_recipe
 from .jobs import start_analysis
 from .page import Page, put_recipe
@@ -30,7 +32,16 @@ SINGLE = (
     "refit",
     "calibration",
 )
+LONGEST = 4000  # characters of one parameter; ranks by hand are the longest
 MAPPINGS = ("component_ratios", "options", "policy_options", "overrides")  # a=1,b=2
+
+
+@dataclass(frozen=True)
+class LinkedPlan:
+    """What an address names: as much of it as a recipe has, and what is wrong with the rest."""
+
+    recipe: lrcore.Recipe
+    refused: tuple[str, ...]
 
 
 def wire(page: Page, store: Store, settled: list[Any]) -> None:
@@ -45,12 +56,15 @@ def wire(page: Page, store: Store, settled: list[Any]) -> None:
 
 
 def open_plan(request: gr.Request) -> list[Any] | Any:
-    """What to put into the form for the address that the page was opened with.
-
-    Raises InputError where it names a value that no recipe has.
+    """What to put into the form for the address that the page was opened with; what of it no recipe
+    has is said, and left out.
     """
-    recipe = linked_recipe(request.query_params)
-    return gr.skip() if recipe is None else put_recipe(recipe)
+    plan = linked(request.query_params)
+    if plan is None:
+        return gr.skip()
+    for sentence in plan.refused:
+        gr.Warning(escape(lrcore.without_paths(sentence), quote=False), duration=SECONDS)
+    return put_recipe(plan.recipe)
 
 
 def prepare_linked(store: Store, browser: gr.Request, *values: Any) -> None:
@@ -58,7 +72,7 @@ def prepare_linked(store: Store, browser: gr.Request, *values: Any) -> None:
     server ask another host.
     """
     recipe = try_recipe(values)
-    if recipe is None or linked_recipe(browser.query_params) is None:
+    if recipe is None or linked(browser.query_params) is None:
         return
     if recipe.model in lrcore.built_in_models() and recipe.data in lrcore.DATASETS:
         start_analysis(store, recipe, browser.session_hash, measure=False)
@@ -78,25 +92,40 @@ def parameters(recipe: lrcore.Recipe) -> dict[str, str]:
     return single | listed
 
 
-def linked_recipe(query: Mapping[str, str]) -> lrcore.Recipe | None:
-    """The recipe that query parameters name; None where they name none.
-
-    Raises InputError for a value that no recipe has.
-    """
-    single: dict[str, Any] = {name: _value(query[name]) for name in SINGLE if query.get(name)}
-    listed = {name: _mapping(name, query[name]) for name in MAPPINGS if query.get(name)}
-    if not single and not listed:
+def linked(query: Mapping[str, str]) -> LinkedPlan | None:
+    """The plan that query parameters name; None where they name none."""
+    given = {name: query[name] for name in (*SINGLE, *MAPPINGS) if query.get(name)}
+    if not given:
         return None
-    recipe = lrcore.Recipe.from_dict(START.to_dict() | single | listed)
-    lrcore.check_recipe(recipe)
-    return recipe
+    recipe, refused = START, []
+    for name, text in given.items():
+        try:
+            recipe = changed(recipe, name, text)
+        except lrcore.InputError as error:
+            refused.append(str(error))
+    return LinkedPlan(recipe, tuple(refused))
+
+
+def changed(recipe: lrcore.Recipe, name: str, text: str) -> lrcore.Recipe:
+    """The recipe with one field as it stands in an address.
+
+    Raises InputError for what no recipe has.
+    """
+    if len(text) > LONGEST:
+        raise lrcore.InputError(
+            f"'{name}' of this link has {len(text):,} characters. Copy it again."
+        )
+    value = _mapping(name, text) if name in MAPPINGS else _value(text)
+    made = lrcore.Recipe.from_dict(recipe.to_dict() | {name: value})
+    lrcore.check_recipe(made)
+    return made
 
 
 def _value(text: str) -> Any:
     """A number, or the text itself."""
     try:
         return json.loads(text.lower() if text in ("True", "False") else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -8,7 +8,7 @@ import pytest
 import lrcore
 from workbench import plan_address
 from workbench.form import NAMES, input_values
-from workbench.plan_address import linked_recipe, open_plan, parameters
+from workbench.plan_address import changed, linked, open_plan, parameters
 
 PLANS = [
     lrcore.Recipe(),
@@ -27,7 +27,9 @@ PLANS = [
 @pytest.mark.parametrize("recipe", PLANS)
 def test_an_address_gives_the_same_plan_again(recipe) -> None:
     query = {name: text for name, text in parameters(recipe).items() if text}
-    assert (linked_recipe(query) or lrcore.Recipe()) == recipe
+    plan = linked(query)
+    assert (plan.recipe if plan else lrcore.Recipe()) == recipe
+    assert not plan or not plan.refused
     written = json.loads(plan_address.address_of(*input_values(recipe)))
     assert {name for name, text in written.items() if text} == query.keys()
 
@@ -42,11 +44,20 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
         ({"options": "vo"}, "name=value"),
         ({"method": "a3", "options": "nosuch=1"}, "nosuch"),
         ({"overrides": "0.qk=<script>"}, "rank"),
+        ({"multiple": 5000 * "9"}, "5,000 characters"),
     ],
 )
-def test_what_no_recipe_has_is_said_in_a_sentence(query, said) -> None:
-    with pytest.raises(lrcore.InputError, match=said):
-        linked_recipe(query)
+def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, said) -> None:
+    plan = linked(query | {"rounding": "nearest"})
+    assert plan.recipe.rounding == "nearest"
+    (sentence,) = plan.refused
+    assert said in sentence
+    assert len(sentence) < 600
+
+
+def test_a_parameter_that_python_cannot_nest_is_refused() -> None:
+    with pytest.raises(lrcore.InputError):
+        changed(lrcore.Recipe(), "ratio", 3000 * "[")
 
 
 def test_an_address_without_a_plan_leaves_the_form_as_it_is() -> None:
@@ -63,6 +74,6 @@ def test_a_link_never_makes_the_server_ask_another_host(monkeypatch) -> None:
     monkeypatch.setattr(plan_address, "start_analysis", lambda *given, **_: started.append(given))
     for query, count in (({"model": "someone/model"}, 0), ({"ratio": "0.4"}, 1), ({}, 1)):
         browser = SimpleNamespace(query_params=query, session_hash="here")
-        recipe = linked_recipe(query) or lrcore.Recipe()
+        recipe = linked(query).recipe if query else lrcore.Recipe()
         plan_address.prepare_linked(None, browser, *input_values(recipe))
         assert len(started) == count
