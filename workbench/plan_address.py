@@ -12,7 +12,8 @@ import gradio as gr
 
 import lrcore
 
-from .components import unseen
+from . import saving_text
+from .assets import script
 from .events import LIVE, QUIET, SECONDS, bind, listen
 from .form import START, try_recipe
 from .jobs import start_analysis
@@ -44,12 +45,26 @@ class LinkedPlan:
     refused: tuple[str, ...]
 
 
-def wire(page: Page, store: Store, settled: list[Any]) -> None:
+def link_button() -> gr.HTML:
+    """A button that copies the address; its value, the JSON of query parameters, goes into that."""
+    words = {"COPIED": saving_text.LINK_COPIED, "FAILED": saving_text.LINK_NOT_COPIED}
+    template = (
+        f"<button type='button' class='act' title='{saving_text.LINK_HELP}'>"
+        f"{saving_text.COPY_LINK}</button><span role='status'></span>"
+    )
+    return gr.HTML(
+        "",
+        html_template=template,
+        js_on_load=script("address.js", "plan-address.js", **words),
+        elem_id="plan-address",
+    )
+
+
+def wire(page: Page, store: Store, written: gr.HTML, settled: list[Any]) -> None:
     """Fill the form with the plan that the address names, and let the address follow the form.
 
-    settled: events after which the plan may be another.
+    written: what `link_button` made; settled: events after which the plan may be another.
     """
-    written = unseen("plan-address", "address.js", "plan-address.js")
     opened = page.opened(bind(open_plan), None, page.recipe_outputs, **QUIET)
     listen(opened, bind(prepare_linked, store), page.form.inputs, None, **QUIET)
     listen(settled, bind(address_of), page.form.inputs, written, **LIVE)

@@ -126,6 +126,14 @@ def test_a_rank_can_be_typed(workbench):
     )
 
 
+def copied_link(workbench) -> str:
+    """What the button beside the plan puts into the clipboard."""
+    workbench.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    workbench.click("#plan-address button")
+    workbench.page.get_by_role("status").filter(has_text="Link copied").wait_for()
+    return workbench.evaluate("navigator.clipboard.readText()")
+
+
 def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_page):
     workbench.allocation()
     workbench.choose("field-policy", "energy")
@@ -141,7 +149,8 @@ def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_p
         lambda: {"policy=energy", "ratio=0.3"} <= {*workbench.page.url.split("?")[1].split("&")},
         "the address does not follow the plan",
     )
-    address = workbench.page.url
+    address = copied_link(workbench)
+    assert address == workbench.page.url
     other = open_page(address.split("/", 3)[3], ready=False)
     other.drawn("bars")
     other.until(lambda: other.open_tab() == "Allocation", "the tab is not open")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from ... import text
+from ... import plan_address, text
 from ...components import panel, plot
 from ...page import Page
 from . import rank_editor
@@ -37,6 +37,7 @@ class AllocationTab:
     summary: gr.HTML
     bars: gr.HTML
     caption: gr.HTML
+    link: gr.HTML
     editor: RankEditor
     survey: Survey
     ranks: RanksTable
@@ -54,13 +55,17 @@ def layout(page: Page) -> AllocationTab:
         with gr.Column(visible=False) as temperature:
             form["temperature"].render()
             form["rule"].render()
+    summary, bars = panel("size-and-cost"), plot("bars", 430)
+    with gr.Row(elem_id="bars-foot"):
+        caption, link = panel("bars-caption"), plan_address.link_button()
     return AllocationTab(
         options,
         about,
         temperature,
-        summary=panel("size-and-cost"),
-        bars=plot("bars", 430),
-        caption=panel("bars-caption"),
+        summary,
+        bars,
+        caption,
+        link,
         editor=rank_editor.layout(page),
         survey=survey(),
         ranks=ranks_table(page),

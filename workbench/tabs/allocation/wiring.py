@@ -41,7 +41,8 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_plan(page, store, parts)
     wire_survey(page, store, parts)
     wire_table(page, store, parts)
-    plan_address.wire(page, store, [*changes_of(page).settled, page.plan_key.change])
+    settled = [*changes_of(page).settled, page.plan_key.change]
+    plan_address.wire(page, store, parts.link, settled)
     select_on_click(page, parts.bars.select, parts.survey.curves.select)
 
 
