@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .files import write_text
     from .generate import generate, stream
     from .generation_settings import GenerationSettings
+    from .hardware import Hardware, hardware
     from .history import (
         Compressed,
         Healed,
@@ -137,6 +138,7 @@ _HOMES = {
     "files": "write_text",
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
+    "hardware": "Hardware hardware",
     "history": "Compressed Healed Quantised Shortened Sliced Sparsified Step StockFit last_step "
     "stock_of",
     "may_follow": "MAY_FOLLOW refusal",
@@ -254,6 +256,7 @@ __all__ = [
     "Factorisation",
     "GenerationSettings",
     "GgufFile",
+    "Hardware",
     "Healed",
     "Healing",
     "InputError",
@@ -310,6 +313,7 @@ __all__ = [
     "factorise",
     "forms_of",
     "generate",
+    "hardware",
     "heal",
     "in_turns",
     "last_step",

@@ -112,25 +112,36 @@ def free_memory() -> int | None:
 
     None where nobody says, or where there is not even memory to read it.
     """
+    left = memory_left()
+    return None if left is None else left[0]
+
+
+def memory_left() -> tuple[int, int] | None:
+    """Bytes that this process may still take, and of how many: of the limit that is nearest. None
+    as for `free_memory`.
+    """
     with suppress(MemoryError):
-        return min((max(left, 0) for left in _left()), default=None)
+        return min(((max(left, 0), most) for left, most in _limits()), default=None)
     return None
 
 
-def _left() -> Iterator[int]:
+def _limits() -> Iterator[tuple[int, int]]:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable"))
-        yield 1024 * int(line.split()[1])
+        free, total = (
+            1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+            for name in ("MemAvailable", "MemTotal")
+        )
+        yield free, total
     group = Path("/sys/fs/cgroup")
     for folder, names in zip((group, group / "memory"), _CGROUPS, strict=True):
         with suppress(OSError, ValueError):  # no limit is the word "max"
             most, taken = (int((folder / name).read_text(encoding="ascii")) for name in names)
-            yield most - taken
+            yield most - taken, most
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most != resource.RLIM_INFINITY:
             pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-            yield most - int(pages) * resource.getpagesize()
+            yield most - int(pages) * resource.getpagesize(), most

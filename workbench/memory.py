@@ -1,11 +1,8 @@
 """What compressing will take in memory beyond what is loaded, and whether there is so much."""
 
-from contextlib import suppress
-from pathlib import Path
-
 import lrcore
 
-from . import text
+from . import memory_text, text
 
 LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 
@@ -38,7 +35,8 @@ def check(model: lrcore.LoadedModel, recipe: lrcore.Recipe) -> None:
     """Raise InputError where the hidden states of the calibration windows alone take more memory
     than is free on the model's device.
     """
-    config, left = model.network.config.get_text_config(), free(str(model.device))
+    config = model.network.config.get_text_config()
+    left = lrcore.hardware(str(model.device)).free
     states = recipe.samples * recipe.seq_len * config.hidden_size * model.network.dtype.itemsize
     if left is not None and states > left:
         raise lrcore.InputError(
@@ -48,23 +46,18 @@ def check(model: lrcore.LoadedModel, recipe: lrcore.Recipe) -> None:
         )
 
 
-def free(device: str) -> int | None:
-    """Bytes that are free on the model's device; None where nobody says, as for a device of its
-    own memory.
-    """
-    if device != "cpu":
-        return None
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(
-            next(line for line in lines if line.startswith("MemAvailable")).split()[1]
-        )
-    return None
+def device_line(model: lrcore.LoadedModel) -> str:
+    """The data type of a loaded model, what it computes on, and how much memory is free there."""
+    device = lrcore.hardware(str(model.device))
+    parts = [model.dtype, f"{device.kind} {device.name}".strip()]
+    if device.free is not None and device.total is not None:
+        parts.append(memory_text.FREE_OF.format(device.free / 1e9, device.total / 1e9))
+    return " · ".join(parts)
 
 
 def sentence(need: int, left: int | None) -> str:
     """The estimate in bytes, and what to change where it does not fit."""
     if left is None:
-        return text.MEMORY.format(text.megabytes(need / 1e6))
-    known = text.MEMORY_FREE.format(text.megabytes(need / 1e6), text.megabytes(left / 1e6))
-    return known if need < left else f"{known} {text.MEMORY_SHORT}"
+        return memory_text.MEMORY.format(text.megabytes(need / 1e6))
+    known = memory_text.MEMORY_FREE.format(text.megabytes(need / 1e6), text.megabytes(left / 1e6))
+    return known if need < left else f"{known} {memory_text.MEMORY_SHORT}"

@@ -11,7 +11,7 @@ import gradio as gr
 
 import lrcore
 
-from . import chosen, job_markup, markup, run_text, steps, text
+from . import chosen, job_markup, markup, memory, run_text, steps, text
 from .assets import script
 from .components import download, heartbeat
 from .events import LIVE, QUIET, bind, event_data, listen
@@ -89,7 +89,7 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         job_markup.status_bar(store.jobs),
         job_markup.job_list(store.jobs),
         markup.note(stale, "stale"),
-        markup.note("" if dense is None else dense.note),
+        markup.note("" if dense is None else dense.note) + device_note(dense),
         list(calibration_key(recipe)) if analysed else None,
         factors_state(store, recipe) if recipe else None,
         store.methods_factorised(recipe) if recipe else None,
@@ -97,6 +97,11 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         store.runs.stamp(),
         steps.done(analysed, factored, made),
     ]
+
+
+def device_note(dense: lrcore.LoadedModel | None) -> str:
+    """What the loaded model computes on; nothing before it is loaded."""
+    return "" if dense is None else markup.note(memory.device_line(dense), "device")
 
 
 def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:

@@ -67,12 +67,6 @@ SURVEY_CONCLUDE = (
 )
 SURVEY_MISSING = "Not factorised yet: {}."
 SURVEY_REFUSED = "Cannot meet this budget: {}."
-MEMORY = "Compressing takes about {} of memory beyond the dense model."
-MEMORY_FREE = "Compressing takes about {} of memory beyond the dense model; {} are free."
-MEMORY_SHORT = (
-    "**It will not fit.** Use fewer or shorter windows (Calibration text), refit off, independent "
-    "calibration, a smaller data type, or close other programs."
-)
 EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a small model goes)
     "a3": ("A³: components, uniform shares, −20 %", {"ratio": 0.2}),
     "modegpt": ("MoDeGPT: softmax of Block Influence, −30 %", {"ratio": 0.3, "policy": "softmax"}),

@@ -22,7 +22,18 @@ def test_more_windows_need_more_where_their_states_are_kept():
 def test_what_does_not_fit_says_what_to_change():
     assert "not fit" not in memory.sentence(10**6, 10**9)
     assert "fewer" in memory.sentence(10**10, 10**9)
-    assert memory.free("cpu") is None or memory.free("cpu") > 0
+
+
+def test_the_device_of_a_loaded_model_is_named_with_its_memory(monkeypatch):
+    model = lrcore.load("demo-llama")
+    line = memory.device_line(model)
+    assert line.startswith("float32 · CPU ")
+    assert "memory free" in line
+    gpu = lrcore.Hardware("GPU", "NVIDIA H200", 20 * 10**9, 150 * 10**9)
+    monkeypatch.setattr(lrcore, "hardware", lambda device: gpu)
+    assert memory.device_line(model) == "float32 · GPU NVIDIA H200 · 20 of 150 GB memory free"
+    monkeypatch.setattr(lrcore, "hardware", lambda device: lrcore.Hardware("MPS", ""))
+    assert memory.device_line(model) == "float32 · MPS"
 
 
 def test_every_example_is_a_complete_recipe_of_another_paper():

@@ -165,6 +165,7 @@ def test_an_analysis_serves_the_run_that_needs_its_factors(recipe):
 def test_sizes_that_cannot_work_are_refused_before_anything_runs(recipe, monkeypatch):
     with pytest.raises(lrcore.InputError, match="at most 134,217,728 can be held"):
         lrcore.Recipe(samples=10**9)
-    monkeypatch.setattr(memory, "free", lambda device: 10_000)
+    little = lrcore.Hardware("CPU", "", 10_000, 20_000)
+    monkeypatch.setattr(lrcore, "hardware", lambda device: little)
     with pytest.raises(lrcore.InputError, match="of memory for hidden states"):
         memory.check(lrcore.load(recipe.model), recipe)

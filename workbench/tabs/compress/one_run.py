@@ -68,7 +68,7 @@ def describe(store: Store, *values: Any) -> tuple[str, str]:
         return markup.as_markdown(str(error)), ""
     paragraphs = (
         " ".join(filter(None, [text.paragraph(recipe, summary, settings), standing])),
-        memory.sentence(need, memory.free(str(model.device))),
+        memory.sentence(need, lrcore.hardware(str(model.device)).free),
         text.stock(lrcore.stock_fit(model, plan)),
     )
     return markup.as_markdown("\n\n".join(paragraphs)), recipe.command()
