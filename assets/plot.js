@@ -1,5 +1,5 @@
 // What a plot does in the browser: draw in the page's colours, keep its zoom, report clicks, mark
-// the selected slot, save itself.
+// the selected slot.
 // Runs as js_on_load of a gr.HTML, which gives element, props, trigger and watch.
 //
 // Colours come from the page at drawing time, so that one figure serves light and dark. A plot
@@ -9,7 +9,9 @@
 //     across)
 //   axes: for bars, component -> its y axis
 //   steps: component -> [least step of a rank]: the selected bar gets a handle
-const host = element.querySelector('.plot');
+// The figure's caption stands above the plot, and below it where it is saved (plot-saving.js).
+const host = element.querySelector('.plot'),
+  head = element.querySelector('.plot-head');
 const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
 let figure = null,
   handle = null,
@@ -192,52 +194,45 @@ function makeHandle() {
   });
 }
 
-const title = () => host.parentElement.closest('[id]').id;
-const save = (format) =>
-  Plotly.downloadImage(host, { format, filename: title(), scale: format === 'png' ? 2 : 1 });
-function csv() {
-  const quote = (v) => `"${String(v ?? '').replaceAll('"', '""')}"`,
-    rows = [['series', 'x', 'y', 'value']];
-  for (const t of host.data.filter((t) => t.mode !== 'text')) {
-    if (t.type === 'heatmap')
-      t.y.forEach((y, j) =>
-        t.x.forEach((x, i) => rows.push([t.name, x, y, t.customdata?.[j][i][2] ?? t.z[j][i]])),
-      );
-    else t.y.forEach((y, i) => rows.push([t.name, t.x[i], y, t.customdata?.[i]?.[2]]));
-  }
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(
-    new Blob([rows.map((r) => r.map(quote).join(',')).join('\n') + '\n'], { type: 'text/csv' }),
-  );
-  link.download = title() + '.csv';
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}
-const letters = (word) => ({
-  width: 1000,
-  height: 1000,
-  path: '',
-  svg:
-    '<svg viewBox="0 0 36 16" style="width:28px"><text x="18" y="13" text-anchor="middle" ' +
-    `font-size="13" font-weight="600" fill="currentColor">${word}</text></svg>`,
-});
-const SAVES = [
-  ['PNG', () => save('png')],
-  ['SVG', () => save('svg')],
-  ['CSV', csv],
-].map(([word, click]) => ({
-  name: 'save ' + word,
-  title: 'Save as ' + word,
-  icon: letters(word),
-  click,
-}));
 const CONFIG = {
   displaylogo: false,
   showSendToCloud: false,
   responsive: true,
-  modeBarButtonsToAdd: SAVES,
   modeBarButtonsToRemove: ['toImage', 'lasso2d', 'select2d', 'autoScale2d'],
 };
+
+const ofPage = () => ({
+  family: getComputedStyle(element).fontFamily,
+  size: 12,
+  text: style('--body-text-color'),
+  soft: style('--body-text-color-subdued'),
+  grid: style('--border-color-primary'),
+  background: style('--background-fill-primary'),
+  select: style('--select'),
+});
+
+// Puts fonts and colours into a layout, and returns it.
+function painted(layout, look) {
+  const font = { family: look.family, color: look.text, size: look.size };
+  const lines = { gridcolor: look.grid, zerolinecolor: look.grid, linecolor: look.grid };
+  layout.font = { ...font, ...layout.font };
+  layout.hoverlabel = { font, bgcolor: look.background, bordercolor: look.grid };
+  layout.modebar = { ...layout.modebar, color: look.soft, activecolor: look.text };
+  for (const name of Object.keys(layout).filter((one) => /^[xy]axis/.test(one))) {
+    const axis = (layout[name] = { ...lines, ...layout[name] });
+    if (axis.title) axis.title = { ...axis.title, font: { size: look.size, ...axis.title.font } };
+  }
+  for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])])
+    if (cut.name !== 'title') (cut.line || cut.font).color = look.select;
+  return layout;
+}
+
+// On a narrow page a long legend takes several lines: they come on top of the height that the axes
+// need.
+function ofLegend(width) {
+  const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  return width < 600 && named > 4 ? 20 * Math.ceil(named / 2) : 0;
+}
 
 function draw() {
   if (!window.Plotly) {
@@ -245,45 +240,18 @@ function draw() {
     return;
   }
   host.style.display = props.value ? '' : 'none';
+  head.hidden = !props.value;
   if (!props.value) {
     figure = null;
     if (handle) handle.hidden = true;
     return;
   }
   figure = JSON.parse(props.value);
-  const layout = figure.layout,
-    grid = style('--border-color-primary');
-  const font = {
-    family: getComputedStyle(element).fontFamily,
-    color: style('--body-text-color'),
-    size: 12,
-  };
-  const lines = { gridcolor: grid, zerolinecolor: grid, linecolor: grid };
-  layout.font = { ...font, ...layout.font };
-  layout.hoverlabel = { font, bgcolor: style('--background-fill-primary'), bordercolor: grid };
+  const layout = painted(figure.layout, ofPage());
   layout.meta ||= {};
-  layout.modebar = {
-    ...layout.modebar,
-    color: style('--body-text-color-subdued'),
-    activecolor: font.color,
-  };
-  for (const name of Object.keys(layout))
-    if (/^[xy]axis/.test(name)) {
-      layout[name] = { ...lines, ...layout[name] };
-      if (layout[name].title)
-        layout[name].title = {
-          ...layout[name].title,
-          font: { size: 12, ...layout[name].title.font },
-        };
-    }
-  for (const cut of [...(layout.shapes || []), ...(layout.annotations || [])])
-    if (cut.name !== 'title') (cut.line || cut.font).color = style('--select');
-  // on a narrow page a long legend takes several lines: they come on top of the height that the
-  // axes need
-  const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
-  if (layout.height && window.innerWidth < 600 && named > 4)
-    layout.height += 20 * Math.ceil(named / 2);
-  if (layout.height) host.style.height = layout.height + 'px';
+  layout.height += ofLegend(window.innerWidth);
+  host.style.height = layout.height + 'px';
+  head.firstElementChild.textContent = figure.caption || '';
   Plotly.react(
     host,
     figure.data,

@@ -11,6 +11,7 @@ import gradio as gr
 
 import lrcore
 
+from . import saving_text
 from .assets import PLOTLY_JS, script
 
 
@@ -37,12 +38,21 @@ def whole(value: float | None, what: str) -> int:
 
 def plot(elem_id: str, height: int) -> gr.HTML:
     """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom
-    of the point clicked.
+    of the point clicked. Above it are its caption and a list of the files that it is saved as.
     """
+    files = "".join(
+        f"<button type='button' data-save='{kind}' data-mm='{mm}'>{label}</button>"
+        for kind, mm, label in saving_text.FILES
+    )
+    head = (
+        f"<div class='plot-head' hidden><span></span><details><summary>"
+        f"{saving_text.SAVE}</summary><div>{files}</div></details></div>"
+    )
     return gr.HTML(
         "",
-        html_template=f"<div class='plot' style='width:100%;height:{height}px'></div>",
-        js_on_load=script("plot.js"),
+        html_template=f"{head}<div><div class='plot' style='width:100%;height:{height}px'></div>"
+        "</div>",
+        js_on_load=script("plot.js", "plot-saving.js"),
         head=f'<script src="/gradio_api/file={PLOTLY_JS}"></script>',
         elem_id=elem_id,
     )

@@ -1,5 +1,6 @@
 """What each heavy object depends on: its key in the object cache."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import lrcore
@@ -19,6 +20,11 @@ def model_key(recipe: lrcore.Recipe) -> Key:
 
 def calibration_key(recipe: lrcore.Recipe) -> Key:
     return (*model_key(recipe), *(getattr(recipe, name) for name in WINDOWS))
+
+
+def calibrated(key: Sequence[Any]) -> lrcore.Recipe:
+    """The recipe of a calibration key, every other field at its default."""
+    return START.with_(**dict(zip((*MODEL, *WINDOWS), key, strict=True)))
 
 
 def factor_key(recipe: lrcore.Recipe) -> Key:

@@ -1,6 +1,60 @@
-"""What the page says where something of it is taken elsewhere: a link to the plan."""
+"""What the page says where something of it is taken elsewhere: a link to the plan, a figure with
+what it was made of.
+"""
+
+from pathlib import Path
+
+import lrcore
+
+from . import text
 
 COPY_LINK = "Copy link"
 LINK_HELP = "Copies the address of this page: it opens with this plan, this slot and this tab."
 LINK_COPIED = "Link copied"
 LINK_NOT_COPIED = "Not copied: take it from the address bar"
+
+SAVE = "Save"
+FILES = (  # kind, width in millimetres, label
+    ("svg", "85", "SVG · one column, 85 mm"),
+    ("svg", "178", "SVG · two columns, 178 mm"),
+    ("png", "85", "PNG, 300 dpi · 85 mm"),
+    ("png", "178", "PNG, 300 dpi · 178 mm"),
+    ("csv", "", "CSV · the numbers"),
+)
+SOURCE = (
+    "{model} · calibrated on {data}: {samples} {sampling} windows × {seq_len} tokens, seed {seed}"
+)
+PLAN = "{method}, {policy}, {ratio:.1%} of {budget} removed"
+EVERY_POLICY = "Share kept by each policy, {ratio:.1%} removed"
+PROBED = "{method}, probed near {ratio:.1%} removed"
+LAYER, OF_HEAD = "Layer {} · {}", ", head {}"
+
+
+def source(recipe: lrcore.Recipe, *before: str) -> str:
+    """What a figure was made of: what is to be said `before`, the model, the calibration text."""
+    fields = recipe.to_dict()
+    for name in ("model", "data"):  # of a file or a folder its name
+        place = Path(fields[name])
+        fields[name] = place.name if place.is_absolute() else fields[name]
+    return lrcore.without_paths(" · ".join([*before, SOURCE.format(**fields)]))
+
+
+def plan_source(recipe: lrcore.Recipe, budget: str) -> str:
+    """The same after the method, the policy and the budget, named by what it counts."""
+    fields = recipe.to_dict() | {"budget": text.budget(budget)}
+    return source(recipe, PLAN.format(**fields))
+
+
+def slot(layer: int, name: str, head: int) -> str:
+    """The slot of a figure; head -1: all heads."""
+    return LAYER.format(layer, name) + (OF_HEAD.format(head) if head >= 0 else "")
+
+
+def kind(name: str) -> str:
+    """What singular values are of, as in the middle of a sentence."""
+    return next(label for label, own in text.KINDS.items() if own == name).lower()
+
+
+def of_recipe(recipe: lrcore.Recipe, sentence: str) -> str:
+    """The same after a sentence with fields of the recipe in it."""
+    return source(recipe, sentence.format(**recipe.to_dict()))

@@ -4,9 +4,11 @@ downloads.
 
 import csv
 import io
+import re
 from itertools import pairwise
 
 import pytest
+from PIL import Image
 
 import lrcore
 from workbench import live
@@ -22,6 +24,9 @@ CELL = """([layer, name]) => {
   return [b.x + xaxis._offset + xaxis.d2p(layer), b.y + yaxis._offset + yaxis.d2p(name)]; }"""
 
 # What Plotly says of a click: of two real ones that come at once it takes the first cell twice.
+CELLS = """() => {
+  const [{ x, y }] = document.querySelector('#heatmap .js-plotly-plot').data;
+  return x.length * y.length; }"""
 CLICK = """([x, y]) => document.querySelector('#heatmap .js-plotly-plot')
   .emit('plotly_click', {points: [{x, y, customdata: [x, y]}]})"""
 
@@ -213,6 +218,26 @@ def test_a_dark_plot_has_light_letters_and_no_ground_of_its_own(narrow):
     )
     assert sum(rgb) > 450
     assert page.locator(".modebar [data-title*='hare']").count() == 0
+
+
+def test_a_plot_is_saved_for_a_column_of_a_paper_with_what_it_was_made_of(narrow):
+    page, _ = narrow
+    made_of = "demo-llama · calibrated on stories: 64 random windows × 256 tokens, seed 0"
+    assert made_of in page.locator("#heatmap .plot-head span").inner_text()
+    page.click("#heatmap .plot-head summary")
+    picture = page.saved(page.locator("#heatmap [data-save=svg][data-mm='85']"))
+    assert 'width="85mm"' in picture[:400]
+    words = " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", picture))
+    assert made_of in words
+    assert "<image" not in picture  # sharp at every size
+    assert picture.count('fill="rgb(') == page.evaluate(CELLS)
+    page.click("#heatmap .plot-head summary")
+    with page.page.expect_download() as waiting:
+        page.click("#heatmap [data-save=png][data-mm='85']")
+    with Image.open(waiting.value.path()) as dots:
+        assert dots.width == round(85 / 25.4 * 300)
+        assert round(dots.info["dpi"][0]) == 300
+        assert dots.convert("RGB").getpixel((2, 2)) == (255, 255, 255)  # of a dark page, too
 
 
 def test_no_tab_is_wider_than_a_narrow_page_or_asks_another_host(narrow, server):

@@ -21,6 +21,7 @@ from workbench.tabs.allocation import handlers, options, rank_editor, ranks
 
 RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
 KEY = list(calibration_key(RECIPE))
+MADE_OF = "demo-llama · calibrated on stories: 4 random windows × 32 tokens, seed 0"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def empty(tmp_path):
 def test_the_heatmap_needs_an_analysis(store, empty):
     figure, scatter, help_line = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     assert "qk" in json.loads(figure)["data"][0]["y"]
+    assert json.loads(figure)["caption"] == f"Effective rank, activation-aware · {MADE_OF}"
     assert scatter == ""
     assert "entropy" in help_line
     figure, _, note = spectra.draw_heatmap(empty, ["effective_rank", 0.9, "aware"], KEY)
@@ -56,6 +58,7 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     rank = store.plan(RECIPE).ranks[1, "ov"]
     for figure in (values, energy):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
+        assert json.loads(figure)["caption"] == f"Layer 1 · ov · {MADE_OF}"
     assert f"rank {rank} loses at least" in heading
     again = spectra.draw_other_cell(store, drawn, slot, [-1, "log"], KEY, *input_values(RECIPE))
     assert len(set(map(str, again))) == 1  # drawn already
@@ -137,6 +140,8 @@ def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
     assert "a3" in about
     assert key == store.live_key(RECIPE)
     assert json.loads(bars)["layout"]["meta"]["mark"] == "bar"
+    plan = "a3, uniform, 30.0% of decoder parameters removed"
+    assert json.loads(bars)["caption"] == f"{plan} · {MADE_OF}"
     assert rule["__type__"] == "update"
     assert "value" not in rule  # the rule of thumb stays as it is
     softmax = RECIPE.with_(policy="softmax", temperature=0.2)

@@ -29,6 +29,13 @@ def figure(data: list[dict], height: int, keep: str, **layout: Any) -> str:
     return json.dumps({"data": data, "layout": base | layout}, default=float)
 
 
+def captioned(drawn: str, caption: str) -> str:
+    """A figure's JSON with its caption; "" stays empty. It is put before the rest as text, for
+    reading a large figure again would be felt at every move of a slider.
+    """
+    return f'{{"caption": {json.dumps(caption)}, {drawn[1:]}' if drawn else ""
+
+
 def layer_axis(layers: int, **more: Any) -> dict[str, Any]:
     """The x axis over layers: every number where there is room for it."""
     return {"title": {"text": "layer"}, "dtick": 1 if layers <= 32 else 4, **more}

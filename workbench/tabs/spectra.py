@@ -10,13 +10,15 @@ import gradio as gr
 
 import lrcore
 
-from .. import markup, measuring_text, selection, text
+from .. import markup, measuring_text, saving_text, selection, text
 from ..components import Slider, download, panel, plot
 from ..events import LIVE, PRESSED, QUIET, FormData, bind, collect, form_data, listen, plain
+from ..figures.base import captioned
 from ..figures.sensitivity import against_energy, loss_map
 from ..figures.spectra import Cell, cell_figures, heat_figure
 from ..form import read_recipe, try_recipe
 from ..jobs import start_analysis, unmeasured_evidence
+from ..keys import calibrated
 from ..page import Page
 from ..selection_events import select_on_click, select_on_row
 from ..sensitivity import agreement, by_probes, probed_slots
@@ -184,6 +186,8 @@ def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: A
         sentence = text.WORKING if store.jobs.waiting() else text.NOT_ANALYSED
         return "", "", markup.note(sentence, "hint")
     figure = heat_figure(analysis.table(threshold), measure, kind)
+    label = f"{text.MEASURES[measure][0]}, {saving_text.kind(kind)}"
+    figure = captioned(figure, saving_text.source(calibrated(key), label))
     return figure, "", markup.note(text.SPECTRA_HELP[measure])
 
 
@@ -212,7 +216,9 @@ def loss_figures(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str, 
     influence, alike = factors.evidence.influence["block"], agreement(slots)
     more = "" if alike is None else measuring_text.SPECTRUM_AND_LOSS.format(len(slots), alike)
     note = markup.note(text.SPECTRA_HELP[LOSS] + more)
-    return loss_map(slots, influence, label), against_energy(slots), note
+    caption = saving_text.of_recipe(recipe, f"{label}: {saving_text.PROBED}")
+    maps = loss_map(slots, influence, label), against_energy(slots)
+    return *(captioned(one, caption) for one in maps), note
 
 
 def probe(store: Store, browser: gr.Request, *values: Any) -> None:
@@ -231,8 +237,11 @@ def draw_cell(
     analysis = store.analysis_shown(key)
     if analysis is None:
         return "", "", markup.note(text.CLICK_A_CELL)
-    rank = planned_rank(store, try_recipe(values), slot)
-    return cell_figures(analysis, Cell(*slot, head, rank), scale == "log")
+    head = head if head < analysis.heads(*slot) else -1
+    cell = Cell(*slot, head, planned_rank(store, try_recipe(values), slot))
+    *drawn, heading = cell_figures(analysis, cell, scale == "log")
+    caption = saving_text.source(calibrated(key), saving_text.slot(*slot, head))
+    return *(captioned(one, caption) for one in drawn), heading
 
 
 def click_cell(

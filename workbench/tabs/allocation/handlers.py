@@ -10,8 +10,9 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, text
+from ... import markup, saving_text, text
 from ...figures import allocation as figures
+from ...figures.base import captioned
 from ...form import read_recipe, try_recipe
 from ...jobs import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from ...keys import UNIFORM, policy_row, unmeasured
@@ -101,12 +102,14 @@ def plan_shown(
         note = markup.note(text.WORKING if store.jobs.waiting() else text.NO_FACTORS, "hint")
         return "", "", note, temperature, about, "", keep
     if lacking is not None:
-        before = (dimmed(plan, uniform, drawn.policy), "")
+        pale = bars(plan, uniform, (), f"{drawn.policy}, not chosen")
+        before = (captioned(pale, saving_text.plan_source(drawn, plan.budget)), "")
         return *before, to_measure(recipe, lacking, drawn, plan), temperature, about, "", keep
     store.shown.note(browser.session_hash, recipe)
+    caption = saving_text.plan_source(recipe, plan.budget)
     cells = actual(store, recipe, browser) + against_uniform(store, recipe, browser)
     return (
-        bars(plan, uniform, recipe.overrides),
+        captioned(bars(plan, uniform, recipe.overrides), caption),
         markup.note(conclusion(plan, uniform)) + standing(store, recipe, plan),
         markup.summary(plan.summary(), cells),
         temperature,
@@ -163,11 +166,6 @@ def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) ->
         return ""
     store.live.request(request)
     return markup.against_uniform(key, store.live.peek(key), store.live.peek(request.key))
-
-
-def dimmed(plan: Any, uniform: Any, policy: str) -> str:
-    """The figure of the ranks of a policy that is not the chosen one."""
-    return bars(plan, uniform, (), f"{policy}, not chosen")
 
 
 def bars(plan: Any, uniform: Any, by_hand: Collection[str], other: str = "") -> str:

@@ -2,8 +2,9 @@
 
 import lrcore
 
-from ... import markup, text
+from ... import markup, saving_text, text
 from ...figures.allocation import policy_curves
+from ...figures.base import captioned
 from ...store import Store
 from ...survey import measurements, survey
 
@@ -14,7 +15,10 @@ def surveyed(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str]:
     notes = [text.SURVEY_CONCLUDE] if values.shares else []
     notes += [text.SURVEY_MISSING.format(", ".join(values.missing))] if values.missing else []
     notes += [text.SURVEY_REFUSED.format(", ".join(values.refused))] if values.refused else []
-    figure = policy_curves(values.shares, recipe.policy) if recipe and values.shares else ""
+    figure = ""
+    if recipe and values.shares:
+        caption = saving_text.of_recipe(recipe, saving_text.EVERY_POLICY)
+        figure = captioned(policy_curves(values.shares, recipe.policy), caption)
     return figure, markup.note(" ".join(notes))
 
 
