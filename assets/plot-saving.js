@@ -140,13 +140,17 @@ function crc(bytes) {
 
 function csv() {
   const quote = (v) => `"${String(v ?? '').replaceAll('"', '""')}"`,
-    rows = [['series', 'x', 'y', 'value']];
+    rows = [['series', 'x', 'y', 'value', 'component']];
   for (const t of host.data.filter((t) => t.mode !== 'text')) {
     if (t.type === 'heatmap')
       t.y.forEach((y, j) =>
         t.x.forEach((x, i) => rows.push([t.name, x, y, t.customdata?.[j][i][2] ?? t.z[j][i]])),
       );
-    else t.y.forEach((y, i) => rows.push([t.name, t.x[i], y, t.customdata?.[i]?.[2]]));
+    else
+      t.y.forEach((y, i) => {
+        const [, component, value] = t.customdata?.[i] ?? [];
+        rows.push([t.name, t.x[i], y, value, component]);
+      });
   }
   return rows.map((r) => r.map(quote).join(',')).join('\n') + '\n';
 }

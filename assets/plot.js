@@ -5,8 +5,9 @@
 // Colours come from the page at drawing time, so that one figure serves light and dark. A plot
 // drawn while its tab was hidden has no width: the observer redraws it once it has one. What a
 // figure's layout.meta says:
-//   mark: how to show the selected slot: "cell" of a heatmap, "bar", "point", or "layer" (a band
-//     across)
+//   mark: how to show the selected slot: "cell" of a heatmap, "bar", "point", "block", or "layer"
+//     (a band across)
+//   columns: for blocks, component -> where its column begins and ends
 //   axes: for bars, component -> its y axis
 //   steps: component -> [least step of a rank]: the selected bar gets a handle
 // The figure's caption stands above the plot, and below it where it is saved (plot-saving.js).
@@ -39,6 +40,11 @@ function marks() {
   if (meta.mark === 'cell') {
     const row = figure.data[0].y.indexOf(at.component);
     return row < 0 ? [] : [{ ...box, y0: row - half, y1: row + half }];
+  }
+  if (meta.mark === 'block') {
+    const ends = meta.columns[at.component];
+    const rows = { y0: at.layer - half, y1: at.layer + half };
+    return ends ? [{ ...box, x0: ends[0], x1: ends[1], ...rows }] : [];
   }
   if (meta.mark === 'point') {
     const point = selectedPoint();

@@ -13,6 +13,12 @@ BAR = """([layer, name]) => {
   const l = p._fullLayout, b = p.getBoundingClientRect();
   const axis = l[l.meta.axes[name].replace('y', 'yaxis')];
   return [b.x + l.xaxis._offset + l.xaxis.d2p(layer), b.y + axis._offset + axis.d2p(0.03)]; }"""
+BLOCK = """([layer, name]) => {
+  const p = document.querySelector('#network .js-plotly-plot');
+  p.scrollIntoView({ block: 'center', behavior: 'instant' });
+  const l = p._fullLayout, b = p.getBoundingClientRect(), [x0, x1] = l.meta.columns[name];
+  return [b.x + l.xaxis._offset + l.xaxis.d2p((x0 + x1) / 2),
+    b.y + l.yaxis._offset + l.yaxis.d2p(layer)]; }"""
 MARKED = """id => { const p = document.querySelector('#' + id + ' .js-plotly-plot');
   return (p && p._fullLayout && p._fullLayout.shapes || [])
     .filter(s => s.name === 'selected').map(s => [s.x0 + 0.5, s.yref, s.y0]); }"""
@@ -60,9 +66,15 @@ def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
     marked(workbench, "bars", 3, "y2", 0)
     marked(workbench, "policy-curves", 3)
     click_bar(workbench, 5, "mlp")
+    workbench.press_until(
+        lambda: workbench.page.mouse.click(*workbench.evaluate(BLOCK, [2, "mlp"])),
+        lambda: is_selected(workbench, 2, "mlp"),
+        "a block of the network cannot be selected",
+    )
+    marked(workbench, "bars", 2, "y3", 0)
     workbench.tab("Spectra")
-    workbench.page.wait_for_selector("#cell-heading h3[data-layer='5'][data-name='mlp']")
-    marked(workbench, "heatmap", 5)
+    workbench.page.wait_for_selector("#cell-heading h3[data-layer='2'][data-name='mlp']")
+    marked(workbench, "heatmap", 2)
 
 
 def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from ... import plan_address, text
+from ... import markup, network_text, plan_address, text
 from ...components import panel, plot
 from ...page import Page
 from . import rank_editor
@@ -39,6 +39,7 @@ class AllocationTab:
     caption: gr.HTML
     link: gr.HTML
     editor: RankEditor
+    network: gr.HTML
     survey: Survey
     ranks: RanksTable
 
@@ -67,9 +68,17 @@ def layout(page: Page) -> AllocationTab:
         caption,
         link,
         editor=rank_editor.layout(page),
+        network=network(),
         survey=survey(),
         ranks=ranks_table(page),
     )
+
+
+def network() -> gr.HTML:
+    with gr.Accordion(network_text.NETWORK, open=True):
+        drawn = plot("network", 300)
+        panel("network-help", value=markup.note(network_text.NETWORK_HELP))
+    return drawn
 
 
 def survey() -> Survey:

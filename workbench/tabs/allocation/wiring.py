@@ -8,7 +8,7 @@ from ...events import LIVE, QUIET, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
-from . import handlers, ranks
+from . import handlers, network, ranks
 from .layout import AllocationTab
 
 
@@ -43,7 +43,10 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_table(page, store, parts)
     settled = [*changes_of(page).settled, page.plan_key.change]
     plan_address.wire(page, store, parts.link, settled)
-    select_on_click(page, parts.bars.select, parts.survey.curves.select)
+    drawn = bind(network.draw_network, store)
+    listen(changes_of(page).settled, drawn, page.form.inputs, parts.network, **LIVE)
+    clicked = (parts.bars, parts.network, parts.survey.curves)
+    select_on_click(page, *(drawn.select for drawn in clicked))
 
 
 def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:

@@ -1,0 +1,75 @@
+"""The picture of the network: areas are what the plan keeps."""
+
+import json
+
+import pytest
+from page_values import BROWSER
+
+import lrcore
+from workbench.figures.network import Block, Network, columns_of, network
+from workbench.form import input_values
+from workbench.store import Store
+from workbench.tabs.allocation.network import draw_network, network_of
+
+RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("runs"))
+    for method in ("svd_llm", "care"):
+        store.factors(RECIPE.with_(method=method))
+    return store
+
+
+def drawn(figure: str) -> dict[str, dict]:
+    return {trace["name"]: trace for trace in json.loads(figure)["data"]}
+
+
+def test_areas_are_the_parameters_of_the_plan(store):
+    recipe = RECIPE.with_(method="svd_llm")
+    figure = draw_network(store, BROWSER, *input_values(recipe))
+    plan, traces = store.plan(recipe), drawn(figure)
+    account = plan.account
+    share = sum(traces["kept"]["x"]) / sum(traces["removed"]["x"])
+    slots = account.dense.decoder_parameters - network_of(plan).whole * plan.shape.layers
+    kept = account.model.decoder_parameters - account.dense.decoder_parameters + slots
+    assert share == pytest.approx(kept / slots)
+    assert json.loads(figure)["caption"].startswith("svd_llm, uniform, 30.0% of decoder")
+    assert len(traces["kept"]["x"]) == len(plan.ranks)
+
+
+def test_a_budget_of_the_cache_counts_the_cache(store):
+    recipe = RECIPE.with_(method="care")
+    plan = store.plan(recipe)
+    own = network_of(plan)
+    assert set(own.columns) == {"k", "v"}
+    assert "KV cache" in own.counted
+    kept = [block.kept for blocks in own.columns.values() for block in blocks.values()]
+    assert sum(kept) == plan.account.model.kv_bytes_per_token
+    assert "not compressed" not in drawn(network(own))
+
+
+def test_what_no_rank_is_chosen_for_stands_beside_the_slots():
+    half = {0: Block(2, 8, 30, 60), 1: Block(8, 8, 60, 60)}
+    own = Network({"mlp": half}, 2, "parameters", whole=40.0)
+    traces = drawn(network(own))
+    (slot, rest), (mlp, whole) = [*columns_of(own)], (traces["kept"], traces["not compressed"])
+    assert rest[0] > slot["mlp"][1]
+    assert whole["x"][0] / mlp["x"][1] == pytest.approx(40 / 60)
+    assert mlp["x"][0] / mlp["x"][1] == 0.5
+    middles = [base + width / 2 for base, width in zip(mlp["base"], mlp["x"], strict=True)]
+    assert middles[0] == pytest.approx(middles[1])
+
+
+def test_a_latent_larger_than_its_matrix_stays_in_its_column():
+    traces = drawn(network(Network({"k": {0: Block(4, 8, 120, 100)}}, 1, "parameters")))
+    assert traces["kept"]["x"] == traces["removed"]["x"]
+    assert traces["removed"]["customdata"][0][-1] == 1.2
+
+
+def test_until_its_policy_has_measured_the_ranks_before_are_drawn_pale(store):
+    values = input_values(RECIPE.with_(method="svd_llm", policy="probed"))
+    traces = drawn(draw_network(store, BROWSER, *values))
+    assert traces["kept"]["opacity"] < 1
+    assert draw_network(store, BROWSER, *input_values(RECIPE.with_(method="svd"))) == ""
