@@ -101,6 +101,35 @@ class BlockDiagonal:
 
 
 @dataclass(frozen=True, eq=False)
+class PassedRows:
+    """Rows of `[I, 0; 0, R]`: some outputs are one of the first `lead` inputs, the others a product
+    with the inputs behind them.
+
+    rest R [s, r]; place [out]: the index of every row in that matrix. A place below lead need not
+    occur. `s r` numbers instead of `out (lead + r)`.
+    """
+
+    rest: Tensor
+    place: Tensor
+    lead: int
+    WEIGHTS: ClassVar = ("rest",)
+    DTYPES: ClassVar = {"place": torch.int32}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.place.numel(), self.lead + self.rest.shape[1]
+
+    @property
+    def parameters(self) -> int:
+        return self.rest.numel()
+
+    def apply(self, x: Tensor) -> Tensor:
+        """[..., lead + r] -> [..., out]."""
+        product = torch.nn.functional.linear(x[..., self.lead :], self.rest)
+        return torch.cat((x[..., : self.lead], product), -1)[..., self.place.long()]
+
+
+@dataclass(frozen=True, eq=False)
 class Sparse:
     """A sparse matrix of the given shape: values [k], index [k] int32 into the flattened matrix."""
 
@@ -129,7 +158,7 @@ class Quantised:
     codes uint8: the quantised weights, packed where bits <= 4, see `pack`. low, step [groups]: zero
     point and scale of every `chunk` numbers of the flattened `whole`. inner: the kind of the form,
     "dense" for a plain matrix; whole: the shape of its numbers; order: its permutation, empty where
-    it has none.
+    it has none. lead: of `PassedRows`.
     """
 
     codes: Tensor
@@ -140,6 +169,7 @@ class Quantised:
     whole: tuple[int, ...]
     bits: int
     chunk: int
+    lead: int = 0
     WEIGHTS: ClassVar = ()
     DTYPES: ClassVar = {"codes": torch.uint8, "order": torch.int32}
 
@@ -153,7 +183,8 @@ class Quantised:
         if self.inner == "dense":
             return numbers
         orders = (self.order,) if self.order.numel() else ()
-        return FORMS[self.inner](numbers, *orders)
+        lead = (self.lead,) if self.inner == "passed_rows" else ()
+        return FORMS[self.inner](numbers, *orders, *lead)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -161,6 +192,8 @@ class Quantised:
             return self.whole[0] * self.whole[1], self.order.shape[1]
         if self.inner == "identity_rows":
             return self.order.numel(), self.whole[0] * self.whole[2]
+        if self.inner == "passed_rows":
+            return self.order.numel(), self.lead + self.whole[1]
         if self.inner == "block_diagonal":
             return self.whole[0] * self.whole[1], self.whole[0] * self.whole[2]
         return self.whole[0], self.whole[1]
@@ -213,12 +246,13 @@ class TwoOfFour:
         return torch.nn.functional.linear(x, self.matrix)
 
 
-Form = IdentityColumns | IdentityRows | BlockDiagonal | Sparse | TwoOfFour | Quantised
+Form = IdentityColumns | IdentityRows | BlockDiagonal | PassedRows | Sparse | TwoOfFour | Quantised
 Matrix = Tensor | Form
 FORMS: dict[str, type[Form]] = {
     "identity_columns": IdentityColumns,
     "identity_rows": IdentityRows,
     "block_diagonal": BlockDiagonal,
+    "passed_rows": PassedRows,
     "sparse": Sparse,
     "two_of_four": TwoOfFour,
     "quantised": Quantised,
@@ -297,7 +331,8 @@ def quantise(
     codes = scaled.round().clamp(0, 2**bits - 1).to(torch.uint8).flatten()[: numbers.numel()]
     codes = pack(codes, bits)
     order = orders[0] if orders else torch.empty(0, dtype=torch.int32, device=numbers.device)
-    return Quantised(codes, low, step, order, kind, tuple(numbers.shape), bits, chunk)
+    shape, lead = tuple(numbers.shape), getattr(matrix, "lead", 0)
+    return Quantised(codes, low, step, order, kind, shape, bits, chunk, lead)
 
 
 def two_of_four(matrix: Tensor, kept: Tensor) -> TwoOfFour:

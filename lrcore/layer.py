@@ -112,7 +112,8 @@ class Attention:
     position: "rotary" rotates the pairs (j, j + head_size / 2) between projection and score; "none"
     covers absolute and learned positions, which act on the input. A partial rotary embedding has
     the other columns in pairs of angle zero, in the layout of a whole rotary head.
-    rotary_pairs [n_kv, qk_size / 2]: the original index of each kept pair; None while all are kept.
+    rotary_pairs [n_kv, qk_size / 2]: the original index of each kept pair, -1 for one that has lost
+    its positions; None while all are kept.
     kept_heads [n_q]: the original index of each query head that is left; None while all are.
     qk_norm: queries and keys are normalised over a head or over the whole width before rotary;
     qk_size then stays head_size.
@@ -151,6 +152,19 @@ class Attention:
     def group(self) -> int:
         """Query heads per kv head."""
         return self.n_q // self.n_kv
+
+    @property
+    def turning(self) -> Tensor | None:
+        """Radians per position of every pair that a kv head has, [n_kv, qk_size / 2], 0 where
+        positions do not turn it; None where no frequencies are known.
+        """
+        if self.position != "rotary" or self.frequencies is None:
+            return None
+        own = self.frequencies.to(self.k.weight.device)
+        if self.rotary_pairs is None:
+            return own.expand(self.n_kv, -1)
+        pairs = self.rotary_pairs.long().to(own.device)
+        return torch.where(pairs < 0, 0, own[pairs])
 
     @property
     def n_v(self) -> int:

@@ -10,6 +10,7 @@ from lrcore.forms import (
     BlockDiagonal,
     IdentityColumns,
     IdentityRows,
+    PassedRows,
     Quantised,
     Sparse,
     count,
@@ -44,12 +45,14 @@ FORMS = {
     "identity_rows": IdentityRows(randn(1, 4, 3), orders(1, 7)),
     "identity_rows_heads": IdentityRows(randn(3, 2, 3), orders(3, 5)),
     "block_diagonal": BlockDiagonal(randn(3, 4, 2)),
+    "passed_rows": PassedRows(randn(3, 4), torch.tensor([2, 1, 4, 0, 3]).int(), 2),
+    "passed_rows_left": PassedRows(randn(3, 2), torch.tensor([4, 3, 2]).int(), 2),
     "sparse": Sparse(randn(5), torch.tensor([0, 7, 8, 20, 34]).int(), (5, 7)),
 }
 FORMS |= {
     f"quantised_{bits}_{name}": quantise(FORMS[name], bits, 4)
     for bits in (3, 4, 8)
-    for name in ("identity_columns_heads", "identity_rows_heads", "block_diagonal")
+    for name in ("identity_columns_heads", "identity_rows_heads", "block_diagonal", "passed_rows")
 }
 FORMS |= {
     "quantised_dense": quantise(randn(5, 7), 4, 8),
@@ -69,6 +72,9 @@ def spelled_out(form) -> Tensor:
         return matrix
     if isinstance(form, BlockDiagonal):
         return torch.block_diag(*form.blocks)
+    if isinstance(form, PassedRows):
+        both = torch.block_diag(torch.eye(form.lead, dtype=form.rest.dtype), form.rest)
+        return both[form.place.long()]
     if isinstance(form, IdentityRows):
         rank = form.rest.shape[2]
         for rest, place in zip(form.rest, form.place, strict=True):

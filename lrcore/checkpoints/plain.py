@@ -38,7 +38,8 @@ def layer_misfit(layer: Layer) -> str:
         return "heads are summed before the output projection"
     if a.channel is not None:
         return "there is a decoupled rotary channel"
-    if a.frequencies is None or bool((a.frequencies == 0).any()):
+    tables = (a.frequencies, a.turning)
+    if any(one is None or bool((one == 0).any()) for one in tables):
         return "not all of a head is rotated"
     if m is None or m.gate is None or m.activation != "silu":
         return "the MLP has no gate with SiLU"

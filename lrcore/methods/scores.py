@@ -36,11 +36,8 @@ def joint_scores(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def still_pairs(a: Attention) -> Tensor | None:
     """Which pairs of columns no position turns, [n_kv, qk_size / 2]; None where there is none."""
-    if a.position != "rotary" or a.frequencies is None:
-        return None
-    still = (a.frequencies == 0).to(a.k.weight.device)
-    own = still.expand(a.n_kv, -1) if a.rotary_pairs is None else still[a.rotary_pairs.long()]
-    return own if bool(own.any()) else None
+    turning = a.turning
+    return turning == 0 if turning is not None and bool((turning == 0).any()) else None
 
 
 def still_directions(

@@ -32,10 +32,11 @@ class CompressedAttention(nn.Module):
 
     The cache holds n_kv * (qk_size + v_size) numbers per token; n_kv * qk_size + n_q * v_size where
     heads are `summed`, each with its own values. Kept rotary pairs are rotated by the angles of the
-    original pairs (`rotary_pairs`, per kv head), and the score scale stays that of the original
-    head size. What a family adds to the scores head by head it makes for all of them; where heads
-    were removed, those of `kept_heads` are taken from it. Norms of queries and keys are the native
-    modules; softcap and sliding window are as in the native attention.
+    original pairs (`rotary_pairs`, per kv head; -1 for a pair without positions), and the score
+    scale stays that of the original head size. What a family adds to the scores head by head it
+    makes for all of them; where heads were removed, those of `kept_heads` are taken from it. Norms
+    of queries and keys are the native modules; softcap and sliding window are as in the native
+    attention.
     """
 
     is_causal = True
@@ -112,18 +113,21 @@ class CompressedAttention(nn.Module):
             return states
         assert position_embeddings is not None
         tables = whole_head(*position_embeddings, self.head_size)
-        cos, sin = (self._angles(table) for table in tables)
+        cos, sin = (self._angles(*both) for both in zip(tables, (1, 0), strict=True))
         if cos.shape[1] not in (1, count):
             cos, sin = (table.repeat_interleave(self.group, dim=1) for table in (cos, sin))
         return rotated(states, cos, sin)
 
-    def _angles(self, table: Tensor) -> Tensor:
-        """cos or sin of the kept pairs, [b, t, head_size] -> [b, n_kv or 1, t, qk_size]."""
+    def _angles(self, table: Tensor, still: int) -> Tensor:
+        """cos or sin of the kept pairs, [b, t, head_size] -> [b, n_kv or 1, t, qk_size]; `still`
+        for pairs without positions.
+        """
         if self.rotary_pairs is None:
             return table.unsqueeze(1)
         pairs = self.rotary_pairs.long()
         columns = torch.cat((pairs, pairs + self.head_size // 2), dim=1)  # [n_kv, qk_size]
-        return table[..., columns].transpose(1, 2)
+        own = torch.where((pairs < 0).repeat(1, 2), still, table[..., columns])
+        return own.transpose(1, 2)
 
     def forward(
         self,

@@ -75,6 +75,11 @@ VARIANTS = {
         {"joint": True},
         {"group": 1, "whitening": "root", "shrinkage": 0.0},
     ],
+    "mha2mla": [
+        {"pairs": "uniform", "rotary": 0.5},
+        {"pairs": "high", "split": True},
+        {"pairs": "low", "rotary": 1.0},
+    ],
     "latentllm": [
         {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
         {"junction": "symmetric", "vo": "joint", "window": 0, "preconditioner": "covariance"},

@@ -246,7 +246,8 @@ def joint_qk(
         frequencies = a.frequencies.double().to(q.lift.device)
         rotations = rotary_offsets(frequencies, a.head_size, window)
         if a.rotary_pairs is not None:  # every kv head has kept pairs of its own
-            kept = frequencies[a.rotary_pairs.long()]  # [n_kv, pairs]
+            assert a.turning is not None  # as there are frequencies
+            kept = a.turning.double().to(frequencies.device)
             rotations = torch.stack([rotary_offsets(own, a.qk_size, window) for own in kept], 1)
     return _joint(a, "qk", pair(q, k, rotations), junction, a.position == "none", mean)
 

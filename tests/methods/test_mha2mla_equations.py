@@ -1,0 +1,137 @@
+"""MHA2MLA against its definition, token by token and head by head, and with everything kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toy_layer import HEAD, apply, toy
+from transformers import DynamicCache
+
+import lrcore
+from lrcore.layer import LowRank
+from lrcore.methods import METHODS, mha2mla
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
+from lrcore.models.structure import measure
+
+KINDS = [(3, 3, "rotary", False, True), (4, 2, "rotary", True, True)]
+TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(5))
+PAIRS = {"high": [0, 1], "low": [2, 3], "uniform": [0, 2]}  # of four pairs, half of them
+
+
+def options(**given):
+    return METHODS["mha2mla"].choose(given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pairs", ["norm", "high", "low", "uniform"])
+def test_the_pairs_that_keep_their_positions(kind: tuple, pairs: str) -> None:
+    case = toy(*kind)
+    a = case.layer.attention
+    kept = mha2mla.turning_pairs(a, case.moments, options(pairs=pairs, rotary=0.5))
+    if pairs != "norm":
+        assert kept.tolist() == [PAIRS[pairs]] * a.n_kv
+        return
+    q, k = (apply(p, case.x).view(-1, n, 2, HEAD // 2) for p, n in ((a.q, a.n_q), (a.k, a.n_kv)))
+    # the 2-norm of a pair over a token, its root mean square over all of them
+    norms = [((s**2).sum(2).mean(0)) ** 0.5 for s in (q, k)]
+    for g in range(a.n_kv):
+        scores = sum(norms[0][g * a.group + i] * norms[1][g] for i in range(a.group))
+        assert set(kept[g].tolist()) == set(scores.topk(2).indices.tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("rank", [3, 7])
+def test_keys_and_values_are_those_of_the_definition(kind: tuple, split: bool, rank: int) -> None:
+    """`[K_nope; V]`, or each of them, at a rank by `torch.linalg.svd`; the rows that turn stay."""
+    case = toy(*kind)
+    a = case.layer.attention
+    factors = mha2mla.factor(
+        case.layer, case.moments, options(pairs="uniform", rotary=0.5, split=split)
+    )
+    small = case.layer
+    for one in factors.values():
+        small = one.truncate(small, rank)
+    small = small.attention
+    rows = [g * HEAD + j + half for g in range(a.n_kv) for half in (0, HEAD // 2) for j in (0, 2)]
+    nope = [row for row in range(len(a.k.weight)) if row not in rows]
+
+    def cut(weight):
+        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+        return u[:, :rank] @ s[:rank].diag() @ vt[:rank]
+
+    both = [a.k.weight[nope], a.v.weight]
+    left = map(cut, both) if split else cut(torch.cat(both)).split([len(nope), len(a.v.weight)])
+    keys, values = left
+    expected = a.k.weight.clone()
+    expected[nope] = keys
+    assert torch.allclose(small.k.weight, expected, atol=1e-12)
+    assert torch.allclose(small.v.weight, values, atol=1e-12)
+    assert small.kv_values == len(rows) + (2 * rank if split else rank)
+    assert small.rotary_pairs.tolist() == [[0, -1, 2, -1]] * a.n_kv
+
+
+def converted(network, rank, chosen, full=None):
+    """A clone with this rank in every layer. full: another rank at which a slot stays dense."""
+    small, row = clone(network), METHODS["mha2mla"]
+    stream = LayerStream(network, TOKENS)
+    for index in range(network.config.num_hidden_layers):
+        layer = read_layer(small, index)
+        factor = row.factor(layer, stream.run(index, row.reads(chosen)), chosen)["kv"]
+        if full is not None:
+            factor = replace(factor, cost=replace(factor.cost, full=full))
+        write_layer(small, factor.truncate(layer, rank or len(factor.values)))
+    return small
+
+
+@torch.inference_mode()
+def logits(network, tokens=TOKENS, **kwargs):
+    return network(tokens, **kwargs).logits
+
+
+@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_bias", "tiny_opt"])
+def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: str) -> None:
+    network = lrcore.load(str(request.getfixturevalue(folder))).network
+    same = converted(network, None, options(rotary=1.0), full=10**6)
+    assert isinstance(read_layer(same, 0).attention.k, LowRank)
+    assert torch.allclose(logits(same), logits(network), atol=2e-4)
+
+
+def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_llama) -> None:
+    """One attention token by token; then the cache: what it holds, and that no token can tell."""
+    network = lrcore.load(str(tiny_llama)).network
+    small = converted(network, 5, options(pairs="norm", rotary=0.25))
+    a, attention = read_layer(small, 0).attention, small.model.layers[0].self_attn
+    x = torch.randn(1, 6, a.q.weight.shape[1], generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        angles = small.model.rotary_emb(x, torch.arange(6).unsqueeze(0))
+        out, _ = attention(hidden_states=x, position_embeddings=angles)
+    q, k, v = (apply(p, x[0]).view(6, -1, a.head_size) for p in (a.q, a.k, a.v))
+    half, expected = a.head_size // 2, torch.zeros(6, a.n_q, a.head_size)
+    for head in range(a.n_q):
+        kv = head // a.group
+        kept = [j for j in a.rotary_pairs[kv].tolist() if j >= 0]
+        assert len(kept) == half // 4
+
+        def turn(state, position, kept=kept):
+            out = state.clone()
+            for j in kept:
+                angle = torch.as_tensor(a.frequencies[j] * position)
+                out[j] = state[j] * angle.cos() - state[j + half] * angle.sin()
+                out[j + half] = state[j] * angle.sin() + state[j + half] * angle.cos()
+            return out
+
+        for t in range(6):
+            scores = torch.stack([turn(q[t, head], t) @ turn(k[s, kv], s) for s in range(t + 1)])
+            expected[t, head] = torch.softmax(scores * a.scale, 0) @ v[: t + 1, kv]
+    assert torch.allclose(out[0], apply(a.o, expected.flatten(1)), atol=1e-5)
+    whole, cache = logits(small), DynamicCache(config=small.config)
+    parts = [
+        logits(small, part, past_key_values=cache, use_cache=True)
+        for part in TOKENS.split([17, 1, 1, 5], 1)
+    ]
+    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-4)
+    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert held == measure(small).kv_bytes * TOKENS.numel()
+    assert a.kv_values == a.n_kv * half // 2 + 5
