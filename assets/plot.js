@@ -277,7 +277,8 @@ function draw() {
     }
     host.on('plotly_click', (e) => {
       const p = e.points[0];
-      trigger('select', { x: p.x, y: p.y, z: p.z, custom: p.customdata });
+      const more = e.event && (e.event.ctrlKey || e.event.metaKey);
+      trigger('select', { x: p.x, y: p.y, z: p.z, custom: p.customdata, more: !!more });
     });
     host.on('plotly_relayout', place);
     window.addEventListener('lrw-selected', () => {

@@ -27,7 +27,6 @@ SOURCE = (
 PLAN = "{method}, {policy}, {ratio:.1%} of {budget} removed"
 EVERY_POLICY = "Share kept by each policy, {ratio:.1%} removed"
 PROBED = "{method}, probed near {ratio:.1%} removed"
-LAYER, OF_HEAD = "Layer {} · {}", ", head {}"
 
 
 def source(recipe: lrcore.Recipe, *before: str) -> str:
@@ -43,11 +42,6 @@ def plan_source(recipe: lrcore.Recipe, budget: str) -> str:
     """The same after the method, the policy and the budget, named by what it counts."""
     fields = recipe.to_dict() | {"budget": text.budget(budget)}
     return source(recipe, PLAN.format(**fields))
-
-
-def slot(layer: int, name: str, head: int) -> str:
-    """The slot of a figure; head -1: all heads."""
-    return LAYER.format(layer, name) + (OF_HEAD.format(head) if head >= 0 else "")
 
 
 def kind(name: str) -> str:

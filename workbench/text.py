@@ -51,7 +51,7 @@ NO_FACTORS = (
     "The method's factors are not computed for these settings yet. Press Analyse in the sidebar; "
     "they are kept for every later slider move."
 )
-ALL_HEADS, MORE = "All heads", "implementation notes"
+MORE = "implementation notes"
 
 UNIFORM_BARS = "Uniform ranks: every bar ends where the grey bar behind it does."
 BARS = (

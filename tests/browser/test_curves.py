@@ -200,6 +200,24 @@ def test_the_total_is_the_sum_of_the_downloaded_ranks(workbench, ratio):
     assert kept <= (1 - ratio) * dense
 
 
+def test_a_ctrl_click_draws_another_layer_beside_the_selected_one(workbench):
+    click_cell(workbench, 2, "qk")
+    workbench.answered()
+    workbench.locator("#heatmap").scroll_into_view_if_needed()
+    workbench.page.keyboard.down("Control")
+    workbench.page.mouse.click(*workbench.evaluate(CELL, [4, "qk"]))
+    workbench.page.keyboard.up("Control")
+
+    def drawn(plot: str) -> list[str]:
+        return [trace["name"] for trace in workbench.plot(plot).get("traces", [])]
+
+    workbench.until(lambda: drawn("energy") == ["layer 4", "layer 2"], "layer 4 is not drawn")
+    assert drawn("spectrum") == ["layer 4", "layer 2"]
+    assert "layer 4" in workbench.locator("#beside").inner_text()
+    click_cell(workbench, 3, "qk")
+    workbench.until(lambda: "layer 4" not in drawn("spectrum"), "layer 4 stays")
+
+
 @pytest.fixture(scope="module")
 def narrow(browser, server):
     """A dark page on a telephone, and the addresses that it asked for."""

@@ -12,7 +12,7 @@ import lrcore
 from workbench import hand, markup, text
 from workbench.figures import contrast
 from workbench.figures.allocation import CHOSEN_LINE
-from workbench.figures.spectra import Cell, cell_figures
+from workbench.figures.cell import Cell, cell_figures
 from workbench.form import FIELD_NAMES, Form, input_values
 from workbench.keys import calibration_key
 from workbench.store import Store
@@ -50,8 +50,8 @@ def test_the_heatmap_needs_an_analysis(store, empty):
 
 def test_a_click_on_a_cell_selects_and_draws_it(store):
     event = click(x=1, y="ov", custom=[1, "ov"])
-    slot, mark, drawn, values, energy, heading = spectra.click_cell(
-        store, event, [0, "qk"], [-1, "log"], KEY, *input_values(RECIPE)
+    slot, mark, drawn, _, values, energy, heading = spectra.click_cell(
+        store, event, [0, "qk"], [-1, "log", []], KEY, *input_values(RECIPE)
     )
     assert slot == drawn == [1, "ov"]
     assert json.loads(mark) == [1, "ov", True]
@@ -60,7 +60,7 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
         assert json.loads(figure)["layout"]["shapes"][0]["x0"] == rank
         assert json.loads(figure)["caption"] == f"Layer 1 · ov · {MADE_OF}"
     assert f"rank {rank} loses at least" in heading
-    again = spectra.draw_other_cell(store, drawn, slot, [-1, "log"], KEY, *input_values(RECIPE))
+    again = spectra.draw_other_cell(store, drawn, slot, [-1, "log", []], KEY, *input_values(RECIPE))
     assert len(set(map(str, again))) == 1  # drawn already
 
 
@@ -122,8 +122,8 @@ def test_a_budget_that_cannot_be_met_draws_no_rank(store):
 
 
 def test_heads_and_table_are_of_the_analysis(store, empty):
-    assert len(spectra.list_heads(store, [0, "qk"], KEY).choices) > 1
-    assert len(spectra.list_heads(store, [0, "mlp"], KEY).choices) == 1
+    assert len(spectra.list_heads(store, [0, "qk"], KEY, [-1]).choices) > 1
+    assert len(spectra.list_heads(store, [0, "mlp"], KEY, [-2]).choices) == 1
     assert {"layer", "name", "effective_rank"} <= {*spectra.fill_table(store, 0.9, KEY).columns}
     file = json.loads(spectra.download_table(store, 0.9, KEY))
     assert file["name"] == "spectra.csv"

@@ -8,7 +8,8 @@ import pytest
 import lrcore
 from scripts import large_model
 from workbench.figures.base import MOST_POINTS, thinned
-from workbench.figures.spectra import Cell, cell_figures, heat_figure
+from workbench.figures.cell import Cell, cell_figures
+from workbench.figures.spectra import heat_figure
 from workbench.tabs.allocation import handlers
 
 

@@ -13,7 +13,7 @@ import workbench.tabs
 from workbench import events, job_markup, markup, text
 from workbench.figures import allocation as allocation_figures
 from workbench.figures.base import MOST_POINTS, thinned
-from workbench.figures.spectra import Curves, curves
+from workbench.figures.curves import Curves, curves
 from workbench.form import FIELD_NAMES, Form, differences, input_values, read_recipe
 from workbench.job_queue import Jobs
 from workbench.job_record import JobRecord

@@ -61,13 +61,13 @@ def axis_number(i: int) -> str:
     return str(i + 1) if i else ""
 
 
-def thinned(count: int) -> list[int]:
-    """Indices to draw: all, or about MOST_POINTS, half of them spread evenly and half
-    geometrically (the steep start keeps its shape).
+def thinned(count: int, most: int = MOST_POINTS) -> list[int]:
+    """Indices to draw: all, or about `most`, half of them spread evenly and half geometrically (the
+    steep start keeps its shape).
     """
-    if count <= MOST_POINTS:
+    if count <= most:
         return list(range(count))
-    half = MOST_POINTS // 2
+    half = most // 2
     even = {round(i * (count - 1) / (half - 1)) for i in range(half)}
     steep = {round(math.exp(i * math.log(count) / (half - 1))) - 1 for i in range(half)}
     return sorted(i for i in even | steep if 0 <= i < count)

@@ -1,14 +1,12 @@
-"""The Spectra tab's figures: a heatmap of rank measures, and singular values over the rank."""
+"""The heatmap of the Spectra tab: a rank measure by layer and component."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from .. import markup, text
-from .base import AWARE, CUT, GHOST, RAW, figure, layer_axis, thinned
+from .. import text
+from .base import GHOST, figure, layer_axis
 from .contrast import GREY, ink
 
 
@@ -146,126 +144,3 @@ def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
         "hoverinfo": "skip",
         "showlegend": False,
     }
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Lines over the rank, (label, values), with a line at the rank `cut`.
-
-    note: beside that line; share: the values are shares in [0, 1]; keep: names what is drawn, so
-    that the zoom survives a redraw of the same.
-    """
-
-    title: str
-    series: Sequence[tuple[str, Sequence[float]]]
-    cut: int | None = None
-    note: str = ""
-    log: bool = False
-    share: bool = False
-    keep: str = ""
-
-
-def curves(drawn: Curves) -> str:
-    data = []
-    number = "%{y:.3%}" if drawn.share else "%{y:.6~g}"
-    for (label, values), colour in zip(drawn.series, (AWARE, RAW), strict=False):
-        # a log axis has no 0: what nothing is lost beyond is left out
-        points = [i for i in thinned(len(values)) if values[i] > 0 or not drawn.log]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label,
-                "x": [i + 1 for i in points],
-                "y": [float(values[i]) for i in points],
-                "line": {"color": colour, "width": 2},
-                "hovertemplate": f"rank %{{x}}<br>{number}<extra>{label}</extra>",
-            }
-        )
-    yaxis = {
-        "title": {"text": drawn.title, "standoff": 12},
-        "type": "log" if drawn.log else "linear",
-        "exponentformat": "power",
-        "rangemode": "tozero",
-    }
-    if drawn.log:
-        yaxis["dtick"] = 1 if drawn.share else "D2"
-    if drawn.share:
-        yaxis |= {"tickformat": "~%"}
-    # a range of its own: the note beside the line would widen it, on a narrow page to below zero
-    ranks = max(len(values) for _, values in drawn.series)
-    return figure(
-        data,
-        330,
-        f"{drawn.keep}{drawn.log}",
-        xaxis={"title": {"text": "rank"}, "zeroline": False, "range": [1, max(2, ranks)]},
-        yaxis=yaxis,
-        **cut_line(drawn),
-    )
-
-
-def cut_line(drawn: Curves) -> dict[str, Any]:
-    """The shape and the annotation of the line at the rank on show; nothing where there is none."""
-    if drawn.cut is None:
-        return {}
-    line = {"color": CUT, "width": 2, "dash": "dash"}
-    cut = {"type": "line", "x0": drawn.cut, "x1": drawn.cut, "y0": 0, "y1": 1, "yref": "paper"}
-    left = drawn.cut > 0.6 * max(len(values) for _, values in drawn.series)
-    note = {
-        "x": drawn.cut,
-        "y": 0.04,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "text": drawn.note,
-        "showarrow": False,
-        "font": {"color": CUT},
-        "xanchor": "right" if left else "left",
-        "xshift": -5 if left else 5,
-    }
-    return {"shapes": [{**cut, "line": line, "name": "cut"}], "annotations": [note]}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of the heatmap: head -1: all heads; rank: what the allocation on show keeps."""
-
-    layer: int
-    name: str
-    head: int = -1
-    rank: int | None = None
-
-
-def cell_figures(analysis: Any, cell: Cell, log: bool) -> tuple[str, str, str]:
-    """Singular values, the energy that each rank loses, and the heading of one slot."""
-    layer, name, rank = cell.layer, cell.name, cell.rank
-    head = cell.head if 0 <= cell.head < analysis.heads(layer, name) else None
-    series = [
-        (label, analysis.values(layer, name, kind, head)) for label, kind in text.KINDS.items()
-    ]
-    lost = [(label, energy_lost(values)) for label, values in series]
-    # a method that selects columns or rotary pairs keeps less than the best subspace does; its own
-    # figure is under Allocation
-    note = "" if rank is None else f"rank {rank} loses at least {lost_at(lost[0][1], rank)}"
-    keep, of_head = f"{layer}{name}{head}", "" if head is None else f" · head {head}"
-    title = f"<h3 data-layer='{layer}' data-name='{name}'>Layer {layer} · {name}{of_head}</h3>"
-    return (
-        curves(Curves("singular value", series, rank, f"rank {rank}", log, keep=keep)),
-        curves(Curves("energy lost", lost, rank, note, log, share=True, keep=keep + "e")),
-        title + markup.note(note or text.NO_CUT.format(name=name)),
-    )
-
-
-def energy_lost(values: np.ndarray) -> np.ndarray:
-    """Share of the sum of squares that each rank from 1 on leaves out. values [n], in falling order
-    -> [n], in [0, 1], the last 0.
-    """
-    squares = np.asarray(values, dtype=np.float64) ** 2
-    total = squares.sum()
-    after = np.append(np.cumsum(squares[::-1])[::-1][1:], 0.0)
-    return after / total if total > 0 else np.zeros_like(squares)
-
-
-def lost_at(lost: np.ndarray, rank: int) -> str:
-    """The share lost at a rank, in percent; also where two decimals do not show it."""
-    share = float(lost[min(rank, len(lost)) - 1])
-    return f"{share:.2%}" if share >= 1e-4 or share == 0 else f"{100 * share:.1g}%"

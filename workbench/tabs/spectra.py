@@ -10,12 +10,24 @@ import gradio as gr
 
 import lrcore
 
-from .. import markup, measuring_text, saving_text, selection, text
+from .. import cell_text, markup, measuring_text, saving_text, selection, text
 from ..components import Slider, download, panel, plot
-from ..events import LIVE, PRESSED, QUIET, FormData, bind, collect, form_data, listen, plain
+from ..events import (
+    LIVE,
+    PRESSED,
+    QUIET,
+    FormData,
+    bind,
+    collect,
+    event_data,
+    form_data,
+    listen,
+    plain,
+)
 from ..figures.base import captioned
+from ..figures.cell import ALL_HEADS, ALL_LAYERS, EVERY_HEAD, Cell, cell_figures
 from ..figures.sensitivity import against_energy, loss_map
-from ..figures.spectra import Cell, cell_figures, heat_figure
+from ..figures.spectra import heat_figure
 from ..form import read_recipe, try_recipe
 from ..jobs import start_analysis, unmeasured_evidence
 from ..keys import calibrated
@@ -38,6 +50,7 @@ class SpectraTab:
     scatter: gr.HTML
     heading: gr.HTML
     head: gr.Dropdown
+    beside: gr.Dropdown
     scale: gr.Radio
     values: gr.HTML
     energy: gr.HTML
@@ -69,7 +82,20 @@ def layout() -> SpectraTab:
     with gr.Row(elem_classes="bottom"):
         heading = gr.HTML(markup.note(text.CLICK_A_CELL), elem_id="cell-heading", scale=2)
         head = gr.Dropdown(
-            [(text.ALL_HEADS, -1)], value=-1, label="Head", elem_id="head", min_width=140
+            [(cell_text.ALL_HEADS, ALL_HEADS)],
+            value=ALL_HEADS,
+            label="Head",
+            elem_id="head",
+            min_width=140,
+        )
+        beside = gr.Dropdown(
+            [(cell_text.ALL_LAYERS, ALL_LAYERS)],
+            value=[],
+            multiselect=True,
+            label=cell_text.BESIDE,
+            info=cell_text.BESIDE_INFO,
+            elem_id="beside",
+            min_width=220,
         )
         scale = gr.Radio(
             ["log", "linear"], value="log", label="Scale", elem_id="scale", min_width=180
@@ -90,13 +116,14 @@ def layout() -> SpectraTab:
         scatter,
         heading,
         head,
+        beside,
         scale,
         values,
         energy,
         table,
         csv,
         form_data([measure, threshold, kind], ["effective_rank", 0.9, "aware"]),
-        form_data([head, scale], [-1, "log"]),
+        form_data([head, scale, beside], [ALL_HEADS, "log", []]),
         gr.State(None),
     )
 
@@ -117,7 +144,7 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
     parts.heatmap.select(
         bind(click_cell, store),
         plain([page.selected, parts.cell_controls, page.analysis_key, *page.form.inputs]),
-        [page.selected, page.selection_mark, parts.drawn_cell, *cell_outputs(parts)],
+        [page.selected, page.selection_mark, parts.drawn_cell, parts.beside, *cell_outputs(parts)],
         **PRESSED,
     )
 
@@ -135,12 +162,20 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     listen(
         [page.selected.change, page.analysis_key.change],
         bind(list_heads, store),
-        [page.selected, page.analysis_key],
+        [page.selected, page.analysis_key, parts.cell_controls],
         parts.head,
+        **LIVE,
+    )
+    listen(
+        [page.analysis_key.change],
+        bind(list_layers, store),
+        page.analysis_key,
+        parts.beside,
         **LIVE,
     )
     changed = [
         parts.head.input,
+        parts.beside.input,
         parts.scale.input,
         page.analysis_key.change,
         tab.select,
@@ -231,16 +266,17 @@ def draw_cell(
 ) -> tuple[str, str, str]:
     """Singular values, energy lost and heading of one layer and component.
 
-    controls: head and scale.
+    controls: head, scale, and the layers beside it.
     """
-    head, scale = controls
+    head, scale, beside = controls
     analysis = store.analysis_shown(key)
     if analysis is None:
         return "", "", markup.note(text.CLICK_A_CELL)
-    head = head if head < analysis.heads(*slot) else -1
-    cell = Cell(*slot, head, planned_rank(store, try_recipe(values), slot))
+    rank = planned_rank(store, try_recipe(values), slot)
+    cell = Cell(*slot, head, rank, beside).of(analysis)
     *drawn, heading = cell_figures(analysis, cell, scale == "log")
-    caption = saving_text.source(calibrated(key), saving_text.slot(*slot, head))
+    named = cell_text.slot(*slot, cell.head) + cell_text.beside(cell.beside, analysis.layers)
+    caption = saving_text.source(calibrated(key), named)
     return *(captioned(one, caption) for one in drawn), heading
 
 
@@ -253,10 +289,19 @@ def click_cell(
     *values: Any,
 ) -> tuple[Any, ...]:
     """A click on a cell selects it and draws it in one answer: a second trip to the server
-    would be felt.
+    would be felt. A Ctrl-click on one of the same row draws its layer beside the selected one, or
+    no longer.
     """
-    slot, mark = selection.select_clicked(event, slot)
-    return slot, mark, slot, *draw_cell(store, slot, [-1, controls[1]], key, *values)
+    head, scale, beside = controls
+    clicked, mark = selection.select_clicked(event, slot)
+    if event_data(event).get("more") and clicked[1] == slot[1]:
+        beside = sorted({*beside} ^ {clicked[0]} - {slot[0]})
+        drawn = draw_cell(store, slot, [head, scale, beside], key, *values)
+        return gr.skip(), gr.skip(), slot, beside, *drawn
+    kept = [one for one in beside if one == ALL_LAYERS]
+    head = head if head == EVERY_HEAD else ALL_HEADS
+    drawn = draw_cell(store, clicked, [head, scale, kept], key, *values)
+    return clicked, mark, clicked, gr.skip() if kept == beside else kept, *drawn
 
 
 def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) -> Any:
@@ -264,12 +309,24 @@ def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) 
     return (gr.skip(),) * 4 if slot == drawn else (None, *draw_cell(store, slot, *others))
 
 
-def list_heads(store: Store, slot: list, key: list | None) -> gr.Dropdown:
-    """The heads of the selected component, to look at one alone."""
+def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) -> gr.Dropdown:
+    """The heads of the selected component, to look at one alone, or at each side by side."""
     analysis = store.analysis_shown(key)
     count = analysis.heads(*slot) if analysis is not None else 0
-    choices = [(text.ALL_HEADS, -1), *((f"Head {i}", i) for i in range(count))]
-    return gr.Dropdown(choices, value=-1, interactive=bool(count))
+    choices = [(cell_text.ALL_HEADS, ALL_HEADS)]
+    if count:
+        choices.append((cell_text.EVERY_HEAD, EVERY_HEAD))
+    choices += [(cell_text.HEAD.format(i), i) for i in range(count)]
+    value = EVERY_HEAD if count and controls[0] == EVERY_HEAD else ALL_HEADS
+    return gr.Dropdown(choices, value=value, interactive=bool(count))
+
+
+def list_layers(store: Store, key: list | None) -> gr.Dropdown:
+    """The layers that can be drawn beside the selected one."""
+    analysis = store.analysis_shown(key)
+    count = analysis.layers if analysis is not None else 0
+    layers = [(cell_text.LAYER_NUMBER.format(i), i) for i in range(count)]
+    return gr.Dropdown([(cell_text.ALL_LAYERS, ALL_LAYERS), *layers])
 
 
 def fill_table(store: Store, threshold: float, key: list | None) -> Any:

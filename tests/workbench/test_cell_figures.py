@@ -1,0 +1,92 @@
+"""Several layers in one plot, and every head in one of its own."""
+
+import json
+
+import numpy as np
+import pytest
+from page_values import click
+
+import lrcore
+from workbench.figures.cell import ALL_LAYERS, EVERY_HEAD, Cell, cell_figures
+from workbench.figures.curves import Curves, curves
+from workbench.figures.overlay import NAMED, of_layers
+from workbench.form import input_values
+from workbench.keys import calibration_key
+from workbench.store import Store
+from workbench.tabs import spectra
+
+RECIPE = lrcore.Recipe(samples=4, seq_len=32)
+KEY = list(calibration_key(RECIPE))
+VALUES = input_values(RECIPE)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("runs"))
+    store.analysis(RECIPE)
+    return store
+
+
+def names(figure: str) -> list[str]:
+    return [trace.get("name") for trace in json.loads(figure)["data"]]
+
+
+def test_all_layers_of_a_component_are_drawn_beside_the_chosen_one(store):
+    analysis = store.analysis(RECIPE)
+    values, lost, _ = cell_figures(analysis, Cell(2, "ov", beside=[ALL_LAYERS]), log=True)
+    assert sorted(names(values)) == [f"layer {i}" for i in range(analysis.layers)]
+    chosen = json.loads(values)["data"][-1]  # in front
+    assert chosen["name"] == "layer 2"
+    assert chosen["y"] == pytest.approx(analysis.values(2, "ov").tolist())
+    widths = [trace["line"]["width"] for trace in json.loads(lost)["data"]]
+    assert widths[-1] > max(widths[:-1])
+
+
+def test_many_layers_have_the_colours_of_a_scale():
+    layers = {i: np.array([2.0, 1.0]) for i in range(NAMED + 1)}
+    *lines, scale = json.loads(curves(of_layers(Curves("value", []), layers, 3)))["data"]
+    assert len({line["line"]["color"] for line in lines}) == NAMED + 1
+    assert not any(line["showlegend"] for line in lines)
+    assert scale["marker"]["cmax"] == NAMED
+
+
+def test_every_head_has_a_plot_of_its_own_on_the_same_axes(store):
+    analysis = store.analysis(RECIPE)
+    heads = analysis.heads(1, "qk")
+    values, lost, heading = cell_figures(analysis, Cell(1, "qk", EVERY_HEAD, 8), log=True)
+    assert "every head" in heading
+    for figure in map(json.loads, (values, lost)):
+        layout, drawn = figure["layout"], figure["data"]
+        assert {trace["yaxis"] for trace in drawn} == {
+            "y" + (str(i + 1) if i else "") for i in range(heads)
+        }
+        axes = [axis for name, axis in layout.items() if name.startswith("yaxis")]
+        assert all(axis["range"] == axes[0]["range"] for axis in axes)
+        assert [cut["x0"] for cut in layout["shapes"]] == [8] * heads
+    third = next(t for t in json.loads(values)["data"] if t["yaxis"] == "y3")
+    assert third["y"] == pytest.approx(analysis.values(1, "qk", "aware", 2).tolist())
+    whole, *_ = cell_figures(analysis, Cell(1, "mlp", EVERY_HEAD), log=True)  # has no heads
+    assert len(names(whole)) == 2
+
+
+def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out(store):
+    def press(layer: int, name: str, beside: list[int], more: bool = True) -> tuple:
+        event = click(x=layer, y=name, custom=[layer, name], more=more)
+        return spectra.click_cell(store, event, [1, "ov"], [-1, "log", beside], KEY, *VALUES)
+
+    *_, beside, values, _, _ = press(3, "ov", [])
+    assert beside == [3]
+    assert names(values) == ["layer 3", "layer 1"]
+    assert "Layer 1 · ov, beside layers 3 · demo" in json.loads(values)["caption"]
+    assert press(3, "ov", [3])[3] == []
+    assert press(1, "ov", [3])[3] == [3]  # the selected one stays
+    slot, *_, values, _, _ = press(3, "qk", [2])
+    assert slot == [3, "qk"]
+    assert names(values) == ["Activation-aware", "Raw weight"]
+    assert press(3, "ov", [ALL_LAYERS, 2], more=False)[3] == [ALL_LAYERS]
+
+
+def test_the_choices_follow_the_analysis(store):
+    layers = [value for _, value in spectra.list_layers(store, KEY).choices]
+    assert layers == [ALL_LAYERS, *range(store.analysis(RECIPE).layers)]
+    assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD]).value == EVERY_HEAD
