@@ -84,13 +84,16 @@ ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
 class RotaryChannel:
     """A decoupled rotary channel beside the heads (CARE, section 3.5).
 
-    q [n_q * size, d]; k [size, r], which reads the cached latent of k.
+    q [n_q * size, d]; k [size, r], which reads the first r numbers of the cached latent of k;
+    q_bias [n_q * size], k_bias [size] or None.
 
     The scores gain `scale (R_t q x)^T (R_s k (k_down x'))`; all heads share the key.
     """
 
     q: Tensor
     k: Tensor
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -98,8 +101,13 @@ class RotaryChannel:
         return self.k.shape[0]
 
     @property
+    def biases(self) -> int:
+        """Numbers that multiply no input."""
+        return sum(one.numel() for one in (self.q_bias, self.k_bias) if one is not None)
+
+    @property
     def parameters(self) -> int:
-        return self.q.numel() + self.k.numel()
+        return self.q.numel() + self.k.numel() + self.biases
 
 
 @dataclass(frozen=True, eq=False)

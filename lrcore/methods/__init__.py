@@ -18,6 +18,7 @@ from . import (
     modegpt,
     svd,
     svd_llm,
+    transmla,
 )
 from .factors import LayerFactors, spectrum, truncate
 from .method import COMPONENTS, MATRICES, Method
@@ -45,6 +46,7 @@ METHODS: dict[str, Method] = {
         latentllm.METHOD,
         care.METHOD,
         mha2mla.METHOD,
+        transmla.METHOD,
         fused.METHOD,
         flap.METHOD,
         llm_pruner.METHOD,

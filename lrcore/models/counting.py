@@ -55,7 +55,7 @@ def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
     weights = sum(map(multiplied, _matrices(layer))) + residual + absorbed(a)
     cached = a.n_q * a.qk_size + raised_keys(a) + weighted_values(a)
     if channel is not None:
-        weights += channel.parameters
+        weights += channel.parameters - channel.biases
         cached += a.n_q * channel.size + channel.k.numel()
     return LayerWork(weights, cached)
 

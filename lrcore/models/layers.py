@@ -127,7 +127,8 @@ def _read_channel(attention: nn.Module) -> RotaryChannel | None:
     q, k = (getattr(attention, name, None) for name in ("q_channel", "k_channel"))
     if q is None or k is None:
         return None
-    return RotaryChannel(q.weight.detach(), k.weight.detach())
+    biases = (None if one.bias is None else one.bias.detach() for one in (q, k))
+    return RotaryChannel(q.weight.detach(), k.weight.detach(), *biases)
 
 
 def _read_projection(module: nn.Module) -> Projection:

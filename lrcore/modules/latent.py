@@ -24,9 +24,9 @@ class LatentAttention(CompressedAttention):
     rotary: the network's rotary embedding, called for the whole cache, so that scaled frequencies
     stay those of the network.
     A decoupled rotary channel (`q_channel`, `k_channel`; CARE, section 3.5) adds columns to queries
-    and keys of every head. Its keys are computed from the cached latents, so the cache does not
-    grow. Its d_r / 2 pairs take evenly spaced frequencies of the network: those of a rotary head of
-    size d_r, where d_r divides the rotary width.
+    and keys of every head. Its keys are computed from the cached latents, or the first numbers of
+    them, so the cache does not grow. Its d_r / 2 pairs take evenly spaced frequencies of the
+    network: those of a rotary head of size d_r, where d_r divides the rotary width.
     """
 
     def __init__(
@@ -42,22 +42,23 @@ class LatentAttention(CompressedAttention):
         self.rotary: Any = rotary
         self.q_channel: nn.Linear | None = None
         self.k_channel: nn.Linear | None = None
-        for name, (rows, columns) in (sizes.get("channel") or {}).items():
-            setattr(self, name, nn.Linear(columns, rows, bias=False, dtype=dtype))
+        # checkpoints of earlier versions say nothing of a bias: there was none
+        for name, (rows, columns, *bias) in (sizes.get("channel") or {}).items():
+            setattr(self, name, nn.Linear(columns, rows, bias=any(bias), dtype=dtype))
 
     def sizes(self) -> dict[str, Any]:
         own = {
-            name: list(getattr(self, name).weight.shape)
+            name: [*module.weight.shape, module.bias is not None]
             for name in ("q_channel", "k_channel")
-            if getattr(self, name) is not None
+            if (module := getattr(self, name)) is not None
         }
         return super().sizes() | ({"channel": own} if own else {})
 
     def fill(self, value: Attention) -> "LatentAttention":
         super().fill(value)
         if value.channel is not None:
-            self.q_channel = linear_module(value.channel.q)
-            self.k_channel = linear_module(value.channel.k)
+            self.q_channel = linear_module(value.channel.q, value.channel.q_bias)
+            self.k_channel = linear_module(value.channel.k, value.channel.k_bias)
         return self
 
     def states_module(self, name: str) -> nn.Module:
@@ -99,7 +100,8 @@ class LatentAttention(CompressedAttention):
         if self.q_channel is not None and self.k_channel is not None and angles and recent:
             more_q = self.q_channel(x).unflatten(-1, (self.n_q, -1)).transpose(1, 2)
             more_q = rotated(more_q, *_channel_angles(recent, self.k_channel.out_features))
-            more_k = self.k_channel(latent).unsqueeze(1)  # [b, 1, T, d_r], for all heads
+            first = latent[..., : self.k_channel.in_features]
+            more_k = self.k_channel(first).unsqueeze(1)  # [b, 1, T, d_r], for all heads
             more_k = rotated(more_k, *_channel_angles(angles, self.k_channel.out_features))
             q = torch.cat((q, more_q), -1)
             k = torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1)

@@ -19,7 +19,7 @@ RANKED = """() => [...document.querySelectorAll('#ranking tr')].map(
   row => [...row.querySelectorAll('td')].map(cell => cell.innerText)).filter(row => row.length)"""
 METHODS = {row["name"] for row in lrcore.methods()} - {"clover"}
 """Those that can remove 30 %: with rotary positions clover changes OV alone."""
-KV = {"care", "mha2mla"}
+KV = {"care", "mha2mla", "transmla"}
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,10 @@ VARIANTS = {
         {"pairs": "high", "split": True},
         {"pairs": "low", "rotary": 1.0},
     ],
+    "transmla": [
+        {"fold": 4, "rotary": 0.25, "balance": 0.0},
+        {"fold": 1, "rotary": 9.0},
+    ],
     "latentllm": [
         {"junction": "left_identity", "preconditioner": "diag_hessian", "bias": "keep"},
         {"junction": "symmetric", "vo": "joint", "window": 0, "preconditioner": "covariance"},
