@@ -8,7 +8,8 @@
 //   mark: how to show the selected slot: "cell" of a heatmap, "bar", "point", "block", or "layer"
 //     (a band across)
 //   columns: for blocks, component -> where its column begins and ends
-//   axes: for bars, component -> its y axis
+//   axes: for bars, component -> its y axis, where it begins from the middle of its layer, and how
+//     wide it is, in layers
 //   steps: component -> [least step of a rank]: the selected bar gets a handle
 // The figure's caption stands above the plot, and below it where it is saved (plot-saving.js).
 const host = element.querySelector('.plot'),
@@ -52,8 +53,11 @@ function marks() {
     const ring = { type: 'circle', line, name: 'selected', ...around };
     return point ? [{ ...ring, xanchor: point.x, yanchor: point.y }] : [];
   }
-  const axis = meta.axes[at.component];
-  return axis ? [{ ...box, yref: axis, y0: 0, y1: 1.03 }] : [];
+  const own = meta.axes[at.component];
+  if (!own) return [];
+  const [yref, begin, width] = own,
+    x0 = at.layer + begin;
+  return [{ ...box, yref, x0, x1: x0 + width, y0: 0, y1: 1.03 }];
 }
 
 function selectedPoint() {
@@ -84,11 +88,11 @@ function place() {
 function put(bar, rank) {
   const at = window.selectedSlot,
     l = host._fullLayout,
-    axis = figure.layout.meta.axes[at.component].replace('y', 'yaxis');
+    [axis, begin, width] = figure.layout.meta.axes[at.component];
   const x = l.xaxis,
-    y = l[axis],
-    wide = Math.abs(x.d2p(at.layer + 0.45) - x.d2p(at.layer - 0.45)),
-    middle = x.d2p(at.layer);
+    y = l[axis.replace('y', 'yaxis')],
+    wide = 0.9 * Math.abs(x.d2p(at.layer + width) - x.d2p(at.layer)),
+    middle = x.d2p(at.layer + begin + width / 2);
   if (!(middle >= 0 && middle <= x._length)) {
     handle.hidden = true;
     return;
@@ -155,7 +159,7 @@ function makeHandle() {
     if (!bar) return;
     const y =
       host._fullLayout[
-        figure.layout.meta.axes[window.selectedSlot.component].replace('y', 'yaxis')
+        figure.layout.meta.axes[window.selectedSlot.component][0].replace('y', 'yaxis')
       ];
     const rank = near(
       bar.full * y.p2d(e.clientY - host.getBoundingClientRect().top - y._offset),

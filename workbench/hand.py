@@ -46,13 +46,14 @@ def redo(history: History, now: Ranks) -> tuple[Ranks, History]:
 class Change:
     """A slot whose rank differs from what the policy alone gives.
 
-    parameters: how many more it costs; hand: set by hand, not by the policy
-    in answer to that.
+    policy: its rank there; None where the policy takes another form of its part. parameters: how
+    many more it costs, in that case than its matrices as they are; hand: set by hand, not by the
+    policy in answer to that.
     """
 
     layer: int
     component: str
-    policy: int
+    policy: int | None
     rank: int
     parameters: int
     hand: bool
@@ -64,14 +65,15 @@ def changes(plan: lrcore.RankPlan, alone: lrcore.RankPlan, hand: Mapping[str, in
     """
     differing = []
     for slot, rank in plan.ranks.items():
-        before, cost = alone.ranks[slot], plan.spectra[slot].cost
+        before, cost = alone.ranks.get(slot), plan.spectra[slot].cost
         if rank != before or slot_name(slot) in hand:
+            unchanged = cost.full if before is None else before
             differing.append(
                 Change(
                     *slot,
                     before,
                     rank,
-                    cost.parameters(rank) - cost.parameters(before),
+                    cost.parameters(rank) - cost.parameters(unchanged),
                     slot_name(slot) in hand,
                 )
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import lrcore
 
-from . import measuring_text, text
+from . import hand_text, measuring_text, text
 from .hand import Change
 from .live import Figure
 
@@ -200,15 +200,14 @@ def changes(changed: Sequence[Change], plan: Any, alone: Any) -> str:
     """
     by_hand = [one for one in changed if one.hand]
     if not by_hand:
-        return note(text.BY_HAND_NONE)
-    before, after = (float(one.table()["energy"].mean()) for one in (alone, plan))
-    sentence = text.BY_HAND.format(
-        hand=len(by_hand), others=len(changed) - len(by_hand), before=before, after=after
-    )
+        return note(hand_text.BY_HAND_NONE)
+    energies = [float(one.table()["energy"].mean()) for one in (alone, plan)]
+    counts = {"hand": len(by_hand), "others": len(changed) - len(by_hand)}
+    sentence = hand_text.BY_HAND.format(**counts, before=energies[0], after=energies[1])
     rows = "".join(
         f"<tr data-slot='{one.layer}.{escape(one.component)}'>"
         f"<td>layer {one.layer} · {escape(one.component)}</td>"
-        f"<td>{'by hand' if one.hand else 'policy'}</td><td>{one.policy} → {one.rank}</td>"
+        f"<td>{'by hand' if one.hand else 'policy'}</td><td>{before(one)} → {one.rank}</td>"
         f"<td>{one.parameters:+,}</td></tr>"
         for one in changed[:MOST_CHANGES]
     )
@@ -216,6 +215,11 @@ def changes(changed: Sequence[Change], plan: Any, alone: Any) -> str:
     more = len(changed) - MOST_CHANGES
     rest = note(f"and {more} more") if more > 0 else ""
     return f"{note(sentence)}<table class='changes'>{head}{rows}</table>{rest}"
+
+
+def before(change: Change) -> str:
+    """The rank that the policy alone gives."""
+    return hand_text.ANOTHER_FORM if change.policy is None else str(change.policy)
 
 
 def cell(label: str, value: str, below: str = "", name: str = "") -> str:

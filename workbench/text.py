@@ -103,19 +103,6 @@ RANKED_HURTS = " {} with {}, shown above, is {:.1%} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
 TOO_LARGE = "this model is too large to measure at every move: press Start under Compress"
-SLOT = "Rank of layer {} · {}"
-SLOT_INFO = "of {}; the policy alone gives {}. Drag the mark on its bar, or use its arrow keys"
-UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Reset to policy", "Clear all"
-BY_HAND_NONE = "No rank is set by hand: the policy alone has chosen. Click a bar to select it."
-BY_HAND = (
-    "What changed against the policy: {hand} set by hand, {others} others moved by the policy to "
-    "keep the budget. "
-    "Predicted energy kept {before:.2%} → {after:.2%}."
-)
-OVERRIDE_HELP = (
-    "Type a rank into the table, or drag the mark on a bar, to fix it by hand; the policy divides "
-    "what is left among the others."
-)
 BUDGETS = {
     "auto": "what the method compresses",
     "params": "decoder parameters",

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 BAR = """([layer, name]) => {
   const p = document.querySelector('#bars .js-plotly-plot');
   const l = p._fullLayout, b = p.getBoundingClientRect();
-  const axis = l[l.meta.axes[name].replace('y', 'yaxis')];
+  const axis = l[l.meta.axes[name][0].replace('y', 'yaxis')];
   return [b.x + l.xaxis._offset + l.xaxis.d2p(layer), b.y + axis._offset + axis.d2p(0.03)]; }"""
 BLOCK = """([layer, name]) => {
   const p = document.querySelector('#network .js-plotly-plot');

@@ -26,6 +26,31 @@ def drawn(figure: str) -> dict[str, dict]:
     return {trace["name"]: trace for trace in json.loads(figure)["data"]}
 
 
+def test_the_forms_of_a_part_share_a_column():
+    """Its title has the share of both together; a block is as wide as what it costs."""
+    own = Network(
+        {
+            "qk": {0: Block(2, 8, 30, 60)},
+            "q": {1: Block(3, 6, 20, 40)},
+            "k": {1: Block(9, 9, 20, 20)},
+        },
+        2,
+        "parameters",
+        forms={"qk": ("qk", "narrowed"), "q": ("qk", "pairs"), "k": ("qk", "pairs")},
+    )
+    figure = json.loads(network(own))
+    assert figure["layout"]["xaxis"]["ticktext"] == ["qk<br>58%"]
+    ends = figure["layout"]["meta"]["columns"]
+    assert ends["qk"] == [0.0, 1.0]
+    assert ends["q"] == pytest.approx([0.0, 2 / 3])
+    assert ends["k"] == pytest.approx([2 / 3, 1.0])
+    grey, narrowed, pairs = figure["data"]
+    assert (narrowed["name"], pairs["name"]) == ("kept: narrowed", "kept: pairs")
+    assert grey["x"] == pytest.approx([1.0, 2 / 3, 1 / 3])
+    assert narrowed["x"] == pytest.approx([0.5])
+    assert pairs["x"] == pytest.approx([1 / 3, 1 / 3])
+
+
 def test_areas_are_the_parameters_of_the_plan(store):
     recipe = RECIPE.with_(method="svd_llm")
     figure = draw_network(store, BROWSER, *input_values(recipe))

@@ -14,6 +14,7 @@ from workbench import events, job_markup, markup, text
 from workbench.figures import allocation as allocation_figures
 from workbench.figures.base import MOST_POINTS, thinned
 from workbench.figures.curves import Curves, curves
+from workbench.figures.rank_bars import Bar, RankBars, rank_bars
 from workbench.form import FIELD_NAMES, Form, differences, input_values, read_recipe
 from workbench.job_queue import Jobs
 from workbench.job_record import JobRecord
@@ -134,9 +135,33 @@ def test_figures_are_plain_json_without_backgrounds():
     assert figure["layout"]["yaxis"]["type"] == "log"
     assert figure["layout"]["shapes"][0]["x0"] == 2
     bars = json.loads(
-        allocation_figures.bars(allocation_figures.Bars({"qk": [(3, 4), (4, 4)]}, {"qk": [3, 3]}))
+        rank_bars(
+            RankBars(
+                {"qk": [Bar(0, "qk", 3, 4), Bar(1, "qk", 4, 4)]},
+                {"qk": [Bar(0, "qk", 3, 4), Bar(1, "qk", 3, 4)]},
+            )
+        )
     )
     assert bars["data"][1]["y"] == [0.75, 1.0]
+
+
+def test_the_forms_of_a_part_share_a_plot_side_by_side():
+    narrowed = [Bar(0, "ov", 3, 4, "narrowed"), Bar(1, "ov", 2, 4, "narrowed")]
+    pairs = [Bar(1, "v", 6, 8, "pairs", 0, 2), Bar(1, "o", 2, 8, "pairs", 1, 2)]
+    drawn = json.loads(rank_bars(RankBars({"ov": [narrowed[0], *pairs]}, {"ov": narrowed})))
+    grey, ov, v, o = drawn["data"]
+    assert {trace["yaxis"] for trace in drawn["data"]} == {"y"}
+    assert grey["y"] == [0.75, 0.5]
+    assert (ov["x"], v["x"], o["x"]) == ([0], [1], [1])
+    assert v["offset"] < v["offset"] + v["width"] < o["offset"]
+    assert v["marker"]["color"] == o["marker"]["color"] != ov["marker"]["color"]
+    assert (ov["name"], v["name"]) == ("this allocation: narrowed", "this allocation: pairs")
+    assert (v["showlegend"], o["showlegend"]) == (True, False)
+    assert drawn["layout"]["meta"]["axes"] == {
+        "ov": ["y", -0.5, 1.0],
+        "v": ["y", -0.5, 0.5],
+        "o": ["y", 0.0, 0.5],
+    }
 
 
 def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):

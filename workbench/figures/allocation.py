@@ -1,7 +1,6 @@
-"""The Allocation tab's figures: ranks as bars, the policies as lines, layers that would go."""
+"""The Allocation tab's figures: the policies as lines, layers that would go."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from .base import (
@@ -14,87 +13,8 @@ from .base import (
     stacked_axis,
 )
 
-PALE = 0.4  # the opacity of what is not chosen
 CHOSEN_LINE = {"color": AWARE, "width": 3}
 GREY_LINE = {"color": GHOST, "width": 1.5}
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Ranks by component and layer.
-
-    ranks: (rank, full rank) per layer; uniform: the ranks that the uniform policy gives; by_hand:
-    the slots "layer.component" set by hand, hatched; steps: the least step of a component's rank,
-    which lets the selected bar be dragged; other: whose ranks these are where they are not those of
-    the policy that is chosen: they are drawn pale.
-    """
-
-    ranks: Mapping[str, Sequence[tuple[int, int]]]
-    uniform: Mapping[str, Sequence[int]]
-    by_hand: Collection[str] = ()
-    steps: Mapping[str, int] = field(default_factory=dict)
-    other: str = ""
-
-
-def bars(drawn: Bars) -> str:
-    """One plot per component: share of the full rank kept in each layer."""
-    data, axes, count = [], {}, len(drawn.ranks)
-    for i, name in enumerate(drawn.ranks):
-        data += component_bars(drawn, name, i)
-        axes[f"yaxis{axis_number(i)}"] = stacked_axis(name, i, count, 0.22 / count)
-    layers = len(data[0]["x"]) if data else 0
-    meta: dict[str, Any] = {
-        "mark": "bar",
-        "axes": {name: f"y{axis_number(i)}" for i, name in enumerate(drawn.ranks)},
-    }
-    if drawn.steps:
-        meta["steps"] = {name: [step] for name, step in drawn.steps.items()}
-    return figure(
-        data,
-        90 + 112 * count,
-        f"bars{count}",
-        barmode="overlay",
-        xaxis=layer_axis(layers, zeroline=False, anchor=f"y{count if count > 1 else ''}"),
-        meta=meta,
-        **axes,
-    )
-
-
-def component_bars(drawn: Bars, name: str, i: int) -> list[dict[str, Any]]:
-    """The bars of a component, the i-th, before grey ones that end at its uniform ranks."""
-    pairs = drawn.ranks[name]
-    layers = list(range(len(pairs)))
-    common = {"type": "bar", "x": layers, "yaxis": f"y{axis_number(i)}", "showlegend": i == 0}
-    uniform = {
-        **common,
-        "y": [
-            rank / max(full, 1)
-            for rank, (_, full) in zip(drawn.uniform.get(name, []), pairs, strict=False)
-        ],
-        "width": 0.9,
-        "marker": {"color": GHOST},
-        "name": "uniform",
-        "legendgroup": "uniform",
-        "hoverinfo": "skip",
-    }
-    hatched = ["/" if f"{layer}.{name}" in drawn.by_hand else "" for layer in layers]
-    own = {
-        **common,
-        "y": [rank / max(full, 1) for rank, full in pairs],
-        "width": 0.6,
-        "marker": {"color": AWARE, "pattern": {"shape": hatched, "size": 6}},
-        "opacity": PALE if drawn.other else 1,
-        "name": drawn.other or "this allocation",
-        "legendgroup": "this",
-        "customdata": [[layer, name, rank, full] for layer, (rank, full) in enumerate(pairs)],
-        "hoverinfo": "all",
-        "hovertemplate": f"layer %{{x}} · {name}<br>rank %{{customdata[2]}} of "
-        "%{customdata[3]} (%{y:.1%})<extra></extra>",
-    }
-    if len(pairs) <= 16:  # the numbers fit into the bars
-        own |= {"text": [str(rank) for rank, _ in pairs], "textposition": "inside"}
-        own |= {"insidetextanchor": "end", "textangle": 0}
-    return [uniform, own]
 
 
 def policy_curves(shares: Mapping[str, Mapping[str, Sequence[float]]], chosen: str = "") -> str:

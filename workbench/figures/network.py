@@ -3,10 +3,10 @@ block whose area is what it costs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from .base import AWARE, GHOST, figure
+from .base import FORM_COLOURS, GHOST, figure
 
 WHOLE = "rgba(96,125,139,0.75)"  # what no rank is chosen for
 GAP = 0.02  # between two columns, of the width of all
@@ -30,7 +30,8 @@ class Block:
 class Network:
     """columns: component -> layer -> block; layers: of the model; counted: what the blocks count,
     such as parameters; whole: of a layer what belongs to no slot, the mean over layers; pale: these
-    are not the ranks of the chosen policy.
+    are not the ranks of the chosen policy; forms: component -> (part, form), where a part of a
+    layer has several: they share a column.
     """
 
     columns: Mapping[str, Mapping[int, Block]]
@@ -38,29 +39,48 @@ class Network:
     counted: str
     whole: float = 0.0
     pale: bool = False
+    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def form(self, component: str) -> tuple[str, str]:
+        """The part of a component, and its form; itself and "" where it has one only."""
+        return self.forms.get(component, (component, ""))
+
+    @property
+    def parts(self) -> dict[str, dict[str, list[str]]]:
+        """part -> form -> components."""
+        parts: dict[str, dict[str, list[str]]] = {}
+        for component in self.columns:
+            part, form = self.form(component)
+            parts.setdefault(part, {}).setdefault(form, []).append(component)
+        return parts
+
+    def wide(self, component: str) -> int:
+        """What the widest block of a component counts when dense."""
+        return max(one.dense for one in self.columns[component].values())
 
 
 def network(drawn: Network) -> str:
     """Each block is centred in a column as wide as the dense one; its width is the share that is
     kept, what is removed is grey.
     """
-    ends, rest = columns_of(drawn)
+    parts, rest = columns_of(drawn)
+    ends = components_of(drawn, parts)
     data = bars_of(drawn, ends) + ([whole(drawn, *rest)] if rest else [])
     row = min(ROW[1], max(ROW[0], TALL / drawn.layers))
     names = [
-        f"{name}<br>{share_kept(drawn.columns[name]):.0%}" if end - begin > SHARE_SHOWN else name
-        for name, (begin, end) in ends.items()
+        f"{name}<br>{share_kept(drawn, name):.0%}" if end - begin > SHARE_SHOWN else name
+        for name, (begin, end) in parts.items()
     ]
     return figure(
         data,
         round(100 + row * drawn.layers),
-        f"network{drawn.layers}{'-'.join(ends)}",
+        f"network{drawn.layers}{'-'.join(parts)}",
         barmode="overlay",
         bargap=0.12 if row > 12 else 0.06,
         uniformtext={"minsize": 8, "mode": "hide"},
         xaxis={
             "side": "top",
-            "tickvals": [sum(pair) / 2 for pair in ends.values()],
+            "tickvals": [sum(pair) / 2 for pair in parts.values()],
             "ticktext": names,
             "autotickangles": [0, 90],
             "showline": False,
@@ -86,10 +106,13 @@ def network(drawn: Network) -> str:
 def columns_of(
     drawn: Network,
 ) -> tuple[dict[str, tuple[float, float]], tuple[float, float] | None]:
-    """Where each component's column begins and ends, in [0, 1], and that of the rest of a layer;
-    None where there is no rest.
+    """Where each part's column begins and ends, in [0, 1], and that of the rest of a layer; None
+    where there is no rest.
     """
-    wide = {name: max(one.dense for one in own.values()) for name, own in drawn.columns.items()}
+    wide = {
+        part: max(sum(map(drawn.wide, own)) for own in forms.values())
+        for part, forms in drawn.parts.items()
+    }
     total = sum(wide.values()) + drawn.whole
     widths: list[float] = list(wide.values())
     if drawn.whole > LEAST_WHOLE * total:
@@ -101,40 +124,74 @@ def columns_of(
     return dict(zip(wide, pairs, strict=False)), rest
 
 
+def components_of(
+    drawn: Network, parts: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Where each component's column begins and ends: those of a form divide that of their part."""
+    ends = {}
+    for part, forms in drawn.parts.items():
+        begin, end = parts[part]
+        for own in forms.values():
+            unit, at = (end - begin) / sum(map(drawn.wide, own)), begin
+            for name in own:
+                ends[name] = (at, at + unit * drawn.wide(name))
+                at = ends[name][1]
+    return {name: ends[name] for name in drawn.columns}
+
+
 def bars_of(drawn: Network, ends: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
-    """The dense blocks in grey, which take the pointer, and what is kept of them."""
+    """The dense blocks in grey, which take the pointer, and what is kept of them, by form."""
     slots = [
         (layer, name, block) for name, own in drawn.columns.items() for layer, block in own.items()
     ]
-    removed, kept = [], []
-    for _, name, block in slots:
-        begin, end = ends[name]
-        most = max(one.dense for one in drawn.columns[name].values())
-        middle, unit = (begin + end) / 2, (end - begin) / most
-        removed.append((middle, block.dense * unit))
-        # a latent may have more parameters than the matrix: its column is full
-        kept.append((middle, min(block.kept, block.dense) * unit))
+    spans = [(sum(ends[name]) / 2, ends[name][1] - ends[name][0]) for _, name, _ in slots]
     numbers = [
         [layer, name, one.rank, one.full, one.kept, one.dense, one.kept / one.dense]
         for layer, name, one in slots
     ]
-    layers = [layer for layer, *_ in slots]
-    grey = stacked("removed", GHOST, layers, removed) | {
+    removed = [
+        (middle, width * one.dense / drawn.wide(name))
+        for (middle, width), (_, name, one) in zip(spans, slots, strict=True)
+    ]
+    grey = stacked("removed", GHOST, [layer for layer, *_ in slots], removed) | {
         "customdata": numbers,
         "hovertemplate": "layer %{y} · %{customdata[1]}"
         "<br>rank %{customdata[2]} of %{customdata[3]}"
         f"<br>%{{customdata[4]:,}} of %{{customdata[5]:,}} {drawn.counted} (%{{customdata[6]:.1%}})"
         "<extra></extra>",
     }
-    blue = stacked("kept", AWARE, layers, kept) | {
+    traces = [grey]
+    for form in sorted({drawn.form(name)[1] for name in drawn.columns}):
+        shown = [
+            (slot, span)
+            for slot, span in zip(slots, spans, strict=True)
+            if drawn.form(slot[1])[1] == form
+        ]
+        label = f"kept: {form}" if form else "kept"
+        traces.append(kept_of(drawn, label, FORM_COLOURS[form], shown))
+    return traces
+
+
+def kept_of(
+    drawn: Network,
+    label: str,
+    colour: str,
+    slots: Sequence[tuple[tuple[int, str, Block], tuple[float, float]]],
+) -> dict[str, Any]:
+    """What is kept of some slots. slots: layer, component and block, with middle and width."""
+    # a latent may have more parameters than the matrix: its column is full
+    kept = [
+        (middle, width * min(one.kept, one.dense) / drawn.wide(name))
+        for (_, name, one), (middle, width) in slots
+    ]
+    return stacked(label, colour, [layer for (layer, *_), _ in slots], kept) | {
         "hoverinfo": "skip",
         "opacity": 0.4 if drawn.pale else 1,
-        "text": [str(one.rank) for *_, one in slots],
+        "text": [str(one.rank) for (*_, one), _ in slots],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
     }
-    return [grey, blue]
 
 
 def whole(drawn: Network, begin: float, end: float) -> dict[str, Any]:
@@ -163,6 +220,12 @@ def stacked(
     }
 
 
-def share_kept(blocks: Mapping[int, Block]) -> float:
+def share_kept(drawn: Network, part: str) -> float:
     """Of a column."""
-    return sum(one.kept for one in blocks.values()) / sum(one.dense for one in blocks.values())
+    blocks = [
+        block
+        for own in drawn.parts[part].values()
+        for name in own
+        for block in drawn.columns[name].values()
+    ]
+    return sum(one.kept for one in blocks) / sum(one.dense for one in blocks)

@@ -11,8 +11,8 @@ import gradio as gr
 import lrcore
 
 from ... import markup, saving_text, text
-from ...figures import allocation as figures
 from ...figures.base import captioned
+from ...figures.rank_bars import Bar, RankBars, rank_bars
 from ...form import read_recipe, try_recipe
 from ...jobs import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from ...keys import UNIFORM, policy_row, unmeasured
@@ -169,14 +169,26 @@ def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) ->
 
 
 def bars(plan: Any, uniform: Any, by_hand: Collection[str], other: str = "") -> str:
-    """The figure of a plan's ranks before the uniform ones. other: see `figures.Bars`."""
-    ranks: dict[str, list[tuple[int, int]]] = {}
-    ghosts: dict[str, list[int]] = {}
-    for row in plan.table().sort_values("layer", kind="stable").itertuples():
-        ranks.setdefault(row.component, []).append((row.rank, row.full))
-        ghosts.setdefault(row.component, []).append(uniform.ranks[row.layer, row.component])
+    """The figure of a plan's ranks before the uniform ones. other: see `RankBars`."""
     steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
-    return figures.bars(figures.Bars(ranks, ghosts, by_hand, {} if other else steps, other))
+    drawn = RankBars(of_parts(plan), of_parts(uniform), by_hand, {} if other else steps, other)
+    return rank_bars(drawn)
+
+
+def of_parts(plan: Any) -> dict[str, list[Bar]]:
+    """A plan's slots by the part of a layer that they belong to, layer by layer."""
+    slots: dict[tuple[str, int], list[str]] = {}
+    for (layer, component), spectrum in plan.spectra.items():
+        part = component if spectrum.form is None else spectrum.form.part
+        slots.setdefault((part, layer), []).append(component)
+    parts: dict[str, list[Bar]] = {}
+    for (part, layer), components in sorted(slots.items(), key=lambda one: one[0][1]):
+        for place, component in enumerate(components):
+            spectrum, rank = plan.spectra[layer, component], plan.ranks[layer, component]
+            form = "" if spectrum.form is None else spectrum.form.name
+            bar = Bar(layer, component, rank, spectrum.cost.full, form, place, len(components))
+            parts.setdefault(part, []).append(bar)
+    return parts
 
 
 def conclusion(plan: Any, uniform: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from ... import markup, network_text, plan_address, text
+from ... import hand_text, markup, network_text, plan_address, text
 from ...components import panel, plot
 from ...page import Page
 from . import rank_editor
@@ -97,7 +97,7 @@ def ranks_table(page: Page) -> RanksTable:
         with gr.Row():
             for name in ("calibration", "refit", "rounding", "multiple", "component_ratios"):
                 page.form[name].render()
-        gr.Markdown(text.OVERRIDE_HELP)
+        gr.Markdown(hand_text.OVERRIDE_HELP)
         table = gr.Dataframe(
             headers=list(COLUMNS),
             interactive=True,

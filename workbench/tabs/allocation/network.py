@@ -45,4 +45,9 @@ def network_of(plan: lrcore.RankPlan, pale: bool = False) -> Network:
     counted, layers = network_text.CACHED if cached else network_text.PARAMETERS, plan.shape.layers
     dense = sum(row.dense_parameters for row in plan.slot_ranks)
     whole = 0.0 if cached else (plan.shape.decoder_linear - dense) / layers
-    return Network(columns, layers, counted, whole, pale)
+    forms = {
+        component: tuple(spectrum.form)
+        for (_, component), spectrum in plan.spectra.items()
+        if spectrum.form is not None
+    }
+    return Network(columns, layers, counted, whole, pale, forms)

@@ -9,7 +9,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import hand, markup, text
+from ... import hand, hand_text, markup, text
 from ...components import panel, small_button
 from ...events import LIVE, PRESSED, QUIET, bind, event_data, listen
 from ...form import read_recipe, try_recipe
@@ -33,15 +33,15 @@ class RankEditor:
 def layout(page: Page) -> RankEditor:
     with gr.Row(elem_classes="bottom", elem_id="slot-row"):
         box = gr.Number(
-            label=text.SLOT.format(*page.selected.value),
+            label=hand_text.SLOT.format(*page.selected.value),
             precision=0,
             elem_id="slot-rank",
             min_width=240,
         )
-        undo = small_button(text.UNDO, "undo", 90, interactive=False)
-        redo = small_button(text.REDO, "redo", 90, interactive=False)
-        release = small_button(text.RELEASE, "release", 170, interactive=False)
-        clear = small_button(text.CLEAR, "clear-overrides", 120, interactive=False)
+        undo = small_button(hand_text.UNDO, "undo", 90, interactive=False)
+        redo = small_button(hand_text.REDO, "redo", 90, interactive=False)
+        release = small_button(hand_text.RELEASE, "release", 170, interactive=False)
+        clear = small_button(hand_text.CLEAR, "clear-overrides", 120, interactive=False)
     return RankEditor(box, undo, redo, release, clear, panel("hand-changes"), gr.State(None))
 
 
@@ -87,20 +87,30 @@ def show(store: Store, slot: list, history: hand.History, *values: Any) -> tuple
     by_hand = recipe.overrides if recipe else {}
     enabled = (bool(history["past"]), bool(history["future"]), name in by_hand, bool(by_hand))
     buttons = [gr.Button(interactive=on) for on in enabled]
-    label = text.SLOT.format(*slot)
+    label = hand_text.SLOT.format(*slot)
     try:
         plan, alone = store.plan(recipe), store.policy_plan(recipe) if recipe else None
     except lrcore.InputError:  # the summary says so
         return gr.skip(), *buttons, gr.skip(), gr.skip()
     if plan is None or tuple(slot) not in plan.ranks:
-        info = text.NO_CUT.format(name=slot[1]) if plan is not None else ""
+        info = "" if plan is None else not_in_plan(store, recipe, tuple(slot))
         box = gr.Number(label=label, value=None, info=info, interactive=False)
         return box, *buttons, "", None
     rank, full = plan.ranks[tuple(slot)], plan.spectra[tuple(slot)].cost.full
-    info = text.SLOT_INFO.format(full, alone.ranks[tuple(slot)])
+    own = alone.ranks.get(tuple(slot), hand_text.ANOTHER_FORM)
+    info = hand_text.SLOT_INFO.format(full, own)
     box = gr.Number(label=label, value=rank, info=info, interactive=True)
     changed = markup.changes(hand.changes(plan, alone, by_hand), plan, alone)
     return box, *buttons, changed, rank
+
+
+def not_in_plan(store: Store, recipe: lrcore.Recipe | None, slot: tuple) -> str:
+    """Why a slot has no rank: its part is taken in another form, or the method has no such slot."""
+    factors = None if recipe is None else store.peek_factors(recipe)
+    if factors is None or slot not in factors.spectra:
+        return text.NO_CUT.format(name=slot[1])
+    form = factors.spectra[slot].form
+    return hand_text.OTHER_FORM.format(layer=slot[0], part=form.part, form=form.name, name=slot[1])
 
 
 def drag(
