@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .budget import Budget, Spectra, rank_for, take_steps
+from .alternatives import by_part
+from .budget import Budget, Prices, Spectra, rank_for, take_steps
 from .errors import InputError, unknown
 from .evidence import Evidence
 from .policies import Policy
-from .spectra import Slot
+from .spectra import Slot, Spectrum
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,39 @@ class Constraints:
 
 
 UNCONSTRAINED = Constraints()
+
+
+def open_forms(spectra: Spectra, prices: Prices, constraints: Constraints, every: bool) -> Spectra:
+    """The slots that a plan may use. A part of which a slot has a fixed rank or a ratio of its own
+    takes the form of that slot. Else it takes any form that the budget counts; its first one unless
+    `every`, or where the budget counts none.
+
+    Raises InputError where slots of two forms of a part were chosen so.
+    """
+    left: dict[Slot, Spectrum] = {}
+    for (layer, part), forms in by_part(spectra).items():
+        named = {form: _chosen(own, constraints) for form, own in forms.items()}
+        named = {form: how for form, how in named.items() if how}
+        if len(named) > 1:
+            one, other, *_ = (f"{how} ({form})" for form, how in named.items())
+            raise InputError(
+                f"The {part} of layer {layer} takes one form: {one} and {other} exclude each "
+                "other. Take one of them back."
+            )
+        counted = {
+            form for form, own in forms.items() if any(prices.counts(s.cost) for s in own.values())
+        }
+        kept = list(named) or [form for form in forms if form in counted] or list(forms)
+        for form in kept if every and counted else kept[:1]:
+            left |= forms[form]
+    return left
+
+
+def _chosen(own: Spectra, constraints: Constraints) -> str:
+    """What chose a form whose slots are `own`, in words; "" where nothing did."""
+    fixed = [f"the rank of {name}" for layer, name in own if (layer, name) in constraints.fixed]
+    shared = [f"the ratio of {name}" for _, name in own if name in constraints.ratios]
+    return next(iter(fixed + shared), "")
 
 
 def round_to_ranks(
@@ -87,8 +121,8 @@ def plan_ranks(
     budget: Budget,
     constraints: Constraints = UNCONSTRAINED,
 ) -> dict[Slot, int]:
-    """Ranks of all slots of the evidence: fixed ranks as given, full ranks where the budget does
-    not count a slot, the rest by the policy.
+    """Ranks of the slots of one form of every part: fixed ranks as given, full ranks where the
+    budget does not count a slot, the rest by the policy.
 
     options: a value of `policy.options`.
 
@@ -97,11 +131,12 @@ def plan_ranks(
     measured.
     """
     spectra, fixed, ratios = evidence.spectra, constraints.fixed, constraints.ratios
-    ranks = {slot: s.cost.full for slot, s in spectra.items()} | dict(fixed)
     counted = {slot: s for slot, s in spectra.items() if budget.counts(s.cost)}
+    ranks = {slot: s.cost.full for slot, s in spectra.items() if slot not in counted}
+    ranks |= {slot: rank for slot, rank in fixed.items() if slot in spectra}
 
     def price(pool: Spectra) -> int:
-        return sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items())
+        return sum(budget.price(s.cost, ranks[slot]) for slot, s in pool.items() if slot in ranks)
 
     def spend(pool: Spectra, limit: int) -> None:
         """Set the ranks of one pool of slots within its limit, which fixed ranks count towards."""
@@ -109,16 +144,17 @@ def plan_ranks(
         rest = _rest(free, limit - price({k: s for k, s in pool.items() if k in fixed}), budget)
         if free:
             targets = policy.share(evidence.restricted(free), rest, options)
-            ranks.update(round_to_ranks(free, targets, rest, constraints.nearest))
+            chosen = {slot: s for slot, s in free.items() if slot in targets}
+            ranks.update(round_to_ranks(chosen, targets, rest, constraints.nearest))
 
     pools = component_pools(counted, ratios, budget)
     for component, pool in pools.items():
-        whole = sum(budget.price(s.cost, s.cost.full) for s in pool.values())
+        whole = budget.dense_of(pool)
         spend(pool, whole - math.ceil(ratios[component] * whole - 1e-9))
     others = {slot: s for slot, s in counted.items() if slot[1] not in ratios}
     if others:
         spend(others, budget.limit - sum(price(pool) for pool in pools.values()))
-    return ranks
+    return {slot: ranks[slot] for slot in spectra if slot in ranks}
 
 
 def _rest(free: Spectra, limit: int, budget: Budget) -> Budget:
@@ -126,9 +162,9 @@ def _rest(free: Spectra, limit: int, budget: Budget) -> Budget:
 
     Raises InputError where not even their least ranks fit.
     """
-    dense = sum(budget.price(s.cost, s.cost.full) for s in free.values())
+    dense = budget.dense_of(free)
     limit = min(limit, dense)
-    if limit < sum(budget.price(s.cost, budget.least(s.cost)) for s in free.values()):
+    if limit < budget.least_of(free):
         raise InputError(
             "The ranks set by hand and the ratios of single components leave too little for the "
             "other slots. Lower some of those ranks, raise those ratios, or lower the overall "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .alternatives import by_part, first_forms
 from .errors import InputError
 from .spectra import Cost, Slot, Spectrum
 
@@ -58,6 +59,17 @@ class Prices:
     def least(self, cost: Cost) -> int:
         """The smallest rank on offer; full where no smaller one saves anything."""
         return cost.step if cost.step <= self.cap(cost) else cost.full
+
+    def dense_of(self, spectra: Spectra) -> int:
+        """What the parts of these slots cost at full rank, each counted once."""
+        return sum(self.price(s.cost, s.cost.full) for s in first_forms(spectra).values())
+
+    def least_of(self, spectra: Spectra) -> int:
+        """What they cost at the least ranks, each in its cheapest form."""
+        return sum(
+            min(sum(self.price(s.cost, self.least(s.cost)) for s in own.values()) for own in forms)
+            for forms in (part.values() for part in by_part(spectra).values())
+        )
 
     def offer(self, cost: Cost) -> Offer:
         """The ranks on offer, and their prices: worked out once for all slots of one cost."""
@@ -109,15 +121,14 @@ def make_budget(
     that ratio.
     """
     prices = Prices(kind)
-    counted = [s.cost for s in spectra.values() if prices.counts(s.cost)]
+    counted = {slot: s for slot, s in spectra.items() if prices.counts(s.cost)}
     if not counted:
         names = f": {', '.join(shrinking)}" if shrinking else ""
         raise InputError(
             "This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks it"
             f"{names}."
         )
-    dense = sum(prices.price(cost, cost.full) for cost in counted)
-    least = sum(prices.price(cost, prices.least(cost)) for cost in counted)
+    dense, least = prices.dense_of(counted), prices.least_of(counted)
     limit = dense - math.ceil(ratio * base - 1e-9)
     if limit < least:
         most, remedy = (dense - least) / base, "Lower the ratio."

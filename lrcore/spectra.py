@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,6 +114,15 @@ class Cost:
         return [*range(self.step, max(self.cap, self.kv_cap) + 1, self.step), self.full]
 
 
+class Form(NamedTuple):
+    """One of several forms in which a part of a layer can be compressed, see
+    lrcore/alternatives.py.
+    """
+
+    part: str
+    name: str
+
+
 @dataclass(frozen=True, eq=False)
 class Spectrum:
     """The loss curve of one slot under one method.
@@ -124,6 +134,7 @@ class Spectrum:
     heads [count, full / step] or None: the same per head, where the slot is solved head by head.
     scores [full / step] or None: what the method ranks by, in the order of `values`, where that can
     be compared between all of its slots.
+    form: the form that the slot belongs to, where its part has several; None where it has one.
     """
 
     slot: Slot
@@ -132,6 +143,7 @@ class Spectrum:
     heads: Tensor | None = None
     unit: str = ""
     scores: Tensor | None = None
+    form: Form | None = None
 
     @property
     def grain(self) -> int:

@@ -1,6 +1,6 @@
 """Ranks by a policy's name and plain values, for tests of policies and of rounding."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ from lrcore import allocation
 from lrcore.allocation import Constraints
 from lrcore.budget import Budget
 from lrcore.evidence import Evidence, LossCurve, Probes
+from lrcore.methods import METHODS
 from lrcore.policies import find_policy
 
 
@@ -41,3 +42,18 @@ def cached(spectra: Mapping) -> int:
 def probes(spectra: Mapping, increases: Mapping) -> Probes:
     """Probes whose curves are these tensors, one entry per rank of the slot's cost."""
     return Probes(1.0, {s: LossCurve(spectra[s].cost.ranks(), c) for s, c in increases.items()})
+
+
+def one_form(method: str, names: Iterable[str], turn: int = 0) -> list[str]:
+    """Of a layer's slots those of one form of every part: its first one at turn 0, and another one
+    with every turn and every part.
+    """
+    forms, parts = METHODS[method].forms, dict[str, dict[str, list[str]]]()
+    for name in names:
+        part, form = forms.get(name, (name, ""))
+        parts.setdefault(part, {}).setdefault(form, []).append(name)
+    return [
+        name
+        for number, own in enumerate(parts.values(), turn)
+        for name in list(own.values())[number * (turn > 0) % len(own)]
+    ]

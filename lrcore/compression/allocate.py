@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..allocation import Constraints, plan_ranks
-from ..budget import make_budget
+from ..allocation import Constraints, open_forms, plan_ranks
+from ..budget import Prices, make_budget
 from ..errors import InputError
 from ..evidence import Evidence, Probes
 from ..methods import METHODS, find_method
@@ -27,10 +27,18 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     """
     row, shape = find_policy(recipe.policy), factors.shape
     _check_budget_of_evidence(factors, recipe)
-    evidence = factors.evidence.restricted(
-        {slot: s.in_multiples(recipe.multiple) for slot, s in factors.spectra.items()}
-    )
     kind = find_method(recipe.method).budget(recipe.budget)
+    constraints = Constraints(
+        _fixed_ranks(recipe, factors.spectra), recipe.component_ratios, recipe.rounding == "nearest"
+    )
+    evidence = factors.evidence.restricted(
+        open_forms(
+            {slot: s.in_multiples(recipe.multiple) for slot, s in factors.spectra.items()},
+            Prices(kind),
+            constraints,
+            row.forms,
+        )
+    )
     base = {"params": shape.decoder_linear, "total": shape.parameters, "kv": shape.kv_values}[kind]
     shrinking = [row.name for row in METHODS.values() if row.shrinks_kv]
     budget = make_budget(kind, recipe.ratio, evidence.spectra, base, shrinking)
@@ -40,12 +48,10 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         suggested = row.suggest(evidence.restricted(counted), budget)
         temperature = recipe.temperature or suggested
         options = replace(options, temperature=temperature)
-    constraints = Constraints(
-        _fixed_ranks(recipe, factors.spectra), recipe.component_ratios, recipe.rounding == "nearest"
-    )
+    ranks = plan_ranks(row, options, evidence, budget, constraints)
     plan = RankPlan(
-        ranks=plan_ranks(row, options, evidence, budget, constraints),
-        spectra=dict(factors.spectra),
+        ranks=ranks,
+        spectra={slot: factors.spectra[slot] for slot in ranks},
         shape=shape,
         budget=kind,
         requested=recipe.ratio,

@@ -128,9 +128,11 @@ class _Factoring:
         del progress
         layer = read_layer(self.model.network, unit.index)
         moments = self.calibration.moments(unit.index)
-        factors = find_method(self.method).factor(layer, moments, self.options)
+        row = find_method(self.method)
+        factors = row.factor(layer, moments, self.options)
         spectra = {
-            (unit.index, name): spectrum(unit.index, name, one) for name, one in factors.items()
+            (unit.index, name): spectrum(unit.index, name, one, row.forms.get(name))
+            for name, one in factors.items()
         }
         outliers = outlier_ratios(layer, moments) if self.count else ()
         held = factors if unit.file is None else put_away(factors, unit.file)

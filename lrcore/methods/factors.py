@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..layer import MLP, Layer, Linear, LowRank, Projection
 from ..linalg import leading_refit
-from ..spectra import Cost, Spectrum
+from ..spectra import Cost, Form, Spectrum
 
 
 class Factor(Protocol):
@@ -42,8 +42,8 @@ class Factor(Protocol):
 LayerFactors = dict[str, Factor]  # of one layer, by component or matrix name
 
 
-def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
-    """The loss curve of a factor as a Spectrum of slot (index, name)."""
+def spectrum(index: int, name: str, factor: Factor, form: Form | None = None) -> Spectrum:
+    """The loss curve of a factor as a Spectrum of slot (index, name); form: see there."""
     return Spectrum(
         (index, name),
         factor.values,
@@ -51,6 +51,7 @@ def spectrum(index: int, name: str, factor: Factor) -> Spectrum:
         factor.heads,
         unit=getattr(factor, "unit", name),
         scores=getattr(factor, "scores", None),
+        form=form,
     )
 
 

@@ -9,6 +9,8 @@
   projection is refit by least squares on the narrowed head outputs, across heads.
 * MLP: neurons are eliminated as in optimal brain surgeon, in the metric of the output, with the
   exact refit.
+* Each of the three parts also as low-rank pairs, see lrcore/methods/pairs.py: policies that choose
+  between forms (lrcore/alternatives.py) take the one that loses less.
 * Means are folded into the biases of the output and down projections (LatentLLM, appendix B.2); a
   projection without a bias gets one.
 """
@@ -21,24 +23,33 @@ from torch import Tensor
 from ..layer import Attention, Layer, Linear, map_rows, output_heads
 from ..linalg import cholesky, eigh_descending, elimination_order, leading_refit, roots
 from ..options import NO_OPTIONS, NoOptions
-from ..spectra import Cost
-from ..statistics import Moments
+from ..spectra import Cost, Form
+from ..statistics import TAPS, Moments
 from .attention_factors import ColumnOrder, HeadMaps
 from .costs import mlp_cost, ov_cost, qk_cost
 from .factors import LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .modegpt import DAMPING, column_losses, qk_cr
+from .pairs import pairs
 from .scores import by_pairs, joint_blocks, joint_scores, ordered, still_directions, still_pairs
 
 NEEDS = frozenset(
-    {("attn_in", "second"), ("attn_in", "mean"), ("q_rotated", "square"), ("k_rotated", "square")}
-    | {(tap, statistic) for tap in ("attn_out", "mlp_hidden") for statistic in ("second", "mean")},
+    {("q_rotated", "square"), ("k_rotated", "square")}
+    | {(tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean")},
+)
+
+FORMS = (
+    {name: Form(name, "narrowed") for name in COMPONENTS}
+    | {matrix: Form(part, "pairs") for part, own in COMPONENT_MATRICES.items() for matrix in own}
+    | {"joint_qk": Form("qk", "pairs")}
 )
 
 
 def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
-    """Solve QK, OV and MLP of one layer, those that it has, for all ranks."""
+    """Solve QK, OV and MLP of one layer, those that it has, for all ranks: narrowed, and every
+    matrix as a pair.
+    """
     a = layer.attention
     qk = qk_pairs if a.position == "rotary" else qk_centred
     solve = {
@@ -46,7 +57,8 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
         "ov": lambda: ov_refit(a, moments),
         "mlp": lambda: mlp_elimination(layer, moments),
     }
-    return {name: solve[name]() for name in layer.components}
+    narrowed = {name: solve[name]() for name in layer.components}
+    return narrowed | pairs(layer, moments)
 
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
@@ -180,13 +192,16 @@ METHOD = Method(
     paper="ours",
     notes="QK: centred keys without rotary, whole pairs with rotary, both where a part of a head "
     "turns. OV: map on the head outputs, output projection refit across heads. MLP: elimination of "
-    "neurons with exact refit. Means go into the biases; projections without one get one. Unless "
+    "neurons with exact refit. Each part also as low-rank pairs (LatentLLM's), which leave the KV "
+    "cache as it is: policy probed takes, part by part, the form that loses less. "
+    "Means go into the biases; projections without one get one. Unless "
     "the recipe says 'refit: off', each layer is then refit on the outputs of the compressed "
     "layers before it, towards the dense residual stream.",
     factor=factor,
     components=COMPONENTS,
     needs=NEEDS,
     shrinks_kv=True,
-    holds=COMPONENT_MATRICES,
+    holds={**COMPONENT_MATRICES, "joint_qk": COMPONENT_MATRICES["qk"]},
     refit=True,
+    forms=FORMS,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..layer import Layer
 from ..options import NoOptions, options_of, read_options
+from ..spectra import Form
 from ..statistics import CROSS, GRADIENTS, Moments, Need, of_activations
 from .factors import LayerFactors
 
@@ -21,8 +22,8 @@ class Method:
     """A row of the table.
 
     factor(layer, moments, options): the factors of one layer for all ranks.
-    components: the slots of a layer with the default options. They need not cover the layer: the
-    rest stays dense.
+    components: the slots of a layer with the default options, in their first form where they have
+    several. They need not cover the layer: the rest stays dense.
     needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) where the
     statistic is one of gradients; of those that a layer lacks it reads none.
     shrinks_kv: whether some slot caches less at a lower rank.
@@ -32,6 +33,8 @@ class Method:
     refit: whether layers are refit unless the recipe says otherwise, see
     lrcore/compression/refit.py.
     lacks: those of CASES that `factor` refuses with InputError; a test checks every row.
+    forms: of the slots of a part that has several, see lrcore/alternatives.py. The factors of a
+    layer have the form first that policies take which do not choose between them.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Method:
     extra_needs: Mapping[tuple[str, Any], frozenset[Need]] = field(default_factory=dict)
     refit: bool = False
     lacks: frozenset[str] = frozenset()
+    forms: Mapping[str, Form] = field(default_factory=dict)
 
     @property
     def covers(self) -> frozenset[str]:

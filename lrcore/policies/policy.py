@@ -33,6 +33,8 @@ class Policy:
     suggest(evidence, budget): a rule of thumb for the temperature; None where the policy has none.
     checked: whether its ranks are measured against uniform ones before they are given
     (lrcore/compression/settle.py).
+    forms: whether it chooses between the forms of a part; it then gives targets to the slots of the
+    form it takes. Others are given the first form alone.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Policy:
     options: type = NoOptions
     suggest: Callable[[Evidence, Budget], float] | None = None
     checked: bool = False
+    forms: bool = False
 
     def choose(self, given: Mapping[str, Any]) -> Any:
         """The options as a value of their dataclass. Raises InputError for an unknown name or a

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..alternatives import by_part
 from ..budget import Budget, Spectra, take_steps
 from ..evidence import Evidence, LossCurve
 from ..options import NoOptions
@@ -27,8 +28,9 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
     """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of
     `cost.ranks()`, [ranks] each.
 
-    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`.
-    What the budget leaves goes, step by step, to the slot that gains most per price.
+    One multiplier, by bisection: every slot takes the rank of least `loss + multiplier * price`,
+    and every part the form whose slots have the least sum of that; those of other forms get no
+    target. What the budget leaves goes, step by step, to the slot that gains most per price.
     """
     prices, curves = {}, {}
     for slot, s in spectra.items():
@@ -37,24 +39,67 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
         curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks)
 
     groups = grouped(curves, prices)
+    slots = [slot for group in groups for slot in group.slots]
+    rivals = Rivals.of(spectra, slots)
 
-    def spent(choice: list[torch.Tensor]) -> float:
-        return sum(group.spent(own) for group, own in zip(groups, choice, strict=True))
+    def taken(choice: list[torch.Tensor], multiplier: float) -> torch.Tensor:
+        pairs = list(zip(groups, choice, strict=True))
+        return rivals.least(torch.cat([group.whole(own, multiplier) for group, own in pairs]))
+
+    def spent(choice: list[torch.Tensor], multiplier: float) -> float:
+        paid = torch.cat([group.paid(own) for group, own in zip(groups, choice, strict=True)])
+        return float(paid[taken(choice, multiplier)].sum())
 
     low, high = 1e-15, 1e6
     most, least = ([group.ends(m) for group in groups] for m in (low, high))
     for _ in range(80):
         middle = math.sqrt(low * high)
         choice = [g.least(middle, *ends) for g, *ends in zip(groups, least, most, strict=True)]
-        if spent(choice) > budget.limit:
+        if spent(choice, middle) > budget.limit:
             low, most = middle, choice
         else:
             high, least = middle, choice
-    chosen = dict.fromkeys(curves, 0)  # in the order of the slots
-    for group, own in zip(groups, least, strict=True):
-        chosen |= dict(zip(group.slots, own.flatten().tolist(), strict=True))
-    spend_rest(chosen, curves, prices, budget.limit - spent(least))
+    places = torch.cat([own.flatten() for own in least]).tolist()
+    kept = taken(least, high).tolist()
+    found = {slot: i for slot, i, own in zip(slots, places, kept, strict=True) if own}
+    chosen = {slot: found[slot] for slot in curves if slot in found}  # in the order of the slots
+    spend_rest(chosen, curves, prices, budget.limit - spent(least, high))
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in chosen.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Rivals:
+    """Which slots are forms of one part. form [slots]: the form of every slot; rows [parts, most
+    forms]: the forms of every part, in the method's order, `count` where it has fewer.
+    """
+
+    form: torch.Tensor
+    rows: torch.Tensor
+    count: int
+
+    @classmethod
+    def of(cls, spectra: Spectra, slots: list[Slot]) -> "Rivals":
+        place: dict[Slot, int] = {}
+        rows: list[list[int]] = []
+        count = 0
+        for forms in by_part(spectra).values():
+            rows.append([*range(count, count + len(forms))])
+            for number, own in enumerate(forms.values(), count):
+                place |= dict.fromkeys(own, number)
+            count += len(forms)
+        most = max(map(len, rows))
+        padded = [row + [count] * (most - len(row)) for row in rows]
+        form = torch.tensor([place[slot] for slot in slots])
+        return cls(form, torch.tensor(padded), count)
+
+    def least(self, whole: torch.Tensor) -> torch.Tensor:
+        """Whether each slot belongs to the form of least sum of its part, the first of equal ones;
+        [slots] -> [slots], bool.
+        """
+        sums = torch.zeros(self.count + 1, dtype=whole.dtype).index_add(0, self.form, whole)
+        sums[-1] = torch.inf
+        best = self.rows.gather(1, sums[self.rows].argmin(1, keepdim=True)).flatten()
+        return torch.isin(self.form, best)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +126,13 @@ class Group:
         )
         return places.gather(1, whole.argmin(1, keepdim=True))
 
-    def spent(self, choice: torch.Tensor) -> float:
-        """What the ranks at these places, [slots, 1], cost together."""
-        return float(self.price.gather(1, choice).sum())
+    def paid(self, choice: torch.Tensor) -> torch.Tensor:
+        """What the ranks at these places, [slots, 1], cost, [slots]."""
+        return self.price.gather(1, choice).flatten()
+
+    def whole(self, choice: torch.Tensor, multiplier: float) -> torch.Tensor:
+        """`loss + multiplier * price` of the ranks at these places, [slots, 1] -> [slots]."""
+        return self.loss.gather(1, choice).flatten() + multiplier * self.paid(choice)
 
 
 def grouped(curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor]) -> list[Group]:
@@ -125,7 +174,7 @@ def spend_rest(
     def take(slot: Slot) -> None:
         choice[slot] += 1
 
-    take_steps(curves, left, following, take)
+    take_steps(choice, left, following, take)
 
 
 POLICY = Policy(
@@ -134,4 +183,5 @@ POLICY = Policy(
     probed,
     needs="probes",
     checked=True,
+    forms=True,
 )

@@ -142,7 +142,7 @@ def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
     model = lrcore.load(requested.model, dtype="float64")
     factors = lrcore.prepare(model, requested)
     plan = lrcore.allocate(factors, requested)
-    plan.ranks.update({slot: s.cost.full for slot, s in factors.spectra.items()})
+    plan.ranks.update({slot: s.cost.full for slot, s in plan.spectra.items()})
     small = lrcore.compress(model, requested, factors, plan)
     tokens = factors.calibration.tokens
     with torch.inference_mode():

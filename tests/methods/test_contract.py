@@ -139,6 +139,16 @@ def _case(kind: tuple):
     return toy(*kind)
 
 
+def by_form(method: str, factors: dict) -> list[dict]:
+    """The factors of every form that a method offers; all of them where it offers one."""
+    forms = ROWS[method].forms
+    names = dict.fromkeys(forms[name].name if name in forms else "" for name in factors)
+    return [
+        {n: f for n, f in factors.items() if n not in forms or forms[n].name == one}
+        for one in names
+    ]
+
+
 @pytest.mark.parametrize(("method", "kind"), EVERY)
 def test_declared_needs_suffice_and_slots_cover_what_they_name(
     method: tuple[str, dict], kind: tuple
@@ -146,16 +156,18 @@ def test_declared_needs_suffice_and_slots_cover_what_they_name(
     case, factors = solve(method, kind)
     row, named = ROWS[method[0]], case.layer.matrices()
     if not method[1]:
-        assert list(factors) == [c for c in row.components if c in factors]
+        first = list(by_form(method[0], factors)[0])
+        assert first == [c for c in row.components if c in factors]
     left = LEFT.get((method[0], case.layer.attention.position), set())
     # a component spans several matrices, and together they span what the method covers
     covered = sorted(row.covers & named.keys() - left)
-    assert sum(f.cost.parameters(f.cost.full) for f in factors.values()) == sum(
-        named[name].parameters for name in covered
-    )
-    assert covered == sorted(
-        one for name in factors for one in row.matrices_of(name) if one in named
-    )
+    for own in by_form(method[0], factors):
+        assert sum(f.cost.parameters(f.cost.full) for f in own.values()) == sum(
+            named[name].parameters for name in covered
+        )
+        assert covered == sorted(
+            one for name in own for one in row.matrices_of(name) if one in named
+        )
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
@@ -200,13 +212,14 @@ def test_full_rank_leaves_the_layer_alone_and_slots_are_independent(
     same = truncate(case.layer, factors, {name: f.cost.full for name, f in factors.items()})
     for name, projection in case.layer.matrices().items():
         assert torch.equal(same.matrices()[name].weight, projection.weight)
-    ranks = {name: f.cost.ranks()[len(f.cost.ranks()) // 2] for name, f in factors.items()}
-    forward, backward = (
-        truncate(case.layer, factors, dict(order))
-        for order in (ranks.items(), reversed(ranks.items()))
-    )
-    for name, projection in forward.matrices().items():
-        assert torch.equal(projection.weight, backward.matrices()[name].weight)
+    for own in by_form(method[0], factors):
+        ranks = {name: f.cost.ranks()[len(f.cost.ranks()) // 2] for name, f in own.items()}
+        forward, backward = (
+            truncate(case.layer, own, dict(order))
+            for order in (ranks.items(), reversed(ranks.items()))
+        )
+        for name, projection in forward.matrices().items():
+            assert torch.equal(projection.weight, backward.matrices()[name].weight)
 
 
 @pytest.mark.parametrize(("method", "kind"), EVERY)
@@ -218,21 +231,23 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
             for name, p in case.layer.matrices().items()
         }
     )
-    results = []
-    for _ in range(2):
-        row = ROWS[method[0]]
-        factors = row.factor(single, case.moments, row.choose(method[1]))
-        results.append(
-            truncate(single, factors, {name: f.cost.ranks()[0] for name, f in factors.items()})
-        )
-    for name, projection in results[0].matrices().items():
-        assert projection.weight.dtype == torch.float32
-        assert torch.equal(projection.weight, results[1].matrices()[name].weight)
+    row = ROWS[method[0]]
+    once, twice = (
+        [
+            truncate(single, own, {name: f.cost.ranks()[0] for name, f in own.items()})
+            for own in by_form(method[0], row.factor(single, case.moments, row.choose(method[1])))
+        ]
+        for _ in range(2)
+    )
+    for one, other in zip(once, twice, strict=True):
+        for name, projection in one.matrices().items():
+            assert projection.weight.dtype == torch.float32
+            assert torch.equal(projection.weight, other.matrices()[name].weight)
 
 
 def test_every_method_file_has_a_row() -> None:
     shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams", "bounds"}
-    shared |= {"heads", "method", "ranking", "scores"}
+    shared |= {"heads", "method", "pairs", "ranking", "scores"}
     here = Path(factors_module.__file__).parent
     files = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")
@@ -257,12 +272,9 @@ def test_supports_says_what_happens(method: str) -> None:
         }
         if all(supports[case] for case in met | ({"biases"} if bias else set())):
             case, factors = solve((method, {}), kind)
-            assert (
-                truncate(
-                    case.layer, factors, {n: f.cost.ranks()[0] for n, f in factors.items()}
-                ).parameters
-                < case.layer.parameters
-            )
+            for own in by_form(method, factors):
+                ranks = {name: f.cost.ranks()[0] for name, f in own.items()}
+                assert truncate(case.layer, own, ranks).parameters < case.layer.parameters
             assert supports["kv_budget"] == any(
                 factor.cost.kv_per_rank > 0 for factor in factors.values()
             )

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from plans import one_form
 from tiny_models import STRUCTURES
 from transformers import DynamicCache
 
@@ -40,6 +41,7 @@ def compressed(model, method: str = "a3", keep: float = 0.6):
         offered = {
             name: [rank for rank in f.cost.ranks() if rank <= f.cost.cap]
             for name, f in factors.items()
+            if name in one_form(method, factors, index)
         }
         ranks = {name: own[int(keep * len(own))] for name, own in offered.items()}
         write_layer(network, truncate(layer, factors, ranks))

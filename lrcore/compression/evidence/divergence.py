@@ -59,14 +59,23 @@ class DensePredictions:
         return float(torch.stack(losses).double().mean())
 
     @torch.inference_mode()
-    def divergences(self, network: PreTrainedModel, index: int, hidden: list[Tensor]) -> Tensor:
+    def divergences(
+        self,
+        network: PreTrainedModel,
+        index: int,
+        hidden: list[Tensor],
+        error: float = 0.0,
+    ) -> Tensor:
         """Mean KL(dense || network) of every window, [windows], float64, nats/token, >= 0.
 
         index: the first layer that the networks do not share. hidden: its inputs [b, length, d],
-        batch by batch.
+        batch by batch. error: further batches are left out once the standard error of the mean is
+        at most this share of it.
         """
         result: list[Tensor] = []
         for states, tokens in zip(hidden, self.tokens.split(BATCH), strict=True):
+            if error and relative_error(result) <= error:
+                break
             with starting_at(network, index, states):
                 logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
             for own in logits:
@@ -75,3 +84,13 @@ class DensePredictions:
                 sums = kl_div(changed, dense, reduction="none", log_target=True).sum(-1)
                 result.append(sums.double().mean().clamp_min(0))
         return torch.stack(result).cpu()
+
+
+def relative_error(values: list[Tensor]) -> float:
+    """The standard error of the mean of some values >= 0, [] each, as a share of it; infinite of
+    less than two.
+    """
+    if len(values) < 2:
+        return float("inf")
+    each = torch.stack(values)
+    return float(each.std() / len(values) ** 0.5 / each.mean().clamp_min(1e-300))
