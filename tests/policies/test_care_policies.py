@@ -79,6 +79,22 @@ def test_waterfill_maximises_the_sum_of_singular_values_over_keys_and_values_tog
     assert kept(spectra, [ranks[slot] for slot in spectra]) == pytest.approx(best, rel=1e-12)
 
 
+def test_relative_values_do_not_depend_on_the_scale_of_a_slot() -> None:
+    """A slot of a hundredth of the values keeps its ranks, which eq. 2 leaves with one."""
+    spectra = keys_and_values(2)
+    small = dict(spectra)
+    first = spectra[0, "v"]
+    small[0, "v"] = Spectrum((0, "v"), first.values / 100, COST, unit="kv")
+    ranks, of_small = (
+        plan("waterfill", given, 0.5, options={"relative": True}) for given in (spectra, small)
+    )
+    assert ranks == of_small
+    assert of_small[0, "v"] > 1 == plan("waterfill", small, 0.5)[0, "v"]
+    zero = Spectrum((0, "v"), torch.zeros_like(first.values), COST, unit="kv")
+    ranks = plan("waterfill", small | {(0, "v"): zero}, 0.5, options={"relative": True})
+    assert ranks[0, "v"] == 1
+
+
 def test_waterfill_keeps_the_largest_values_wherever_they_are_up_to_the_caps() -> None:
     spectra = keys_and_values(3)
     spectra[2, "v"] = Spectrum(
