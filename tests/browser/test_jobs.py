@@ -1,5 +1,6 @@
 """Jobs: progress, reload, a second browser, cancel; and comparing what they made."""
 
+import csv
 import json
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+
+import lrcore
 
 from .page import ANEW
 
@@ -148,6 +151,52 @@ def test_a_press_counts_though_the_bar_is_drawn_anew_before_the_release(workbenc
     workbench.press_until(
         press, lambda: "cancel requested" in row.text_content(), "the press is lost"
     )
+
+
+TABLE = {
+    "data": "stories",
+    "samples": 4,
+    "seq_len": 32,
+    "ratios": [0.4],
+    "evaluation": {"data": "stories", "samples": 2, "seq_len": 16},
+}
+ENDLESS = ["compress", {"heal": {"steps": 100_000, "samples": 8, "seq_len": 16}}]
+
+
+def load_table(workbench, path, rows) -> None:
+    """Load a sweep file of these rows, and wait until its rows are shown."""
+    path.write_text(json.dumps(TABLE | {"rows": rows}))
+    workbench.answered()
+    with workbench.page.expect_file_chooser() as waiting:
+        workbench.page.click("#table-load")
+    waiting.value.set_files(path)
+    workbench.page.wait_for_selector(f"#table-rows summary:has-text('{path.stem}: ')")
+
+
+def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp_path):
+    """Cancelled in its second row; a table of the first alone then finds that row made."""
+    workbench.tab("Compress")
+    workbench.open("Table of a paper")
+    load_table(workbench, tmp_path / "two.json", ["compress", ENDLESS])
+    listed = workbench.locator("#table-rows li").all_inner_texts()
+    assert len(listed) == 2
+    assert "heal" in listed[1]
+    workbench.click("#start-table")
+    status = workbench.until(
+        lambda: "row 2 of 2" in (s := workbench.status())["text"] and s, "no second row is shown"
+    )
+    assert "two: 2 rows on demo-llama" in status["text"]
+    cancel(workbench, status["job"])
+    load_table(workbench, tmp_path / "one.json", ["compress"])
+    workbench.click("#start-table")
+    row = workbench.locator(".job.done", has_text="one: 1 rows on demo-llama")
+    row.wait_for()
+    assert "there already" in row.locator("pre").text_content()
+    assert "row 1 of 1" in row.locator("pre").text_content()
+    table = workbench.saved(row.get_by_role("button", name="CSV"))
+    dense, made = csv.DictReader(table.splitlines())
+    assert (dense["method"], made["method"]) == ("dense", lrcore.Recipe().method)
+    assert float(made["perplexity"]) > float(dense["perplexity"])
 
 
 def test_a_wrong_model_is_named_with_a_remedy(workbench):
