@@ -143,8 +143,10 @@ function csv() {
     rows = [['series', 'x', 'y', 'value', 'component']];
   for (const t of host.data.filter((t) => t.mode !== 'text')) {
     if (t.type === 'heatmap')
-      t.y.forEach((y, j) =>
-        t.x.forEach((x, i) => rows.push([t.name, x, y, t.customdata?.[j][i][2] ?? t.z[j][i]])),
+      t.customdata.forEach((cells, j) =>
+        cells.forEach(([, component, value], i) =>
+          rows.push([t.name, t.x[i], t.y[j], value ?? t.z[j][i], component]),
+        ),
       );
     else
       t.y.forEach((y, i) => {

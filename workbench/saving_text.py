@@ -26,6 +26,7 @@ SOURCE = (
 )
 PLAN = "{method}, {policy}, {ratio:.1%} of {budget} removed"
 EVERY_POLICY = "Share kept by each policy, {ratio:.1%} removed"
+THRESHOLD = " at {:g} of the energy"
 PROBED = "{method}, probed near {ratio:.1%} removed"
 
 

@@ -40,12 +40,25 @@ def empty(tmp_path):
 def test_the_heatmap_needs_an_analysis(store, empty):
     figure, scatter, help_line = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
     assert "qk" in json.loads(figure)["data"][0]["y"]
+    cells = json.loads(figure)["data"][0]
+    assert cells["y"].index(" ") == cells["y"].index("mlp") + 1  # components apart from matrices
+    assert (cells["zmin"], cells["zmax"]) == (0, 1)
     assert json.loads(figure)["caption"] == f"Effective rank, activation-aware · {MADE_OF}"
     assert scatter == ""
     assert "entropy" in help_line
     figure, _, note = spectra.draw_heatmap(empty, ["effective_rank", 0.9, "aware"], KEY)
     assert figure == ""
     assert text.NOT_ANALYSED in note
+
+
+def test_a_measure_shows_the_controls_that_it_uses():
+    shown = {
+        measure: [part["visible"] for part in spectra.controls_of(measure)]
+        for measure in text.MEASURES
+    }
+    assert shown.pop("energy_rank") == [True, True]
+    assert shown.pop(spectra.LOSS) == [False, False]
+    assert all(value == [False, True] for value in shown.values())
 
 
 def test_a_click_on_a_cell_selects_and_draws_it(store):

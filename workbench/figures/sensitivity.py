@@ -27,7 +27,8 @@ def loss_map(slots: Sequence[ProbedSlot], influence: Sequence[float], label: str
     increases = rows(lambda one: one.increase)
     shades = rows(lambda one: log10(max(one.increase, LEAST)))
     said = rows(lambda one: one.says)
-    return heatmap(Heat(label, "log10", ".1e", increases, shades, full, influence, said))
+    heat = Heat(label, "log10", ".1e", increases, shades, full, influence, said=said)
+    return heatmap(heat)
 
 
 def against_energy(slots: Sequence[ProbedSlot]) -> str:

@@ -9,6 +9,9 @@ from .. import text
 from .base import GHOST, figure, layer_axis
 from .contrast import GREY, ink
 
+EMPTY = " "  # the name of the row between components and matrices
+WHOLE_SCALE = ("effective_rank", "energy_rank")  # stable ranks are a few hundredths of the full one
+
 
 @dataclass(frozen=True)
 class Heat:
@@ -16,7 +19,8 @@ class Heat:
 
     values: in the text of the cells, None: infinite; shades: in the colours, as the label `shade`
     says; full: the full rank of a component; influence: Block Influence per layer; number: the
-    format of the values; said: what else a cell says.
+    format of the values; bounds: of the colours, None: those of the shades; apart: the component
+    below which a row stays empty; said: what else a cell says.
     """
 
     measure: str
@@ -26,14 +30,30 @@ class Heat:
     shades: dict[str, list[float | None]]
     full: dict[str, int]
     influence: Sequence[float]
+    bounds: tuple[float, float] | None = None
+    apart: str = ""
     said: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> list[str]:
+        """Components from above, with the empty row."""
+        names = list(self.values)
+        if self.apart in names[:-1]:
+            names.insert(names.index(self.apart) + 1, EMPTY)
+        return names
 
-def heat_figure(table: Any, measure: str, kind: str) -> str:
+    def limits(self) -> tuple[float, float]:
+        """Of the colours."""
+        known = [one for own in self.shades.values() for one in own if one is not None]
+        return self.bounds or (min(known, default=0.0), max(known, default=1.0))
+
+
+def heat_figure(table: Any, measure: str, kind: str, components: Sequence[str] = ()) -> str:
     """The heatmap of one measure.
 
-    table: as `Analysis.table` gives it. Rank measures are coloured as shares of the full rank, so
-    that wide and narrow matrices compare.
+    table: as `Analysis.table` gives it; components: those that stand apart from the matrices. Rank
+    measures are coloured as shares of the full rank, so that wide and narrow matrices compare, and
+    on the same scale for every model where they use the whole of it.
     """
     rows = table[table["kind"] == kind]
     label, shade, number = text.MEASURES[measure]
@@ -44,7 +64,9 @@ def heat_figure(table: Any, measure: str, kind: str) -> str:
         values[name] = [one if math.isfinite(one) else None for one in own]
         shades[name] = [shade_of(one, measure, full[name]) for one in own]
     influence = rows.drop_duplicates("layer").sort_values("layer")["block_influence"].tolist()
-    return heatmap(Heat(label, shade, number, values, shades, full, influence))
+    bounds = (0.0, 1.0) if measure in WHOLE_SCALE else None
+    apart = next((name for name in reversed(values) if name in components), "")
+    return heatmap(Heat(label, shade, number, values, shades, full, influence, bounds, apart))
 
 
 def shade_of(value: float, measure: str, full: int) -> float | None:
@@ -71,10 +93,16 @@ def heatmap(heat: Heat) -> str:
     inside = [numbers(heat, layers)] if len(layers) <= 16 else []
     return figure(
         [cells(heat, layers), bars, *inside],
-        150 + 30 * len(heat.values),
+        150 + 30 * len(heat.rows),
         f"heat{len(layers)}",
         xaxis=layer_axis(len(layers), showgrid=False, zeroline=False, anchor="y2"),
-        yaxis={"autorange": "reversed", "domain": [0.28, 1], "showgrid": False, "type": "category"},
+        yaxis={
+            "autorange": "reversed",
+            "domain": [0.28, 1],
+            "showgrid": False,
+            "ticks": "",
+            "type": "category",
+        },
         yaxis2={
             "domain": [0, 0.22],
             "title": {"text": "Block<br>Influence", "font": {"size": 10}},
@@ -89,24 +117,19 @@ def heatmap(heat: Heat) -> str:
 
 def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
     """The heatmap's own trace."""
+    low, high = heat.limits()
     return {
         "type": "heatmap",
         "x": layers,
-        "y": list(heat.values),
-        "z": [list(heat.shades[name]) for name in heat.values],
+        "y": heat.rows,
+        "z": [list(heat.shades.get(name, [None] * len(layers))) for name in heat.rows],
+        "zmin": low,
+        "zmax": high,
         "customdata": [
-            [
-                [
-                    layer,
-                    name,
-                    own[layer],
-                    heat.full[name],
-                    heat.said[name][layer] if heat.said else "",
-                ]
-                for layer in layers
-            ]
-            for name, own in heat.values.items()
+            [cell_data(heat, name, layer) for layer in layers] if name != EMPTY else []
+            for name in heat.rows
         ],
+        "hoverongaps": not heat.apart,
         "hovertemplate": f"layer %{{x}} · %{{y}}<br>{heat.measure} %{{customdata[2]:.6~g}}<br>"
         + ("%{customdata[4]}" if heat.said else "full rank %{customdata[3]}")
         + "<extra></extra>",
@@ -124,12 +147,18 @@ def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
     }
 
 
+def cell_data(heat: Heat, name: str, layer: int) -> list[Any]:
+    """Slot, value and what else is said of a cell."""
+    said = heat.said[name][layer] if heat.said else ""
+    return [layer, name, heat.values[name][layer], heat.full[name], said]
+
+
 def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
     """The values in the cells, each in the ink that is read best on its colour: plotly's own choice
     has half the contrast.
     """
-    known = [one for own in heat.shades.values() for one in own if one is not None]
-    low, span = min(known, default=0.0), (max(known, default=1.0) - min(known, default=0.0)) or 1.0
+    low, high = heat.limits()
+    span = (high - low) or 1.0
     slots = [(name, layer) for name in heat.values for layer in layers]
     values = [heat.values[name][layer] for name, layer in slots]
     shades = [heat.shades[name][layer] for name, layer in slots]

@@ -68,15 +68,21 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     wire_table(page, store, parts)
 
 
-def layout() -> SpectraTab:
+def heatmap_settings() -> tuple[gr.Dropdown, gr.Slider, gr.Radio]:
+    """Measure, threshold and kind."""
     measures = [(label, name) for name, (label, *_) in text.MEASURES.items()]
-    kinds = list(text.KINDS.items())
+    kinds, label = list(text.KINDS.items()), "Energy threshold"
     with gr.Row():
         measure = gr.Dropdown(measures, value="effective_rank", label="Measure", elem_id="measure")
         threshold = Slider(
-            0.5, 0.999, 0.9, step=0.001, label="Energy threshold", elem_id="threshold"
+            0.5, 0.999, 0.9, step=0.001, label=label, elem_id="threshold", visible=False
         )
         kind = gr.Radio(kinds, value="aware", label="Singular values of", elem_id="kind")
+    return measure, threshold, kind
+
+
+def layout() -> SpectraTab:
+    measure, threshold, kind = heatmap_settings()
     help_line = panel("measure-help")
     heatmap, scatter = plot("heatmap", 360), plot("loss-against-energy", 320)
     with gr.Row(elem_classes="bottom"):
@@ -134,6 +140,8 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
     draw = bind(draw_heatmap, store)
     changed = [*(part.input for part in controls.parts), page.analysis_key.change]
     listen(changed, draw, inputs, outputs, **LIVE)
+    shown = [parts.threshold, parts.kind]
+    parts.measure.input(bind(controls_of), parts.measure, shown, **LIVE)
     # what was probed, of which method, and the budget may have changed
     changed = [page.methods_ready.change, page.factors_key.change, tab.select]
     listen(changed, bind(draw_again, store), inputs, outputs, **LIVE)
@@ -220,10 +228,16 @@ def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: A
     if analysis is None:
         sentence = text.WORKING if store.jobs.waiting() else text.NOT_ANALYSED
         return "", "", markup.note(sentence, "hint")
-    figure = heat_figure(analysis.table(threshold), measure, kind)
-    label = f"{text.MEASURES[measure][0]}, {saving_text.kind(kind)}"
+    figure = heat_figure(analysis.table(threshold), measure, kind, analysis.components)
+    at = saving_text.THRESHOLD.format(threshold) if measure == "energy_rank" else ""
+    label = f"{text.MEASURES[measure][0]}{at}, {saving_text.kind(kind)}"
     figure = captioned(figure, saving_text.source(calibrated(key), label))
     return figure, "", markup.note(text.SPECTRA_HELP[measure])
+
+
+def controls_of(measure: str) -> tuple[Any, Any]:
+    """Threshold and kind, on show where the measure has a use for them."""
+    return gr.update(visible=measure == "energy_rank"), gr.update(visible=measure != LOSS)
 
 
 def draw_again(store: Store, controls: list[Any], key: list | None, *values: Any) -> Any:
