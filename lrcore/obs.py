@@ -1,4 +1,5 @@
-"""Optimal Brain Surgeon along the columns of a matrix: GPTQ and SparseGPT.
+"""Optimal Brain Surgeon along the columns of a matrix: GPTQ and SparseGPT; and the masks of Wanda
+and Pruner-Zero, which leave the weights that they keep as they are.
 
 One column after another is given its value, and the columns after it make up for the error on the
 layer's inputs (GPTQ, Frantar et al., ICLR 2023; SparseGPT, Frantar and Alistarh, ICML 2023). With H
@@ -102,6 +103,19 @@ def wanda(weight: Tensor, moment: Tensor) -> TwoOfFour:
     """
     scores = weight.double().abs() * moment.double().diagonal().sqrt()
     return two_of_four(weight, best_two(scores))
+
+
+def pruner_zero(weight: Tensor, gradient: Tensor) -> TwoOfFour:
+    """A matrix [out, in] with the two of every four numbers of a row kept, as they are, that have
+    the largest `W^2 minmax(G)` (Pruner-Zero, Dong et al., ICML 2024, the formula that its search
+    found).
+
+    gradient G [out, in], >= 0: norms of the gradients over samples. minmax takes the least of the
+    matrix to 0 and the largest to 1; where all are the same, the largest weights stay.
+    """
+    low, high = gradient.double().aminmax()
+    scaled = (gradient.double() - low) / (high - low) if high > low else 1.0
+    return two_of_four(weight, best_two(weight.double() ** 2 * scaled))
 
 
 def best_two(scores: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from lrcore import obs
 from lrcore.forms import Quantised, dense, extremes, groups_of, quantise
-from lrcore.obs import DAMPING, gptq, inverse_factor, sparsegpt, wanda
+from lrcore.obs import DAMPING, gptq, inverse_factor, pruner_zero, sparsegpt, wanda
 
 
 def randn(*shape, seed=0):
@@ -86,6 +86,27 @@ def test_sparsegpt_leaves_less_error_than_wanda_and_wanda_less_than_other_masks(
             gone = made[own] == 0
             assert float((row[own] ** 2 * diagonal[own])[gone].sum()) == pytest.approx(min(lost))
             assert torch.equal(made[own][~gone], row[own][~gone])
+
+
+def test_pruner_zero_keeps_the_two_of_largest_score_as_they_are():
+    """`abs(W W) mms(G)`, number by number; gradients that are all the same leave the magnitudes."""
+    weight, gradient = randn(6, 12), randn(6, 12, seed=1).abs()
+    low, high = float(gradient.min()), float(gradient.max())
+    for row, given, made in zip(
+        weight, gradient, dense(pruner_zero(weight, gradient)), strict=True
+    ):
+        for start in range(0, 12, 4):
+            places = range(start, start + 4)
+            scores = {
+                j: abs(float(row[j]) ** 2) * (float(given[j]) - low) / (high - low) for j in places
+            }
+            kept = sorted(scores, key=scores.__getitem__)[2:]
+            assert [float(made[j]) for j in places] == [
+                float(row[j]) if j in kept else 0.0 for j in places
+            ]
+    white = torch.eye(12, dtype=weight.dtype)
+    same = pruner_zero(weight, torch.full_like(weight, 0.3))
+    assert torch.equal(dense(same), dense(wanda(weight, white)))
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])

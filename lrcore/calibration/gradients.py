@@ -65,21 +65,8 @@ def with_gradients(
     """
     if not statistics:
         return calibration
-    if model.offloaded:
-        raise InputError(
-            "These options need gradients of the whole model at once: load it without offload, or "
-            "choose other options."
-        )
+    check_dense(model)
     total = len(decoder_layers(model.network))
-    if any(
-        not isinstance(p, Linear)
-        for i in range(total)
-        for p in read_layer(model.network, i).matrices().values()
-    ):
-        raise InputError(
-            "These options need the gradients of a dense model; this one is compressed already. "
-            "Start from the dense one."
-        )
     tokens, folders, held = calibration.tokens[:WINDOWS], [], []
     for name, own in _passes(statistics).items():
         folders.append(_folder(calibration, name))
@@ -90,6 +77,38 @@ def with_gradients(
                 write_moments(moments, layer_file(folders[-1], layer))
             trim()
     return replace(calibration, gradients=tuple(folders), held=(*calibration.held, *held))
+
+
+def gradient_norms(
+    model: LoadedModel, tokens: Tensor, progress: Progress | None = None
+) -> list[dict[str, Tensor]]:
+    """Of every layer and matrix: `(E_w G^2)^{1/2}`, [out, in], on windows tokens [n, t].
+
+    Memory and errors as `with_gradients`; nothing is kept on disk.
+    """
+    check_dense(model)
+    found = collect(model.network, tokens[:WINDOWS], progress or silent, Pass((), squares))
+    return [
+        {name: value.sqrt() for (name, _), value in moments.values.items()} for moments in found
+    ]
+
+
+def check_dense(model: LoadedModel) -> None:
+    """Raises InputError for a model whose layers are offloaded, or whose matrices are not plain."""
+    if model.offloaded:
+        raise InputError(
+            "These options need gradients of the whole model at once: load it without offload, or "
+            "choose other options."
+        )
+    if any(
+        not isinstance(p, Linear)
+        for i in range(len(decoder_layers(model.network)))
+        for p in read_layer(model.network, i).matrices().values()
+    ):
+        raise InputError(
+            "These options need the gradients of a dense model; this one is compressed already. "
+            "Start from the dense one."
+        )
 
 
 def tokens_run(calibration: Calibration, statistics: Collection[str]) -> float:
@@ -209,10 +228,14 @@ def slopes(_layer: Layer, slope: Layer) -> dict[Need, Tensor]:
     return {(name, "slope"): p.weight.to(torch.float32, copy=True) for name, p in matrices}
 
 
+def squares(_layer: Layer, slope: Layer) -> dict[Need, Tensor]:
+    """The squared gradients of one layer and one window, [out, in] each, float32."""
+    return {(name, "square"): p.weight.float() ** 2 for name, p in slope.matrices().items()}
+
+
 def entries(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
     """The gradients of one layer and one window and their squares, [out, in] each, float32."""
-    means = slopes(layer, slope)
-    return means | {(name, "square"): gradient**2 for (name, _), gradient in means.items()}
+    return slopes(layer, slope) | squares(layer, slope)
 
 
 def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:

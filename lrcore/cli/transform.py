@@ -119,7 +119,7 @@ def sparsify(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Keep two of every four weights (2:4), by SparseGPT or Wanda.
+    """Keep two of every four weights (2:4), by SparseGPT, Wanda or Pruner-Zero.
 
     The size falls, masks counted; no CPU is faster by it.
     """

@@ -14,8 +14,9 @@ class Sparsifying:
 
     criterion: str = setting(
         "sparsegpt",
-        "sparsegpt (the others make up for what goes), or wanda (they stay).",
-        ("sparsegpt", "wanda"),
+        "sparsegpt (the others make up for what goes), wanda or pruner_zero (they stay; the latter "
+        "reads gradients).",
+        ("sparsegpt", "wanda", "pruner_zero"),
     )
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 as any other.
 """
 
+import copy
 import json
 from dataclasses import replace
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 
 import lrcore
+from lrcore.calibration.calibrate import make_calibration_windows
 from lrcore.cli import main
 from lrcore.compression.rewriting import rewritten_network
 from lrcore.evaluation.cost import bytes_on_disk
+from lrcore.forms import dense
 from lrcore.models.layers import read_layer
+from lrcore.obs import pruner_zero
 
 TOKENS = torch.arange(3, 43).view(2, 20)
 
@@ -27,7 +31,7 @@ def recipe(tiny_llama, story_file):
     return lrcore.Recipe(model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32)
 
 
-@pytest.mark.parametrize("criterion", ["sparsegpt", "wanda"])
+@pytest.mark.parametrize("criterion", ["sparsegpt", "wanda", "pruner_zero"])
 def test_two_of_every_four_weights_are_kept_and_come_back_bit_for_bit(criterion, recipe, tmp_path):
     model = lrcore.load(recipe.model)
     made = lrcore.sparsify(model, recipe, criterion)
@@ -67,6 +71,25 @@ def test_each_layer_reads_what_the_sparse_ones_before_it_give(recipe):
     rewritten_network(model.network, lambda m, s: seen.append(s) or m, TOKENS, "s", lambda *_: None)
     assert torch.equal(first[0], seen[0])
     assert not torch.allclose(first[7], seen[7])
+
+
+def test_pruner_zero_reads_the_gradients_of_the_dense_model(recipe):
+    """The root of the mean squared gradient of each window's loss, taken one by one."""
+    model = lrcore.load(recipe.model)
+    windows = make_calibration_windows(model, recipe)
+    network = copy.deepcopy(model.network).requires_grad_(True)
+    weight = network.model.layers[1].mlp.up_proj.weight
+    total = torch.zeros_like(weight)
+    for window in windows.tokens:
+        network.zero_grad()
+        network(input_ids=window[None], labels=window[None]).loss.backward()
+        total += weight.grad**2
+    made = read_layer(lrcore.sparsify(model, recipe, "pruner_zero").network, 1).matrices()["up"]
+    expected = pruner_zero(weight.detach(), (total / len(windows.tokens)).sqrt())
+    assert torch.equal(made.weight, dense(expected))
+    small = lrcore.compress(model, recipe.with_(method="svd", ratio=0.4, multiple=4))
+    with pytest.raises(lrcore.InputError, match="gradients of a dense model"):
+        lrcore.sparsify(small, recipe, "pruner_zero")
 
 
 def test_factors_are_sparse_and_may_be_healed_with_their_masks(recipe):
