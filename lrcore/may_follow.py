@@ -86,7 +86,7 @@ UNFIT: dict[str, Unfit] = {
         "supports. Compress the dense model, or one sliced with one rotation for all."
     ),
     "channel": Unfit(
-        "'{name}' has a rotary channel, which was trained for the latents it has. Compress its "
+        "'{name}' has a rotary channel, which belongs to the latents it has. Compress its "
         "dense model, then heal."
     ),
     "shared": Unfit(

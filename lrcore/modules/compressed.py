@@ -112,13 +112,15 @@ class CompressedAttention(nn.Module):
         if self.position != "rotary":
             return states
         assert position_embeddings is not None
-        tables = whole_head(*position_embeddings, self.head_size)
-        cos, sin = (self._angles(*both) for both in zip(tables, (1, 0), strict=True))
+        # 1, or what scaled frequencies (YaRN) multiply queries and keys by
+        still = getattr(getattr(self, "rotary", None), "attention_scaling", 1.0)
+        tables = zip(whole_head(*position_embeddings, self.head_size), (still, 0.0), strict=True)
+        cos, sin = (self._angles(*both) for both in tables)
         if cos.shape[1] not in (1, count):
             cos, sin = (table.repeat_interleave(self.group, dim=1) for table in (cos, sin))
         return rotated(states, cos, sin)
 
-    def _angles(self, table: Tensor, still: int) -> Tensor:
+    def _angles(self, table: Tensor, still: float) -> Tensor:
         """cos or sin of the kept pairs, [b, t, head_size] -> [b, n_kv or 1, t, qk_size]; `still`
         for pairs without positions.
         """

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from toy_layer import HEAD, apply, toy
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import lrcore
 from lrcore.layer import LowRank
@@ -96,6 +96,28 @@ def test_with_everything_kept_the_logits_are_the_dense_models(request, folder: s
     same = converted(network, None, options(rotary=1.0), full=10**6)
     assert isinstance(read_layer(same, 0).attention.k, LowRank)
     assert torch.allclose(logits(same), logits(network), atol=2e-4)
+
+
+def test_at_the_first_position_nothing_turns_and_yarn_scales_what_has_no_positions_too() -> None:
+    """YaRN multiplies queries and keys by more than 1, those of a pair that is not rotated too."""
+    rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = LlamaConfig(
+        vocab_size=300,
+        max_position_embeddings=32,
+        rope_parameters=rope | {"original_max_position_embeddings": 16},
+        **sizes,
+        **heads,
+    )
+    network = LlamaForCausalLM(config).eval()
+    small = converted(network, 5, options(rotary=0.25))
+    x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(1))
+    angles = network.model.rotary_emb(x, torch.zeros(1, 1, dtype=torch.long))
+    assert float(angles[0].max()) > 1.1
+    attention, a = small.model.layers[0].self_attn, read_layer(network, 0).attention
+    queries = attention.states("q", attention.q_proj(x), angles)
+    assert torch.allclose(queries, angles[0].max() * apply(a.q, x).view(1, 4, 1, 8), atol=1e-6)
 
 
 def test_the_network_attends_by_the_definition_with_the_cache_and_without(tiny_llama) -> None:
