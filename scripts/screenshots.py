@@ -62,7 +62,7 @@ def prepare(page: Page) -> None:
     open_tab(page, "Compress")
     page.wait_for_timeout(1500)
     if page.locator(".job.done").count() == 0:
-        page.locator("button.label-wrap", has_text="Sweep").click()
+        page.locator("button.label-wrap", has_text="Sweep:").click()
         methods = page.locator("#sweep-methods input")
         for name in SWEPT:
             methods.fill(name)
