@@ -26,7 +26,19 @@ function onPaper(width) {
   layout.margin = { ...layout.margin, l: 40, r: 12 };
   for (const name of Object.keys(layout).filter((one) => /^yaxis/.test(one)))
     layout[name].automargin = true;
+  for (const title of layout.annotations || [])
+    title.font = { ...title.font, size: thatFits(title, width - 80) };
   return { data: data.filter((trace) => trace.mode !== 'text' || fits(trace, width)), layout };
+}
+
+/* The size of the letters of a title whose longest line has so much room. */
+function thatFits(title, room) {
+  const pen = document.createElement('canvas').getContext('2d'),
+    lines = title.text.split('<br>').map((line) => line.replace(/<[^>]*>/g, '')),
+    size = title.font?.size ?? PAPER.size;
+  pen.font = `${size}px ${PAPER.family}`;
+  const longest = Math.max(...lines.map((line) => pen.measureText(line).width));
+  return Math.min(size, (size * room) / longest);
 }
 
 // Whether numbers in cells have room beside each other, about 24 pixels for each.
