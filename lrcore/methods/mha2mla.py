@@ -99,7 +99,7 @@ def turning_pairs(a: Attention, moments: Moments, options: Mha2mlaOptions) -> Te
     count = min(whole, max(1, round(options.rotary * whole)))
     if options.pairs == "uniform":
         order = turning.argsort(dim=1, descending=True, stable=True)
-        kept = order[:, [index * whole // count for index in range(count)]]
+        kept = order[:, torch.arange(count, device=order.device) * whole // count]
         return kept.sort(1).values
     if options.pairs == "norm":
         scores = column_products(
