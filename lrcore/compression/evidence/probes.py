@@ -42,7 +42,7 @@ FORMAT = 3  # of the files on disk; increase it whenever what is measured change
 KEEP = (0.95, 0.9, 0.75, 0.5, 0.3)
 # A probe takes more windows until its standard error is at most this share of it: what a slot loses
 # at other ranks is interpolated with more error than that.
-ERROR = 0.2
+ERROR = 0.1
 
 
 def probe(
