@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from .runs.sweep_store import Cell, CellFiles, SweepStore
     from .runs.tracking import Tracker
     from .shortage import shortage
+    from .targets import TARGETS, Target
 
 __version__ = "0.1.0"
 
@@ -162,6 +163,7 @@ _HOMES = {
     "runs.sweep_store": "Cell CellFiles SweepStore",
     "runs.tracking": "Tracker",
     "shortage": "shortage",
+    "targets": "TARGETS Target",
 }
 _HOME = {
     public: (module, own or public)
@@ -240,6 +242,7 @@ __all__ = [
     "LM_EVAL_TASKS",
     "MAY_FOLLOW",
     "PROTOCOLS",
+    "TARGETS",
     "Analysis",
     "BaseModel",
     "Calibration",
@@ -284,6 +287,7 @@ __all__ = [
     "Sweep",
     "SweepRow",
     "SweepStore",
+    "Target",
     "TaskResult",
     "Tracker",
     "Usage",

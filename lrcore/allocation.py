@@ -4,6 +4,7 @@ Milliseconds: a slider calls it at every move.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from .budget import Budget, Prices, Spectra, rank_for, take_steps
 from .errors import InputError, unknown
 from .evidence import Evidence
 from .policies import Policy
-from .spectra import Slot, Spectrum
+from .spectra import Cost, Slot, Spectrum
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Constraints:
 
     fixed: ranks set by hand. ratios {component: share removed}: the slots of a named component
     share a budget of their own, and what they leave of the whole budget goes to the others.
-    nearest: ranks are rounded to the nearest instead of down, and may exceed the budget.
+    nearest: ranks are rounded to the nearest instead of down, and may exceed the budget. even: all
+    layers have the same ranks, so that no policy has a choice.
     """
 
     fixed: Mapping[Slot, int] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
     nearest: bool = False
+    even: bool = False
 
 
 UNCONSTRAINED = Constraints()
@@ -142,7 +145,9 @@ def plan_ranks(
         """Set the ranks of one pool of slots within its limit, which fixed ranks count towards."""
         free = {slot: s for slot, s in pool.items() if slot not in fixed}
         rest = _rest(free, limit - price({k: s for k, s in pool.items() if k in fixed}), budget)
-        if free:
+        if free and constraints.even:
+            ranks.update(even_ranks(free, rest))
+        elif free:
             targets = policy.share(evidence.restricted(free), rest, options)
             chosen = {slot: s for slot, s in free.items() if slot in targets}
             ranks.update(round_to_ranks(chosen, targets, rest, constraints.nearest))
@@ -154,7 +159,53 @@ def plan_ranks(
     others = {slot: s for slot, s in counted.items() if slot[1] not in ratios}
     if others:
         spend(others, budget.limit - sum(price(pool) for pool in pools.values()))
+    if constraints.even:
+        _check_even(ranks)
     return {slot: ranks[slot] for slot in spectra if slot in ranks}
+
+
+def even_ranks(spectra: Spectra, budget: Budget) -> dict[Slot, int]:
+    """One rank for all slots of a component, by one share of the price for all components; then
+    components take a step more in turn while the budget permits.
+
+    Raises InputError where the layers have different sizes.
+    """
+    costs: dict[str, Cost] = {}
+    for (layer, component), s in spectra.items():
+        if costs.setdefault(component, s.cost) != s.cost:
+            raise InputError(
+                f"The layers of this model differ in size ({component} of layer {layer}), so they "
+                "cannot have the same ranks, which the target needs. Choose another target."
+            )
+    counts = Counter(component for _, component in spectra)
+
+    def spent(ranks: Mapping[str, int]) -> int:
+        return sum(counts[name] * budget.price(costs[name], rank) for name, rank in ranks.items())
+
+    def at(share: float) -> dict[str, int]:
+        return {name: rank_for(cost, share, budget, nearest=False) for name, cost in costs.items()}
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(at(middle)) <= budget.limit else (low, middle)
+    ranks = at(low)
+    for name, cost in costs.items():
+        while (more := budget.next_rank(cost, ranks[name])) is not None:
+            if spent(ranks | {name: more}) > budget.limit:
+                break
+            ranks[name] = more
+    return {slot: ranks[slot[1]] for slot in spectra}
+
+
+def _check_even(ranks: Mapping[Slot, int]) -> None:
+    for component in {component for _, component in ranks}:
+        different = sorted({rank for slot, rank in ranks.items() if slot[1] == component})
+        if len(different) > 1:
+            raise InputError(
+                f"The target needs the same rank of {component} in all layers; some are set by "
+                f"hand, so that there are {different[0]} to {different[-1]}. Set all or none."
+            )
 
 
 def _rest(free: Spectra, limit: int, budget: Budget) -> Budget:

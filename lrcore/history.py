@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
 from .recipe import Recipe
+from .targets import DEFAULT, TARGETS, Target
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,12 @@ def stock_of(history: Sequence[Step]) -> StockFit | None:
     """Whether the model fits an architecture of transformers, as the last step that knows says."""
     fits = (getattr(step, "stock", None) for step in reversed(history))
     return next((fit for fit in fits if fit is not None), None)
+
+
+def target_of(history: Sequence[Step]) -> Target:
+    """What the model was compressed for, as the last compression says."""
+    names = (step.recipe.target for step in reversed(history) if isinstance(step, Compressed))
+    return TARGETS[next(names, DEFAULT)]
 
 
 def _slot_ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[SlotRank, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from . import targets
 from .errors import InputError, check_tokens_held, unknown
 from .settings import check_settings, setting, settings_of
 
@@ -55,6 +56,8 @@ class Recipe:
     all layers, {component: ratio in [0, 1)}, in what `budget` counts; the others meet the overall
     ratio. Where every component is named, the overall ratio follows.
     overrides: ranks set by hand, {"layer.component": rank}.
+    target: what will run the model, see lrcore/targets.py; the plan then has only what that runs
+    natively.
 
     The metadata of a field (see `lrcore.settings`) make its flag on the command line. Raises
     InputError for a value out of range.
@@ -147,6 +150,12 @@ class Recipe:
         flag="override",
         metavar="LAYER.COMPONENT=RANK",
     )
+    target: str = setting(
+        targets.DEFAULT,
+        "What will run the model; ranks are only of what that runs natively: {choices}.",
+        targets.NAMES,
+        group="plan",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -201,6 +210,15 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
         return asdict(self) | {name: dict(getattr(self, name)) for name in MAPPINGS}
+
+    def identity(self) -> dict[str, Any]:
+        """The same without a target that is the default: what keys are made of, so that those of
+        runs from before there were targets stay.
+        """
+        values = self.to_dict()
+        if self.target == targets.DEFAULT:
+            del values["target"]
+        return values
 
     def to_json(self) -> str:
         """The same as JSON text."""

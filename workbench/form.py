@@ -64,6 +64,7 @@ def choices() -> dict[str, gr.Dropdown]:
         "policy": [row["name"] for row in lrcore.policies()],
         "budget": [(budget(name), name) for name in lrcore.BUDGETS],
         "rounding": ("down", "nearest"),
+        "target": list(lrcore.TARGETS),
     }
     free = ("model", "device", "data")  # may be typed as well
     return {

@@ -71,7 +71,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         reasons.append(f"{', '.join(changed)} below full rank")
     if len({plan.ranks[slot] for slot in mlp}) > 1:
         reasons.append("MLPs of different widths")
-    fixable = not structural and mlp
+    fixable = not structural and len(mlp) == plan.shape.layers
     if (
         mlp
         and any(cost.fixed for cost in mlp.values())

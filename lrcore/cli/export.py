@@ -19,14 +19,15 @@ app = typer.Typer()
 
 
 @dataclass(frozen=True)
-class Target:
+class Written:
     """What is written, and where it is uploaded. Raises InputError for what excludes another."""
 
     format: str = setting(
-        "transformers",
-        "{choices}: a folder; a file for llama.cpp, whose matrices are dense: factors are "
-        "multiplied out; or a folder of a youtu, latent attention that transformers has.",
-        ("transformers", "gguf", "mla"),
+        "auto",
+        "{choices}: what the model's recipe has as target; a folder; a file for llama.cpp, whose "
+        "matrices are dense: factors are multiplied out; or a folder of a youtu, latent attention "
+        "that transformers has.",
+        ("auto", "transformers", "gguf", "mla"),
     )
     type: str = setting("f16", "Of a GGUF file's matrices: f32, f16, bf16 or q8_0.")
     stock: bool = setting(
@@ -47,6 +48,15 @@ class Target:
                 "out, and upload the file with `hf upload`."
             )
 
+    def of(self, target: Any) -> "Written":
+        """With the format of a `lrcore.targets.Target` where none is named.
+
+        Raises InputError for what that format excludes.
+        """
+        if self.format != "auto":
+            return self
+        return replace(self, format=target.format, stock=self.stock or target.stock)
+
 
 @app.command()
 @flags(loading=("dtype",))
@@ -55,7 +65,7 @@ def export(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder to write, or file that ends in .gguf.")
     ],
-    target: Target,
+    how: Written,
     loading: Loading,
     result: Annotated[
         list[Path] | None,
@@ -70,18 +80,21 @@ def export(
     The folder loads without this project, by trust_remote_code or, with --stock, without any code.
     """
     import lrcore
-    from lrcore.checkpoints.checkpoint import check_target
     from lrcore.checkpoints.export import read_results, run_checkpoint
+    from lrcore.history import target_of
 
-    if target.format == "gguf":
-        values = _gguf(model, out, target.type, loading)
-        show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
-        return
-    check_target(out)
+    if how.format != "auto":
+        _check_place(out, how)
     results = read_results(model, result or ())
     small = replace(loading, device="cpu").load(run_checkpoint(model))
+    how = how.of(target_of(small.history))
+    _check_place(out, how)
+    if how.format == "gguf":
+        values = _gguf(small, out, how.type)
+        show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
+        return
     left: dict[str, Any] = {}
-    if target.format == "mla":
+    if how.format == "mla":
         written = lrcore.export_mla(small, out, results)
         left = {
             "parameters": written.parameters,
@@ -90,21 +103,28 @@ def export(
         }
         folder = written.path
     else:
-        folder = lrcore.export(small, out, results, target.stock)
-    repository = target.push_to_hub
+        folder = lrcore.export(small, out, results, how.stock)
+    repository = how.push_to_hub
     if repository:
-        repository = lrcore.push(folder, repository, private=not target.public)
+        repository = lrcore.push(folder, repository, private=not how.public)
     show(as_json, {"out": str(folder), "results": len(results), "repository": repository} | left)
 
 
-def _gguf(model: str, out: Path, kind: str, loading: Loading) -> dict[str, Any]:
-    """Write a GGUF file; what is shown of it."""
-    import lrcore
-    from lrcore.checkpoints.export import run_checkpoint
+def _check_place(out: Path, how: Written) -> None:
+    """Raise InputError where nothing of that format can be written to `out`."""
+    from lrcore.checkpoints.checkpoint import check_target
     from lrcore.checkpoints.gguf_file import check_gguf
 
-    check_gguf(out, kind)
-    small = replace(loading, device="cpu").load(run_checkpoint(model))
+    if how.format == "gguf":
+        check_gguf(out, how.type)
+    else:
+        check_target(out)
+
+
+def _gguf(small: Any, out: Path, kind: str) -> dict[str, Any]:
+    """Write a GGUF file; what is shown of it."""
+    import lrcore
+
     written = lrcore.export_gguf(small, out, kind)
     return {
         "out": str(written.path),

@@ -13,6 +13,7 @@ from ..plan import RankPlan
 from ..policies import find_policy
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
+from ..targets import TARGETS, Target, check_some_native
 from .factorise import Factorisation
 
 
@@ -27,13 +28,19 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     """
     row, shape = find_policy(recipe.policy), factors.shape
     _check_budget_of_evidence(factors, recipe)
-    kind = find_method(recipe.method).budget(recipe.budget)
+    kind, target = find_method(recipe.method).budget(recipe.budget), TARGETS[recipe.target]
     constraints = Constraints(
-        _fixed_ranks(recipe, factors.spectra), recipe.component_ratios, recipe.rounding == "nearest"
+        _fixed_ranks(recipe, factors.spectra),
+        recipe.component_ratios,
+        recipe.rounding == "nearest",
+        target.even,
     )
     evidence = factors.evidence.restricted(
         open_forms(
-            {slot: s.in_multiples(recipe.multiple) for slot, s in factors.spectra.items()},
+            {
+                slot: s.in_multiples(recipe.multiple)
+                for slot, s in native_slots(factors, target, constraints).items()
+            },
             Prices(kind),
             constraints,
             row.forms,
@@ -59,12 +66,37 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         temperature=temperature,
         suggested_temperature=suggested,
         probes=_probes(evidence, recipe),
-        by_probes=row.needs == "probes",
+        by_probes=row.needs == "probes" and not target.even,
     )
     if {component for _, component in counted} <= set(recipe.component_ratios):
         # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def native_slots(
+    factors: Factorisation, target: Target, constraints: Constraints
+) -> Mapping[Slot, Spectrum]:
+    """The slots of those forms that a target runs; what it does not run stays dense.
+
+    Raises InputError where there are none, and for a rank or ratio set by hand of another.
+    """
+    row, options = find_method(factors.method), factors.options
+    own = {component: row.structure(component, options) for _, component in factors.spectra}
+    fitting = [
+        other.name
+        for other in METHODS.values()
+        if target.native & {other.structure(name, other.choose({})) for name in other.components}
+    ]
+    check_some_native(target, factors.method, set(own.values()), fitting)
+    by_hand = {component for _, component in constraints.fixed} | {*constraints.ratios}
+    for component in sorted(by_hand & own.keys()):
+        if own[component] not in target.native:
+            raise InputError(
+                f"Target {target.name} does not run {own[component]}: leave {component} as it is, "
+                "or leave the target out."
+            )
+    return {slot: s for slot, s in factors.spectra.items() if own[slot[1]] in target.native}
 
 
 def _probes(evidence: Evidence, recipe: Recipe) -> Probes | None:
@@ -85,7 +117,7 @@ def allocation_key(recipe: Recipe) -> str:
     that differ in nothing else. Evidence that serves one budget alone is measured for this key.
     """
     names = {"dtype", *Recipe.fields_of("windows", "plan")}
-    kept = {name: value for name, value in recipe.to_dict().items() if name in names}
+    kept = {name: value for name, value in recipe.identity().items() if name in names}
     return json.dumps(kept, sort_keys=True)
 
 

@@ -87,9 +87,9 @@ class ChainStep:
 
     def to_dict(self) -> dict[str, Any]:
         """{kind: every field that it reads}, JSON-able."""
-        values = self.recipe.to_dict()
+        values = self.recipe.identity()
         own = {} if self.settings is None else asdict(self.settings)
-        return {self.kind: {name: values[name] for name in self.reads} | own}
+        return {self.kind: {name: values[name] for name in self.reads if name in values} | own}
 
 
 Chain = tuple[ChainStep, ...]

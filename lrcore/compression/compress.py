@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from ..calibration.calibrate import calibrate
+from ..checkpoints.fitting import check_fits
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
 from ..history import Compressed
@@ -20,6 +21,7 @@ from ..policies import find_policy
 from ..progress import Progress, silent
 from ..provenance import BaseModel
 from ..recipe import Recipe
+from ..targets import TARGETS
 from .evidence.table import measure_evidence
 from .factorise import Factorisation, factorise
 from .settle import settle
@@ -85,13 +87,18 @@ def compress(
             factors = measure_evidence(model, factors, recipe, progress)
     with _timed(seconds, "allocate"):
         plan = plan or settle(model, factors, recipe)
+    fit = stock_fit(model, plan)
+    if TARGETS[recipe.target].stock and not fit.qualifies:
+        raise InputError(
+            f"Target {recipe.target}: {'; '.join(fit.reasons)}. Choose another method or target."
+        )
     with _timed(seconds, "compress"):
         network = written(model, recipe, factors, plan.ranks, progress)
     step = Compressed(
         recipe,
         plan.slot_ranks,
         factors.calibration.protocol | {"mode": recipe.calibration, "refit": refit},
-        stock_fit(model, plan),
+        fit,
         seconds,
     )
     return replace(
@@ -117,12 +124,13 @@ def check_compressed(model: LoadedModel, recipe: Recipe) -> None:
     """
     check_recipe(recipe)
     check_may_follow(Compressed, model.history, model.name, forms_of(model.network), recipe)
+    check_fits(model.network, recipe.target)
 
 
 def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:
     """What the compressed model is known by: it follows from base, recipe and ranks."""
     ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
-    identity = json.dumps([model.fingerprint, recipe.to_dict(), ranks])
+    identity = json.dumps([model.fingerprint, recipe.identity(), ranks])
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

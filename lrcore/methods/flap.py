@@ -117,6 +117,7 @@ def with_bias(cost: Cost, projection: Projection) -> Cost:
 
 METHOD = Method(
     name="flap",
+    adds_biases=True,
     paper="Fluctuation-based Adaptive Structured Pruning for Large Language Models (An et al., "
     "AAAI 2024)",
     notes="Whole heads and neurons by the fluctuation of their outputs (WIFV; options IFV, WIFN); "

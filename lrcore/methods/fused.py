@@ -203,5 +203,6 @@ METHOD = Method(
     shrinks_kv=True,
     holds={**COMPONENT_MATRICES, "joint_qk": COMPONENT_MATRICES["qk"]},
     refit=True,
+    adds_biases=True,
     forms=FORMS,
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import targets
 from ..layer import Layer
 from ..options import NoOptions, options_of, read_options
 from ..spectra import Form
@@ -33,6 +34,7 @@ class Method:
     refit: whether layers are refit unless the recipe says otherwise, see
     lrcore/compression/refit.py.
     lacks: those of CASES that `factor` refuses with InputError; a test checks every row.
+    adds_biases: whether projections of the MLP that have no bias get one.
     forms: of the slots of a part that has several, see lrcore/alternatives.py. The factors of a
     layer have the form first that policies take which do not choose between them.
     """
@@ -49,6 +51,7 @@ class Method:
     extra_needs: Mapping[tuple[str, Any], frozenset[Need]] = field(default_factory=dict)
     refit: bool = False
     lacks: frozenset[str] = frozenset()
+    adds_biases: bool = False
     forms: Mapping[str, Form] = field(default_factory=dict)
 
     @property
@@ -59,6 +62,22 @@ class Method:
     def matrices_of(self, slot: str) -> tuple[str, ...]:
         """The matrices whose weights a slot of this method holds; a layer may lack some."""
         return self.holds.get(slot, (slot,))
+
+    def structure(self, slot: str, options: Any) -> str:
+        """What a slot is below full rank, one of `targets.STRUCTURES`."""
+        by_name = {
+            "qk": targets.NARROWER_HEADS,
+            "ov": targets.NARROWER_HEADS,
+            "mlp": targets.BIASED_MLPS if self.adds_biases else targets.NARROWER_MLPS,
+            "heads": targets.FEWER_HEADS,
+        }
+        if slot in by_name:
+            return by_name[slot]
+        if self.covers <= KEYS_AND_VALUES:
+            return targets.LATENT_VALUES if slot == "v" else targets.LATENT_KEYS
+        if getattr(options, "sparse", 0):
+            return targets.SPARSE
+        return targets.QUANTISED if getattr(options, "bits", 0) else targets.PAIRS
 
     def budget(self, kind: str) -> str:
         """What a ratio counts: `kind`, and for "auto" what this method shrinks: "kv" where it

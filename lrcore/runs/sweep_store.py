@@ -68,7 +68,7 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     if [step.kind for step in chain] == ["compress"]:
         recipe = chain[0].recipe
         options = sorted(recipe.options.items())
-        made = {**recipe.to_dict(), "device": str(model.device), "options": options}
+        made = {**recipe.identity(), "device": str(model.device), "options": options}
     elif chain:
         steps = [step.to_dict() for step in chain]
         made |= {"steps": steps, "device": str(model.device)}

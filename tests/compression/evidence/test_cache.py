@@ -18,8 +18,8 @@ def test_keys_of_measurements_stay_what_they_were() -> None:
         options=find_method("svd").choose({}),
         spectra={(1, "q"): spectrum, (0, "down"): spectrum},
     )
-    kept = cache_file("probes", factors, probes.FORMAT, probes.KEEP, [[3, 1], [4, 1]])
-    assert kept == cache_folder() / "probes" / "4eb2d8e85ddd28ca29c06710.json"
+    kept = cache_file("probes", factors, probes.FORMAT, probes.KEEP, probes.ERROR, [[3, 1], [4, 1]])
+    assert kept == cache_folder() / "probes" / "9b39fec983132ee1e8c5be15.json"
     budget = allocation_key(Recipe(policy="mix"))
     sizes = (search.STEP, search.ROUNDS, search.WINDOWS, search.LENGTH)
     assert cache_file("searches", factors, budget, *sizes).name == "c76c8bdcdb6c0f9c542ed41a.json"

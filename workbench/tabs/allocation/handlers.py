@@ -10,7 +10,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, saving_text, text
+from ... import markup, saving_text, target_text, text
 from ...figures.base import captioned
 from ...figures.rank_bars import Bar, RankBars, rank_bars
 from ...form import read_recipe, try_recipe
@@ -201,8 +201,29 @@ def conclusion(plan: Any, uniform: Any) -> str:
 
 
 def standing(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
-    """Whether compressing gives the ranks that the policy predicts to be best."""
-    return markup.note(text.standing(plan, recipe.policy, store.drafted(recipe)), "hint")
+    """Whether compressing gives the ranks that the policy predicts to be best, and what the target
+    costs.
+    """
+    said = text.standing(plan, recipe.policy, store.drafted(recipe))
+    return markup.note(f"{said} {cost_of_target(store, recipe, plan)}".strip(), "hint")
+
+
+def cost_of_target(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
+    """What the same method and policy are predicted to give at this budget where any form runs;
+    "" where the target runs any.
+    """
+    anywhere = recipe.with_(target=lrcore.Recipe().target)
+    if recipe.target == anywhere.target:
+        return ""
+    try:
+        other = store.plan(anywhere)
+    except lrcore.InputError:  # ranks set by hand
+        other = None
+    sentence = target_text.of_target(recipe.target)
+    if other is None or other.predicted is None or plan.predicted is None:
+        return sentence
+    here, there = plan.predicted.perplexity, other.predicted.perplexity
+    return f"{sentence} {target_text.COSTS.format(here, there, here / there - 1)}"
 
 
 def temperature_slider(plan: Any, by_rule: bool) -> Any:

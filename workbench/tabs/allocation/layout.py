@@ -47,7 +47,7 @@ class AllocationTab:
 def layout(page: Page) -> AllocationTab:
     form = page.form
     with gr.Row():
-        for name in ("method", "policy", "budget"):
+        for name in ("method", "policy", "budget", "target"):
             form[name].render()
     options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
     about = panel("method-about")
