@@ -35,6 +35,6 @@ FIELDS = {
     ),
     "rounding": ("Rounding", "down never exceeds the budget; nearest may"),
     "multiple": ("Ranks in multiples of", "1: any rank; 8 or 16 suit GPUs"),
-    "target": ("Target", "what will run it: only forms that it runs natively"),
+    "target": ("Target", "only what it runs natively"),
     "rule": ("Temperature by rule of thumb", ""),
 }

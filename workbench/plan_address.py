@@ -27,6 +27,7 @@ SINGLE = (
     "policy",
     "ratio",
     "budget",
+    "target",
     "temperature",
     "rounding",
     "multiple",

@@ -13,6 +13,7 @@ from workbench.plan_address import changed, linked, open_plan, parameters
 PLANS = [
     lrcore.Recipe(),
     lrcore.Recipe(method="svd_llm", ratio=0.35, budget="total", rounding="nearest", multiple=8),
+    lrcore.Recipe(method="fused", target="llama.cpp"),
     lrcore.Recipe(policy="softmax", temperature=0.25, component_ratios={"qk": 0.3, "mlp": 0.1}),
     lrcore.Recipe(
         method="latentllm",

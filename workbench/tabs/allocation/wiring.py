@@ -26,7 +26,8 @@ class Changes:
 def changes_of(page: Page) -> Changes:
     form = page.form
     choices = [
-        form[name].input for name in ("budget", "rule", "rounding", "multiple", "calibration")
+        form[name].input
+        for name in ("budget", "target", "rule", "rounding", "multiple", "calibration")
     ]
     released = [form["ratio"].release, form["temperature"].release]
     typed = [form["component_ratios"].submit, form["component_ratios"].blur]
