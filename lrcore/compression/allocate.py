@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..allocation import Constraints, open_forms, plan_ranks
+from ..alternatives import by_part
 from ..budget import Prices, make_budget
 from ..errors import InputError
 from ..evidence import Evidence, Probes
@@ -96,7 +97,13 @@ def native_slots(
                 f"Target {target.name} does not run {own[component]}: leave {component} as it is, "
                 "or leave the target out."
             )
-    return {slot: s for slot, s in factors.spectra.items() if own[slot[1]] in target.native}
+    return {
+        slot: s
+        for forms in by_part(factors.spectra).values()  # parts keep their order
+        for form in forms.values()
+        for slot, s in form.items()
+        if own[slot[1]] in target.native
+    }
 
 
 def _probes(evidence: Evidence, recipe: Recipe) -> Probes | None:
