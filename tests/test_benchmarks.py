@@ -1,5 +1,6 @@
 """The figures of docs/benchmarks.md that are worked out of the measured ones."""
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -12,7 +13,8 @@ import lrcore
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
-from bench import fresh  # noqa: E402 (its folder is no package)
+from bench import fresh, standing  # noqa: E402 (its folder is no package)
+from bench.page import DOCUMENT, RATIOS  # noqa: E402 (its folder is no package)
 from bench.quality import Cells, median_error  # noqa: E402 (its folder is no package)
 
 sys.path.remove(SCRIPTS)
@@ -66,3 +68,32 @@ def test_rises_on_fresh_models_have_their_spread_over_the_seeds() -> None:
     ]
     text = fresh.section("llama", [*entries, {"dense": 2.0, "cells": {}}])
     assert "| svd | uniform | 0.200 ± 0.100 | – | – |" in text
+
+
+MODELS = ("demo-llama", "demo-opt", "stories260K")
+
+
+@pytest.mark.parametrize("title", MODELS)
+def test_the_document_says_where_fused_with_probed_stands(title: str) -> None:
+    """The table is that of the record, and what is written above it holds."""
+    record = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))[title]
+    assert standing.standing_block(title, record, RATIOS) in DOCUMENT.read_text(encoding="utf-8")
+    for ratio in RATIOS[1:]:
+        known = standing.perplexities(record["cells"], ratio)
+        assert min(known, key=known.__getitem__) == standing.OURS
+
+
+def test_a_rise_is_held_against_those_of_others() -> None:
+    cells = {
+        f"{pair} params 0.3": {"perplexity": perplexity}
+        for pair, perplexity in {
+            "fused probed": exp(1.1),
+            "fused uniform": exp(1.2),
+            "a3 uniform": exp(1.4),
+            "a3 mix": exp(1.25),
+            "svd probed": exp(1.05),
+        }.items()
+    }
+    (row,) = standing.rows_of({"dense": exp(1.0), "cells": cells}, (0.3,))
+    assert row == ["30%", "3.004", "2.858 svd probed", "+5.13%", "0.25", "0.40"]
+    assert standing.share(2.0, 1.0, 1.5) == "–"

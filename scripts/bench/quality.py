@@ -19,6 +19,7 @@ import lrcore
 
 from .choice import write_choice
 from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
+from .standing import write_standing
 
 RECORD = DOCUMENT.with_suffix(".json")
 BUDGETS = ("params", "total", "kv")
@@ -173,6 +174,7 @@ def write_tables(title: str, own: dict[str, Any]) -> None:
         ROOT / "README.md",
     )
     write_choice(title, own)
+    write_standing(title, own, RATIOS)
     write_section(f"predicted {title}", predicted_table(title, own))
 
 
