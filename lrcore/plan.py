@@ -79,6 +79,17 @@ class RankPlan:
         return Predicted(perplexity(probes.dense_loss + summed))
 
     @property
+    def dense_perplexity(self) -> float | None:
+        """Of the dense model, on the text that `predicted` is for; None unless the slots were
+        probed.
+        """
+        if self.probes is None:
+            return None
+        if self.probes.interaction is not None:
+            return self.probes.interaction.predict(0.0).perplexity
+        return perplexity(self.probes.dense_loss)
+
+    @property
     def slot_ranks(self) -> tuple[SlotRank, ...]:
         """One entry per slot."""
         rows = []

@@ -45,6 +45,11 @@ class Target:
     format: str = "transformers"
     stock: bool = False
 
+    @property
+    def runs(self) -> str:
+        """The structures in words."""
+        return _listed(self.native)
+
 
 TARGETS: dict[str, Target] = {
     row.name: row
@@ -84,12 +89,14 @@ def check_some_native(target: Target, method: str, structures: set[str], others:
         return
     fit = ", ".join(others)
     raise InputError(
-        f"Target {target.name} runs {_listed(target.native)}; with these options method {method} "
+        f"Target {target.name} runs {target.runs}; with these options method {method} "
         f"makes {_listed(structures)}. Methods that fit: {fit}. Or leave the target out: any "
         "export says what it has to change."
     )
 
 
 def _listed(structures: set[str] | frozenset[str]) -> str:
-    *first, last = [one for one in STRUCTURES if one in structures]
+    """Without those that are said by another one."""
+    said = {BIASED_MLPS} if NARROWER_MLPS in structures else set()
+    *first, last = [one for one in STRUCTURES if one in structures and one not in said]
     return f"{', '.join(first)} and {last}" if first else last

@@ -21,6 +21,7 @@ LIMITS = {
     "live": 1,
     "live dense": 16,
     "lines": 200,
+    "curves": 200,
     "pace": 16,
 }
 

@@ -12,4 +12,4 @@ def of_target(name: str) -> str:
     """What a target is, and what it runs natively."""
     target = lrcore.TARGETS[name]
     even = ", the same in all layers" if target.even else ""
-    return f"{name} ({target.about}) runs {', '.join(sorted(target.native))}{even}."
+    return f"{name} ({target.about}) runs {target.runs}{even}."

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from ... import hand_text, markup, network_text, plan_address, text
+from ... import budget_text, hand_text, markup, network_text, plan_address, text
 from ...components import panel, plot
 from ...page import Page
 from . import rank_editor
@@ -20,6 +20,12 @@ class Survey:
     caption: gr.HTML
     every_method: gr.Button
     ranking: gr.HTML
+
+
+@dataclass(frozen=True)
+class BudgetCurve:
+    drawn: gr.HTML
+    help: gr.HTML
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class AllocationTab:
     caption: gr.HTML
     link: gr.HTML
     editor: RankEditor
+    curve: BudgetCurve
     network: gr.HTML
     survey: Survey
     ranks: RanksTable
@@ -68,10 +75,16 @@ def layout(page: Page) -> AllocationTab:
         caption,
         link,
         editor=rank_editor.layout(page),
+        curve=budget_curve(),
         network=network(),
         survey=survey(),
         ranks=ranks_table(page),
     )
+
+
+def budget_curve() -> BudgetCurve:
+    with gr.Accordion(budget_text.BUDGET_CURVE, open=True):
+        return BudgetCurve(plot("budget-curve", 280), panel("budget-curve-help"))
 
 
 def network() -> gr.HTML:

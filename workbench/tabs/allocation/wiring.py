@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import plan_address
-from ...events import LIVE, QUIET, bind, listen
+from ...events import LIVE, PRESSED, QUIET, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
-from . import handlers, network, ranks
+from . import budget_curve, handlers, network, ranks
 from .layout import AllocationTab
 
 
@@ -43,6 +43,7 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_survey(page, store, parts)
     wire_table(page, store, parts)
     settled = [*changes_of(page).settled, page.plan_key.change]
+    wire_curve(page, store, parts, settled)
     plan_address.wire(page, store, parts.link, settled)
     drawn = bind(network.draw_network, store)
     listen(changes_of(page).settled, drawn, page.form.inputs, parts.network, **LIVE)
@@ -80,6 +81,15 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
         None,
         **LIVE,
     )
+
+
+def wire_curve(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
+    """The curve follows once a slider is released; a click in it sets the budget."""
+    form, curve = page.form, parts.curve
+    drawn = bind(budget_curve.draw, store)
+    listen(settled, drawn, form.inputs, [curve.drawn, curve.help], **LIVE)
+    put = [form["ratio"], page.choice]
+    curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
 
 
 def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:

@@ -1,0 +1,70 @@
+"""Perplexity against budget: the curve is that of the core, and a click sets the budget."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import lrcore
+from workbench.figures.budget_curve import FLOOR, BudgetCurves, budget_curves
+from workbench.form import input_values
+from workbench.store import Store
+from workbench.tabs.allocation import budget_curve
+
+POINTS = (lrcore.CurvePoint(0.1, 8.5, 8.0, 9.0), lrcore.CurvePoint(0.5, 20.0, None, None))
+
+
+def test_the_figure_has_the_curve_its_band_and_the_dense_model() -> None:
+    beyond = lrcore.CurvePoint(0.9, 1e9, None, None)
+    drawn = BudgetCurves(
+        (*POINTS, beyond), "fused, probed", 8.0, {"a3, probed": POINTS[:1]}, (0.3, 7.9)
+    )
+    figure = json.loads(budget_curves(drawn))
+    other, band, own, now = figure["data"]
+    assert (other["name"], own["name"]) == ("a3, probed", "fused, probed")
+    assert (own["x"], own["y"]) == ([0.1, 0.5], [0.0625, 1.5])  # without what lies beyond
+    assert own["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
+    assert band["y"] == [FLOOR, 0.125]  # where it is known
+    assert (now["x"], now["y"]) == ([0.3], [FLOOR])  # no rise
+    assert figure["layout"]["yaxis"]["type"] == "log"
+
+
+def test_a_click_sets_the_budget_and_makes_the_tabs_follow() -> None:
+    click = SimpleNamespace(_data={"custom": [0.35]})
+    ratio, choice = budget_curve.set_budget(click, ["fused", "probed", 1.0])
+    assert (ratio, choice[:2]) == (0.35, ["fused", "probed"])
+    assert choice[2] != 1.0
+    nothing = budget_curve.set_budget(SimpleNamespace(_data={}), ["fused", "probed", 1.0])
+    assert all(isinstance(one, dict) for one in nothing)  # gr.skip()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, tiny_llama, story_file):
+    store = Store(tmp_path_factory.mktemp("runs"))
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd", policy="probed"
+    )
+    store.factors(recipe)
+    return store, recipe
+
+
+def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
+    store, recipe = store
+    figure, words = budget_curve.draw(store, *input_values(recipe))
+    drawn = {trace["name"]: trace for trace in json.loads(figure)["data"]}
+    points = lrcore.predicted_curve(store.peek_factors(recipe), recipe)
+    shown = drawn["svd, probed"]["customdata"]
+    assert shown == [[point.ratio, point.perplexity] for point in points][: len(shown)]
+    plan = store.plan(recipe)
+    assert drawn["this plan"]["customdata"][0][1] == plan.predicted.perplexity
+    assert "svd, uniform" in drawn
+    assert "Click a point" in words
+
+
+def test_without_probes_it_says_what_to_press(store) -> None:
+    store, recipe = store
+    uniform = recipe.with_(method="svd_llm", policy="uniform")
+    store.factors(uniform)
+    figure, words = budget_curve.draw(store, *input_values(uniform))
+    assert figure == ""
+    assert "press Run" in words

@@ -1,0 +1,120 @@
+"""Predicted perplexity over the whole range of budgets, with the budget on show marked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log10
+from typing import Any
+
+import lrcore
+
+from .base import AWARE, GHOST, figure
+
+BAND = "rgba(57,135,201,0.18)"
+HOVER = "%{x:.0%} removed<br>perplexity %{customdata[1]:.4g}, %{y:.2%} above dense"
+FLOOR, MOST = 1e-4, 10.0  # rises of the perplexity that are drawn, as shares of the dense model's
+
+
+@dataclass(frozen=True)
+class BudgetCurves:
+    """chosen: the curve of the plan's method and policy; name: what it is called; others: curves
+    drawn beside it, by name; dense: perplexity of the dense model; now: ratio and predicted
+    perplexity of the plan on show.
+    """
+
+    chosen: Sequence[lrcore.CurvePoint]
+    name: str
+    dense: float
+    others: Mapping[str, Sequence[lrcore.CurvePoint]] = field(default_factory=dict)
+    now: tuple[float, float] | None = None
+
+    def rise(self, perplexity: float) -> float:
+        """Above the dense model's, within what is drawn: a log axis has no 0."""
+        return min(max(perplexity / self.dense - 1, FLOOR), MOST)
+
+
+def budget_curves(drawn: BudgetCurves) -> str:
+    """Lines over the share removed, the rise of the perplexity on a log axis; what lies beyond MOST
+    is left out.
+    """
+    data = [line(drawn, name, points) for name, points in drawn.others.items()]
+    data += [*band(drawn), chosen(drawn)]
+    if drawn.now is not None:
+        data.append(mark(drawn, *drawn.now))
+    return figure(
+        data,
+        280,
+        "budget-curves",
+        xaxis={"title": {"text": "share removed"}, "tickformat": ".0%", "range": [0, 0.95]},
+        yaxis={
+            "title": {"text": "perplexity<br>above dense"},
+            "type": "log",
+            "tickvals": [1e-4, 1e-3, 1e-2, 1e-1, 1, 10],
+            "ticktext": ["0.01%", "0.1%", "1%", "10%", "100%", "1000%"],
+            "range": [log10(FLOOR) - 0.1, log10(MOST) + 0.1],
+        },
+        hovermode="closest",
+    )
+
+
+def line(drawn: BudgetCurves, name: str, points: Sequence[lrcore.CurvePoint]) -> dict[str, Any]:
+    """A thin curve of another method or policy."""
+    shown = [point for point in points if point.perplexity < (1 + MOST) * drawn.dense]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "showlegend": False,
+        "x": [point.ratio for point in shown],
+        "y": [drawn.rise(point.perplexity) for point in shown],
+        "customdata": [[point.ratio, point.perplexity] for point in shown],
+        "line": {"color": GHOST, "width": 1.5},
+        "hovertemplate": f"{HOVER}<extra>{name}</extra>",
+    }
+
+
+def band(drawn: BudgetCurves) -> list[dict[str, Any]]:
+    """Where nine of ten actual values should lie; nothing where that is not known."""
+    known = [
+        (p.ratio, drawn.rise(p.low), drawn.rise(p.high))
+        for p in drawn.chosen
+        if p.low is not None and p.high is not None and p.perplexity < (1 + MOST) * drawn.dense
+    ]
+    if not known:
+        return []
+    ratios = [ratio for ratio, *_ in known]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "nine of ten cases",
+            "x": [*ratios, *reversed(ratios)],
+            "y": [low for _, low, _ in known] + [high for *_, high in reversed(known)],
+            "fill": "toself",
+            "fillcolor": BAND,
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+        }
+    ]
+
+
+def chosen(drawn: BudgetCurves) -> dict[str, Any]:
+    return line(drawn, drawn.name, drawn.chosen) | {
+        "mode": "lines+markers",
+        "showlegend": True,
+        "line": {"color": AWARE, "width": 3},
+        "marker": {"size": 8, "color": AWARE},
+    }
+
+
+def mark(drawn: BudgetCurves, ratio: float, perplexity: float) -> dict[str, Any]:
+    """The plan on show."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "this plan",
+        "x": [ratio],
+        "y": [drawn.rise(perplexity)],
+        "customdata": [[ratio, perplexity]],
+        "marker": {"size": 14, "symbol": "diamond", "color": AWARE, "line": {"width": 2}},
+        "hovertemplate": f"{HOVER}<extra>this plan</extra>",
+    }
