@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from .page import ROOT, machine, note, table, write_section
 
 MOVES, LOADS, STARTS = 20, 3, 3
+HOVER = 200  # ms
 MODELS = {
     "demo-llama, 6 layers of 256": "app.py",
     "made-up spectra, 80 layers of 8192": "scripts/large_model.py",
@@ -143,7 +144,10 @@ def opened(browser, url: str):
 
 
 def clicked(page, layer: int, name: str) -> float:
-    page.mouse.click(*page.evaluate(CLICK, [layer, name]))
+    x, y = page.evaluate(CLICK, [layer, name])
+    page.mouse.move(x, y)
+    page.wait_for_timeout(HOVER)  # Plotly takes the cell that the pointer was seen over
+    page.mouse.click(x, y)
     return page.evaluate("() => window.clicked")
 
 
