@@ -1,5 +1,6 @@
 """Ranks for a target: only what it runs natively, and exports that need no detour."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_a_wider_even_plan_would_not_fit(prepared) -> None:
         cost.parameters(plan.ranks[s] + 1) - cost.parameters(plan.ranks[s]) for s in plan.ranks
     )
     assert plan.account.model.decoder_parameters + step > limit
+
+
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_a_method_without_any_part_in_a_model_says_so(name, prepared) -> None:
+    recipe, factors = prepared("llm_pruner", target=name)
+    nothing = replace(factors, evidence=replace(factors.evidence, spectra={}))
+    with pytest.raises(lrcore.InputError, match=r"nothing to compress in this model.*heads, mlp"):
+        lrcore.allocate(nothing, recipe)
 
 
 def test_what_is_set_by_hand_must_run_there(prepared) -> None:

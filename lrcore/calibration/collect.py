@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..cache import trim
@@ -83,8 +84,18 @@ class _Passing:
             progress("calibrate", layer, layers)
             moments = stream.run(layer, self.needs if layer in missing else ())
             if moments is not None:
-                write_moments(moments, layer_file(folder, layer))
+                write_moments(moments, layer_file(folder, layer), self._stored(folder))
             del moments  # before the next layer's are made
+
+    def _stored(self, folder: Path) -> torch.dtype:
+        """Second moments of a share, or of a float64 model, are kept as they were summed."""
+        return kept_dtype(self.model) if folder == self.folder else torch.float64
+
+
+def kept_dtype(model: LoadedModel) -> torch.dtype:
+    """That of second moments on disk: of the products that they are sums of."""
+    kept: torch.dtype = torch.promote_types(model.network.dtype, torch.float32)
+    return kept
 
 
 # --- in a cluster ---
@@ -100,7 +111,9 @@ def _collect_in_shares(doing: _Passing, progress: Progress) -> None:
     doing = replace(doing, needs=doing.needs | places)
     for _ in each(Work("calibrate", doing), parts, progress):
         pass
-    for _ in each(Work("join", _Joining(folder, parts)), doing.wanted, progress):
+    for _ in each(
+        Work("join", _Joining(folder, parts, kept_dtype(doing.model))), doing.wanted, progress
+    ):
         pass
     shutil.rmtree(folder / SHARES, ignore_errors=True)
 
@@ -119,13 +132,14 @@ class _Joining:
 
     folder: Path
     shares: list[_Share]
+    dtype: torch.dtype  # of second moments on disk
 
     def __call__(self, layer: int, progress: Progress) -> None:
         del progress
         files = [layer_file(share.folder(self.folder), layer) for share in self.shares]
         if not is_kept(self.folder, layer):
             moments = joined([MomentsFile.at(file) for file in files])
-            write_moments(moments, layer_file(self.folder, layer))
+            write_moments(moments, layer_file(self.folder, layer), self.dtype)
         for file in files:
             file.unlink(missing_ok=True)
 

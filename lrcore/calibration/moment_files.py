@@ -1,14 +1,23 @@
-"""The moments of a layer as a file."""
+"""The moments of a layer as a file.
+
+Second moments are packed (packing.py), in the dtype that a writer asks for; what reads them gets
+[n, n] float64. Everything else is stored as it is.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..files import draft_of
 from ..statistics import Moments, Need
 from ..tensor_files import write_tensors
+from .packing import packed, unpacked
+
+SECOND = "second"  # the statistic that is packed
 
 
 @dataclass(frozen=True)
@@ -29,8 +38,7 @@ class MomentsFile:
     def read(self, need: Need, device: str = "cpu") -> Tensor:
         """One statistic [...], on a device."""
         with safe_open(self.path, "pt", device=device) as file:
-            value: Tensor = file.get_tensor(".".join(need))
-            return value
+            return _stored(file, *need)
 
 
 def layer_file(folder: Path, layer: int) -> Path:
@@ -47,9 +55,14 @@ def is_kept(folder: Path, layer: int) -> bool:
         return False
 
 
-def write_moments(moments: Moments, path: Path) -> None:
-    """Write moments to a safetensors file, atomically."""
-    tensors = {f"{tap}.{statistic}": value for (tap, statistic), value in moments.values.items()}
+def write_moments(moments: Moments, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write moments to a safetensors file, atomically; dtype: that of packed second moments."""
+    tensors = {
+        f"{tap}.{statistic}": packed(value, moments.values.get((tap, "mean")), dtype)
+        if statistic == SECOND
+        else value
+        for (tap, statistic), value in moments.values.items()
+    }
     with draft_of(path) as draft:
         write_tensors(draft, tensors, {"tokens": str(moments.tokens)})
 
@@ -57,8 +70,16 @@ def write_moments(moments: Moments, path: Path) -> None:
 def read_moments(path: Path, device: str = "cpu") -> Moments:
     """The inverse of `write_moments`."""
     with safe_open(path, "pt", device=device) as file:
-        values: dict[Need, Tensor] = {}
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            tap, statistic = name.split(".")
-            values[tap, statistic] = file.get_tensor(name)
+        needs = [tuple(name.split(".")) for name in file.keys()]  # noqa: SIM118 (not a dict)
+        values = {(tap, statistic): _stored(file, tap, statistic) for tap, statistic in needs}
         return Moments(values, int(file.metadata()["tokens"]))
+
+
+def _stored(file: Any, tap: str, statistic: str) -> Tensor:
+    """One statistic of an open file, [...]."""
+    value: Tensor = file.get_tensor(f"{tap}.{statistic}")
+    if statistic != SECOND:
+        return value
+    centred = f"{tap}.mean" in file.keys()  # noqa: SIM118 (not a dict)
+    mean = file.get_tensor(f"{tap}.mean") if centred else None
+    return unpacked(value, mean, len(file.get_tensor(f"{tap}.square")))

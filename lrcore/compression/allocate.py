@@ -23,10 +23,11 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
 
     Milliseconds: nothing is decomposed again.
 
-    Raises InputError for an unknown policy, a budget the method cannot meet, a ratio or override
-    that names no slot, and where evidence that the policy needs was not measured, or for another
-    budget.
+    Raises InputError where the method has nothing to compress in the model, for an unknown policy,
+    a budget the method cannot meet, a ratio or override that names no slot, and where evidence that
+    the policy needs was not measured, or for another budget.
     """
+    _check_some_slots(factors)
     row, shape = find_policy(recipe.policy), factors.shape
     _check_budget_of_evidence(factors, recipe)
     kind, target = find_method(recipe.method).budget(recipe.budget), TARGETS[recipe.target]
@@ -73,6 +74,16 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _check_some_slots(factors: Factorisation) -> None:
+    """Of a model of experts with a single head, say, there is nothing that LLM-Pruner removes."""
+    if not factors.spectra:
+        parts = ", ".join(find_method(factors.method).components)
+        raise InputError(
+            f"Method {factors.method} has nothing to compress in this model: it has no part that "
+            f"can lose rank of those that the method changes ({parts}). Choose another method."
+        )
 
 
 def native_slots(

@@ -57,8 +57,10 @@ def test_moments_are_those_of_one_process(
             if need[1] == "sample":
                 assert torch.equal(value, other.values[need])
             else:
-                least = 1e-10 * float(value.abs().max())
-                assert torch.allclose(value, other.values[need], rtol=1e-10, atol=least), need
+                # stored in float32, one that lies between two may go to either
+                error = 1.2e-7 if need[1] == "second" else 1e-10
+                least = error * float(value.abs().max())
+                assert torch.allclose(value, other.values[need], rtol=error, atol=least), need
     assert sorted(path.name for path in there.folder.iterdir()) == [
         f"layer-{layer:04d}.safetensors" for layer in range(3)
     ]
@@ -69,11 +71,11 @@ def test_a_killed_calibration_goes_on_with_what_is_there(
 ) -> None:
     plain, written = collect.write_moments, []
 
-    def write(moments, path):
+    def write(moments, path, dtype):
         if len(written) == 8:  # both shares of all three layers, and two that are joined
             raise KeyboardInterrupt
         written.append(path)
-        plain(moments, path)
+        plain(moments, path, dtype)
 
     monkeypatch.setattr(collect, "write_moments", write)
     with pytest.raises(KeyboardInterrupt):

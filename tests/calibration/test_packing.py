@@ -1,0 +1,54 @@
+"""Second moments on disk."""
+
+import pytest
+import torch
+
+from lrcore.calibration.moment_files import MomentsFile, read_moments, write_moments
+from lrcore.calibration.packing import packed, unpacked
+from lrcore.statistics import Accumulator, Moments
+
+
+def seen(x: torch.Tensor) -> Moments:
+    """The moments of one batch [n, size] at a tap, with its mean."""
+    accumulator = Accumulator({("attn_in", "second"), ("attn_in", "mean"), ("mlp_in", "second")})
+    accumulator.observe("attn_in", x)
+    accumulator.observe("mlp_in", x)
+    accumulator.observe_block(x, x)
+    return accumulator.moments()
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("centred", [False, True])
+def test_what_is_packed_comes_back(size, centred):
+    x = torch.randn(200, size, dtype=torch.float64) + 3
+    second, mean = x.mT @ x / len(x), x.mean(0) if centred else None
+    numbers = packed(second, mean, torch.float64)
+    assert torch.allclose(unpacked(numbers, mean, size), second, rtol=1e-14, atol=0)
+    assert len(numbers) <= size * (size + 32) / 2
+
+
+def test_a_mean_of_a_thousand_sigma_leaves_the_variance_in_float32():
+    x = torch.randn(4000, 40, dtype=torch.float64) + 1000
+    second, mean = x.mT @ x / len(x), x.mean(0)
+    back = unpacked(packed(second, mean, torch.float32), mean, 40)
+    covariance = second - torch.outer(mean, mean)
+    error = (back - torch.outer(mean, mean) - covariance).abs().max()
+    assert error < 1e-6
+    blunt = unpacked(packed(second, None, torch.float32), None, 40)
+    assert (blunt - second).abs().max() > 1e-2
+
+
+def test_a_file_holds_a_quarter_of_the_numbers_and_gives_them_back(tmp_path):
+    moments = seen(torch.randn(500, 512) + 2)
+    write_moments(moments, tmp_path / "layer")
+    assert (tmp_path / "layer").stat().st_size < 0.3 * 2 * 512 * 512 * 8
+    read, one = read_moments(tmp_path / "layer"), MomentsFile.at(tmp_path / "layer")
+    assert read.values.keys() == moments.values.keys()
+    for need, value in moments.values.items():
+        assert read.values[need].dtype == value.dtype
+        assert torch.allclose(read.values[need], value, rtol=1e-6, atol=1e-6)
+        assert torch.equal(one.read(need), read.values[need])
+    assert torch.equal(read.centred("attn_in"), read.centred("attn_in").mT)
+    write_moments(moments, tmp_path / "exact", torch.float64)
+    exact = read_moments(tmp_path / "exact")
+    assert torch.allclose(exact.second("mlp_in"), moments.second("mlp_in"), rtol=1e-15, atol=0)
