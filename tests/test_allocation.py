@@ -21,6 +21,16 @@ from lrcore.spectra import Cost, Spectrum
 INFLUENCE = [0.6, 0.2, 0.1, 0.15, 0.3, 0.5]
 INFLUENCES = {"block": INFLUENCE, "attention": [0.5 * s for s in INFLUENCE], "mlp": INFLUENCE[::-1]}
 OUTLIERS = [[0.4 * s / m for m in range(1, 21)] for s in INFLUENCE]
+TYPE_WEIGHTS = {
+    "qk": 0.5,
+    "ov": 0.9,
+    "mlp": 0.3,
+    "o": 0.2,
+    "v": 1.0,
+    "gate": 0.7,
+    "up": 0.6,
+    "down": 0.8,
+}
 
 
 @cache
@@ -79,6 +89,7 @@ def model_like(factored: bool = False, layers: int = 6) -> Evidence:
         .with_measurement("probes", probes(spectra, increases))
         .with_measurement("gradients", information)
         .with_measurement("search", [0.5 + 0.05 * layer for layer in range(layers)])
+        .with_measurement("type_weights", TYPE_WEIGHTS)
         .with_measurement("angles", INFLUENCE[:layers])
         .with_measurement("slopes", slopes)
     )

@@ -55,7 +55,7 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     (info,) = installed.glob("*.dist-info")
     about = Parser().parsestr((info / "METADATA").read_text())
     assert about["Version"] == lrcore.__version__
-    extras = {"cluster", "dev", "gguf", "lora", "mcp", "tasks", "trackio"}
+    extras = {"cluster", "dev", "gguf", "lora", "mcp", "search", "tasks", "trackio"}
     assert set(about.get_all("Provides-Extra")) == extras
     assert any(one.startswith("torch") for one in about.get_all("Requires-Dist"))
     commands = (info / "entry_points.txt").read_text()

@@ -7,6 +7,7 @@ from ..errors import unknown
 from . import (
     a3,
     aa_svd,
+    bolaco,
     care,
     clover,
     flap,
@@ -40,6 +41,7 @@ METHODS: dict[str, Method] = {
         svd.METHOD,
         svd_llm.METHOD,
         aa_svd.METHOD,
+        bolaco.METHOD,
         a3.METHOD,
         clover.METHOD,
         modegpt.METHOD,

@@ -7,6 +7,7 @@ This takes milliseconds, so a slider may call it at every move.
 
 from ..errors import unknown
 from . import (
+    bolaco,
     d_rank,
     duo_svd,
     energy,
@@ -42,6 +43,7 @@ POLICIES: dict[str, Policy] = {
         energy.POLICY,
         marginal.POLICY,
         mix.POLICY,
+        bolaco.POLICY,
         owl.POLICY,
         svd_llm_v2.POLICY,
         fisher.POLICY,

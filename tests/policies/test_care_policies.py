@@ -45,6 +45,7 @@ def evidence_of(spectra: dict, ranks: list[int]) -> Evidence:
         .with_measurement("probes", Probes(1.0, dict.fromkeys(spectra, LossCurve(ranks, increase))))
         .with_measurement("gradients", {slot: 1e-6 * (1 + slot[0]) for slot in spectra})
         .with_measurement("search", [0.6] * 4)
+        .with_measurement("type_weights", {"qk": 0.4, "v": 1.0})
         .with_measurement("angles", [0.1, 0.3, 0.2, 0.4])
         .with_measurement(
             "slopes", {slot: s.values * (-1) ** slot[0] for slot, s in spectra.items()}

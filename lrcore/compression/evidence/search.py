@@ -8,7 +8,9 @@ otherwise the step is halved.
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -41,24 +43,32 @@ def measure(
     tokens; kept on disk under a key of the calibration, the method, its options and the whole
     recipe.
     """
-    budget, path = allocation_key(recipe), _file(factors, recipe)
+    path = _file(factors, recipe)
     if (kept := read_value(path)) is not None:
         return tuple(kept)
-    tokens = factors.calibration.tokens[:WINDOWS, :LENGTH]
-    stream = LayerStream(clone(model.network), tokens, BATCH)
-    batches, seen = tokens.to(model.network.device).split(BATCH), {}
-
-    def loss(shares: Shares) -> float:
-        if shares not in seen:
-            plan = allocate(factors.with_measurement("search", shares, budget), recipe)
-            network = compressed(model, factors, plan.ranks)
-            with torch.inference_mode():
-                seen[shares] = mean_loss(network, 0, stream.hidden, batches)
-        return seen[shares]
-
+    loss = cache(plan_loss(model, factors, recipe, "search"))
     shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress)
     keep_value(path, shares)
     return shares
+
+
+def plan_loss(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe, evidence: str
+) -> Callable[[Any], float]:
+    """The mean loss (nats/token) of the first 32 calibration windows, cut to 128 tokens, in the
+    model compressed by the recipe, as a function of the value of an evidence.
+    """
+    budget, tokens = allocation_key(recipe), factors.calibration.tokens[:WINDOWS, :LENGTH]
+    stream = LayerStream(clone(model.network), tokens, BATCH)
+    batches = tokens.to(model.network.device).split(BATCH)
+
+    def loss(value: Any) -> float:
+        plan = allocate(factors.with_measurement(evidence, value, budget), recipe)
+        network = compressed(model, factors, plan.ranks)
+        with torch.inference_mode():
+            return mean_loss(network, 0, stream.hidden, batches)
+
+    return loss
 
 
 def tokens_run(factors: Factorisation, recipe: Recipe) -> float:

@@ -8,7 +8,7 @@ from ...policies import find_policy
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ..factorise import Factorisation
-from . import angles, gradients, probes, search, slopes
+from . import angles, gradients, probes, search, slopes, type_search
 from .kind import EvidenceKind
 
 EVIDENCE: dict[str, EvidenceKind] = {
@@ -22,6 +22,7 @@ EVIDENCE: dict[str, EvidenceKind] = {
         gradients.KIND,
         slopes.KIND,
         search.KIND,
+        type_search.KIND,
     )
 }
 

@@ -7,7 +7,7 @@ import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import lrcore
-from lrcore.compression.evidence import pace
+from lrcore.compression.evidence import pace, type_search
 from lrcore.compression.evidence.table import EVIDENCE
 from lrcore.models.architectures import decoder_layers
 
@@ -36,8 +36,11 @@ def passes(model, work) -> float:
     return sum(run) / len(decoder_layers(model.network))
 
 
-@pytest.mark.parametrize("policy", ["probed", "fisher", "mix", "flat", "zs_svd"])
-def test_the_tokens_said_are_those_run_and_none_once_it_is_on_disk(case, policy) -> None:
+@pytest.mark.parametrize("policy", ["probed", "fisher", "mix", "bolaco", "flat", "zs_svd"])
+def test_the_tokens_said_are_those_run_and_none_once_it_is_on_disk(
+    case, policy, monkeypatch
+) -> None:
+    monkeypatch.setattr(type_search, "RUNS", 6)
     model, recipe, factors = case
     if policy == "zs_svd":  # its terms are those of a factored matrix
         factors = lrcore.factorise(model, factors.calibration, "svd")
@@ -49,6 +52,8 @@ def test_the_tokens_said_are_those_run_and_none_once_it_is_on_disk(case, policy)
         assert tokens <= run <= tokens + 3 * window
     elif policy == "flat":
         assert tokens == run == window
+    elif policy == "bolaco":
+        assert run == tokens
     elif policy in ("fisher", "zs_svd"):
         assert tokens == 3 * run  # a backward pass takes as long as two
     else:

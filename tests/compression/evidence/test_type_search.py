@@ -1,0 +1,74 @@
+"""The search for the shares of the types: it goes downhill, starts from equal shares, and its plan
+meets the budget.
+"""
+
+import builtins
+
+import pytest
+
+import lrcore
+from lrcore.budget import Budget
+from lrcore.compression.evidence import type_search
+from lrcore.compression.evidence.search import plan_loss
+from lrcore.compression.evidence.type_search import best_weights
+from lrcore.options import NO_OPTIONS
+from lrcore.policies import find_policy
+from lrcore.policies.bolaco import slot_type
+
+
+def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
+    monkeypatch.setattr(type_search, "RUNS", 25)
+    goal, tried = {"down": 0.9, "o": 0.25, "qk": 0.5}, []
+
+    def loss(weights) -> float:
+        tried.append(weights)
+        return sum((weights[name] - goal[name]) ** 2 for name in goal)
+
+    found = best_weights(list(goal), loss, lambda *_: None)
+    assert len(tried) == 25
+    assert tried[0] == dict.fromkeys(goal, 1.0)
+    assert all(0.2 <= weight <= 1 for weights in tried for weight in weights.values())
+    assert loss(found) == min(map(loss, tried[:25])) < 0.1 * loss(tried[0])
+    # what is tried after the random plans is better than they are
+    later, random = tried[18:25], tried[1 : type_search.FIRST]
+    assert sum(map(loss, later)) / len(later) < 0.5 * sum(map(loss, random)) / len(random)
+
+
+def test_types_keep_one_share_no_worse_than_equal_ones_and_come_from_disk(
+    tiny_llama, story_file, monkeypatch
+) -> None:
+    monkeypatch.setattr(type_search, "RUNS", 12)
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=6, seq_len=32, method="bolaco", policy="bolaco", ratio=0.3
+    )
+    plain = lrcore.prepare(model, recipe.with_(policy="uniform"))
+    factors = lrcore.prepare(model, recipe)
+    plan = lrcore.allocate(factors, recipe)
+    assert plan.summary()["achieved"] >= 0.3
+    weights = factors.evidence.get("type_weights")
+    assert weights.keys() == {"qk", "o", "gate", "up", "down"}
+    budget = Budget("params", limit=7, dense=10)
+    targets = find_policy("bolaco").share(factors.evidence, budget, NO_OPTIONS)
+    assert len({(slot_type(slot), round(share, 9)) for slot, share in targets.items()}) == 5
+    loss = plan_loss(model, plain, recipe, "type_weights")
+    assert loss(weights) <= loss(dict.fromkeys(weights, 1.0)) + 1e-9
+    monkeypatch.setattr(type_search, "best_weights", lambda *_: pytest.fail("nothing was kept"))
+    assert lrcore.allocate(lrcore.prepare(model, recipe), recipe).ranks == plan.ranks
+
+
+def test_queries_and_keys_are_one_type() -> None:
+    assert [slot_type((3, name)) for name in ("q", "k", "o", "qk")] == ["qk", "qk", "o", "qk"]
+
+
+def test_without_optuna_one_sentence_says_what_to_install(monkeypatch) -> None:
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name == "optuna":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(lrcore.InputError, match=r"requirements-search\.txt"):
+        best_weights(["qk", "o"], lambda _: 0.0, lambda *_: None)
