@@ -10,11 +10,14 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     prediction  predicted rises of the loss against actual ones, with their intervals
     fresh     rises of the loss by every method at 10, 30 and 50 % on models that it trains first:
               two architectures with three seeds each, on WikiText-2 of the reference data
+    real      perplexity of SmolLM2-135M on WikiText-2 of the reference data: the papers' pairings
+              and ours at 10-50 %
     solve     seconds from moments to a compressed model, for the same tables
     energy    why the order of the methods is what it is: the share of output energy each one keeps
     speed     a slider move against the decomposition behind it, and the first spectra
     memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram      Gram space against the papers' d x d formulas
+    workers   two workers of a Ray cluster against one, on this machine, where Ray is installed
     page      what a person at the page waits for: first picture, slider, Start to progress
     all       everything above
 
@@ -37,10 +40,12 @@ from bench.memory import memory  # noqa: E402 (after the path)
 from bench.page import check  # noqa: E402 (after the path)
 from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
+from bench.real import real  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 from bench.width import width  # noqa: E402 (after the path)
+from bench.workers import workers  # noqa: E402 (after the path)
 
 import lrcore  # noqa: E402 (after the path)
 
@@ -51,11 +56,13 @@ JOBS = {
     "healing": healing,
     "prediction": prediction,
     "fresh": fresh,
+    "real": real,
     "solve": solve,
     "energy": energy,
     "speed": speed,
     "memory": memory,
     "gram": gram,
+    "workers": workers,
     "page": ui,
 }
 

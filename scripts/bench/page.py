@@ -43,14 +43,20 @@ def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with the text it is calibrated on and the text it is measured on (the first
-    `windows` windows of 256).
+    """A model with the text it is calibrated on and the text it is measured on: the first
+    `windows` windows of `length` tokens.
     """
 
     title: str
     recipe: lrcore.Recipe
     data: str
     windows: int
+    length: int = 256
+
+    @property
+    def evaluation(self) -> lrcore.EvaluationSettings:
+        """What its perplexity is measured by."""
+        return lrcore.EvaluationSettings(self.data, samples=self.windows, seq_len=self.length)
 
 
 def check(models: list[str]) -> None:

@@ -67,7 +67,9 @@ def quality(only: list[str], wanted: Cells) -> None:
 
 
 def perplexity(model, subject: Subject) -> float:
-    return lrcore.evaluate(model, subject.data, samples=subject.windows, seq_len=256).perplexity
+    return lrcore.evaluate(
+        model, subject.data, samples=subject.windows, seq_len=subject.length
+    ).perplexity
 
 
 def measure(model, recipes: Recipes, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -85,7 +87,9 @@ def measure(model, recipes: Recipes, subject: Subject) -> Iterator[tuple[str, di
             note(f"{name}: {error}")
             continue
         summary = small.account.to_dict()
-        both = lrcore.compare(model, small, subject.data, samples=subject.windows, seq_len=256)
+        both = lrcore.compare(
+            model, small, subject.data, samples=subject.windows, seq_len=subject.length
+        )
         actual = both.small.perplexity
         cell = {
             "perplexity": round(actual, 4),
@@ -132,14 +136,13 @@ def keep(record: dict[str, Any]) -> None:
 
 def protocol(subject: Subject, model, calibration) -> str:
     size, recipe = model.size, subject.recipe
-    windows = f"{recipe.samples} windows of 256, {recipe.sampling}, seed {recipe.seed}"
+    windows = f"{recipe.samples} windows of {recipe.seq_len}, {recipe.sampling}, seed {recipe.seed}"
     return (
         f"{size.parameters:,} parameters, {size.decoder_linear:,} of them decoder-linear, "
         f"{size.kv_bytes} KV bytes per token. "
         f"Calibrated on {calibration.protocol['tokens']:,} tokens of `{Path(recipe.data).name}` "
-        f"({windows}); measured on the first "
-        f"{subject.windows} windows of 256 of `{Path(subject.data).name}` (test split where there "
-        "is one)."
+        f"({windows}); measured on the first {subject.windows} windows of {subject.length} of "
+        f"`{Path(subject.data).name}` (test split where there is one)."
     )
 
 
