@@ -15,6 +15,7 @@ import lrcore
 
 from .job import Job
 from .job_record import ENDED, JobRecord
+from .priority import JOBS, give_way
 
 log = logging.getLogger("workbench.jobs")
 
@@ -182,6 +183,7 @@ class Jobs:
         return next((i for i, other in enumerate(self.waiting()) if other.id == record.id), 0)
 
     def _run(self) -> None:
+        give_way(JOBS)
         while True:
             with self._queued:
                 while not self.waiting():

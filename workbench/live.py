@@ -9,7 +9,6 @@ exchange the layers of the shared one for a moment while it streams through it.
 import hashlib
 import json
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -22,6 +21,7 @@ import lrcore
 
 from .keys import model_key, plan_key
 from .objects import ObjectCache
+from .priority import LIVE, give_way
 
 log = logging.getLogger("workbench.live")
 
@@ -162,10 +162,7 @@ class Live:
         return self._newest.get(browser)
 
     def _run(self) -> None:
-        with suppress(
-            AttributeError, OSError
-        ):  # on Linux a thread has a priority of its own: what redraws the page comes first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        give_way(LIVE)
         while True:
             request = self._next()
 

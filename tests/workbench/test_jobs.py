@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from workbench.job import Job
 from workbench.job_queue import Jobs
 from workbench.job_record import ENDED, JobRecord
 from workbench.jobs import KINDS
+from workbench.priority import JOBS
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,20 @@ def test_jobs_run_in_order_and_say_how_many_come_first(bench):
     assert [ended(jobs, job).state for job in queued] == ["done"] * 3
     assert order == [0, 1, 2]
     assert jobs.get(queued[0].id).result == ["run-1"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads share a priority")
+def test_what_redraws_the_page_goes_before_a_job(tmp_path):
+    own, seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), []
+
+    def work(record):
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return []
+
+    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    ended(jobs, jobs.submit(Steps(0)))
+    assert seen == [max(own, JOBS)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
 
 
 def test_clients_take_turns_however_many_jobs_one_has_queued(tmp_path):
