@@ -118,18 +118,26 @@ def compare(
             show(False, {}, one["name"], one[name])
 
 
+@dataclass(frozen=True)
+class Questions:
+    """Which questions of every task are asked."""
+
+    items: int | None = setting(None, "The first so many items of each. Default: all.", low=1)
+    shots: int = setting(0, "Solved examples before every question.", low=0)
+
+
 @app.command()
 @flags(loading=("revision", "dtype", "device"))
 def tasks(
     model: ModelOrFolder,
+    questions: Questions,
     loading: Loading,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="stories, a .jsonl file, or lm-eval:NAME (or its .yaml); repeatable."),
-    ] = None,
-    items: Annotated[
-        int | None,
-        typer.Option(help="The first so many items of each. Default: all.", show_default=False),
+        typer.Option(
+            help="stories, needle-TOKENS, a .jsonl file, or lm-eval:NAME (or its .yaml); "
+            "repeatable."
+        ),
     ] = None,
     batch: Batch = 16,
     as_json: AsJson = False,
@@ -141,16 +149,17 @@ def tasks(
     import lrcore
 
     loaded, rows, theirs = loading.load(model), [], []
+    items, shots = questions.items, questions.shots
     for name in task or ["stories"]:
         if name.startswith("lm-eval:"):
             theirs.append(name.removeprefix("lm-eval:"))
             continue
-        result = lrcore.score_choices(loaded, name, items, batch, progress).to_dict()
+        result = lrcore.score_choices(loaded, name, items, batch, progress, shots).to_dict()
         protocol = result.pop("protocol")
         rows.append(result)
     values: dict[str, Any] = {"protocol": protocol} if rows else {}
     if theirs:
-        values["lm_eval"] = lrcore.lm_eval(loaded, theirs, items, batch)
+        values["lm_eval"] = lrcore.lm_eval(loaded, theirs, items, batch, shots or None)
     show(as_json, values, "tasks", rows)
 
 

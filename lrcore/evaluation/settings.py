@@ -128,6 +128,25 @@ class EvaluationSettings:
         return replace(self, data=tail) if same and not file_and_split(self.data)[1] else self
 
 
+@dataclass(frozen=True)
+class TaskSettings:
+    """A task of multiple choice, as a column of a sweep.
+
+    task: "stories", "needle-TOKENS", a .jsonl file or "lm-eval:NAME". items: the first so many;
+    None: all. shots: solved examples before every question.
+    """
+
+    task: str = setting("stories", "stories, needle-TOKENS, a .jsonl file or lm-eval:NAME.")
+    items: int | None = setting(None, "The first so many items. Default: all.", low=1)
+    shots: int = setting(0, "Solved examples before every question.", low=0)
+
+    @property
+    def title(self) -> str:
+        """In a few words: "stories" or "stories, 5 shots"."""
+        shots = f", {self.shots} shot{'s' * (self.shots > 1)}"
+        return f"{self.task}{shots if self.shots else ''}"
+
+
 def find_protocol(name: str) -> Protocol:
     """The protocol of a name. Raises InputError, with the nearest name, where it is unknown."""
     if name not in PROTOCOLS:

@@ -23,7 +23,9 @@ from ..models.load import LoadedModel
 from ..progress import Progress
 from ..settings import check_least
 from .evaluate import measured_with, window_losses
+from .needle import is_needle, needle_items
 from .protocols import prefix_token
+from .settings import TaskSettings
 
 BUILTIN_TASKS = ("stories",)
 # one underscore that begins a word, "so _ always"; a line of underscores is no blank to fill
@@ -70,7 +72,7 @@ def read_items(task: str, count: int | None = None) -> list[dict[str, Any]]:
             "task",
             task,
             BUILTIN_TASKS,
-            'Otherwise give a .jsonl file of {"question", "choices", "label"}.',
+            'Otherwise needle-TOKENS, or a .jsonl file of {"question", "choices", "label"}.',
         )
     lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     if not lines:
@@ -117,17 +119,20 @@ def score_choices(
     items: int | None = None,
     batch: int = 16,
     progress: Progress | None = None,
+    shots: int = 0,
 ) -> TaskResult:
     """Accuracy of `model` on multiple choice.
 
-    task: "stories" or a .jsonl file. items: only the first so many; None: all. batch: choices per
-    forward pass. Raises InputError as `read_items` does, for items or batch below 1, and where a
-    choice exceeds the context.
+    task: "stories", a .jsonl file, or "needle-TOKENS" (see lrcore/evaluation/needle.py). items:
+    only the first so many; None: all. batch: choices per forward pass. shots: solved examples
+    before every question. Raises InputError as `read_items` and `with_examples` do, for items or
+    batch below 1, and where a choice exceeds the context.
     """
     check_least("batch", batch, 1)
+    check_least("shots", shots, 0)
     if items is not None:
         check_least("items", items, 1)
-    chosen = read_items(task, items)
+    chosen = with_examples(model, task, items, shots)
     pairs = [pair for item in chosen for pair in continuations(item)]
     encoded = [encode_pair(model, *pair) for pair in pairs]
     context = model.context or max(len(ids) for ids, _ in encoded)
@@ -156,12 +161,47 @@ def score_choices(
     protocol = {
         "task": task,
         "items": n,
-        "shots": 0,
+        "shots": shots,
         "special_tokens": False,
         **measured_with(model),
     }
     error = math.sqrt(accuracy * (1 - accuracy) / max(n - 1, 1))
     return TaskResult(task, n, accuracy, right_normalised / n, chance, error, bad, cut, protocol)
+
+
+def with_examples(
+    model: LoadedModel, task: str, items: int | None, shots: int
+) -> list[dict[str, Any]]:
+    """The first `items` of a task, each question after the same `shots` solved examples, a blank
+    line after each.
+
+    Examples of "stories" are of its calibration split; those of a file are its first items, which
+    are then not asked. Raises InputError where a file has no more items than examples, and for
+    examples of a needle.
+    """
+    if is_needle(task):
+        if shots:
+            raise InputError(f"Task '{task}' is long text, not examples: leave out shots.")
+        return needle_items(model, task, items)
+    if not shots:
+        return read_items(task, items)
+    if task in BUILTIN_TASKS:
+        examples, chosen = stories_probes("calibration", shots), read_items(task, items)
+    else:
+        whole = read_items(task, None if items is None else items + shots)
+        examples, chosen = whole[:shots], whole[shots:]
+    if not chosen:
+        raise InputError(
+            f"'{task}' has {len(examples)} items, all of them examples: ask for fewer shots."
+        )
+    solved = "".join(f"{_solved(one)}\n\n" for one in examples)
+    return [{**item, "question": solved + item["question"]} for item in chosen]
+
+
+def _solved(item: dict[str, Any]) -> str:
+    """The question with its right choice."""
+    context, text = continuations(item)[int(item["label"])]
+    return (context.rstrip() if text[0].isspace() else context) + text
 
 
 def best(scores: list[float]) -> int:
@@ -220,6 +260,32 @@ def likelihoods(
     return scores
 
 
+def answer(
+    model: LoadedModel, settings: TaskSettings, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Accuracy of a model on a task by its settings: accuracy, accuracy_error (its standard error),
+    chance (None where lm-eval does not say) and protocol.
+
+    Raises InputError as `score_choices` and `lm_eval` do, and for a task of lm-eval's without
+    accuracy.
+    """
+    if not settings.task.startswith(LM_EVAL):
+        result = score_choices(
+            model, settings.task, settings.items, progress=progress, shots=settings.shots
+        )
+        return result.to_dict() | {"accuracy_error": result.error}
+    name = settings.task.removeprefix(LM_EVAL)
+    (figures,) = lm_eval(model, [name], settings.items, shots=settings.shots or None).values()
+    if "acc,none" not in figures:
+        raise InputError(f"'{settings.task}' has no accuracy: {', '.join(figures)}.")
+    return {
+        "accuracy": figures["acc,none"],
+        "accuracy_error": figures.get("acc_stderr,none"),
+        "protocol": asdict(settings) | measured_with(model),
+    }
+
+
+LM_EVAL = "lm-eval:"  # before the name of a task of lm-eval's
 LM_EVAL_TASKS = (
     "arc_challenge",
     "arc_easy",
@@ -238,11 +304,13 @@ def lm_eval(
     tasks: Sequence[str | dict[str, Any]],
     limit: int | None = None,
     batch: int = 8,
+    shots: int | None = None,
 ) -> dict[str, dict[str, float]]:
     """Results of lm-eval on a loaded model, {task: {metric: value}}; data come from the hub.
 
     tasks: names of lm-eval's tasks, or configurations: a mapping, or a .yaml file of one. limit:
-    the most items per task. Raises InputError where lm-eval (`pip install lm-eval accelerate`) is
+    the most items per task. shots: examples before every question; None: as the task says. Raises
+    InputError where lm-eval (`pip install lm-eval accelerate`) is
     not installed, a task is unknown or its data cannot be fetched.
     """
     try:
@@ -261,7 +329,9 @@ def lm_eval(
         pretrained=model.network, tokenizer=model.tokenizer, backend="causal", batch_size=batch
     )
     try:
-        outcome = simple_evaluate(model=wrapped, tasks=configs, limit=limit, bootstrap_iters=0)
+        outcome = simple_evaluate(
+            model=wrapped, tasks=configs, limit=limit, bootstrap_iters=0, num_fewshot=shots
+        )
     except (OSError, KeyError, ValueError) as error:  # unknown, or its data cannot be fetched
         line = (str(error).splitlines() or [""])[0]
         raise InputError(

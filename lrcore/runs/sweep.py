@@ -12,7 +12,7 @@ from typing import Any
 
 from ..compression.chain import Chain, chain_key, read_chains, varied
 from ..errors import InputError, unknown
-from ..evaluation.settings import EvaluationSettings, find_protocol
+from ..evaluation.settings import EvaluationSettings, TaskSettings, find_protocol
 from ..recipe import Recipe, read_values
 from ..settings import check_settings
 from .shipped import sweep_file
@@ -26,8 +26,9 @@ LISTS = {
     "ratios": "ratio",
 }  # each with the field of the recipe that it stands for, the first varying slowest
 NAMES = ("calibration_sets", "methods", "policies")  # lists of text
-OWN = ("rows", "evaluation", "speed")  # the other fields of a sweep's file
+OWN = ("rows", "evaluation", "tasks", "speed")  # the other fields of a sweep's file
 _EVALUATION = tuple(f.name for f in fields(EvaluationSettings))
+_TASK = tuple(f.name for f in fields(TaskSettings))
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Sweep:
     each combination, see `read_chains`; none stands for one compression.
 
     evaluations: what every cell, and the dense model, is measured on; of a file that is calibrated
-    on as well, the held-out tail. speed: also tokens per
-    second, in turns with the dense model. Raises InputError for an unknown name or a value out of
-    range.
+    on as well, the held-out tail. tasks: answered by each of them as well. speed: also tokens per
+    second, in turns with the dense model, and the seconds that making a model took. Raises
+    InputError for an unknown name or a value out of range.
     """
 
     base: Recipe = field(default_factory=Recipe)
@@ -55,6 +56,7 @@ class Sweep:
     sample_counts: Sequence[int] = ()
     seeds: Sequence[int] = ()
     rows: Sequence[Any] = ()
+    tasks: Sequence[TaskSettings] = ()
 
     def __post_init__(self) -> None:
         for name in LISTS:
@@ -65,6 +67,8 @@ class Sweep:
         for evaluation in self.evaluations:
             check_settings(evaluation)
             find_protocol(evaluation.protocol)
+        for task in self.tasks:
+            check_settings(task)
         if not isinstance(self.speed, bool):
             raise InputError(f"speed must be true or false, got {self.speed!r}.")
         steps = (step.reads_text for chain in self.cells() for step in chain)
@@ -111,13 +115,15 @@ class Sweep:
             **lists,
             **({"rows": list(self.rows)} if self.rows else {}),
             "evaluation": [asdict(one) for one in self.evaluations],
+            **({"tasks": [asdict(one) for one in self.tasks]} if self.tasks else {}),
             "speed": self.speed,
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sweep":
         """Fields of a recipe, the lists of `LISTS`, `rows`, `evaluation` (settings of `evaluate`,
-        whose `data` may be a list; or a list of such) and `speed`.
+        whose `data` may be a list; or a list of such), `tasks` (names, or settings with task,
+        items and shots) and `speed`.
 
         Raises InputError for an unknown field or a value out of range.
         """
@@ -135,6 +141,8 @@ class Sweep:
             lists["evaluations"] = tuple(_evaluations(values["evaluation"]))
             if not lists["evaluations"]:
                 raise InputError("The sweep measures nothing: give at least one evaluation.")
+        if "tasks" in values:
+            lists["tasks"] = tuple(_tasks(values["tasks"]))
         return cls(base, **lists, rows=values.get("rows") or (), speed=values.get("speed", False))
 
     @classmethod
@@ -205,3 +213,14 @@ def _evaluations(values: Any) -> Iterator[EvaluationSettings]:
                 raise unknown("evaluation setting", str(name), _EVALUATION)
         for data in _listed(one.get("data", "stories")):
             yield EvaluationSettings(**{**one, "data": data})
+
+
+def _tasks(values: Any) -> Iterator[TaskSettings]:
+    for one in _listed(values):
+        given = {"task": one} if isinstance(one, str) else one
+        if not isinstance(given, Mapping):
+            raise InputError(f"tasks holds names or settings, such as task: stories; got {one!r}.")
+        for name in given:
+            if name not in _TASK:
+                raise unknown("task setting", str(name), _TASK)
+        yield TaskSettings(**given)

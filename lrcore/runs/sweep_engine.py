@@ -1,5 +1,6 @@
 """Running a sweep: one engine for the command line and the page, which differ in their store."""
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -89,24 +90,30 @@ class _Making:
 def _run(
     models: ChainModels, sweep: Sweep, cell: Cell, store: SweepStore, progress: Progress
 ) -> list[SweepRow]:
+    began = time.perf_counter()
     try:
         model = _made(models, cell, store, progress)
     except Shortage:
         raise  # the next cell would lack room as well, and this one can be made once there is some
     except InputError as error:
         texts: list[str | None] = [one.data for one in sweep.evaluations]
+        texts += [one.title for one in sweep.tasks]
         return [
             SweepRow.of(cell.steps, {}, {}, measured_on=text, error=str(error))
             for text in texts or [None]
         ]
+    seconds = time.perf_counter() - began
     account = _account(model, sweep.base.seq_len)
     costs = store.costs(model, models.dense, sweep.speed, progress)
-    rows = []
-    for one in sweep.evaluations:
-        figures = {**costs, **store.measure(cell, model, one, progress)}
-        more = {"measured_on": one.data, "context": sweep.base.seq_len}
-        rows.append(SweepRow.of(cell.steps, account, figures, **more))
-    return rows
+    if sweep.speed and cell.steps:
+        costs = {**costs, "making_seconds": seconds}
+    found = [(one.data, store.measure(cell, model, one, progress)) for one in sweep.evaluations]
+    found += [(one.title, store.answer(model, one, progress)) for one in sweep.tasks]
+    more = {"context": sweep.base.seq_len}
+    return [
+        SweepRow.of(cell.steps, account, {**costs, **figures}, measured_on=name, **more)
+        for name, figures in found
+    ]
 
 
 def _made(models: ChainModels, cell: Cell, store: SweepStore, progress: Progress) -> LoadedModel:

@@ -104,10 +104,11 @@ def html(rows: Rows, sweep: Mapping[str, Any]) -> str:
     """Fronts of perplexity against every cost, the whole table, the protocol of every
     evaluation, the sweep itself.
     """
-    parts, sets = [], list(dict.fromkeys(row.measured_on for row in rows))
+    parts, on_texts = [], [row for row in rows if row.accuracy is None]
+    sets = list(dict.fromkeys(row.measured_on for row in on_texts))
     if len(sets) > 1:
         title = "Calibrated on (down), measured on (across): perplexity"
-        parts.append(report.section(title, report.table(cross_table(rows))))
+        parts.append(report.section(title, report.table(cross_table(on_texts))))
     for measured_on in sets:
         own = [row for row in rows if row.measured_on == measured_on]
         for axis, name in AXES.items():

@@ -37,8 +37,9 @@ def _planned(about: str, unit: str = "") -> Any:
     return field(default=None, metadata={"column": Column(about, "planned", unit)})
 
 
-def _measured(about: str, unit: str = "", optional: bool = False) -> Any:
-    return field(default=None, metadata={"column": Column(about, "measured", unit, optional)})
+def _measured(about: str, unit: str = "", optional: bool = False, **more: Any) -> Any:
+    column = Column(about, "measured", unit, optional)
+    return field(default=None, metadata={"column": column}, **more)
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ class SweepRow:
     method: str = _setting("compression method, or the first step; dense for the dense model")
     policy: str | None = _setting("allocation policy, or what chose; None for the dense model")
     ratio: float | None = _setting("share to remove; None where none is given")
-    measured_on: str | None = _setting("data set of the evaluation; None: a model not measured")
+    measured_on: str | None = _setting("data set or task; None: a model not measured")
     achieved: float | None = _planned("share removed, in what the budget counts", "share")
     parameters: int | None = _planned("all parameters, tied ones once", "parameters")
+    megabytes: float | None = _planned("weights as they are stored", "MB")
     kv_bytes_per_token: int | None = _planned("KV cache", "bytes/token")
     flops_per_token: int | None = _planned("one decoded token after `context` others", "FLOPs")
     context: int | None = _planned("tokens in the cache for flops_per_token", "tokens")
@@ -65,6 +67,15 @@ class SweepRow:
     measured_context: int | None = _measured("tokens in the cache when measured", "tokens", True)
     prefill_speedup: float | None = _measured("prefill speed over the dense model's", "", True)
     decode_speedup: float | None = _measured("decode speed over the dense model's", "", True)
+    making_seconds: float | None = _measured(
+        "making the model, without what earlier cells have made; with `speed`",
+        "s",
+        True,
+        compare=False,
+    )
+    accuracy: float | None = _measured("right answers of a task", "share", True)
+    accuracy_error: float | None = _measured("standard error of accuracy", "share", True)
+    chance: float | None = _measured("accuracy of random guessing", "share", True)
     perplexity: float | None = _measured("exp of nll")
     nll: float | None = _measured("mean loss of the predicted tokens", "nats/token")
     bits_per_byte: float | None = _measured("loss per byte of the text", "bits/byte")

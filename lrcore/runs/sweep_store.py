@@ -13,7 +13,8 @@ from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
-from ..evaluation.settings import EvaluationSettings
+from ..evaluation.settings import EvaluationSettings, TaskSettings
+from ..evaluation.tasks import answer
 from ..files import cache_key, write_text
 from ..models.load import LoadedModel
 from ..progress import Progress
@@ -72,8 +73,8 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     elif chain:
         steps = [step.to_dict() for step in chain]
         made |= {"steps": steps, "device": str(model.device)}
-    evaluations = [asdict(one) for one in sweep.evaluations]
-    return cache_key(FORMAT, model.fingerprint, model.dtype, made, evaluations, sweep.speed)
+    measured = [asdict(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
+    return cache_key(FORMAT, model.fingerprint, model.dtype, made, measured, sweep.speed)
 
 
 class SweepStore(ABC):
@@ -125,6 +126,12 @@ class SweepStore(ABC):
         """The figures of one evaluation, by column; others are passed over."""
         del cell
         return evaluate(model, settings, progress=progress).to_dict()
+
+    def answer(
+        self, model: LoadedModel, settings: TaskSettings, progress: Progress
+    ) -> Mapping[str, Any]:
+        """The accuracy on a task, by column; other figures are passed over."""
+        return answer(model, settings, progress)
 
     @abstractmethod
     def keep(self, cell: Cell, rows: list[SweepRow]) -> None:

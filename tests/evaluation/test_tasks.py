@@ -7,7 +7,14 @@ import torch
 
 import lrcore
 from lrcore.cli import main
-from lrcore.evaluation.tasks import continuations, encode_pair, likelihoods, read_items
+from lrcore.evaluation.needle import needle_items
+from lrcore.evaluation.tasks import (
+    continuations,
+    encode_pair,
+    likelihoods,
+    read_items,
+    with_examples,
+)
 
 ITEMS = [
     {
@@ -101,6 +108,50 @@ def test_the_demo_model_answers_its_own_probes_better_than_chance():
     result = lrcore.score_choices(lrcore.load("demo-llama"), "stories", items=24)
     assert result.accuracy > result.chance + 0.2
     json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_examples_stand_solved_before_every_question(model, file, tmp_path):
+    """The first items of a file, with their right choices; they are not asked."""
+    shown = (
+        "Tom and his sister went to the park\n\nShe gave three apples to a\n\n"
+        + ITEMS[2]["question"]
+    )
+    path = tmp_path / "by_hand.jsonl"
+    path.write_text(json.dumps({**ITEMS[2], "question": shown}) + "\n")
+    result, by_hand = (
+        lrcore.score_choices(model, str(one), shots=shots) for one, shots in ((file, 2), (path, 0))
+    )
+    assert (result.items, result.accuracy) == (1, by_hand.accuracy)
+    assert result.protocol["shots"] == 2
+    given = with_examples(model, str(file), 1, 2)
+    assert [item["question"] for item in given] == [shown]
+    with pytest.raises(lrcore.InputError, match="ask for fewer shots"):
+        lrcore.score_choices(model, str(file), shots=3)
+
+
+def test_a_needle_lies_at_every_depth_of_a_text_that_fits():
+    model = lrcore.load("demo-llama")
+    items = needle_items(model, "needle-200", 5)
+    assert items == needle_items(model, "needle-200", 5)
+    depths = []
+    for item in items:
+        question, right = item["question"], item["choices"][item["label"]]
+        assert question.count(right) == 1
+        assert all(choice not in question for choice in item["choices"] if choice != right)
+        whole = model.tokenizer(question + right, add_special_tokens=False).input_ids
+        assert 150 < len(whole) <= 200
+        depths.append(question.index("The secret number") / len(question))
+    assert depths == sorted(depths)
+    assert depths[0] == 0
+    assert depths[-1] > 0.5
+    assert lrcore.score_choices(model, "needle-200", items=2).chance == 0.25
+    for task, options, words in (
+        ("needle-100000", {}, "at most needle-"),
+        ("needle-3", {}, "at least needle-64"),
+        ("needle-200", {"shots": 1}, "leave out shots"),
+    ):
+        with pytest.raises(lrcore.InputError, match=words):
+            lrcore.score_choices(model, task, **options)
 
 
 @pytest.mark.parametrize(

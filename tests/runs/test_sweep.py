@@ -239,6 +239,42 @@ def test_a_sweep_is_read_as_it_is_written(requested):
     )
 
 
+def test_tasks_and_what_a_model_costs_are_columns(tiny_llama, story_file, tmp_path):
+    values = {
+        "model": str(tiny_llama),
+        "data": str(story_file),
+        "samples": 4,
+        "seq_len": 32,
+        "rows": [["compress", {"quantise": {"bits": 4, "group": 8}}]],
+        "evaluation": {"data": str(story_file), "samples": 2, "seq_len": 16},
+        "tasks": [{"task": "stories", "items": 3, "shots": 1}, {"items": 2}],
+        "speed": True,
+    }
+    sweep = lrcore.Sweep.from_dict(values)
+    assert lrcore.Sweep.from_dict(sweep.to_dict()) == sweep
+    model = lrcore.load(str(tiny_llama))
+    rows = lrcore.run_sweep(model, sweep, tmp_path)
+    assert [row.measured_on for row in rows[3:]] == [
+        f"{story_file}:test",
+        "stories, 1 shot",
+        "stories",
+    ]
+    expected = lrcore.score_choices(model, "stories", 3, shots=1)
+    assert (rows[1].accuracy, rows[1].accuracy_error) == (expected.accuracy, expected.error)
+    assert rows[1].protocol["shots"] == 1
+    assert rows[0].accuracy is rows[1].perplexity is rows[0].making_seconds is None
+    assert rows[3].making_seconds > 0
+    assert 0 < rows[3].megabytes < rows[0].megabytes
+    assert (
+        "stories, 1 shot"
+        not in lrcore.sweep_tables(rows, sweep.to_dict())["report.html"].split("All cells")[0]
+    )
+    with pytest.raises(lrcore.InputError, match="Did you mean 'shots'"):
+        lrcore.Sweep.from_dict({**values, "tasks": [{"shot": 2}]})
+    with pytest.raises(lrcore.InputError, match="shots"):
+        lrcore.Sweep.from_dict({**values, "tasks": [{"shots": -2}]})
+
+
 def start(file, out):
     command = ["-m", "lrcore", "sweep", str(file), "--out", str(out), "--json"]
     return fresh.project().start(command, os.environ, fresh.ROOT)
@@ -422,11 +458,14 @@ def test_steps_that_may_not_follow_are_a_row_with_the_reason(requested, tmp_path
 @pytest.mark.parametrize("name", shipped_sweeps())
 def test_the_tables_that_ship_are_read_and_planned(name):
     sweep = lrcore.Sweep.read(name)
+    config = lrcore.load(sweep.base.model).network.config
+    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     assert len(sweep.cells()) > 2
     for chain in sweep.cells():
         for step in chain:
             if step.kind == "compress":
-                find_method(step.recipe.method).choose(step.recipe.options)
+                options = find_method(step.recipe.method).choose(step.recipe.options)
+                assert kv_heads % (getattr(options, "group", 0) or 1) == 0  # on its own model
                 find_policy(step.recipe.policy).choose(step.recipe.policy_options)
     assert name.split("-")[0] in ("a3", "modegpt", "latentllm", "care")
 
