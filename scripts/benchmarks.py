@@ -14,6 +14,8 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
               and ours at 10-50 %
     solve     seconds from moments to a compressed model, for the same tables
     energy    why the order of the methods is what it is: the share of output energy each one keeps
+    pareto    milliseconds per token of every method, and the picture of the README: perplexity
+              against parameters, KV cache and milliseconds, from the record
     speed     a slider move against the decomposition behind it, and the first spectra
     memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram      Gram space against the papers' d x d formulas
@@ -38,6 +40,7 @@ from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
 from bench.page import check  # noqa: E402 (after the path)
+from bench.pareto import pareto  # noqa: E402 (after the path)
 from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.real import real  # noqa: E402 (after the path)
@@ -59,6 +62,7 @@ JOBS = {
     "real": real,
     "solve": solve,
     "energy": energy,
+    "pareto": pareto,
     "speed": speed,
     "memory": memory,
     "gram": gram,

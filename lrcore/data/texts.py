@@ -20,6 +20,7 @@ BUILTIN: Mapping[str, Callable[..., list[str]]] = {
     "stories": stories.documents,
 }
 SPLITS = ("calibration", "test", "train")
+MIXED = "+"  # between the data sets of a mixture
 _HALF = re.compile("[\ud800-\udfff]")
 _HINT = (
     "Otherwise give a local .txt, .jsonl, .json or .parquet file, or a hub data set as "
@@ -85,7 +86,9 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
       shorter than four times the least tail;
     - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows;
       without a split, "test" for ``role="test"`` and "train" for ``role="calibration"``;
-      ``revision`` (hub only) is a branch, tag or commit. Its code is never run.
+      ``revision`` (hub only) is a branch, tag or commit. Its code is never run;
+    - a mixture of built-in and hub data sets, such as "stories+python-docs": documents of all in
+      turns, as many characters of each as the shortest has. Splits follow ``role``.
 
     Raises InputError where the name or split is unknown, a file is missing, empty or unreadable, no
     field holds text, or the hub cannot be reached.
@@ -97,6 +100,8 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
             f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
         )
     check_name(data, "a data set")
+    if MIXED in data and not files.looks_like_path(data):
+        return _mixture(data.split(MIXED), role, revision)
     name, _, split = data.partition("/")
     path, part = ("", "") if name in BUILTIN else file_and_split(data)
     if revision is not None and (name in BUILTIN or path):
@@ -111,6 +116,28 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
     _refuse_misspelling(data, name)
     documents, source = hub.read(data, role, revision)
     return Texts(tuple(documents), source)
+
+
+def _mixture(names: list[str], role: Role, revision: str | None) -> Texts:
+    """Equal shares of data sets, in characters, to about a document."""
+    for name in names:
+        first, _, split = name.partition("/")
+        if files.looks_like_path(name) or (first in BUILTIN and split) or name.count(":") > 1:
+            raise InputError(
+                f"A mixture holds built-in and hub data sets without a split; '{name}' is a file "
+                "or names a split. Put files together in one file."
+            )
+    texts = [load_texts(name, role, revision) for name in names]
+    share = min(sum(map(len, one.documents)) for one in texts)
+    placed = []  # each document with the share of its set that is before it
+    for one in texts:
+        before = 0
+        for document in one.documents:
+            if before < share:
+                placed.append((before / share, document[: share - before]))
+            before += len(document)
+    documents = tuple(document for _, document in sorted(placed, key=lambda each: each[0]))
+    return Texts(documents, f" {MIXED} ".join(one.source for one in texts))
 
 
 def held_out(data: str) -> str:

@@ -109,8 +109,8 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = Fal
     ]
     if not points:
         return "<p>Nothing to draw: no finite value.</p>"
-    across = _Axis([p.x for p in points], LEFT, WIDTH - RIGHT)
-    up = _Axis([p.y for p in points], HEIGHT - BOTTOM, TOP, log_y)
+    across = Axis([p.x for p in points], LEFT, WIDTH - RIGHT)
+    up = Axis([p.y for p in points], HEIGHT - BOTTOM, TOP, log_y)
     front = " ".join(f"{across(p.x):.1f},{up(p.y):.1f}" for p in pareto(points))
     series = list(dict.fromkeys(p.series for p in points))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
@@ -138,7 +138,7 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, log_y: bool = Fal
     )
 
 
-class _Axis:
+class Axis:
     """Values to pixels, linear or logarithmic, with a margin of 5 % at both ends."""
 
     def __init__(
@@ -170,7 +170,7 @@ class _Axis:
         return [i * step for i in range(first, math.floor((self._low + self._span) / step) + 1)]
 
 
-def _grid(across: _Axis, up: _Axis, x_name: str, y_name: str) -> str:
+def _grid(across: Axis, up: Axis, x_name: str, y_name: str) -> str:
     bottom, right, parts = HEIGHT - BOTTOM, WIDTH - RIGHT, []
     for value in up.ticks():
         y = up(value)

@@ -142,9 +142,9 @@ class TaskSettings:
 
     @property
     def title(self) -> str:
-        """In a few words: "stories" or "stories, 5 shots"."""
+        """In a few words: "task stories" or "task stories, 5 shots"."""
         shots = f", {self.shots} shot{'s' * (self.shots > 1)}"
-        return f"{self.task}{shots if self.shots else ''}"
+        return f"task {self.task}{shots if self.shots else ''}"
 
 
 def find_protocol(name: str) -> Protocol:

@@ -160,3 +160,22 @@ def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path, monkeypatch) ->
     for number in range(4):
         write(tmp_path / f"{number}.txt", "word")
     assert "a folder with more than 3 files" in refused(str(tmp_path))
+
+
+def test_a_mixture_has_as_much_of_every_set_spread_over_all_of_it():
+    mixed, parts = load_texts("stories+python-docs"), map(load_texts, ("stories", "python-docs"))
+    assert mixed.source == "stories/calibration + python-docs/calibration"
+    shares = []
+    for part in parts:
+        own = [i for i, one in enumerate(mixed.documents) if any(one in d for d in part.documents)]
+        shares.append(sum(len(mixed.documents[i]) for i in own))
+        assert own[0] < 3
+        assert own[-1] > 0.9 * len(mixed.documents)
+    assert shares[0] == shares[1] == sum(map(len, mixed.documents)) / 2
+    assert load_texts("stories+python-docs", "test").fingerprint != mixed.fingerprint
+
+
+@pytest.mark.parametrize("name", ["stories/test+python-docs", "stories+./text", "a:b:c+stories"])
+def test_a_mixture_names_no_splits_and_no_files(name):
+    with pytest.raises(InputError, match="without a split"):
+        load_texts(name)

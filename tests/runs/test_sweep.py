@@ -256,8 +256,8 @@ def test_tasks_and_what_a_model_costs_are_columns(tiny_llama, story_file, tmp_pa
     rows = lrcore.run_sweep(model, sweep, tmp_path)
     assert [row.measured_on for row in rows[3:]] == [
         f"{story_file}:test",
-        "stories, 1 shot",
-        "stories",
+        "task stories, 1 shot",
+        "task stories",
     ]
     expected = lrcore.score_choices(model, "stories", 3, shots=1)
     assert (rows[1].accuracy, rows[1].accuracy_error) == (expected.accuracy, expected.error)
