@@ -1,29 +1,27 @@
-// The steps above the tabs. The button of the next step reports its tab, such as `compare`.
-// data-steps: [[tab, label], ...]; data-next: [[tab, [label, next tab]],
-// ...]; the value: which steps are done.
-const nav = element.querySelector('nav'),
-  steps = JSON.parse(nav.dataset.steps);
-const next = Object.fromEntries(JSON.parse(nav.dataset.next));
+// Ticks on the tabs, and the button of the next step, which reports its tab, such as `compare`.
+// data-steps: titles of tabs; data-next: [[tab, [label, next tab]], ...]; the value: which steps
+// are done.
+const guide = element.querySelector('.guide'),
+  go = guide.querySelector('.next'),
+  steps = JSON.parse(guide.dataset.steps);
+const next = Object.fromEntries(JSON.parse(guide.dataset.next));
+const tabs = () => [
+  ...document.querySelectorAll('#tabs [role=tab], .overflow-dropdown button'),
+];
 const current = () =>
   document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
 function open(title) {
-  const named = [
-    ...document.querySelectorAll('#tabs [role=tab], .overflow-dropdown button'),
-  ].filter((b) => b.textContent.trim() === title);
+  const named = tabs().filter((b) => b.textContent.trim() === title);
   named.find((b) => b.offsetParent)?.click() ?? named.at(-1)?.click();
 }
 function draw() {
   const at = current(),
     done = JSON.parse(props.value || '[]');
-  nav.querySelectorAll('ol button').forEach((button, i) => {
-    const here = steps[i][0] === at;
-    here ? button.setAttribute('aria-current', 'step') : button.removeAttribute('aria-current');
-    button.querySelector('.tick').textContent = done[i] ? '✓' : i + 1;
-    button.classList.toggle('done', !!done[i]);
+  tabs().forEach((tab) => {
+    const ticked = !!done[steps.indexOf(tab.textContent.trim())];
+    if (ticked !== tab.hasAttribute('data-done')) tab.toggleAttribute('data-done', ticked);
   });
-  const go = nav.querySelector('.next'),
-    place = steps.findIndex((step) => step[0] === at);
-  go.hidden = !next[at] || !done[place];
+  go.hidden = !next[at] || !done[steps.indexOf(at)];
   if (next[at]) {
     go.textContent = next[at][0];
     go.onclick = () => {
@@ -32,9 +30,6 @@ function draw() {
     };
   }
 }
-nav.querySelectorAll('ol button').forEach((button, i) => {
-  button.onclick = () => open(steps[i][0]);
-});
 watch('value', draw);
 (function look() {
   const tabs = document.querySelector('#tabs');
@@ -44,6 +39,7 @@ watch('value', draw);
   }
   new MutationObserver(draw).observe(tabs, {
     subtree: true,
+    childList: true,
     attributes: true,
     attributeFilter: ['aria-selected'],
   });

@@ -1,5 +1,5 @@
-"""The path through the page in four steps, with one primary button: what to do next from the tab
-on show.
+"""The path through the page: ticks on the tabs whose step is done, and one primary button, what to
+do next from the tab on show.
 """
 
 import json
@@ -9,12 +9,7 @@ import gradio as gr
 
 from .assets import script
 
-STEPS = (
-    ("Spectra", "Analyse"),
-    ("Allocation", "Allocate"),
-    ("Compress", "Compress"),
-    ("Compare", "Compare"),
-)
+STEPS = ("Spectra", "Allocation", "Compress", "Compare")  # titles of tabs
 NEXT = (
     ("Spectra", ("Next: set the ranks", "Allocation")),
     ("Allocation", ("Next: compress", "Compress")),
@@ -26,14 +21,10 @@ def build() -> gr.HTML:
     """Its value, what `done` gives, says which steps are done; the button of the next step reports
     the tab that it opens, as `allocation`, `compress` or `compare`.
     """
-    items = "".join(
-        f"<li><button type='button'><span class='tick'>{i + 1}</span> {label}</button></li>"
-        for i, (_, label) in enumerate(STEPS)
-    )
     template = (
-        f"<nav class='guide' aria-label='Steps' data-steps='{escape(json.dumps(STEPS))}' "
-        f"data-next='{escape(json.dumps(NEXT))}'><ol>{items}</ol>"
-        "<button type='button' class='next' hidden></button></nav>"
+        f"<div class='guide' data-steps='{escape(json.dumps(STEPS))}' "
+        f"data-next='{escape(json.dumps(NEXT))}'>"
+        "<button type='button' class='next' hidden></button></div>"
     )
     return gr.HTML(
         done(False, False, False),

@@ -75,7 +75,7 @@ EXAMPLE_RECIPES = {  # method: (title, recipe as its paper uses it, as far as a 
     "svd_llm": ("SVD-LLM: whitened matrices, −20 %", {"ratio": 0.2}),
     "fused": ("Fused: centred, refit, probed ranks, −30 %", {"ratio": 0.3, "policy": "probed"}),
 }
-ENERGY_OF = "of the calibration text, each component's own error; mean over components"
+ENERGY_OF = "each component alone, on the calibration text; the mean"
 PREDICTED_ON = "{} to {} in nine of ten cases, on the calibration data's test split{}"
 PREDICTED_ALONE = (
     "on calibration text{}, from probes of single components; optimistic at high ratios"

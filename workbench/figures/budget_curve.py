@@ -42,7 +42,7 @@ def budget_curves(drawn: BudgetCurves) -> str:
         data.append(mark(drawn, *drawn.now))
     return figure(
         data,
-        280,
+        210,
         "budget-curves",
         xaxis={"title": {"text": "share removed"}, "tickformat": ".0%", "range": [0, 0.95]},
         yaxis={

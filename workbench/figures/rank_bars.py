@@ -79,7 +79,7 @@ def rank_bars(drawn: RankBars) -> str:
         meta["steps"] = {name: [step] for name, step in drawn.steps.items()}
     return figure(
         data,
-        90 + 112 * count,
+        74 + 72 * count,  # three parts, the curve and the readout fit one screen
         f"bars{count}",
         barmode="overlay",
         xaxis=layer_axis(layers, zeroline=False, anchor=f"y{count if count > 1 else ''}"),

@@ -52,20 +52,17 @@ class AllocationTab:
 
 
 def layout(page: Page) -> AllocationTab:
-    form = page.form
-    with gr.Row():
-        for name in ("method", "policy", "budget", "target"):
-            form[name].render()
-    options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
-    about = panel("method-about")
-    with gr.Row():
-        form["ratio"].render()
-        with gr.Column(visible=False) as temperature:
-            form["temperature"].render()
-            form["rule"].render()
-    summary, bars = panel("size-and-cost"), plot("bars", 430)
-    with gr.Row(elem_id="bars-foot"):
-        caption, link = panel("bars-caption"), plan_address.link_button()
+    """Two panes on a screen that is wide enough: what is chosen with what it costs, and what is
+    drawn of it; below them what one scrolls to.
+    """
+    with gr.Row(elem_id="cockpit"):
+        with gr.Column(scale=0, min_width=340, elem_id="controls"):
+            options, about, temperature, summary = controls(page)
+        with gr.Column(scale=1, min_width=320, elem_id="drawn"):
+            bars = plot("bars", 290)
+            with gr.Row(elem_id="bars-foot"):
+                caption, link = panel("bars-caption"), plan_address.link_button()
+            curve, editor = budget_curve(), rank_editor.layout(page)
     return AllocationTab(
         options,
         about,
@@ -74,17 +71,32 @@ def layout(page: Page) -> AllocationTab:
         bars,
         caption,
         link,
-        editor=rank_editor.layout(page),
-        curve=budget_curve(),
+        editor=editor,
+        curve=curve,
         network=network(),
         survey=survey(),
         ranks=ranks_table(page),
     )
 
 
+def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML]:
+    form = page.form
+    for names in (("method", "policy"), ("budget", "target")):
+        with gr.Row(elem_classes="pair"):
+            for name in names:
+                form[name].render()
+    form["ratio"].render()
+    with gr.Column(visible=False) as temperature:
+        form["temperature"].render()
+        form["rule"].render()
+    summary = panel("size-and-cost")
+    options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
+    return options, panel("method-about"), temperature, summary
+
+
 def budget_curve() -> BudgetCurve:
     with gr.Accordion(budget_text.BUDGET_CURVE, open=True):
-        return BudgetCurve(plot("budget-curve", 280), panel("budget-curve-help"))
+        return BudgetCurve(plot("budget-curve", 210), panel("budget-curve-help"))
 
 
 def network() -> gr.HTML:
