@@ -10,3 +10,4 @@ HELP = (
     "ten actual values. Thin lines: uniform ranks, and other methods that were probed. Click a "
     "point to set the budget."
 )
+MEASURED = " Orange: runs of this model and method, filled by this policy; measured on {}."

@@ -61,6 +61,26 @@ def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
     assert "Click a point" in words
 
 
+def test_measured_runs_of_the_model_and_method_are_points(store) -> None:
+    store, recipe = store
+    dense = store.dense(recipe)
+    run = store.runs.write("one", recipe, lrcore.compress(dense, recipe, store.factors(recipe)))
+    other = store.runs.write("two", recipe.with_(method="svd_llm"), store.dense(recipe))
+    protocol = {"data": "stories", "samples": 2, "seq_len": 32}
+    for one in (run, other):
+        figures = {"perplexity": 9.0, "dense_perplexity": 8.0, "protocol": protocol}
+        store.runs.add_evaluation(one.id, figures)
+    drawn, words = budget_curve.draw(store, *input_values(recipe))
+    points = next(one for one in json.loads(drawn)["data"] if one["name"] == "measured runs")
+    assert (points["x"], points["y"]) == ([run.account.achieved], [0.125])
+    assert points["customdata"][0][2] == "probed: one"
+    assert points["marker"]["symbol"] == ["circle"]
+    assert "measured on stories" in words
+    even = recipe.with_(policy="uniform")
+    (found,) = budget_curve.runs_of(store.runs.all(), even, run.account.budget)
+    assert not budget_curve.point(*found, even).own  # a run by another policy
+
+
 def test_without_probes_it_says_what_to_press(store) -> None:
     store, recipe = store
     uniform = recipe.with_(method="svd_llm", policy="uniform")

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from math import log10
 from typing import Any
 
 import lrcore
 
-from .base import AWARE, GHOST, figure
+from .base import AWARE, GHOST, RAW, figure
 
 BAND = "rgba(57,135,201,0.18)"
 HOVER = "%{x:.0%} removed<br>perplexity %{customdata[1]:.4g}, %{y:.2%} above dense"
@@ -15,10 +16,29 @@ FLOOR, MOST = 1e-4, 10.0  # rises of the perplexity that are drawn, as shares of
 
 
 @dataclass(frozen=True)
+class MeasuredPoint:
+    """A run of the same model and method. name: its policy and its own name; ratio: the share
+    removed; dense: perplexity of the dense model on the same windows; own: whether by the policy
+    on show.
+    """
+
+    name: str
+    ratio: float
+    perplexity: float
+    dense: float
+    own: bool
+
+    @property
+    def rise(self) -> float:
+        """Above the dense model's on the same windows, within what is drawn."""
+        return min(max(self.perplexity / self.dense - 1, FLOOR), MOST)
+
+
+@dataclass(frozen=True)
 class BudgetCurves:
     """chosen: the curve of the plan's method and policy; name: what it is called; others: curves
     drawn beside it, by name; dense: perplexity of the dense model; now: ratio and predicted
-    perplexity of the plan on show.
+    perplexity of the plan on show; measured: runs, all by one protocol.
     """
 
     chosen: Sequence[lrcore.CurvePoint]
@@ -26,6 +46,7 @@ class BudgetCurves:
     dense: float
     others: Mapping[str, Sequence[lrcore.CurvePoint]] = field(default_factory=dict)
     now: tuple[float, float] | None = None
+    measured: Sequence[MeasuredPoint] = ()
 
     def rise(self, perplexity: float) -> float:
         """Above the dense model's, within what is drawn: a log axis has no 0."""
@@ -38,6 +59,8 @@ def budget_curves(drawn: BudgetCurves) -> str:
     """
     data = [line(drawn, name, points) for name, points in drawn.others.items()]
     data += [*band(drawn), chosen(drawn)]
+    if drawn.measured:
+        data.append(measured(drawn.measured))
     if drawn.now is not None:
         data.append(mark(drawn, *drawn.now))
     return figure(
@@ -117,4 +140,23 @@ def mark(drawn: BudgetCurves, ratio: float, perplexity: float) -> dict[str, Any]
         "customdata": [[ratio, perplexity]],
         "marker": {"size": 14, "symbol": "diamond", "color": AWARE, "line": {"width": 2}},
         "hovertemplate": f"{HOVER}<extra>this plan</extra>",
+    }
+
+
+def measured(points: Sequence[MeasuredPoint]) -> dict[str, Any]:
+    """Runs, filled where they are by the policy on show."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "measured runs",
+        "x": [point.ratio for point in points],
+        "y": [point.rise for point in points],
+        "customdata": [[point.ratio, point.perplexity, escape(point.name)] for point in points],
+        "marker": {
+            "size": 9,
+            "color": RAW,
+            "symbol": ["circle" if point.own else "circle-open" for point in points],
+            "line": {"width": 1.5, "color": RAW},
+        },
+        "hovertemplate": f"{HOVER}<extra>%{{customdata[2]}}</extra>",
     }

@@ -13,6 +13,8 @@ from .base import FORM_COLOURS, GHOST, axis_number, figure, layer_axis, stacked_
 PALE = 0.4  # the opacity of what is not chosen
 WIDE, NARROW = 0.9, 0.6  # bars of uniform ranks and of the plan, in layers
 GAP = 0.02  # between slots of one form, in layers
+# pixels: of legend and layer axis, of a part at most and at least, of all parts where they can
+HEAD, PART, LEAST_PART, ROOM = 74, 72, 42, 310
 MOST_NUMBERS = 24  # bars into which their ranks fit as numbers
 
 
@@ -70,7 +72,7 @@ def rank_bars(drawn: RankBars) -> str:
         for trace in [*ghosts(drawn.uniform.get(part, ())), *of_plan(drawn, bars)]:
             named = all(trace["name"] != other["name"] for other in data)
             data.append(trace | {"yaxis": f"y{axis_number(i)}", "showlegend": named})
-        axes[f"yaxis{axis_number(i)}"] = stacked_axis(part, i, count, 0.22 / count)
+        axes[f"yaxis{axis_number(i)}"] = part_axis(part, i, count)
         for bar in bars:
             spans[bar.component] = [f"y{axis_number(i)}", *bar.span(1.0)]
     layers = 1 + max((bar.layer for bars in drawn.parts.values() for bar in bars), default=-1)
@@ -79,13 +81,19 @@ def rank_bars(drawn: RankBars) -> str:
         meta["steps"] = {name: [step] for name, step in drawn.steps.items()}
     return figure(
         data,
-        74 + 72 * count,  # three parts, the curve and the readout fit one screen
+        HEAD + count * min(PART, max(LEAST_PART, ROOM // max(count, 1))),
         f"bars{count}",
         barmode="overlay",
         xaxis=layer_axis(layers, zeroline=False, anchor=f"y{count if count > 1 else ''}"),
         meta=meta,
         **axes,
     )
+
+
+def part_axis(part: str, i: int, count: int) -> dict[str, Any]:
+    """The y axis of the i-th of `count` parts; of many, without the numbers that would meet."""
+    axis = stacked_axis(part, i, count, 0.22 / count)
+    return axis if count * PART <= ROOM else axis | {"tickvals": [0, 0.5]}
 
 
 def by_component(bars: Sequence[Bar]) -> list[list[Bar]]:

@@ -1,20 +1,23 @@
 """Perplexity against budget: the predicted curve of the plan on show, and clicks in it."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
 
 import lrcore
 
-from ... import budget_text, markup, saving_text
+from ... import budget_text, markup, saving_text, text
 from ...events import event_data
 from ...figures.base import captioned
-from ...figures.budget_curve import BudgetCurves, budget_curves
+from ...figures.budget_curve import BudgetCurves, MeasuredPoint, budget_curves
 from ...form import try_recipe
 from ...keys import UNIFORM, factor_key
 from ...store import Store
+from ...sweeps import by_recipe
 
+MOST_RUNS = 100  # newest runs that are drawn
 Curve = tuple[lrcore.CurvePoint, ...]
 
 
@@ -30,15 +33,20 @@ def draw(store: Store, *values: Any) -> tuple[Any, str]:
         return gr.skip(), gr.skip()
     if not own or plan is None or plan.predicted is None or plan.dense_perplexity is None:
         return "", markup.note(budget_text.NO_PROBES, "hint")
+    measured = runs_of(store.runs.all(), recipe, plan.budget)
     drawn = BudgetCurves(
         own,
         f"{recipe.method}, {recipe.policy}",
         plan.dense_perplexity,
         others(store, recipe),
         (plan.account.achieved, plan.predicted.perplexity),
+        [point(run, one, recipe) for run, one in measured],
     )
     caption = saving_text.plan_source(recipe, plan.budget)
-    return captioned(budget_curves(drawn), caption), markup.note(budget_text.HELP)
+    words = budget_text.HELP
+    if measured:
+        words += budget_text.MEASURED.format(text.protocol(measured[0][1]["protocol"]))
+    return captioned(budget_curves(drawn), caption), markup.note(words)
 
 
 def curve(store: Store, recipe: lrcore.Recipe) -> Curve:
@@ -63,6 +71,39 @@ def others(store: Store, recipe: lrcore.Recipe) -> dict[str, Curve]:
     }
     own = f"{recipe.method}, {recipe.policy}"
     return {name: points for name, points in curves.items() if points and name != own}
+
+
+def runs_of(
+    runs: Sequence[lrcore.Run], recipe: lrcore.Recipe, budget: str
+) -> list[tuple[lrcore.Run, dict[str, Any]]]:
+    """Runs of the recipe's model and method that nothing followed, of the same kind of budget, and
+    their evaluation by the protocol that the newest of them was measured by. runs: oldest first.
+    """
+    own = [
+        run
+        for run in runs
+        if (run.recipe.model, run.recipe.method) == (recipe.model, recipe.method)
+        and by_recipe(run)
+        and run.account is not None
+        and run.account.budget == budget
+    ]
+    known = [
+        (run, one)
+        for run in own
+        for one in run.evaluations
+        if one["perplexity"] and one["dense_perplexity"]
+    ]
+    newest = known[-1][1]["protocol"] if known else None
+    by_run = {run.id: (run, one) for run, one in known if one["protocol"] == newest}
+    return list(by_run.values())[-MOST_RUNS:]
+
+
+def point(run: lrcore.Run, evaluation: dict[str, Any], recipe: lrcore.Recipe) -> MeasuredPoint:
+    """Where a run stands."""
+    perplexity, dense = evaluation["perplexity"], evaluation["dense_perplexity"]
+    assert run.account is not None  # see `runs_of`
+    name, own = f"{run.recipe.policy}: {run.name}", run.recipe.policy == recipe.policy
+    return MeasuredPoint(name, run.account.achieved, perplexity, dense, own)
 
 
 def set_budget(event: gr.EventData, choice: list[Any]) -> tuple[Any, Any]:

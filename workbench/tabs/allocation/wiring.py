@@ -87,7 +87,8 @@ def wire_curve(page: Page, store: Store, parts: AllocationTab, settled: list[Any
     """The curve follows once a slider is released; a click in it sets the budget."""
     form, curve = page.form, parts.curve
     drawn = bind(budget_curve.draw, store)
-    listen(settled, drawn, form.inputs, [curve.drawn, curve.help], **LIVE)
+    changes = [*settled, page.runs_stamp.change]  # a run that was measured is a point in it
+    listen(changes, drawn, form.inputs, [curve.drawn, curve.help], **LIVE)
     put = [form["ratio"], page.choice]
     curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
 
