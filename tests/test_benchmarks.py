@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from math import exp
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,7 +14,7 @@ import lrcore
 
 SCRIPTS = str(Path(__file__).resolve().parents[1] / "scripts")
 sys.path.insert(0, SCRIPTS)
-from bench import fresh, standing  # noqa: E402 (its folder is no package)
+from bench import fresh, pareto, standing  # noqa: E402 (its folder is no package)
 from bench.page import DOCUMENT, RATIOS  # noqa: E402 (its folder is no package)
 from bench.quality import Cells, median_error  # noqa: E402 (its folder is no package)
 
@@ -97,3 +98,26 @@ def test_a_rise_is_held_against_those_of_others() -> None:
     (row,) = standing.rows_of({"dense": exp(1.0), "cells": cells}, (0.3,))
     assert row == ["30%", "3.004", "2.858 svd probed", "+5.13%", "0.25", "0.40"]
     assert standing.share(2.0, 1.0, 1.5) == "–"
+
+
+def test_the_picture_has_a_point_for_every_cell_that_was_measured(tiny_llama, story_file) -> None:
+    cell = {"parameters": 2_000_000, "kv_bytes": 64, "perplexity": 1.6}
+    cells = {
+        "svd uniform params 0.1": dict(cell),
+        "fused probed params 0.2": {**cell, "perplexity": 1.55, "milliseconds": 3.5},
+        "svd probed params 0.1": dict(cell),  # another policy is not shown
+        "a3 uniform params 0.5": {**cell, "perplexity": 9.0},  # above the picture
+    }
+    panels = pareto.points({"cells": cells})
+    names = ["svd 10%", "fused probed 20%"]
+    assert [p.name for p in panels["parameters"]] == [p.name for p in panels["kv_bytes"]] == names
+    assert [(p.name, p.x) for p in panels["milliseconds"]] == [(names[1], 3.5)]
+    picture = ElementTree.fromstring(pareto.drawn(panels))
+    titles = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[:2] == ["svd 10%: 2, perplexity 1.600", "fused probed 20%: 2, perplexity 1.550"]
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
+    own, saved = {"cells": {name: cells[name] for name in list(cells)[:2]}}, []
+    pareto.measure(own, recipe, lambda: saved.append(1))
+    assert saved == [1]  # of the cell that lacked it alone
+    assert own["cells"]["svd uniform params 0.1"]["milliseconds"] > 0
+    assert own["dense_milliseconds"] > 0

@@ -5,7 +5,7 @@ Perplexities, parameters and cache are those of the record; milliseconds are mea
 beside them, so that a run goes on where it ended.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from .quality import BUDGETS, keep, read_record
 PICTURE = ROOT / "assets" / "pictures" / "pareto.svg"
 SHOWN = "demo-llama"  # the model of the picture
 TURNS = 9
-HIGHEST = 2.5  # perplexity above which points are left out
+HIGHEST = 1.8  # perplexity above which points are left out
 PANEL, GAP, TOP, BOTTOM, LEGEND = 300, 66, 30, 46, 74  # pixels
 AXES = {
     "parameters": "million parameters",
@@ -35,7 +35,7 @@ def pareto(only: list[str]) -> None:
     record = read_record()
     for subject in subjects(only or [SHOWN]):
         own = record[subject.title]
-        _measure(own, subject.recipe, lambda: keep(record))
+        measure(own, subject.recipe, lambda: keep(record))
     if not only or SHOWN in only:
         PICTURE.write_text(drawn(points(record[SHOWN])) + "\n", encoding="utf-8")
 
@@ -51,7 +51,7 @@ def chosen(cells: dict[str, Cell]) -> Iterator[tuple[str, str, str, float, Cell]
                         yield key, method, policy, ratio, cells[key]
 
 
-def _measure(own: dict[str, Any], recipe: lrcore.Recipe, save: Any) -> None:
+def measure(own: dict[str, Any], recipe: lrcore.Recipe, save: Callable[[], None]) -> None:
     """Milliseconds per decoded token: the median ratio to the dense model over TURNS turns, which a
     busy machine slows alike, times `dense_milliseconds`, the dense model's in the first of them.
     """
