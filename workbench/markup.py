@@ -9,7 +9,7 @@ from typing import Any
 
 import lrcore
 
-from . import hand_text, measuring_text, text
+from . import hand_text, measuring_text, pin_text, text
 from .hand import Change
 from .live import Figure
 
@@ -167,6 +167,24 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
     return (
         f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
         f"role='status'><span>{escape(text.WITH_UNIFORM)}</span><b>{escape(value)}</b>"
+        f"<i>{escape(below)}</i></div>"
+    )
+
+
+def against_pinned(plan: str, figure: Figure | None, pinned: Figure | None) -> str:
+    """The cell of the pinned plan's measured perplexity beside that of the plan on show: the
+    change alone, for so few tokens carry no verdict.
+    """
+    known = figure is not None and pinned is not None
+    value, below = text.MEASURING, ""
+    if known and (figure.perplexity is None or pinned.perplexity is None):
+        value, below = text.NOT_MEASURED, (figure.error or pinned.error or text.NOT_FINITE)
+    elif known:
+        value = f"{pinned.perplexity:.4f}"
+        below = pin_text.MEASURED_CHANGE.format(figure.perplexity / pinned.perplexity - 1)
+    return (
+        f"<div class='cell against' data-plan='{uniform_key(plan)}' data-known='{known}' "
+        f"role='status'><span>{escape(pin_text.MEASURED)}</span><b>{escape(value)}</b>"
         f"<i>{escape(below)}</i></div>"
     )
 

@@ -1,4 +1,4 @@
-"""By which policy each browser was last shown ranks."""
+"""By which policy each browser was last shown ranks, and the plan that it has pinned."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import lrcore
 
-from .keys import unmeasured
+from .keys import calibration_key, unmeasured
 
 KEPT = 256  # browsers
 
@@ -16,6 +16,7 @@ class Shown:
 
     def __init__(self) -> None:
         self._by_browser: OrderedDict[Hashable, tuple[str, Mapping[str, Any]]] = OrderedDict()
+        self._pinned: OrderedDict[Hashable, lrcore.Recipe] = OrderedDict()
 
     def note(self, browser: Hashable, recipe: lrcore.Recipe) -> None:
         """A browser is shown the ranks of this recipe."""
@@ -31,3 +32,21 @@ class Shown:
             return unmeasured(recipe)
         policy, options = known
         return recipe.with_(policy=policy, policy_options=options)
+
+    def pin(self, browser: Hashable, recipe: lrcore.Recipe | None) -> None:
+        """A browser holds what it is shown against the plan of this recipe; None: of none."""
+        self._pinned.pop(browser, None)
+        if recipe is not None:
+            self._pinned[browser] = recipe
+        while len(self._pinned) > KEPT:
+            self._pinned.popitem(last=False)
+
+    def pinned(self, browser: Hashable) -> lrcore.Recipe | None:
+        return self._pinned.get(browser)
+
+    def pinned_beside(self, browser: Hashable, recipe: lrcore.Recipe) -> lrcore.Recipe | None:
+        """The recipe of the pinned plan where it is of the same model and text as `recipe`."""
+        pinned = self.pinned(browser)
+        if pinned is None or calibration_key(pinned) != calibration_key(recipe):
+            return None
+        return pinned

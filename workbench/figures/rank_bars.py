@@ -1,4 +1,5 @@
-"""The ranks of a plan as bars, before grey ones of uniform ranks: a plot for every part of a layer.
+"""The ranks of a plan as bars, before grey ones of uniform ranks or of a pinned plan: a plot for
+every part of a layer.
 
 A part that can be taken in several forms has one plot for all of them: the colour says which form a
 layer takes, and slots of one form stand side by side.
@@ -46,17 +47,28 @@ class Bar:
 class RankBars:
     """Bars by part.
 
-    uniform: the ranks that the uniform policy gives; by_hand: the slots "layer.component" set by
-    hand, hatched; steps: the least step of a component's rank, which lets the selected bar be
-    dragged; other: whose ranks these are where they are not those of the policy that is chosen:
-    they are drawn pale.
+    behind: the ranks that the uniform policy gives, or those of the pinned plan; by_hand: the slots
+    "layer.component" set by hand, hatched; steps: the least step of a component's rank, which lets
+    the selected bar be dragged; other: whose ranks these are where they are not those of the policy
+    that is chosen: they are drawn pale. pinned: whether the plan behind is the pinned one: then the
+    ranks are written with what they are more or less.
     """
 
     parts: Mapping[str, Sequence[Bar]]
-    uniform: Mapping[str, Sequence[Bar]]
+    behind: Mapping[str, Sequence[Bar]]
     by_hand: Collection[str] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
     other: str = ""
+    pinned: bool = False
+
+    @property
+    def change(self) -> dict[tuple[int, str], int]:
+        """What each slot has more than in the pinned plan; empty where none is pinned."""
+        if not self.pinned:
+            return {}
+        before = {(b.layer, b.component): b.rank for bars in self.behind.values() for b in bars}
+        own = [bar for bars in self.parts.values() for bar in bars]
+        return {(b.layer, b.component): b.rank - before[b.layer, b.component] for b in own}
 
     def name(self, form: str) -> str:
         """What the legend calls bars of a form."""
@@ -69,7 +81,7 @@ def rank_bars(drawn: RankBars) -> str:
     data: list[dict[str, Any]] = []
     axes, spans, count = {}, {}, len(drawn.parts)
     for i, (part, bars) in enumerate(drawn.parts.items()):
-        for trace in [*ghosts(drawn.uniform.get(part, ())), *of_plan(drawn, bars)]:
+        for trace in [*ghosts(drawn.behind.get(part, ()), drawn.pinned), *of_plan(drawn, bars)]:
             named = all(trace["name"] != other["name"] for other in data)
             data.append(trace | {"yaxis": f"y{axis_number(i)}", "showlegend": named})
         axes[f"yaxis{axis_number(i)}"] = part_axis(part, i, count)
@@ -116,16 +128,17 @@ def placed(bars: Sequence[Bar], width: float) -> dict[str, Any]:
     }
 
 
-def ghosts(bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    grey = {"marker": {"color": GHOST}, "name": "uniform", "legendgroup": "uniform"}
+def ghosts(bars: Sequence[Bar], pinned: bool = False) -> list[dict[str, Any]]:
+    name = "pinned" if pinned else "uniform"
+    grey = {"marker": {"color": GHOST}, "name": name, "legendgroup": "behind"}
     return [placed(own, WIDE) | grey | {"hoverinfo": "skip"} for own in by_component(bars)]
 
 
 def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
     """The bars of a part's components, with their ranks inside where they fit."""
-    traces = []
+    traces, change = [], drawn.change
     for own in by_component(bars):
-        one = own[0]
+        one, more = own[0], [f"{change[bar.layer, bar.component]:+d}" for bar in own if change]
         hatched = ["/" if f"{bar.layer}.{bar.component}" in drawn.by_hand else "" for bar in own]
         colour = FORM_COLOURS[one.form]
         form = f" ({one.form})" if one.form else ""
@@ -136,11 +149,15 @@ def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
             "legendgroup": one.form or "this",
             "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in own],
             "hoverinfo": "all",
+            "hovertext": [f"<br>{by} against the pinned plan" for by in more],
             "hovertemplate": f"layer %{{x}} · {one.component}{form}<br>rank %{{customdata[2]}} of "
-            "%{customdata[3]} (%{y:.1%})<extra></extra>",
+            f"%{{customdata[3]}} (%{{y:.1%}}){'%{hovertext}' if more else ''}<extra></extra>",
         }
         if (1 + max(bar.layer for bar in bars)) * one.count <= MOST_NUMBERS:
-            trace |= {"text": [str(bar.rank) for bar in own], "textposition": "inside"}
+            numbers = [str(bar.rank) for bar in own]
+            if change:
+                numbers = [f"{rank} ({by})" for rank, by in zip(numbers, more, strict=True)]
+            trace |= {"text": numbers, "textposition": "inside"}
             trace |= {"insidetextanchor": "end", "textangle": 0}
         traces.append(trace)
     return traces

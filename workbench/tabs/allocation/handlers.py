@@ -17,7 +17,7 @@ from ...form import read_recipe, try_recipe
 from ...jobs import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from ...keys import UNIFORM, policy_row, unmeasured
 from ...store import Store
-from . import survey
+from . import pin, survey
 
 
 def draw_plan(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
@@ -36,11 +36,13 @@ async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str
     """
     sent, live = None, store.live
     while (key := live.newest(browser.session_hash)) is not None:
-        uniform = live.newest(for_uniform(browser))
+        pinned = live.newest(pin.name_for(browser))
+        against = markup.against_uniform if pinned is None else markup.against_pinned
+        uniform = live.newest(for_uniform(browser)) if pinned is None else pinned
         figure, other = live.peek(key), live.peek(uniform)
         cells = {} if figure is None else {key: markup.actual(key, figure)}
         if figure is not None and other is not None:
-            cells |= {markup.uniform_key(key): markup.against_uniform(key, figure, other)}
+            cells |= {markup.uniform_key(key): against(key, figure, other)}
         if cells and cells != sent:
             yield json.dumps(cells)
             sent = cells
@@ -107,10 +109,11 @@ def plan_shown(
         return *before, to_measure(recipe, lacking, drawn, plan), temperature, about, "", keep
     store.shown.note(browser.session_hash, recipe)
     caption = saving_text.plan_source(recipe, plan.budget)
-    cells = actual(store, recipe, browser) + against_uniform(store, recipe, browser)
+    cells = actual(store, recipe, browser) + against(store, recipe, browser, plan)
+    drawn_bars, said = beside(store, browser, recipe, plan, uniform)
     return (
-        captioned(bars(plan, uniform, recipe.overrides), caption),
-        markup.note(conclusion(plan, uniform)) + standing(store, recipe, plan),
+        captioned(drawn_bars, caption),
+        markup.note(said) + standing(store, recipe, plan),
         markup.summary(plan.summary(), cells),
         temperature,
         about,
@@ -127,7 +130,7 @@ def shown_before(
     """
     if lacking.seconds == 0:
         start_analysis(store, recipe, browser.session_hash)
-    for name in (browser.session_hash, for_uniform(browser)):
+    for name in (browser.session_hash, for_uniform(browser), pin.name_for(browser)):
         store.live.forget(name)
     before = store.shown.before(browser.session_hash, recipe)
     return before if store.peek_factors(before) is not None else unmeasured(recipe)
@@ -155,6 +158,33 @@ def for_uniform(browser: gr.Request) -> tuple[str, str]:
     return browser.session_hash, UNIFORM
 
 
+def against(store: Store, recipe: lrcore.Recipe, browser: gr.Request, plan: lrcore.RankPlan) -> str:
+    """The cells of what the ranks on show are held against: the pinned plan, or uniform ranks."""
+    cells = pin.cells(store, browser, recipe, plan)
+    if cells is None:
+        return against_uniform(store, recipe, browser)
+    store.live.forget(for_uniform(browser))
+    return cells
+
+
+def beside(
+    store: Store,
+    browser: gr.Request,
+    recipe: lrcore.Recipe,
+    plan: lrcore.RankPlan,
+    uniform: lrcore.RankPlan,
+) -> tuple[str, str]:
+    """The bars before those of the pinned plan, or of uniform ranks, and what they say."""
+    found = pin.pinned_plan(store, browser, recipe)
+    if found is None:
+        return bars(plan, uniform, recipe.overrides), conclusion(plan, uniform)
+    pinned, other = found
+    said = pin.words(plan, pinned, other)
+    if not pin.alike(plan, other):
+        return bars(plan, uniform, recipe.overrides), said
+    return bars(plan, other, recipe.overrides, pinned=True), said
+
+
 def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) -> str:
     """The cell that says whether the ranks on show hurt or help against uniform ones; none where
     they are uniform.
@@ -168,11 +198,13 @@ def against_uniform(store: Store, recipe: lrcore.Recipe, browser: gr.Request) ->
     return markup.against_uniform(key, store.live.peek(key), store.live.peek(request.key))
 
 
-def bars(plan: Any, uniform: Any, by_hand: Collection[str], other: str = "") -> str:
-    """The figure of a plan's ranks before the uniform ones. other: see `RankBars`."""
+def bars(
+    plan: Any, behind: Any, by_hand: Collection[str], other: str = "", pinned: bool = False
+) -> str:
+    """The figure of a plan's ranks before those of another. other, pinned: see `RankBars`."""
     steps = {component: spectrum.cost.step for (_, component), spectrum in plan.spectra.items()}
-    drawn = RankBars(of_parts(plan), of_parts(uniform), by_hand, {} if other else steps, other)
-    return rank_bars(drawn)
+    steps = {} if other else steps
+    return rank_bars(RankBars(of_parts(plan), of_parts(behind), by_hand, steps, other, pinned))
 
 
 def of_parts(plan: Any) -> dict[str, list[Bar]]:

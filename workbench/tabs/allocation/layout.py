@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from ... import budget_text, hand_text, markup, network_text, plan_address, text
-from ...components import panel, plot
+from ... import budget_text, hand_text, markup, network_text, pin_text, plan_address, text
+from ...components import panel, plot, small_button
 from ...page import Page
 from . import rank_editor
 from .rank_editor import RankEditor
@@ -44,6 +44,7 @@ class AllocationTab:
     bars: gr.HTML
     caption: gr.HTML
     link: gr.HTML
+    pin: gr.Button
     editor: RankEditor
     curve: BudgetCurve
     network: gr.HTML
@@ -61,7 +62,9 @@ def layout(page: Page) -> AllocationTab:
         with gr.Column(scale=1, min_width=320, elem_id="drawn"):
             bars = plot("bars", 290)
             with gr.Row(elem_id="bars-foot"):
-                caption, link = panel("bars-caption"), plan_address.link_button()
+                caption = panel("bars-caption")
+                pin = small_button(pin_text.PIN, "pin", 64)
+                link = plan_address.link_button()
             curve, editor = budget_curve(), rank_editor.layout(page)
     return AllocationTab(
         options,
@@ -71,6 +74,7 @@ def layout(page: Page) -> AllocationTab:
         bars,
         caption,
         link,
+        pin,
         editor=editor,
         curve=curve,
         network=network(),

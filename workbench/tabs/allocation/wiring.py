@@ -8,7 +8,7 @@ from ...events import LIVE, PRESSED, QUIET, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
-from . import budget_curve, handlers, network, ranks
+from . import budget_curve, handlers, network, pin, ranks
 from .layout import AllocationTab
 
 
@@ -69,6 +69,8 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
         [parts.summary.select], bind(handlers.measure, store), form.inputs, None, **QUIET
     )
     listen(asked, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
+    pinned = listen([parts.pin.click], bind(pin.press, store), form.inputs, parts.pin, **PRESSED)
+    listen(pinned, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
     listen([form["temperature"].input], by_temperature, form.inputs, drawn, **LIVE)
     # Each figure that becomes known asks again: an answer that got lost would leave a cell waiting.
