@@ -39,7 +39,6 @@ watch('value', draw);
   }
   new MutationObserver(draw).observe(tabs, {
     subtree: true,
-    childList: true,
     attributes: true,
     attributeFilter: ['aria-selected'],
   });

@@ -1,0 +1,56 @@
+"""The table of docs/serving.md: which structure runs where. A few of its cells are measured again."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrcore
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+import where_it_runs
+
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+RUN_AGAIN = {  # a row of those that no other test has
+    "low-rank pairs": ("transformers", "mla"),
+    "narrower MLPs, by layer": ("transformers",),
+}
+
+
+def rows(name: str) -> dict[tuple[str, str], list[str]]:
+    """Cells by structure and target, as the document has them."""
+    found = re.search(f"<!-- begin where {name} -->\n(.*?)<!-- end", PAGE, re.DOTALL)
+    assert found is not None
+    lines = [line for line in found[1].splitlines() if line.startswith("| ")][1:]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    return {(one, target.strip("`")): rest for one, target, *rest in cells}
+
+
+@pytest.mark.parametrize("name", where_it_runs.MODELS)
+def test_every_structure_has_a_row_for_every_target(name) -> None:
+    known = rows(name)
+    assert list(known) == [
+        (structure, target)
+        for structure in where_it_runs.STRUCTURES
+        for target in where_it_runs.TARGETS
+    ]
+    for (_, target), (tokens, perplexity, *_) in known.items():
+        assert target in lrcore.TARGETS
+        assert tokens in ("all", "refused")
+        assert perplexity == "–" or abs(float(perplexity.rstrip("%"))) < 0.1
+
+
+def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
+    known = rows("demo-llama")
+    for structure, model in where_it_runs.structures("demo-llama", samples=2):
+        for target in where_it_runs.TARGETS:
+            refused = known[structure, target][0] == "refused"
+            if refused or target in RUN_AGAIN.get(structure, ()):
+                cell = where_it_runs.cell(model, target, timed=False)
+                assert bool(cell.why) == refused
+                if not refused:
+                    assert cell.same[0] == cell.same[1] == 48
+                    assert abs(cell.perplexity) < 1e-3
