@@ -268,14 +268,16 @@ def _state(
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
     """All tensors by name, in memory of their own: aligned, and independent of the file once
-    read.
+    read. Empty ones, which earlier versions stored, are left out.
     """
-    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    files_of = (load_file(file).items() for file in files)
+    stored = {name: tensor for own in files_of for name, tensor in own if tensor.numel()}
     state = {
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
         for name, tensor in stored.items()
     }
-    return state | {name: state[first] for name, first in described.tied_in(network, state).items()}
+    tied = described.tied_in(network, state).items()
+    return state | {name: state[first] for name, first in tied if first in state}
 
 
 def write_checkpoint(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:

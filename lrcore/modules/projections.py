@@ -24,7 +24,11 @@ class StoredLinear(nn.Module):
             if name in form.WEIGHTS:
                 self.register_parameter(name, _frozen(tensor))
             else:
-                self.register_buffer(name, tensor)
+                # Empty ones are not stored, since transformers takes all of them for one tensor; so
+                # a network made on "meta", to be filled from files, must be whole without them.
+                empty = tensor.numel() == 0
+                own = torch.empty_like(tensor, device="cpu") if empty else tensor
+                self.register_buffer(name, own, persistent=not empty)
         self.bias = None if bias is None else _frozen(bias)
 
     @property

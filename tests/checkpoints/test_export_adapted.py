@@ -6,6 +6,7 @@ import json
 
 import pytest
 from elsewhere import elsewhere
+from transformers import AutoModelForCausalLM
 
 import lrcore
 from lrcore.checkpoints.export import lora_targets
@@ -171,6 +172,10 @@ def test_the_card_names_what_lora_reaches(folders, tiny_llama, small_of, tmp_pat
     card = (quantised / "README.md").read_text()
     assert "target_modules" not in card
     assert "PEFT finds nothing to train" in card
+    _, said = AutoModelForCausalLM.from_pretrained(
+        quantised, trust_remote_code=True, output_loading_info=True
+    )
+    assert not said["missing_keys"]  # of which transformers warns that they are made anew
 
 
 def test_lora_takes_the_names_of_the_family_and_its_defaults(
