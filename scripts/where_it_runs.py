@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.page import machine, note, table, write_section  # noqa: E402 (after the path)
 
@@ -99,6 +99,7 @@ class InLlamaCpp:
     """A GGUF file in llama.cpp."""
 
     def __init__(self, path: Path, vocabulary: int) -> None:
+        sys.path.append(str(ROOT / "tests"))
         from llama_cpp import LlamaCpp
 
         self.file, self.vocabulary = LlamaCpp(path), vocabulary

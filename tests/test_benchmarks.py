@@ -84,6 +84,26 @@ def test_the_document_says_where_fused_with_probed_stands(title: str) -> None:
         assert min(known, key=known.__getitem__) == standing.OURS
 
 
+OF_THE_CACHE = {"care", "mha2mla", "transmla"}  # whose ratio is one of the KV cache
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5])
+@pytest.mark.parametrize(
+    "name", [f"fresh {kind} {n}" for kind in ("llama", "opt") for n in range(3)]
+)
+def test_what_is_said_of_models_that_nothing_was_tuned_on_holds(name: str, ratio: float) -> None:
+    own = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))[name]
+    known = {
+        pair: one
+        for pair, one in standing.perplexities(own["cells"], ratio).items()
+        if pair[0] not in OF_THE_CACHE
+    }
+    assert min(known, key=known.__getitem__) == standing.OURS
+    uniform = min(one for (by, how), one in known.items() if how == "uniform" and by != "fused")
+    share = float(standing.share(known[standing.OURS], uniform, own["dense"]))
+    assert 0.10 <= share <= 0.32  # as the document says
+
+
 def test_a_rise_is_held_against_those_of_others() -> None:
     cells = {
         f"{pair} params 0.3": {"perplexity": perplexity}
