@@ -9,6 +9,8 @@ exchange the layers of the shared one for a moment while it streams through it.
 import hashlib
 import json
 import logging
+import math
+import statistics
 import threading
 import time
 from collections import OrderedDict
@@ -40,13 +42,26 @@ KEPT = 256  # figures remembered
 class Figure:
     """perplexity of the compressed and of the dense model on the same windows; protocol says which.
 
-    error: why there is none.
+    error: why there is none. losses: of the compressed model, mean by window, nats/token.
     """
 
     perplexity: float | None = None
     dense: float | None = None
     protocol: dict[str, Any] | None = None
     error: str = ""
+    losses: tuple[float, ...] = ()
+
+    def above(self, other: "Figure") -> tuple[float, float]:
+        """The perplexity above another one on the same windows, as a share of it, and the standard
+        error of that: paired by window, NaN for fewer than two.
+        """
+        assert self.perplexity is not None
+        assert other.perplexity is not None
+        change = self.perplexity / other.perplexity - 1
+        steps = [one - two for one, two in zip(self.losses, other.losses, strict=True)]
+        if len(steps) < 2:
+            return change, math.nan
+        return change, (1 + change) * statistics.stdev(steps) / math.sqrt(len(steps))
 
     @property
     def held_out(self) -> bool:
@@ -230,5 +245,6 @@ class Live:
             if settled.ranks != request.plan.ranks:  # nobody is given these
                 return Figure(error=settled.account.planned.not_given(recipe.policy))
         small = lrcore.compress(dense, recipe, request.factors, request.plan, progress)
-        after = lrcore.evaluate(small, sample, batch=2, progress=progress).to_dict()
-        return Figure(after["perplexity"], before.to_dict()["perplexity"], after["protocol"])
+        after = lrcore.evaluate(small, sample, batch=2, progress=progress)
+        own, dense_own = after.to_dict()["perplexity"], before.to_dict()["perplexity"]
+        return Figure(own, dense_own, after.protocol, losses=after.window_nll)

@@ -14,10 +14,10 @@ from .hand import Change
 from .live import Figure
 
 MOST_CHANGES = 12
-MOST_RANKED = 24  # every method by a policy and with uniform ranks
+MOST_RANKED = 40  # every method by a policy and with uniform ranks, and ten more
 MOST_NATS = 3  # of a colour: twenty times less likely
 LINE_END = "\n"
-TELLING = 0.005  # of a perplexity: less is within what another sample would change
+TELLING = 0.005  # of a perplexity: less is not said of a ranking
 
 
 def note(sentence: str, kind: str = "plain") -> str:
@@ -158,12 +158,10 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
     if known and (figure.perplexity is None or uniform.perplexity is None):
         value, below = text.NOT_MEASURED, (figure.error or uniform.error or text.NOT_FINITE)
     elif known:
-        change = figure.perplexity / uniform.perplexity - 1
-        value = f"{uniform.perplexity:.4f}"
-        kind = "hurts" if change > TELLING else "helps" if change < -TELLING else ""
-        kind = kind if figure.held_out else ""
+        change, error = figure.above(uniform)
+        value, kind = f"{uniform.perplexity:.4f}", verdict(change, error) if figure.held_out else ""
         sentence = {"hurts": text.HURTS, "helps": text.HELPS, "": text.NO_MATTER}[kind]
-        below = sentence.format(abs(change)) if figure.held_out else text.NO_VERDICT
+        below = sentence.format(abs(change), error) if figure.held_out else text.NO_VERDICT
     return (
         f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
         f"role='status'><span>{escape(text.WITH_UNIFORM)}</span><b>{escape(value)}</b>"
@@ -171,19 +169,27 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
     )
 
 
+def verdict(change: float, error: float) -> str:
+    """Whether a change beyond two standard errors "hurts" or "helps"; "" for a smaller one."""
+    if not abs(change) > 2 * error:  # nor where the error is not known
+        return ""
+    return "hurts" if change > 0 else "helps"
+
+
 def against_pinned(plan: str, figure: Figure | None, pinned: Figure | None) -> str:
-    """The cell of the pinned plan's measured perplexity beside that of the plan on show: the
-    change alone, for so few tokens carry no verdict.
+    """The cell of the pinned plan's measured perplexity beside that of the plan on show, both
+    measured on the same windows.
     """
     known = figure is not None and pinned is not None
-    value, below = text.MEASURING, ""
+    kind, value, below = "", text.MEASURING, ""
     if known and (figure.perplexity is None or pinned.perplexity is None):
         value, below = text.NOT_MEASURED, (figure.error or pinned.error or text.NOT_FINITE)
     elif known:
-        value = f"{pinned.perplexity:.4f}"
-        below = pin_text.MEASURED_CHANGE.format(figure.perplexity / pinned.perplexity - 1)
+        change, error = figure.above(pinned)
+        value, kind = f"{pinned.perplexity:.4f}", verdict(change, error) if figure.held_out else ""
+        below = pin_text.MEASURED_CHANGE.format(change, error)
     return (
-        f"<div class='cell against' data-plan='{uniform_key(plan)}' data-known='{known}' "
+        f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
         f"role='status'><span>{escape(pin_text.MEASURED)}</span><b>{escape(value)}</b>"
         f"<i>{escape(below)}</i></div>"
     )

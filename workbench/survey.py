@@ -62,21 +62,28 @@ def survey(store: Store, recipe: lrcore.Recipe | None) -> Survey:
 
 def measurements(store: Store, recipe: lrcore.Recipe | None) -> list[Measurement]:
     """The measured perplexities of methods and policies at a recipe's budget, lowest first; of
-    those whose ratio counts the same thing. None of them where ranks were set by hand.
+    those whose ratio counts the same thing. Policies that choose the same ranks are one, named
+    after the policy on show, else uniform. None of them where ranks were set by hand.
     """
     if recipe is None or recipe.overrides:
         return []
     by_method = _lines_by_method(store, recipe)
     counted = next((line.budget for line in (by_method[recipe.method] or {}).values()), None)
-    figures = []
+    figures: dict[str, Measurement] = {}
     for method, lines in by_method.items():
-        for policy, line in (lines or {}).items():
+        ordered = sorted((lines or {}).items(), key=lambda one: _place(one[0], recipe))
+        for policy, line in ordered:
             figure = store.live.peek(line.key) if line.budget == counted else None
-            if figure is not None and figure.perplexity is not None:
+            if figure is not None and figure.perplexity is not None and line.key not in figures:
                 shown = (method, policy) == (recipe.method, recipe.policy)
-                held_out = figure.held_out
-                figures.append(Measurement(figure.perplexity, method, policy, shown, held_out))
-    return sorted(figures)
+                figures[line.key] = Measurement(
+                    figure.perplexity, method, policy, shown, figure.held_out
+                )
+    return sorted(figures.values())
+
+
+def _place(policy: str, recipe: lrcore.Recipe) -> int:
+    return 0 if policy == recipe.policy else 1 if policy == UNIFORM else 2
 
 
 def _lines_by_method(store: Store, recipe: lrcore.Recipe) -> dict[str, dict[str, Line] | None]:

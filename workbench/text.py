@@ -86,9 +86,9 @@ DRAFTED = (
     "hurt, uniform ranks are given."
 )
 AGAINST_UNIFORM = "the same method and budget, every layer the same share"
-HURTS = "these ranks hurt on this model: {:.1%} above uniform ones"
-HELPS = "these ranks help on this model: {:.1%} below uniform ones"
-NO_MATTER = "no difference from uniform ranks beyond this sample's noise ({:.1%})"
+HURTS = "these ranks hurt on this model: {:.1%} ± {:.1%} above uniform ones"
+HELPS = "these ranks help on this model: {:.1%} ± {:.1%} below uniform ones"
+NO_MATTER = "no difference from uniform ranks beyond two standard errors ({:.1%} ± {:.1%})"
 WITH_UNIFORM, MEASURED_PERPLEXITY = "with uniform ranks", "measured perplexity"
 ON_CALIBRATION_TEXT = "on the calibration text"
 NO_VERDICT = "measured on the calibration text: no verdict. A longer file has a held-out tail"

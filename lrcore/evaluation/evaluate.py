@@ -8,7 +8,7 @@ the model's logits and summed in float64.
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -41,6 +41,8 @@ class Evaluation:
     protocol: everything that the result depends on.
     bits_per_byte: of the UTF-8 text of the scored tokens; None where the tokenizer has no offsets.
     word_perplexity, byte_perplexity: only by protocols that count words.
+    window_nll: mean loss of every window, nats/token, for differences between models on the same
+    windows; no part of `to_dict`.
     """
 
     perplexity: float
@@ -54,12 +56,15 @@ class Evaluation:
     bits_per_byte: float | None = None
     word_perplexity: float | None = None
     byte_perplexity: float | None = None
+    window_nll: tuple[float, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""
+        figures = asdict(self)
+        del figures["window_nll"]
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
+            for name, value in figures.items()
         }
 
 
@@ -117,6 +122,7 @@ def summarise(
         bits_per_byte=None if per_byte is None else per_byte / math.log(2),
         word_perplexity=None if per_word is None else _exp(per_word),
         byte_perplexity=None if per_word is None or per_byte is None else _exp(per_byte),
+        window_nll=tuple(float(one) for part in losses for one in part.mean(1)),
     )
 
 

@@ -39,7 +39,8 @@ def harmful(workbench):
     shown, even, words = workbench.until(
         lambda: workbench.evaluate(HURTS), "a policy that hurts is not called so"
     )
-    assert f"{float(shown) / float(even) - 1:.1%} above uniform ones" in words
+    assert f"{float(shown) / float(even) - 1:.1%} ± " in words
+    assert words.endswith("above uniform ones")
     workbench.click("#survey")
     return float(shown), float(even)
 

@@ -4,6 +4,7 @@ gives.
 
 import threading
 import time
+from math import log
 
 import pytest
 
@@ -83,36 +84,47 @@ def test_a_job_measures_in_its_own_thread_and_what_is_known_once(factors):
     assert live.peek(other.key) is None
 
 
+def measured(perplexity, spread=0.0, **protocol):
+    """A figure of four windows, whose losses differ by a spread of nats."""
+    steps = (-spread, spread, -spread, spread)
+    return Figure(perplexity, 1.5, protocol, losses=tuple(log(perplexity) + one for one in steps))
+
+
 def test_ranks_on_show_are_held_against_even_ones():
-    def message(perplexity, even):
+    def message(perplexity, even, spread=0.001):
         return markup.against_uniform(
             "p",
-            *(None if value is None else Figure(value, 1.5, {}) for value in (perplexity, even)),
+            None if perplexity is None else measured(perplexity, spread),
+            None if even is None else measured(even),
         )
 
     assert text.MEASURING in message(2.0, None)
     assert "data-known='False'" in message(None, 2.0)
-    assert "15.0% above uniform ones" in message(2.3, 2.0)
+    assert "15.0% ± 0.1% above uniform ones" in message(2.3, 2.0)
     assert "hurts" in message(2.3, 2.0)
     assert "helps" in message(1.7, 2.0)
-    assert "15.0% below uniform ones" in message(1.7, 2.0)
-    assert "no difference" in message(2.004, 2.0)
+    assert "15.0% ± 0.0% below uniform ones" in message(1.7, 2.0)
+    assert "no difference" in message(2.002, 2.0)
+    # a spread of 0.1 nats over four windows: 0.058 from window to window, 11.5 % twice
+    assert "helps" not in message(1.8, 2.0, spread=0.1)
+    assert "helps" in message(1.7, 2.0, spread=0.1)
     assert "a loss is not finite" in markup.against_uniform(
-        "p", Figure(None, 1.5, {}), Figure(2.0, 1.5, {})
+        "p", Figure(None, 1.5, {}), measured(2.0)
     )
 
 
 def test_the_ranking_names_the_lowest_and_keeps_what_is_on_show():
-    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 28) for i in range(30))
+    result = sorted((1.5 + 0.01 * i, "a3", f"p{i}", i == 48) for i in range(50))
     message = markup.ranking(result)
     assert "a3 with p0 is lowest" in message
-    assert "a3 with p28, shown above, is 18.7% above it" in message
+    assert "a3 with p48, shown above, is 32.0% above it" in message
     assert message.count("<tr class") == markup.MOST_RANKED + 1
+    assert 2 * len(lrcore.methods()) <= markup.MOST_RANKED  # every method by a policy and uniform
     assert markup.ranking(result[:1]) == ""
 
 
 def test_no_verdict_rests_on_calibration_text():
-    seen = [Figure(value, 1.5, {"on_calibration_text": True}) for value in (2.3, 2.0)]
+    seen = [measured(value, on_calibration_text=True) for value in (2.3, 2.0)]
     message = markup.against_uniform("p", *seen)
     assert text.NO_VERDICT in message
     assert "hurts" not in message

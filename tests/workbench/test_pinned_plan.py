@@ -1,6 +1,7 @@
 """A pinned plan stands behind the bars, and in the cells, until it is let go."""
 
 import json
+from math import log
 
 import pytest
 from page_values import BROWSER
@@ -64,12 +65,14 @@ def test_a_pinned_plan_of_other_components_or_another_text_is_no_ghost(store, re
     pin.press(store, BROWSER, *input_values(recipe))
 
 
-def test_the_measured_change_is_said_without_a_verdict():
-    figures = [Figure(value, 1.5, {}) for value in (2.1, 2.0)]
+def test_the_measured_change_is_said_and_beyond_two_standard_errors_is_a_verdict():
+    figures = [Figure(value, 1.5, {}, losses=(log(value), 0.7)) for value in (2.1, 2.0)]
     cell = markup.against_pinned("p", *figures)
     assert "2.0000" in cell
-    assert "+5.00%" in cell
+    assert "+5.00% ± 2.56%" in cell  # of ln 1.05 and 0
     assert "hurts" not in cell
+    surer = [Figure(value, 1.5, {}, losses=(log(value),) * 2) for value in (2.1, 2.0)]
+    assert "hurts" in markup.against_pinned("p", *surer)
     assert "data-known='False'" in markup.against_pinned("p", None, figures[0])
     assert "not finite" in markup.against_pinned("p", Figure(None, 1.5, {}), figures[0])
 

@@ -136,6 +136,9 @@ def test_every_method_and_policy_at_one_budget(store, recipe, monkeypatch):
     figures = measurements(store, recipe)
     assert figures == sorted(figures)
     assert [one.shown for one in figures].count(True) == 1
+    # several policies choose the same ranks here: the same plan is one row
+    own = recipe.policy
+    assert sorted((one.method, one.policy) for one in figures) == [("a3", own), ("svd", own)]
     assert measurements(store, recipe.with_(overrides={"0.mlp": 3})) == []
 
 

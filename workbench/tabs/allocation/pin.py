@@ -54,7 +54,12 @@ def words(plan: lrcore.RankPlan, recipe: lrcore.Recipe, pinned: lrcore.RankPlan)
     if not any(change.values()):
         return pin_text.SAME
     more, less = max(change, key=change.__getitem__), min(change, key=change.__getitem__)
-    return pin_text.BARS.format(plan=called, more=(*more, change[more]), less=(*less, change[less]))
+    ends = []
+    if change[more] > 0:
+        ends.append(pin_text.GAINED.format(*more, change[more]))
+    if change[less] < 0:
+        ends.append(pin_text.LOST.format(*less, change[less]))
+    return pin_text.BARS.format(plan=called, ends=", ".join(ends))
 
 
 def plan_name(recipe: lrcore.Recipe) -> str:
