@@ -10,6 +10,8 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     prediction  predicted rises of the loss against actual ones, with their intervals
     fresh     rises of the loss by every method at 10, 30 and 50 % on models that it trains first:
               two architectures with three seeds each, on WikiText-2 of the reference data
+    real      perplexity of SmolLM2-135M on WikiText-2 of the reference data: the papers' pairings
+              and ours at 10-50 %
     solve     seconds from moments to a compressed model, for the same tables
     energy    why the order of the methods is what it is: the share of output energy each one keeps
     pareto    milliseconds per token of every method, and the picture of the README: perplexity
@@ -41,6 +43,7 @@ from bench.page import check  # noqa: E402 (after the path)
 from bench.pareto import pareto  # noqa: E402 (after the path)
 from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
+from bench.real import real  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
@@ -56,6 +59,7 @@ JOBS = {
     "healing": healing,
     "prediction": prediction,
     "fresh": fresh,
+    "real": real,
     "solve": solve,
     "energy": energy,
     "pareto": pareto,

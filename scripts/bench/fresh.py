@@ -23,7 +23,7 @@ from transformers import (
 import lrcore
 
 from .page import ROOT, Subject, note, table, write_section
-from .quality import Cells, keep, measure, perplexity, read_record
+from .quality import Cells, evaluation, keep, measure, read_record
 
 SEEDS, RATIOS, POLICIES = (0, 1, 2), (0.1, 0.3, 0.5), ("uniform", "probed")
 VOCABULARY, CONTEXT = 2048, 256
@@ -56,11 +56,12 @@ def fresh(only: list[str]) -> None:
 def fill(own: Cell, one: Subject, save: Callable[[], None]) -> None:
     """The dense perplexity and the cells of a model that are not in its entry of the record."""
     model = lrcore.load(one.recipe.model)
-    own["dense"] = perplexity(model, one)
+    dense = evaluation(model, one)
+    own["dense"] = dense.perplexity
     wanted = Cells(policies=POLICIES, missing=True, ratios=RATIOS)
     for method in (row["name"] for row in lrcore.methods()):
         recipes = wanted.recipes(one.recipe, method, tuple(own["cells"]))
-        for name, cell in measure(model, recipes, one):
+        for name, cell in measure(model, recipes, one, dense):
             own["cells"][name] = cell
             save()
 

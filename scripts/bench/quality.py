@@ -54,26 +54,39 @@ def quality(only: list[str], wanted: Cells) -> None:
         model = lrcore.load(subject.recipe.model)
         calibration = lrcore.calibrate(model, subject.recipe)
         own["protocol"] = protocol(subject, model, calibration)
-        own["dense"] = perplexity(model, subject)
+        dense = evaluation(model, subject)
+        own["dense"] = dense.perplexity
         for method in (row["name"] for row in lrcore.methods()):
             if wanted.methods and method not in wanted.methods:
                 continue
             whole = tuple(name for name, cell in own["cells"].items() if "error" in cell)
             recipes = wanted.recipes(subject.recipe, method, whole)
-            for name, cell in measure(model, recipes, subject):
+            for name, cell in measure(model, recipes, subject, dense):
                 own["cells"][name] = cell
                 keep(record)
         write_tables(subject.title, own)
 
 
+def evaluation(model, subject: Subject) -> lrcore.Evaluation:
+    return lrcore.evaluate(model, subject.evaluation)
+
+
 def perplexity(model, subject: Subject) -> float:
-    return lrcore.evaluate(
-        model, subject.data, samples=subject.windows, seq_len=subject.length
-    ).perplexity
+    return evaluation(model, subject).perplexity
 
 
-def measure(model, recipes: Recipes, subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The cells of recipes of one method, which is factorised once."""
+def error_of(small: lrcore.Evaluation, dense: lrcore.Evaluation) -> float:
+    """Standard error of the perplexity's difference to the dense one: paired by window, all of
+    which are equally long.
+    """
+    steps = [one - two for one, two in zip(small.window_nll, dense.window_nll, strict=True)]
+    return small.perplexity * statistics.stdev(steps) / math.sqrt(len(steps))
+
+
+def measure(
+    model, recipes: Recipes, subject: Subject, dense: lrcore.Evaluation
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The cells of recipes of one method, which is factorised once. dense: the model's own."""
     factors = None
     for single in recipes:
         name = f"{subject.title} {single.method} {single.policy} {single.ratio:.0%}"
@@ -87,13 +100,10 @@ def measure(model, recipes: Recipes, subject: Subject) -> Iterator[tuple[str, di
             note(f"{name}: {error}")
             continue
         summary = small.account.to_dict()
-        both = lrcore.compare(
-            model, small, subject.data, samples=subject.windows, seq_len=subject.length
-        )
-        actual = both.small.perplexity
+        actual = evaluation(small, subject)
         cell = {
-            "perplexity": round(actual, 4),
-            "error": round(actual * both.delta_error, 4),
+            "perplexity": round(actual.perplexity, 4),
+            "error": round(error_of(actual, dense), 4),
             "predicted": summary["predicted_perplexity"],
             "predicted_rise": None if increase is None else round(increase, 6),
             "parameters": small.size.parameters,
