@@ -5,6 +5,7 @@ The formula reads `LayerWork`: of a loaded model from its layers (`models.counti
 the costs of its slots (`plan.RankPlan.work`), so that both give the same number.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,8 +49,8 @@ class ModelAccount:
 
     parameters: numbers, tied ones once. decoder_parameters: those of the decoder projections and of
     residual matrices. bytes: of the weights as they are stored. kv_bytes_per_token: of the cache.
-    flops_per_token: see the function of that name. latency: seconds per token where it was
-    measured, else None.
+    flops_per_token: see the function of that name. latency: seconds per token of the decoder layers
+    in a forward pass over one window; None where they were not measured.
     """
 
     parameters: int
@@ -144,8 +145,8 @@ class SizeAndCost:
     """A model beside the dense one that it was made of.
 
     budget: which share counts as achieved: "params" of the decoder parameters, "total" of all, "kv"
-    of the cache. planned: None where no ranks made the model. bits: of quantised weights, else
-    None.
+    of the cache, "latency" of the time of the decoder layers. planned: None where no ranks made the
+    model. bits: of quantised weights, else None.
     """
 
     model: ModelAccount
@@ -170,6 +171,12 @@ class SizeAndCost:
         """Share of the KV cache that is gone; 0 where the dense model has none."""
         dense = self.dense.kv_bytes_per_token
         return 1 - self.model.kv_bytes_per_token / dense if dense else 0.0
+
+    @property
+    def removed_latency(self) -> float:
+        """Share of the decoder layers' time that is gone; NaN where it was not measured."""
+        own, dense = self.model.latency, self.dense.latency
+        return math.nan if own is None or dense is None else 1 - own / dense
 
     @property
     def achieved(self) -> float:
@@ -206,6 +213,7 @@ class SizeAndCost:
             values |= {f"dense_{name}": dense[name]} if name in dense else {}
         shares = ("removed_params", "removed_total", "removed_kv")
         values |= {name: getattr(self, name) for name in shares}
+        values |= {} if own.get("latency") is None else {"removed_latency": self.removed_latency}
         plan = self.planned
         values |= {} if plan is None else {"energy_kept": plan.energy_kept}
         values |= {"budget": self.budget}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .account import LayerWork, ModelAccount, Planned, SizeAndCost, flops_per_token
 from .evidence import AgainstUniform, Probes
 from .history import SlotRank
+from .latency import Latency
 from .prediction import Predicted, perplexity
 from .spectra import Slot, Spectrum
 from .tables import frame
@@ -33,6 +34,12 @@ class Shape:
     head_parameters: int
     work: tuple[LayerWork, ...]
 
+    def base(self, kind: str) -> int:
+        """What the dense model has of that which a kind of budget counts: "params", "total" or
+        "kv".
+        """
+        return {"params": self.decoder_linear, "total": self.parameters, "kv": self.kv_values}[kind]
+
 
 @dataclass(frozen=True, eq=False)
 class RankPlan:
@@ -40,7 +47,8 @@ class RankPlan:
 
     requested: the share to remove. The temperatures are None where the policy reads none.
     against_uniform: what was measured before these ranks were given; None where nothing was.
-    by_probes: whether the policy chose the ranks by the probes.
+    by_probes: whether the policy chose the ranks by the probes. latency: what the layers take,
+    where the budget counts that.
     """
 
     ranks: dict[Slot, int]
@@ -54,6 +62,7 @@ class RankPlan:
     probes: Probes | None = None
     against_uniform: AgainstUniform | None = None
     by_probes: bool = False
+    latency: Latency | None = None
 
     @property
     def summed_increase(self) -> float | None:
@@ -152,6 +161,12 @@ class RankPlan:
             cost.bytes(rank, self.shape.itemsize) for cost, rank in costs
         )
 
+    def _seconds_per_token(self, ranks: dict[Slot, int]) -> float | None:
+        """Of the decoder layers with these ranks, the others full; None where not measured."""
+        if self.latency is None:
+            return None
+        return self.latency.of(ranks, self.spectra) / self.latency.tokens
+
     @property
     def account(self) -> SizeAndCost:
         """What the model will weigh and cost with these ranks, beside the dense one."""
@@ -179,6 +194,7 @@ class RankPlan:
             shape.parameters * shape.itemsize,
             shape.kv_values * shape.itemsize,
             self._flops(shape.work),
+            self._seconds_per_token({}),
         )
         own = ModelAccount(
             shape.parameters - removed,
@@ -186,6 +202,7 @@ class RankPlan:
             self._bytes(),
             (shape.kv_values - uncached) * shape.itemsize,
             self._flops(self.work()),
+            self._seconds_per_token(self.ranks),
         )
         return SizeAndCost(own, dense, self.budget, planned)
 

@@ -26,6 +26,7 @@ BUDGETS = {
     "params": "share of the decoder-linear parameters removed",
     "total": "share of all parameters removed",
     "kv": "share of the KV cache bytes removed",
+    "latency": "share of the measured time of the decoder layers removed",
 }
 ROUNDING = ("down", "nearest")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")

@@ -17,6 +17,7 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     pareto    milliseconds per token of every method, and the picture of the README: perplexity
               against parameters, KV cache and milliseconds, from the record
     speed     a slider move against the decomposition behind it, and the first spectra
+    latency   a quarter of the layers' time removed against a quarter of their parameters
     memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram      Gram space against the papers' d x d formulas
     workers   two workers of a Ray cluster against one, on this machine, where Ray is installed
@@ -38,6 +39,7 @@ from bench.energy import energy  # noqa: E402 (after the path)
 from bench.fresh import fresh  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
+from bench.latency import latency  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
 from bench.page import check  # noqa: E402 (after the path)
 from bench.pareto import pareto  # noqa: E402 (after the path)
@@ -64,6 +66,7 @@ JOBS = {
     "energy": energy,
     "pareto": pareto,
     "speed": speed,
+    "latency": latency,
     "memory": memory,
     "gram": gram,
     "workers": workers,

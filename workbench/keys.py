@@ -48,19 +48,30 @@ def policy_row(recipe: lrcore.Recipe) -> dict[str, Any]:
 
 def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """The recipe with every field at its default that the analysis and the factors do not depend
-    on; a policy only counts if it measures.
+    on; a policy and a budget only count if they measure.
     """
-    own = PLANNED if policy_row(recipe)["one_budget"] else ()
+    own = PLANNED if policy_row(recipe)["one_budget"] else ("budget",) if timed(recipe) else ()
     names = [*MODEL, *WINDOWS, "method", "options", *own]
     kept = {name: getattr(recipe, name) for name in names}
-    return START.with_(**kept, policy=recipe.policy if lrcore.evidence_key(recipe) else UNIFORM)
+    measures = lrcore.evidence_key(recipe.with_(budget=START.budget))
+    return START.with_(**kept, policy=recipe.policy if measures else UNIFORM)
+
+
+def timed(recipe: lrcore.Recipe) -> bool:
+    """Whether its budget counts measured time."""
+    return recipe.budget == "latency"
 
 
 def unmeasured(recipe: lrcore.Recipe) -> lrcore.Recipe:
-    """The same by a policy that measures nothing on the model."""
+    """The same by a policy and a budget that measure nothing on the model."""
+    return even(recipe).with_(budget=START.budget) if timed(recipe) else even(recipe)
+
+
+def even(recipe: lrcore.Recipe) -> lrcore.Recipe:
+    """The same budget shared evenly."""
     return recipe.with_(policy=UNIFORM, policy_options={})
 
 
 def uniform(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """The same budget shared evenly, with nothing set by hand."""
-    return unmeasured(recipe).with_(overrides={})
+    return even(recipe).with_(overrides={})

@@ -11,6 +11,7 @@ import lrcore
 
 from . import hand_text, measuring_text, pin_text, text
 from .hand import Change
+from .keys import timed
 from .live import Figure
 
 MOST_CHANGES = 12
@@ -54,15 +55,18 @@ def button(label: str, action: str, **data: str) -> str:
     )
 
 
-def measure_first(policy: str, seconds: float | None, running: bool, before: str) -> str:
-    """That a policy has to measure on the model, with the button that has it measured, and by which
-    policy the ranks on show are until then.
+def measure_first(recipe: lrcore.Recipe, seconds: float | None, running: bool, before: str) -> str:
+    """That a policy or a budget has to measure on the model, with the button that has it measured,
+    and by which policy the ranks on show are until then.
 
     seconds: about how long it takes; None where nobody knows.
     """
+    by_time = timed(recipe)
+    what = text.budget(recipe.budget) if by_time else recipe.policy
     if running or seconds == 0:
-        return note(measuring_text.MEASURES_NOW.format(policy, before), "hint")
-    return ask(measuring_text.MEASURE_FIRST.format(policy, before), seconds)
+        return note(measuring_text.MEASURES_NOW.format(what, before), "hint")
+    sentence = measuring_text.TIME_FIRST if by_time else measuring_text.MEASURE_FIRST
+    return ask(sentence.format(what, before), seconds)
 
 
 def ask(sentence: str, seconds: float | None) -> str:
@@ -112,6 +116,7 @@ def cost_cells(account: dict[str, Any]) -> list[str]:
         cell("size", text.megabytes(megabytes[0]), less(*megabytes)),
         cell("KV cache per token", f"{text.count(kv[0])} B", less(*kv)),
         cell("compute per token", f"{text.short(flops[0])}FLOPs", less(*flops)),
+        *time_cells(account),
         cell(
             f"removed: {text.budget(account['budget'])}",
             f"{account['achieved']:.2%}",
@@ -119,6 +124,14 @@ def cost_cells(account: dict[str, Any]) -> list[str]:
             "achieved" + short,
         ),
     ]
+
+
+def time_cells(account: dict[str, Any]) -> list[str]:
+    """What the decoder layers take, where that was measured."""
+    if account.get("latency") is None:
+        return []
+    seconds, dense = account["latency"], account["dense_latency"]
+    return [cell(text.LAYER_TIME, f"{1e3 * seconds:.3f} ms", less(seconds, dense))]
 
 
 def actual(plan: str, figure: Figure | None) -> str:

@@ -6,6 +6,10 @@ MEASURE_FIRST = (
     "{} shares the budget by what it measures on this model. Until then the ranks are those of {}, "
     "drawn pale."
 )
+TIME_FIRST = (
+    "What layers take at each rank is measured on this machine first. Until then the budget is one "
+    "of parameters, and the ranks are those of {1}, drawn pale."
+)
 MEASURES_NOW = "{} is being measured on this model: see above. Until then: the ranks of {}."
 SPECTRUM_AND_LOSS = (
     " Below: what the spectrum says against what the loss says; over {} slots their rank "

@@ -13,6 +13,7 @@ from .job import Job
 from .job_queue import Jobs
 from .keys import (
     calibration_key,
+    even,
     factor_key,
     model_key,
     plan_key,
@@ -178,8 +179,8 @@ class Store:
         plan = self.plan(recipe)
         if plan is None or plan.against_uniform is not None or not policy_row(recipe)["checked"]:
             return False
-        even = self.plan_with(recipe, unmeasured(recipe))
-        return even is not None and plan.ranks != even.ranks
+        uniform_plan = self.plan_with(recipe, even(recipe))
+        return uniform_plan is not None and plan.ranks != uniform_plan.ranks
 
     # --- live figures ---
 

@@ -108,7 +108,9 @@ BUDGETS = {
     "params": "decoder parameters",
     "total": "all parameters",
     "kv": "KV cache",
+    "latency": "time of the layers",
 }
+LAYER_TIME = "layers, per token"
 SUGGESTED = "small: uneven ranks; large: uniform ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 

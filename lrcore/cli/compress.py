@@ -17,6 +17,13 @@ from .reports import compressed_report, growth, in_few_lines, option_rows, ratio
 
 app = typer.Typer()
 
+Speed = Annotated[
+    bool,
+    typer.Option(
+        "--speed",
+        help="Count measured milliseconds instead of parameters: the same as --budget latency.",
+    ),
+]
 Bounds = Annotated[
     bool,
     typer.Option(
@@ -95,10 +102,24 @@ def spectra(
     show(as_json, values, "table", rows)
 
 
+def by_latency(recipe: Recipe) -> Recipe:
+    """The recipe with a budget of latency. Raises InputError where it names another one."""
+    if recipe.budget not in ("auto", "latency"):
+        raise InputError(
+            f"--speed counts milliseconds, and the budget '{recipe.budget}' something else: give "
+            "one of the two."
+        )
+    return recipe.with_(budget="latency")
+
+
 @app.command()
 @flags(recipe=("source", "windows", "methods", "plan"))
 def allocate(
-    recipe: Recipe, bounds: Bounds = False, cluster: OnCluster = None, as_json: AsJson = False
+    recipe: Recipe,
+    speed: Speed = False,
+    bounds: Bounds = False,
+    cluster: OnCluster = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the ranks of a recipe.
 
@@ -108,6 +129,7 @@ def allocate(
     import lrcore
     from lrcore.compression.evidence.table import with_kept_probes
 
+    recipe = by_latency(recipe) if speed else recipe
     model = load_dense(recipe)
     with on_cluster(cluster):
         factors = lrcore.prepare(model, recipe, progress=progress)

@@ -9,6 +9,7 @@ from ..alternatives import by_part
 from ..budget import Prices, make_budget
 from ..errors import InputError
 from ..evidence import Evidence, Probes
+from ..latency import Latency
 from ..methods import METHODS, find_method
 from ..plan import RankPlan
 from ..policies import find_policy
@@ -48,7 +49,10 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
             row.forms,
         )
     )
-    base = {"params": shape.decoder_linear, "total": shape.parameters, "kv": shape.kv_values}[kind]
+    latency = _latency(factors, kind)
+    if latency is not None:
+        evidence = evidence.restricted(latency.priced(evidence.spectra))
+    base = latency.nanoseconds if latency is not None else shape.base(kind)
     shrinking = [row.name for row in METHODS.values() if row.shrinks_kv]
     budget = make_budget(kind, recipe.ratio, evidence.spectra, base, shrinking)
     counted = {slot: s for slot, s in evidence.spectra.items() if budget.counts(s.cost)}
@@ -69,11 +73,17 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         suggested_temperature=suggested,
         probes=_probes(evidence, recipe),
         by_probes=row.needs == "probes" and not target.even,
+        latency=latency,
     )
     if {component for _, component in counted} <= set(recipe.component_ratios):
         # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _latency(factors: Factorisation, kind: str) -> Latency | None:
+    """What the layers take, for a budget of it. Raises InputError where it was not measured."""
+    return factors.evidence.get("latency") if kind == "latency" else None
 
 
 def _check_some_slots(factors: Factorisation) -> None:

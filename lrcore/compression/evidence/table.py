@@ -8,7 +8,7 @@ from ...policies import find_policy
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ..factorise import Factorisation
-from . import angles, gradients, probes, search, slopes, type_search
+from . import angles, gradients, latency, probes, search, slopes, type_search
 from .kind import EvidenceKind
 
 EVIDENCE: dict[str, EvidenceKind] = {
@@ -23,6 +23,7 @@ EVIDENCE: dict[str, EvidenceKind] = {
         slopes.KIND,
         search.KIND,
         type_search.KIND,
+        latency.KIND,
     )
 }
 
@@ -32,42 +33,49 @@ def evidence_of(policy: str) -> EvidenceKind:
     return EVIDENCE[find_policy(policy).needs]
 
 
+def _kinds(recipe: Recipe) -> tuple[EvidenceKind, ...]:
+    """What a recipe needs, in the order in which it is measured: for its budget, for its policy."""
+    own = evidence_of(recipe.policy)
+    return (latency.KIND, own) if recipe.budget == "latency" else (own,)
+
+
 def evidence_key(recipe: Recipe) -> tuple[str, ...]:
-    """What the recipe's policy measures on the model, as a key: the name of the evidence, and the
-    budget where the evidence holds for one only; empty where it measures nothing.
+    """What a recipe measures on the model, as a key: the names of the evidence, and the budget
+    where one of them holds for one only; empty where it measures nothing.
 
     Raises InputError for an unknown policy.
     """
-    return evidence_of(recipe.policy).key(recipe)
+    return tuple(part for kind in _kinds(recipe) for part in kind.key(recipe))
 
 
 def evidence_tokens(factors: Factorisation, recipe: Recipe) -> float:
-    """How many tokens have to run through the whole model until the evidence that the recipe's
-    policy needs is measured; 0 where it is there, or on disk. Times `seconds_per_token` it says
-    about how long that takes.
+    """How many tokens have to run through the whole model until the evidence that the recipe needs
+    is measured; 0 where it is there, or on disk. Times `seconds_per_token` it says about how long
+    that takes.
 
     Raises InputError for an unknown policy.
     """
-    kind = evidence_of(recipe.policy)
-    if kind.tokens is None or factors.evidence.has(kind.name, kind.budget(recipe)):
-        return 0.0
-    return kind.tokens(factors, recipe)
+    return sum(
+        kind.tokens(factors, recipe)
+        for kind in _kinds(recipe)
+        if kind.tokens and not factors.evidence.has(kind.name, kind.budget(recipe))
+    )
 
 
 def measure_evidence(
     model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
 ) -> Factorisation:
-    """The factorisation with the evidence that the recipe's policy needs, measured on the model
-    unless it is there already; then the factorisation is returned as it is.
+    """The factorisation with the evidence that the recipe's budget and policy need, measured on the
+    model unless it is there already; then the factorisation is returned as it is.
 
     Raises InputError for an unknown policy, and what measuring raises.
     """
-    kind = evidence_of(recipe.policy)
-    budget = kind.budget(recipe)
-    if kind.measure is None or factors.evidence.has(kind.name, budget):
-        return factors
-    value = kind.measure(model, factors, recipe, progress or silent)
-    return factors.with_measurement(kind.name, value, budget)
+    for kind in _kinds(recipe):
+        budget = kind.budget(recipe)
+        if kind.measure is not None and not factors.evidence.has(kind.name, budget):
+            value = kind.measure(model, factors, recipe, progress or silent)
+            factors = factors.with_measurement(kind.name, value, budget)
+    return factors
 
 
 def with_kept_probes(

@@ -140,7 +140,7 @@ def to_measure(
     recipe: lrcore.Recipe, lacking: Unmeasured, drawn: lrcore.Recipe, plan: lrcore.RankPlan
 ) -> str:
     """That a policy has to measure first, with a button, above what the ranks on show give."""
-    ask = markup.measure_first(recipe.policy, lacking.seconds, lacking.running, drawn.policy)
+    ask = markup.measure_first(recipe, lacking.seconds, lacking.running, drawn.policy)
     return f"{ask}<div class='before'>{markup.summary(plan.summary())}</div>"
 
 

@@ -1,0 +1,113 @@
+"""A budget of latency: layers are timed once, and ranks land where time is gained."""
+
+import json
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.compression.evidence import latency
+from workbench.keys import analysed, factor_key, uniform, unmeasured
+
+
+@pytest.fixture
+def case(tiny_llama, story_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))
+    model = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=6, seq_len=32, method="a3", budget="latency", ratio=0.2
+    )
+    return model, recipe
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A layer takes as many microseconds as its MLP has parameters: all else is free."""
+    asked = []
+
+    def seconds(layer, hidden, call, repeats) -> float:
+        asked.append(repeats)
+        return sum(one.numel() for one in layer.mlp.parameters()) * 1e-6
+
+    monkeypatch.setattr(latency, "_seconds", seconds)
+    return asked
+
+
+def test_ranks_are_lost_only_where_that_saves_time(case, clock) -> None:
+    model, recipe = case
+    factors = lrcore.prepare(model, recipe)
+    plan = lrcore.allocate(factors, recipe)
+    account = plan.account
+    assert account.achieved == pytest.approx(0.2, abs=0.02)
+    assert account.achieved == account.removed_latency >= 0.2
+    full = {name: plan.spectra[0, name].cost.full for name in ("qk", "ov")}
+    assert all(plan.ranks[i, name] == full[name] for i in range(3) for name in full)
+    counted = sum(one.numel() for one in model.network.model.layers[0].mlp.parameters())
+    assert account.dense.latency == pytest.approx(3 * counted * 1e-6 / 32)
+    small = lrcore.compress(model, recipe, factors, plan)
+    mlp = sum(one.numel() for one in small.network.model.layers[0].mlp.parameters())
+    assert mlp / counted == pytest.approx(0.8, abs=0.05)
+    assert small.account.to_dict()["removed_latency"] == account.removed_latency
+    kept = lrcore.SizeAndCost.from_dict(json.loads(json.dumps(small.account.to_dict())))
+    assert kept == small.account
+
+
+def test_layers_of_one_kind_are_timed_once_and_the_times_kept(case, clock) -> None:
+    model, recipe = case
+    factors = lrcore.prepare(model, recipe)
+    slots, turns = 3, 2 * latency.ROUNDS + 3
+    assert len(clock) <= turns * (1 + slots * latency.RANKS)  # three layers, one kind
+    clock.clear()
+    again = lrcore.prepare(model, recipe)
+    assert clock == []
+    assert again.evidence.get("latency") == factors.evidence.get("latency")
+    lrcore.prepare(model, recipe.with_(seq_len=16))
+    assert clock
+
+
+def test_times_serve_every_policy_of_the_budget(case, clock) -> None:
+    model, recipe = case
+    factors = lrcore.prepare(model, recipe)
+    for policy in ("softmax", "greedy", "marginal"):
+        plan = lrcore.allocate(factors, recipe.with_(policy=policy))
+        assert plan.account.achieved >= 0.2 - 1e-9
+
+
+def test_without_times_there_is_no_plan_and_none_for_offloaded_layers(case) -> None:
+    model, recipe = case
+    calibration = lrcore.calibrate(model, recipe)
+    with pytest.raises(lrcore.InputError, match="'latency' was not measured yet"):
+        lrcore.allocate(lrcore.factorise(model, calibration, "a3"), recipe)
+    away = lrcore.load(model.name, offload=True)
+    with pytest.raises(lrcore.InputError, match="not measured with offloaded layers"):
+        lrcore.prepare(away, recipe)
+
+
+def test_a_real_clock_gives_seconds_that_rise_with_the_rank(case) -> None:
+    model, recipe = case
+    factors = lrcore.prepare(model, recipe.with_(ratio=0.01))
+    found = factors.evidence.get("latency")
+    assert all(seconds > 0 for seconds in found.layers)
+    for times in found.slots.values():
+        assert list(times.seconds) == sorted(times.seconds)
+
+
+def test_the_command_line_counts_time(case, clock, tiny_llama, story_file, capsys) -> None:
+    own = ["--data", str(story_file), "--samples", "6", "--seq-len", "32"]
+    arguments = ["allocate", str(tiny_llama), *own, "--ratio", "0.2"]
+    assert main([*arguments, "--speed", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert summary["budget"] == "latency"
+    assert summary["latency"] < summary["dense_latency"]
+    assert main([*arguments, "--speed", "--budget", "kv"]) == 2
+    assert "--speed counts milliseconds" in capsys.readouterr().err
+
+
+def test_the_page_knows_factors_with_times_from_those_without() -> None:
+    recipe = lrcore.Recipe(model="a", budget="latency", policy="softmax", ratio=0.3)
+    assert factor_key(recipe) != factor_key(recipe.with_(budget="params"))
+    assert unmeasured(recipe).budget == "auto"
+    assert uniform(recipe).budget == "latency"
+    assert factor_key(analysed(recipe)) == factor_key(recipe)
+    assert analysed(recipe) == analysed(recipe.with_(policy="waterfill", ratio=0.1))
+    assert lrcore.evidence_key(recipe.with_(policy="probed")) == ("latency", "probes")
