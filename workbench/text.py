@@ -108,9 +108,9 @@ BUDGETS = {
     "params": "decoder parameters",
     "total": "all parameters",
     "kv": "KV cache",
-    "latency": "time of the layers",
+    "latency": "latency",
 }
-LAYER_TIME = "layers, per token"
+LAYER_TIME = "latency per token"
 SUGGESTED = "small: uneven ranks; large: uniform ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 
