@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from .models.cancellation import cancellable
     from .models.load import DEMO_MODELS, LoadedModel, built_in_models
     from .models.structure import forms_of
+    from .notebooks import progress_bar
     from .places import confine, without_paths
     from .plan import RankPlan
     from .policies import POLICIES as POLICIES
@@ -147,6 +148,7 @@ _HOMES = {
     "models.cancellation": "cancellable",
     "models.load": "DEMO_MODELS LoadedModel built_in_models",
     "models.structure": "forms_of",
+    "notebooks": "progress_bar",
     "places": "confine without_paths",
     "plan": "RankPlan",
     "policies": "POLICIES",
@@ -334,6 +336,7 @@ __all__ = [
     "predicted_curve",
     "prepare",
     "probe",
+    "progress_bar",
     "push",
     "quantise",
     "read_prompts",

@@ -27,6 +27,7 @@ from .methods.grams import head_gram, output_gram
 from .models.architectures import decoder_layers
 from .models.layers import read_layer
 from .models.load import LoadedModel
+from .notebooks import html_table, measures_figure
 from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
 from .statistics import TAPS, Moments
@@ -34,6 +35,8 @@ from .tables import frame
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from .notebooks import Figure
 
 Kind = Literal["raw", "aware"]
 FORMAT = 1  # of the cached files; raise it whenever what they hold changes its meaning
@@ -108,6 +111,33 @@ class Analysis:
         ranks = [energy_rank(pooled(entry), threshold) for entry in self.spectra.values()]
         table.insert(5, "energy_rank", ranks)
         return table
+
+    def __repr__(self) -> str:
+        return f"Analysis({self.layers} layers; {', '.join((*self.components, *self.matrices))})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: effective ranks, a row per layer."""
+        table = self.table()
+        table = table[table["kind"] == "aware"]
+        ranks = table.pivot(index="layer", columns="name", values="effective_rank").round(1)
+        names = list(table["name"].unique())
+        return html_table("Effective ranks, activation-aware", ranks[names])
+
+    def figure(
+        self, measure: str = "effective_rank", kind: Kind = "aware", threshold: float = 0.9
+    ) -> "Figure":
+        """A plotly figure: a rank measure of every layer, component and matrix as cells, coloured
+        by its share of the full rank.
+
+        measure: "effective_rank", "stable_rank" or "energy_rank"; the last one holds `threshold`
+        of the energy. Raises InputError for another measure or kind, and as `table` does.
+        """
+        table = self.table(threshold)
+        if kind not in set(table["kind"]):
+            raise unknown("kind", kind, ("aware", "raw"))
+        title = {"aware": "weighted by activations", "raw": "of the weights alone"}[kind]
+        title = f"{measure.replace('_', ' ').capitalize()}, {title}"
+        return measures_figure(table[table["kind"] == kind], measure, title)
 
     @cached_property
     def _measures(self) -> "pd.DataFrame":

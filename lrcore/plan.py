@@ -8,12 +8,15 @@ from .account import LayerWork, ModelAccount, Planned, SizeAndCost, flops_per_to
 from .evidence import AgainstUniform, Probes
 from .history import SlotRank
 from .latency import Latency
+from .notebooks import html_table, ranks_figure
 from .prediction import Predicted, perplexity
 from .spectra import Slot, Spectrum
 from .tables import frame
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from .notebooks import Figure
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,31 @@ class RankPlan:
     def table(self) -> "pd.DataFrame":
         """One row per slot, with the fields of `SlotRank` as columns."""
         return frame([asdict(row) for row in self.slot_ranks])
+
+    @property
+    def _title(self) -> str:
+        """Size and budget on one line."""
+        own = self.account
+        words = {"kv": "KV cache", "total": "parameters", "latency": "decoder layers' time"}
+        what = words.get(self.budget, "decoder parameters")
+        return (
+            f"{own.achieved:.1%} of the {what} removed: {own.model.parameters:,} parameters, "
+            f"{own.model.kv_bytes_per_token:,} bytes of cache per token"
+        )
+
+    def __repr__(self) -> str:
+        return f"RankPlan({len(self.ranks)} slots in {self.shape.layers} layers; {self._title})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the ranks, a row per layer."""
+        table = self.table()
+        table["of"] = table["rank"].astype(str) + " of " + table["full"].astype(str)
+        ranks = table.pivot(index="layer", columns="component", values="of")
+        return html_table(self._title, ranks[list(table["component"].unique())])
+
+    def figure(self) -> "Figure":
+        """A plotly figure: the share of the full rank that every slot keeps, layers across."""
+        return ranks_figure(self.table(), self._title)
 
     def kept_by_layer(self) -> list[float]:
         """Share of its parameters that each layer keeps, in layer order; of its cached numbers

@@ -3,6 +3,7 @@
 The pages keep their places (README.md is the first), so that links are those of the repository.
 """
 
+import json
 import logging
 import shutil
 import sys
@@ -10,7 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("*.md", "docs/*.md", "docs/*.json", "assets/pictures/*", "assets/demo-*/README.md")
+PAGES = (
+    "*.md",
+    "docs/*.md",
+    "docs/*.ipynb",
+    "docs/*.json",
+    "assets/pictures/*",
+    "assets/demo-*/README.md",
+)
 OTHERS = ("LICENSE", "CITATION.cff", "requirements*.txt")  # what documents link to
 
 
@@ -22,6 +30,17 @@ def gather(target: Path) -> None:
             place = target / source.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, place)
+            if place.suffix == ".ipynb":
+                place.with_suffix(".md").write_text(as_page(source), encoding="utf-8")
+
+
+def as_page(notebook: Path) -> str:
+    """A notebook as Markdown: its text, and its code in fences."""
+    parts = [f"[This page as a notebook]({notebook.name})"]
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+    return "\n\n".join([parts[1], parts[0], *parts[2:]]) + "\n"  # the title first
 
 
 def build(out: Path, pages: Path) -> None:

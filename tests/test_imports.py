@@ -74,7 +74,11 @@ def test_the_mathematics_sees_tensors_only(name):
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_knows_no_page(name):
-    assert not outside(name) & {"gradio", "plotly", "workbench", "app"}
+    assert not outside(name) & {"gradio", "workbench", "app"}
+
+
+def test_one_module_of_the_core_draws():
+    assert [name for name in CORE if "plotly" in outside(name)] == ["lrcore.notebooks"]
 
 
 @pytest.mark.parametrize("name", PAGE)

@@ -30,6 +30,9 @@ def test_every_document_is_a_page(site) -> None:
     }
     assert documents <= written
     assert {"index", "CHANGELOG", "CONTRIBUTING", "SECURITY"} <= written
+    assert {path.stem for path in ROOT.glob("docs/*.ipynb")} <= {
+        Path(name).name for name in written
+    }
 
 
 def test_every_document_is_in_the_navigation(site) -> None:

@@ -43,6 +43,10 @@ class Factorisation:
     shape: Shape
     options: Any = NO_OPTIONS
 
+    def __repr__(self) -> str:
+        slots = f"{len(self.spectra)} slots in {self.shape.layers} layers"
+        return f"Factorisation({self.method!r}, {slots})"
+
     @property
     def spectra(self) -> Mapping[Slot, Spectrum]:
         """The loss curve and the cost of every slot."""

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
+from ..notebooks import html_table
 from ..progress import Progress
+from ..tables import frame
 from .evaluate import _ROWS, Evaluation, batches, groups, summarise
 from .protocols import make_passages
 from .settings import EvaluationSettings
@@ -54,6 +56,22 @@ class Comparison:
         residual = change - tokens * (change.sum() / tokens.sum())
         spread = len(change) / (len(change) - 1) * residual.square().sum()
         return float(spread.sqrt() / tokens.sum())
+
+    def __repr__(self) -> str:
+        return (
+            f"Comparison(perplexity {self.dense.perplexity:.4g} -> {self.small.perplexity:.4g}, "
+            f"KL {self.kl:.4g} nats/token, same top-1 {self.top1:.1%})"
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row per model."""
+        rows = [
+            {"model": name, "perplexity": one.perplexity, "loss (nats/token)": one.nll}
+            for name, one in (("dense", self.dense), ("small", self.small))
+        ]
+        rows[1] |= {"KL (nats/token)": self.kl, "same top-1": self.top1}
+        table = frame(rows).set_index("model").round(4)
+        return html_table(f"{self.dense.tokens:,} tokens", table.astype(object).fillna(""))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""

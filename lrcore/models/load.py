@@ -62,6 +62,10 @@ class LoadedModel:
     account: SizeAndCost | None = None
     note: str = ""
 
+    def __repr__(self) -> str:
+        size = f"{self.size.parameters:,} parameters"
+        return f"LoadedModel({self.name!r}, {size}, {self.dtype}, on {self.device})"
+
     @property
     def provenance(self) -> Provenance:
         """How it came to be, as a checkpoint keeps it."""
