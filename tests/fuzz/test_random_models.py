@@ -10,18 +10,13 @@ import pytest
 import torch
 from campaign import SEED, drawn, long, short
 from hypothesis import strategies as st
-from random_models import changes, configs, counted, logits, write_model
+from random_models import by_size, changes, configs, counted, logits, write_model
 
 import lrcore
 from lrcore.compression.evidence import latency
 from lrcore.models.architectures import ARCHITECTURES
 
 Counts = collections.Counter[str]
-
-
-def by_size(layer, hidden, call, repeats) -> float:
-    """What a layer takes on a clock that is the same each time."""
-    return 1e-6 + 1e-9 * sum(one.numel() for one in layer.parameters())
 
 
 @pytest.fixture
