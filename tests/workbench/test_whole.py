@@ -112,6 +112,23 @@ def test_where_a_run_loses_stands_in_the_comparison_where_it_was_measured(store,
     assert "Loss from mlp alone" in forms.as_markdown([table])
 
 
+def test_errors_of_modegpt_stand_beside_their_bounds(store, recipe):
+    recipe = recipe.with_(method="modegpt", policy="softmax", budget="params", ratio=0.3)
+    (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
+    done(store, DetailsJob((small,), measured(recipe), items=2))
+    run = store.runs.get(small)
+    (table,) = metrics.tables([run], None, compared.known(store, [run]))
+    factors = lrcore.prepare(store.dense(recipe), recipe)
+    plan = lrcore.allocate(factors, recipe)
+    assert plan.slot_ranks == store.small(run).ranks
+    rows = [row for row in lrcore.bounds(store.dense(recipe), factors, plan) if row["bound"]]
+    shares = [row["error"] / row["bound"] for row in rows if row["component"] == "mlp"]
+    (figures,) = table.runs
+    assert figures.values["bound_mlp"] == pytest.approx(sum(shares) / len(shares))
+    assert 0 < figures.values["bound_mlp"] <= 1
+    assert "Error of mlp, share of its bound" in forms.as_markdown([table])
+
+
 def test_it_stands_beside_a_compressed_run_and_only_what_differs_is_told(store, recipe):
     (small,) = done(store, CompressJob(recipe, evaluation=measured(recipe))).result
     (gone,) = done(store, short(recipe, name="short one")).result

@@ -1,11 +1,12 @@
 """Where kept runs lose what they lose: by component, by layer, and on a task."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import lrcore
 
 from ..job import Job, Reporter
+from ..keys import unmeasured
 from ..store import Store
 from .measuring import load_dense
 
@@ -14,8 +15,10 @@ TASK = lrcore.BUILTIN_TASKS[0]
 
 @dataclass(frozen=True)
 class DetailsJob(Job):
-    """Component contributions, local errors and the score of a task, of runs and their dense
-    models. runs: their ids; items: how many of the task are scored.
+    """Component contributions, local errors, the score of a task, and error bounds where the
+    method's paper states some, of runs and their dense models.
+
+    runs: their ids; items: how many of the task are scored.
     """
 
     kind: ClassVar[str] = "details"
@@ -40,6 +43,8 @@ class DetailsJob(Job):
                     reporter.note(f"{run.name}: {error}")
                 else:
                     store.runs.add_result(run.id, kind, protocol, figures)
+            if bounded(pair[1]):
+                store.runs.add_result(run.id, *error_bounds(store, run.recipe, pair[1], reporter))
         return list(self.runs)
 
 
@@ -66,6 +71,32 @@ def local_errors(
         if (values := [own[name] for own in found.errors if name in own])
     }
     return "local errors", found.protocol, figures
+
+
+def bounded(small: lrcore.LoadedModel) -> bool:
+    """Whether its weights are as a method with bounds of its errors has made them."""
+    return small.recipe is not None and (
+        small.recipe.method == "modegpt" and isinstance(small.history[-1], lrcore.Compressed)
+    )
+
+
+def error_bounds(
+    store: Store, recipe: lrcore.Recipe, small: lrcore.LoadedModel, reporter: Reporter
+) -> Result:
+    """Errors as shares of the bounds of MoDeGPT's propositions, by component: the mean over the
+    layers that have a bound above 0.
+    """
+    plain = unmeasured(recipe)
+    factors = store.factors(plain, reporter.progress)
+    ranks = {(one.layer, one.component): one.rank for one in small.ranks}
+    plan = replace(lrcore.allocate(factors, plain), ranks=ranks)
+    rows = lrcore.bounds(store.dense(recipe), factors, plan, reporter.progress)
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        if row["bound"]:
+            shares.setdefault(row["component"], []).append(row["error"] / row["bound"])
+    figures = {name: sum(own) / len(own) for name, own in shares.items()}
+    return "bounds", factors.calibration.protocol, figures
 
 
 def task_scores(

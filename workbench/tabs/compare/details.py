@@ -10,12 +10,13 @@ from ...store import Store
 ALONE = {"loss_qk": "qk", "loss_ov": "ov", "loss_mlp": "mlp"}
 ERRORS = {"error_scores": "scores", "error_ov": "ov", "error_mlp": "mlp"}
 LAST = {"error_residual": "residual"}
+BOUNDED = {"bound_qk": "qk", "bound_ov": "ov", "bound_mlp": "mlp"}
 Details = Mapping[str, Mapping[str, Any]]  # kind of result -> figures
 
 
 def details(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Details]:
     """The latest results of each kind, by the id of the run."""
-    kinds = ("contributions", "local errors", "tasks")
+    kinds = ("contributions", "local errors", "bounds", "tasks")
     kept = {run.id: {kind: store.runs.results(run.id, kind) for kind in kinds} for run in runs}
     return {
         run_id: {kind: rows[-1] for kind, rows in own.items() if rows}
@@ -25,7 +26,7 @@ def details(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Details]:
 
 def run_values(own: Details) -> tuple[dict[str, float], dict[str, float]]:
     """The figures of a run by metric, and their standard errors."""
-    names = {"contributions": ALONE, "local errors": ERRORS | LAST}
+    names = {"contributions": ALONE, "local errors": ERRORS | LAST, "bounds": BOUNDED}
     values = {
         metric: own[kind][name]
         for kind, metrics in names.items()
