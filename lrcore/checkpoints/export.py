@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import InputError
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import CONFIG, UNEVEN, auto_class, write_config
-from ..models.layers import projection_paths, read_layer
+from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
 from ..models.structure import structure
 from ..models.weights import MARK, read_json
@@ -105,7 +105,7 @@ def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, int]]:
     names = (row.width, "head_dim" if hasattr(text, "head_dim") else None)
     sizes: dict[str, dict[str, int]] = {}
     for index in range(len(decoder_layers(network))):
-        layer = read_layer(network, index)
+        layer = layer_shapes(network, index)
         a, m = layer.attention, layer.mlp
         width = None if m is None else m.up.weight.shape[0]
         even = a.qk_size == a.v_size and not a.latent and not a.summed

@@ -62,6 +62,13 @@ def read_layer(network: PreTrainedModel, index: int) -> Layer:
         return _read(network, index, module)
 
 
+def layer_shapes(network: PreTrainedModel, index: int) -> Layer:
+    """As `read_layer`, for its shapes alone: of an offloaded layer nothing is read from disk, and
+    its tensors are on the device "meta".
+    """
+    return _read(network, index, decoder_layers(network)[index])
+
+
 def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
     row = architecture_of(network)
     paths = projection_paths(row, module)

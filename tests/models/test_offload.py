@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lrcore
+from lrcore.checkpoints.export import uneven_sizes
 from lrcore.errors import InputError
 from lrcore.files import OFFLOADED, cache_folder
 from lrcore.models.architectures import ARCHITECTURES, decoder_layers
@@ -228,6 +229,15 @@ def test_exports_are_the_same_to_the_byte(stock, sharded, story_file, tmp_path):
         )
     assert made[0] == made[1]
     assert len(made[0]) > 8
+
+
+def test_sizes_of_layers_are_told_without_reading_them(sharded, story_file, monkeypatch):
+    small = lrcore.compress(lrcore.load(str(sharded), offload=True), recipe(story_file, "fused"))
+    before = uneven_sizes(
+        lrcore.compress(lrcore.load(str(sharded)), recipe(story_file, "fused")).network
+    )
+    monkeypatch.setattr(StoredTensor, "read", None)
+    assert uneven_sizes(small.network) == before != {}
 
 
 def test_the_recipe_and_the_command_line_say_it(sharded, story_file, tmp_path, capsys):

@@ -73,12 +73,36 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     even = store.runs.write("even", again, lrcore.compress(model, again))
     assert text.stock(even.history[-1].stock) == text.STOCK_YES
     assert done(store, ExportJob(even.id, True)).state == "done"
+    assert not details.as_target(store, even.id).value
     elsewhere(
         LOAD,
         str(run.folder.absolute() / "export"),
         str(even.folder.absolute() / "export-stock"),
         cwd=tmp_path,
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "ticked", "said"),
+    [
+        ("transformers", False, ""),
+        ("transformers-stock", True, ""),
+        ("llama.cpp", False, "python -m lrcore export {} model.gguf"),
+        ("mla", False, "python -m lrcore export {} exported"),
+    ],
+)
+def test_the_box_for_a_stock_export_follows_the_target(
+    target, ticked, said, store, tiny_llama, story_file
+):
+    method = "care" if target == "mla" else "a3"
+    recipe = lrcore.Recipe(
+        model=str(tiny_llama), data=str(story_file), samples=2, seq_len=32, ratio=0.2, method=method
+    ).with_(target=target)
+    run = store.runs.write(target, recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
+    assert details.as_target(store, run.id).value is ticked
+    words = details.stock_export(run)[0]
+    assert words.endswith(said.format(run.checkpoint)) if said else "lrcore export" not in words
+    assert details.as_target(store, "gone").value is False
 
 
 def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama, story_file):

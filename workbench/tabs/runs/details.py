@@ -13,6 +13,7 @@ from ...components import download, panel, small_button
 from ...events import LIVE, QUIET, bind, listen
 from ...page import Page, put_recipe
 from ...store import Store
+from ...target_text import of_run
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,15 @@ def wire(page: Page, store: Store, parts: RunDetails, opened: gr.State, address:
     )
 
 
-def wire_shown(page: Page, store: Store, opened: gr.State, shown: list[Any]) -> None:
-    """Fill everything about the run on show; shown: in the order of `show`."""
+def wire_shown(
+    page: Page, store: Store, opened: gr.State, shown: list[Any], stock: gr.Checkbox
+) -> None:
+    """Fill everything about the run on show; shown: in the order of `show`. The box for a stock
+    export is set where another run is opened only: what was ticked since stays.
+    """
     inputs = [opened, page.runs_stamp]
     listen([opened.change, page.runs_stamp.change], bind(show, store), inputs, shown, **LIVE)
+    listen([opened.change], bind(as_target, store), [opened], stock, **LIVE)
 
 
 def outputs(parts: RunDetails) -> list[Any]:
@@ -143,6 +149,16 @@ def measured(run: lrcore.Run) -> str:
     return markup.cell(text.MEASURED_PERPLEXITY, f"{last['perplexity']:.4f}{spread}", below)
 
 
+def as_target(store: Store, run_id: str) -> gr.Checkbox:
+    """The box for a stock export, ticked where the run was made for that target and fits it."""
+    if run_id not in store.runs.ids():
+        return gr.Checkbox(value=False)
+    run = store.runs.get(run_id)
+    fit = lrcore.stock_of(run.history)
+    asked = lrcore.TARGETS[run.recipe.target].stock
+    return gr.Checkbox(value=asked and (fit is None or fit.qualifies))
+
+
 def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:
     """Whether the run fits a stock architecture, the box that asks for one, the button that puts
     ranks which fit into the form.
@@ -152,7 +168,7 @@ def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:
     unchecked = gr.Checkbox(value=False, interactive=False)
     has_ranks = bool(fit and fit.ranks and not fit.qualifies)
     return (
-        markup.as_markdown(text.stock(fit, not run.ranks_csv)),
+        markup.as_markdown(f"{text.stock(fit, not run.ranks_csv)} {of_run(run)}".rstrip()),
         gr.Checkbox(interactive=True) if possible else unchecked,
         gr.Button(visible=has_ranks),
     )
