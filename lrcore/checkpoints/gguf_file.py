@@ -17,7 +17,8 @@ from ..files import draft_of
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from .card import licence
-from .gguf_fit import UNEVEN, LayerFacts, architecture_for, layer_facts, rotary_factors
+from .gguf_families import GgufFamily
+from .gguf_fit import UNEVEN, LayerFacts, file_family, layer_facts, rotary_factors
 from .gguf_layers import named_tensors
 from .gguf_vocabulary import vocabulary
 from .paths import without_paths
@@ -56,13 +57,13 @@ def export_gguf(model: LoadedModel, path: str | Path, kind: str = "f16") -> Gguf
     path = Path(path).expanduser().absolute()
     check_gguf(path, kind)
     layers = layer_facts(model.network)
-    architecture = architecture_for(model.network, layers)
-    settings = _settings(model, architecture, layers)
+    family = file_family(model.network, layers)
+    settings = _settings(model, family, layers)
     with draft_of(path) as draft:
-        shapes = _write(model, draft, architecture, kind.upper(), settings)
+        shapes = _write(model, draft, family, kind.upper(), settings)
     return GgufFile(
         path,
-        architecture,
+        family.name,
         kind,
         sum(map(prod, shapes)),
         path.stat().st_size,
@@ -83,7 +84,7 @@ def check_gguf(path: Path, kind: str) -> None:
         )
 
 
-def _settings(model: LoadedModel, architecture: str, layers: list[LayerFacts]) -> dict[str, Any]:
+def _settings(model: LoadedModel, family: GgufFamily, layers: list[LayerFacts]) -> dict[str, Any]:
     """The settings of the file by name; a list where layers differ."""
     config, size = text_config(model.network), layers[0].head_size
     embedding, context = model.network.get_input_embeddings(), config.max_position_embeddings
@@ -91,7 +92,7 @@ def _settings(model: LoadedModel, architecture: str, layers: list[LayerFacts]) -
         "block_count": len(layers),
         "context_length": min(context, window_of(model.network) or context),
         "embedding_length": embedding.embedding_dim,
-        "feed_forward_length": [one.width for one in layers],
+        "feed_forward_length": [_width(family, layers) or one.width for one in layers],
         "attention.head_count": [one.heads for one in layers],
         "attention.head_count_kv": [one.kv_heads for one in layers],
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
@@ -101,20 +102,25 @@ def _settings(model: LoadedModel, architecture: str, layers: list[LayerFacts]) -
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         "vocab_size": embedding.num_embeddings,
     }
-    if architecture != UNEVEN:
+    if family.name != UNEVEN:
         own = {name: v[0] if isinstance(v, list) else v for name, v in own.items()}
     general = {"name": without_paths(model.name)}
     for name, text in licence(model.folder).items():
         general[name.replace("license_", "license.")] = str(text)
     return {
         **{f"general.{name}": value for name, value in general.items()},
-        **{f"{architecture}.{name}": value for name, value in own.items()},
+        **{f"{family.name}.{name}": value for name, value in own.items()},
         **vocabulary(model.tokenizer, embedding.num_embeddings),
     }
 
 
+def _width(family: GgufFamily, layers: list[LayerFacts]) -> int | None:
+    """To which width every MLP is filled with zeros; None where each keeps its own."""
+    return None if family.plain else max(one.width for one in layers)
+
+
 def _write(
-    model: LoadedModel, path: Path, architecture: str, kind: str, settings: Mapping[str, Any]
+    model: LoadedModel, path: Path, family: GgufFamily, kind: str, settings: Mapping[str, Any]
 ) -> list[tuple[int, ...]]:
     """Write the file; returns the shapes of its tensors."""
     import gguf
@@ -123,9 +129,10 @@ def _write(
     def tensors() -> Iterator[tuple[str, Tensor]]:
         if factors := rotary_factors(model.network):
             yield "rope_freqs.weight", torch.tensor(factors)
-        yield from named_tensors(model.network, neighbours=architecture != "qwen2")
+        width = None if family.plain else settings[f"{family.name}.feed_forward_length"]
+        yield from named_tensors(model.network, family, width)
 
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, family.name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     whole = "ALL" if kind == "F32" else "MOSTLY"
     writer.add_file_type(gguf.LlamaFileType[f"{whole}_{kind}"])
@@ -179,6 +186,9 @@ def _notes(
         yield f"{factored} low-rank or quantised matrices were multiplied out"
     if narrowed := sum(one.narrowed for one in layers):
         yield f"the heads of {narrowed} layers were filled with zeros to their full size"
+    widest = _width(file_family(model.network, layers), layers)
+    if filled := sum(one.width < (widest or 0) for one in layers):
+        yield f"the MLPs of {filled} layers were filled with zeros to the widest, {widest}"
     numbers, own = sum(map(prod, shapes)), model.size.parameters
     if numbers != own:
         yield f"the file has {numbers:,} parameters, the model {own:,}"

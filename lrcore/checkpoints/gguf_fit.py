@@ -4,7 +4,7 @@ Where all layers have the same sizes the file has the architecture of the family
 `deci`, the one architecture of llama.cpp whose layers have sizes of their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -13,9 +13,10 @@ from ..errors import InputError
 from ..layer import Layer, Linear
 from ..models.architectures import MULTIMODAL, decoder_layers, text_config
 from ..models.layers import read_layer
-from .plain import FAMILIES, layer_misfit, network_misfit
+from .gguf_families import GGUF_FAMILIES, GgufFamily
+from .gguf_layers import tied
+from .plain import layer_misfit, network_misfit
 
-NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}  # of FAMILIES in llama.cpp
 UNEVEN = "deci"
 
 
@@ -46,24 +47,46 @@ def layer_facts(network: PreTrainedModel) -> list[LayerFacts]:
     """What every layer is in a file. Raises InputError where llama.cpp cannot run the network."""
     if reason := _refusal(network):
         raise InputError(f"llama.cpp cannot run this model: {reason}.")
-    facts = []
+    family, facts = GGUF_FAMILIES[text_config(network).model_type], []
     for index in range(len(decoder_layers(network))):
         layer = read_layer(network, index)
-        if reason := layer_misfit(layer):
+        if reason := layer_misfit(layer, family.activation) or _family_misfit(layer, family):
             raise InputError(f"llama.cpp cannot run this model: in layer {index} {reason}.")
         facts.append(_facts(layer))
+    if not family.plain and len({(one.heads, one.kv_heads) for one in facts}) > 1:
+        raise InputError(
+            f"llama.cpp cannot run this model: its layers differ in their number of heads, and "
+            f"its {family.name} has one for all."
+        )
     return facts
+
+
+def _family_misfit(layer: Layer, family: GgufFamily) -> str:
+    """What llama.cpp's architecture has no place for in a layer that plain ones have."""
+    if not family.plain and any(p.bias is not None for p in layer.matrices().values()):
+        return (
+            f"matrices have biases, which its {family.name} has no place for (fused and flap add "
+            "some; a3 and modegpt do not)"
+        )
+    return ""
 
 
 def _refusal(network: PreTrainedModel) -> str:
     """Why a network cannot be written, whatever its layers; "" where it can."""
     config = text_config(network)
-    if config.model_type not in FAMILIES or network.config.model_type in MULTIMODAL:
+    if config.model_type not in GGUF_FAMILIES or network.config.model_type in MULTIMODAL:
         return (
             f"it is of the family {network.config.model_type}, and GGUF files are written of "
-            f"{', '.join(FAMILIES)}; export it as a folder"
+            f"{', '.join(GGUF_FAMILIES)}; export it as a folder"
         )
-    return network_misfit(network)
+    if reason := network_misfit(network):
+        return reason
+    family = GGUF_FAMILIES[config.model_type]
+    if not family.plain and rotary_factors(network):
+        return f"its rotary positions are scaled, which its {family.name} has no place for"
+    if family.head == "tied" and not tied(network):
+        return f"its output embedding is not that of the input, as in its {family.name}"
+    return ""
 
 
 def _facts(layer: Layer) -> LayerFacts:
@@ -81,14 +104,17 @@ def _facts(layer: Layer) -> LayerFacts:
     )
 
 
-def architecture_for(network: PreTrainedModel, layers: list[LayerFacts]) -> str:
-    """llama.cpp's architecture for a network whose layers it can run."""
-    family = NAMES[text_config(network).model_type]
-    if len({(one.heads, one.kv_heads, one.width) for one in layers}) > 1:
-        return UNEVEN
+def file_family(network: PreTrainedModel, layers: list[LayerFacts]) -> GgufFamily:
+    """How a network whose layers llama.cpp can run stands in a file: as its family, or as a
+    `deci`.
+    """
+    family = GGUF_FAMILIES[text_config(network).model_type]
+    uneven = len({(one.heads, one.kv_heads, one.width) for one in layers}) > 1
     # a qwen2 has no place for these
     more = any(one.biased for one in layers) or bool(rotary_factors(network))
-    return UNEVEN if family == "qwen2" and more else family
+    if family.plain and (uneven or (more and not family.neighbours)):
+        return replace(family, name=UNEVEN, neighbours=True)
+    return family
 
 
 def rotary_factors(network: PreTrainedModel) -> list[float]:

@@ -15,6 +15,7 @@ from ..layer import Attention, Layer, Linear, heads, merge_output_heads, output_
 from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import read_layer
 from ..models.offload import present
+from .gguf_families import GgufFamily
 
 NAMES = {
     "q": "attn_q",
@@ -25,29 +26,38 @@ NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-NORMS = ("attn_norm", "ffn_norm")
 
 
-def named_tensors(network: PreTrainedModel, neighbours: bool) -> Iterator[tuple[str, Tensor]]:
-    """The name and tensor [out, in] or [d] of every weight, one layer at a time; a tied head once.
+def named_tensors(
+    network: PreTrainedModel, family: GgufFamily, width: int | None
+) -> Iterator[tuple[str, Tensor]]:
+    """The name and tensor [out, in] or [d] of every weight, one layer at a time; a tied head once,
+    where the family allows that.
 
-    neighbours: a rotary pair is two columns side by side, as in `llama`, and not one of each half.
+    width: to which all MLPs are filled with zeros; None: each has its own.
     """
     row = architecture_of(network)
     embedding: Tensor = network.get_input_embeddings().weight
     yield "token_embd.weight", embedding
     for index, module in enumerate(decoder_layers(network)):
         with present(module):
-            for name, norm in zip(NORMS, row.block_norms, strict=True):
-                yield f"blk.{index}.{name}.weight", _weight(module, norm)
-            for name, linear in dense_layer(read_layer(network, index), neighbours).items():
+            for name, norm in family.norms.items():
+                yield f"blk.{index}.{name}.weight", _weight(module, norm) + row.norm_offset
+            layer = read_layer(network, index)
+            for name, linear in dense_layer(layer, family.neighbours, width).items():
                 yield f"blk.{index}.{NAMES[name]}.weight", linear.weight
                 if linear.bias is not None:
                     yield f"blk.{index}.{NAMES[name]}.bias", linear.bias
-    yield "output_norm.weight", _weight(network, row.last_norm)
-    head: Tensor = network.get_output_embeddings().weight
-    if head.data_ptr() != embedding.data_ptr():
+    yield "output_norm.weight", _weight(network, row.last_norm) + row.norm_offset
+    if family.head == "own" or not tied(network):
+        head: Tensor = network.get_output_embeddings().weight
         yield "output.weight", head
+
+
+def tied(network: PreTrainedModel) -> bool:
+    """Whether the output embedding is the input embedding."""
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    return bool(head.weight.data_ptr() == embedding.weight.data_ptr())
 
 
 def _weight(module: nn.Module, path: str) -> Tensor:
@@ -55,8 +65,10 @@ def _weight(module: nn.Module, path: str) -> Tensor:
     return weight
 
 
-def dense_layer(layer: Layer, neighbours: bool) -> dict[str, Linear]:
-    """The projections of a layer by name, multiplied out, with whole heads."""
+def dense_layer(layer: Layer, neighbours: bool, width: int | None = None) -> dict[str, Linear]:
+    """The projections of a layer by name, multiplied out, with whole heads; an MLP narrower than
+    `width` is filled with neurons of zero.
+    """
     dense = {name: Linear(p.weight, p.bias) for name, p in layer.matrices().items()}
     a = layer.attention
     for name in "qkv":
@@ -67,6 +79,10 @@ def dense_layer(layer: Layer, neighbours: bool) -> dict[str, Linear]:
         weight, bias = dense[name].weight, dense[name].bias
         ordered = None if bias is None else side_by_side(bias, count)
         dense[name] = Linear(side_by_side(weight, count), ordered)
+    missing = 0 if width is None else width - dense["up"].weight.shape[0]
+    for name in ("gate", "up", "down") if missing else ():
+        space = (0, missing) if name == "down" else (0, 0, 0, missing)
+        dense[name] = Linear(nn.functional.pad(dense[name].weight, space), dense[name].bias)
     return dense
 
 

@@ -29,9 +29,9 @@ def window_of(network: PreTrainedModel) -> int | None:
     return window
 
 
-def layer_misfit(layer: Layer) -> str:
+def layer_misfit(layer: Layer, activation: str = "silu") -> str:
     """What neither llama.cpp nor stock latent attention has a place for in a layer; "" where there
-    is nothing.
+    is nothing. activation: of the MLP's gate, as transformers names it.
     """
     a, m = layer.attention, layer.mlp
     if a.summed:
@@ -41,7 +41,7 @@ def layer_misfit(layer: Layer) -> str:
     tables = (a.frequencies, a.turning)
     if any(one is None or bool((one == 0).any()) for one in tables):
         return "not all of a head is rotated"
-    if m is None or m.gate is None or m.activation != "silu":
-        return "the MLP has no gate with SiLU"
+    if m is None or m.gate is None or m.activation != activation:
+        return f"the MLP has no gate with {activation}"
     scaled = math.isclose(a.scale, a.head_size**-0.5)
     return "" if scaled else "scores are not scaled by the square root of the head size"

@@ -106,7 +106,7 @@ def test_matrices_are_rounded_as_asked(kind, tiny_llama, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("opt", "of the family opt"), ("qwen3", "of the family qwen3")],
+    [("opt", "of the family opt"), ("phi", "of the family phi")],
 )
 def test_other_families_are_refused(family, reason, tiny_llama, tmp_path) -> None:
     model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
@@ -160,3 +160,29 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
     assert "Did you mean 'gguf'?" in capsys.readouterr().err
     assert main(["export", "x", "y.bin", "--format", "gguf"]) == 2
     assert "ends in .gguf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "reason"),
+    [
+        ("qwen3", "fused", "in layer 0 matrices have biases, which its qwen3 has no place for"),
+        ("qwen3", "llm_pruner", "differ in their number of heads, and its qwen3 has one for all"),
+        ("gemma", "", "its output embedding is not that of the input, as in its gemma"),
+        ("qwen3", "scaled", "its rotary positions are scaled, which its qwen3 has no place for"),
+    ],
+)
+def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, story_file, tmp_path):
+    model = lrcore.load(family_folder(family, tiny_llama, tmp_path / family))
+    config = model.network.config
+    if method == "scaled":
+        config.rope_parameters = config.rope_parameters | {"rope_type": "linear", "factor": 2.0}
+        model.network.model.rotary_emb.inv_freq /= 2
+    elif method:
+        fewer = {"overrides": {"0.heads": 2}} if method == "llm_pruner" else {}
+        recipe = lrcore.Recipe(method=method, ratio=0.2, samples=2, seq_len=24, **fewer)
+        model = lrcore.compress(model, recipe.with_(data=str(story_file)))
+    else:
+        head = model.network.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.clone())
+    with pytest.raises(lrcore.InputError, match=reason):
+        lrcore.export_gguf(model, tmp_path / "a.gguf")

@@ -4,7 +4,13 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 pytest.importorskip("gguf", reason="the package gguf is not installed")
 from llama_cpp import LlamaCpp
@@ -81,6 +87,40 @@ def test_biases_of_a_qwen2(widths, demo, tmp_path) -> None:
         model = lrcore.compress(model, recipe.with_(overrides=widths))
     written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
     assert written.architecture == ("deci" if widths else "qwen2")
+    same(model, written.path)
+
+
+@pytest.fixture(params=["qwen3", "olmo2", "gemma"])
+def relative(request, demo):
+    """The demo model's weights in a family with other norms, whose own weights are random."""
+    config = demo.network.config.to_dict()
+    kept = {name: value for name, value in config.items() if name not in ("model_type", "head_dim")}
+    more = {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
+    chosen = AutoConfig.for_model(
+        request.param, head_dim=32, **kept | (more if request.param == "gemma" else {})
+    )
+    network = AutoModelForCausalLM.from_config(chosen)
+    network.load_state_dict(demo.network.state_dict(), strict=False)
+    middle = float(request.param == "gemma")  # which adds one to the weights of norms
+    for name, weight in network.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.8 - middle, 1.2 - middle)
+    return lrcore.load(network, demo.tokenizer)
+
+
+@pytest.mark.parametrize("method", ["", "svd_llm", "modegpt"])
+def test_families_with_norms_of_their_own(method, relative, tmp_path) -> None:
+    model, widths = relative, {"0.mlp": 300, "1.mlp": 200}
+    if method:
+        recipe = lrcore.Recipe(method=method, ratio=0.1, samples=2, seq_len=64)
+        model = lrcore.compress(
+            relative, recipe.with_(overrides=widths if method == "modegpt" else {})
+        )
+    written = lrcore.export_gguf(model, tmp_path / "a.gguf", "f32")
+    assert written.architecture == relative.network.config.model_type
+    assert any("filled with zeros to the widest" in note for note in written.notes) == (
+        method == "modegpt"
+    )
     same(model, written.path)
 
 
