@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .compression.slicing.slicing import slice_hidden, sliced_size
     from .compression.sparsify import sparsify
     from .compression.write import refits
-    from .data import DATASETS
+    from .data import DATASETS, write_texts
     from .errors import Cancelled, InputError, Shortage
     from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
     from .evaluation.compare import Comparison, compare
@@ -127,7 +127,7 @@ _HOMES = {
     "compression.slicing.slicing": "slice_hidden sliced_size",
     "compression.sparsify": "sparsify",
     "compression.write": "refits",
-    "data": "DATASETS",
+    "data": "DATASETS write_texts",
     "errors": "Cancelled InputError Shortage",
     "evaluation.answers": "answers answers_csv in_turns read_prompts",
     "evaluation.compare": "Comparison compare",
@@ -361,4 +361,5 @@ __all__ = [
     "token_losses",
     "without_paths",
     "write_text",
+    "write_texts",
 ]

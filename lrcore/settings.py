@@ -3,6 +3,7 @@
 The command line and the checks read the same metadata.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any, get_origin
 
 from .errors import InputError, unknown
 
+IN_MEMORY = " Texts in memory become a name by lrcore.write_texts(texts, 'texts.jsonl')."
 # What a file may hold in the place of what a field is, by the type of the field.
 KINDS: dict[Any, str] = {
     str: "text",
@@ -86,7 +88,8 @@ def check_settings(value: Any) -> None:
     for name, kind, optional in _kinds_of(value.__class__):
         got = getattr(value, name)
         if not isinstance(got, kind) and not (optional and got is None):
-            raise InputError(f"{name} must be {KINDS[kind]}, got {got!r}.")
+            hint = IN_MEMORY if name == "data" else ""
+            raise InputError(f"{name} must be {KINDS[kind]}, got {reprlib.repr(got)}.{hint}")
 
 
 @cache

@@ -1,5 +1,6 @@
 """Calibration and evaluation text: built in, local files, hub data sets; and token windows."""
 
+from lrcore.data.files import write_texts
 from lrcore.data.held_out import file_and_split
 from lrcore.data.stories import probes as stories_probes
 from lrcore.data.texts import BUILTIN, Texts, apart_from, held_out, load_texts, overlapping
@@ -24,4 +25,5 @@ __all__ = [
     "tokenise",
     "tokenise_all",
     "windows_aside",
+    "write_texts",
 ]

@@ -1,12 +1,14 @@
 """Local text files: one reader per extension, chosen by the name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
+from lrcore.files import write_text
 from lrcore.places import place_of
 
 
@@ -53,6 +55,21 @@ def read(path: Path) -> list[str]:
             f"Cannot read '{path}': {error.strerror or error}. Check that it is a file and that "
             "you may read it."
         ) from error
+
+
+def write_texts(texts: Iterable[Any], path: str | Path) -> str:
+    """Documents in memory as a .jsonl file, and its name: what `data` takes everywhere.
+
+    texts: strings, or rows with fields as `datasets.Dataset` has them, of which the same fields are
+    taken as from a file. A file that is there is replaced.
+    Raises InputError where there is no text, or the name does not end in .jsonl.
+    """
+    if Path(path).suffix.lower() != ".jsonl":
+        raise InputError(f"'{path}' is no name for texts. Give one that ends in .jsonl.")
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    lines = [json.dumps({"text": one}) for one in documents_of(rows, "texts")]
+    write_text(path, "\n".join(lines) + "\n")
+    return str(path)
 
 
 def _neighbour(path: Path) -> str:
