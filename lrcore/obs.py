@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .forms import Quantised, TwoOfFour, extremes, groups_of, quantise, two_of_four
+from .linalg import invert_lower_
 
 DAMPING = 0.01  # share of the mean diagonal of H that is added to it
 BLOCK = 128  # columns between two updates of all that follow; a multiple of four
@@ -29,9 +30,9 @@ def inverse_factor(moment: Tensor, damping: float = DAMPING) -> Tensor:
     diagonal = h.diagonal()
     diagonal[diagonal == 0] = 1
     diagonal += damping * diagonal.mean()
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
-    upper: Tensor = torch.linalg.cholesky(inverse, upper=True)
-    return upper
+    # H = U U^T with U upper triangular is the Cholesky factor of the flipped H, flipped back
+    lower = torch.linalg.cholesky(h.flip(0, 1))
+    return invert_lower_(lower).flip(0, 1)
 
 
 def swept(weight: Tensor, moment: Tensor, value: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:

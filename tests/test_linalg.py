@@ -7,13 +7,18 @@ import torch
 
 from lrcore.linalg import (
     ELIMINATED,
+    INVERTED,
     balanced,
     cholesky,
+    damped,
     eigh_descending,
     elimination_order,
+    inverse_of,
+    invert_lower_,
     leverage_complement,
     roots,
     state_gram,
+    times_lower,
     whitened_svd,
 )
 
@@ -104,6 +109,35 @@ def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_di
         gram * 1e12, 1.0
     )  # one minus the leverage is 1e-14 here: a difference of ones has no digits left
     assert torch.allclose(many, torch.linalg.inv(gram).diagonal() * 1e-12, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 5, INVERTED, INVERTED + 1, 3 * INVERTED - 7])
+def test_a_triangular_matrix_is_inverted_by_halves(n: int) -> None:
+    x = random(n + 20, n, seed=n)
+    gram = x.mT @ x / n
+    lower = cholesky(gram)
+    literal = torch.linalg.inv(lower @ lower.mT)
+    assert torch.allclose(inverse_of(lower.clone()), literal, rtol=1e-6, atol=1e-9)
+    root = invert_lower_(lower.clone())
+    assert torch.equal(root, root.tril())
+    assert torch.allclose(root @ lower, torch.eye(n, dtype=torch.float64), atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 65])
+def test_a_product_with_a_triangular_matrix_skips_the_zeros(n: int) -> None:
+    m, lower = random(3, n), random(n, n, seed=1).tril()
+    assert torch.allclose(times_lower(m, lower), m @ lower)
+
+
+def test_damping_leaves_the_matrix_of_the_caller_as_it_was() -> None:
+    x = random(5, 9)  # singular: damped more than once
+    gram = x.mT @ x
+    before = gram.clone()
+    for solve in (cholesky, lambda m: damped(m, 0.1), lambda m: leverage_complement(m, 0.5)):
+        solve(gram)
+        assert torch.equal(gram, before)
+    elimination_order(random(3, 9), gram)
+    assert torch.equal(gram, before)
 
 
 def test_eigenvalues_come_largest_first_and_never_below_zero() -> None:

@@ -21,7 +21,14 @@ import torch
 from torch import Tensor
 
 from ..layer import Attention, Layer, Linear, map_rows, output_heads
-from ..linalg import cholesky, eigh_descending, elimination_order, leading_refit, roots
+from ..linalg import (
+    cholesky,
+    eigh_descending,
+    elimination_order,
+    leading_refit,
+    roots,
+    times_lower,
+)
 from ..options import NO_OPTIONS, NoOptions
 from ..spectra import Cost, Form
 from ..statistics import TAPS, Moments
@@ -177,8 +184,8 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     mlp = mlp_of(layer)
     covariance, down = moments.centred("mlp_hidden"), mlp.down.weight.double()
     order = elimination_order(down, covariance, DAMPING)
-    lower = cholesky(covariance[order][:, order], DAMPING)
-    product = down[:, order] @ lower
+    lower = cholesky(covariance[order.unsqueeze(1), order], DAMPING)
+    product = times_lower(down[:, order], lower)
     cost = mlp_cost(mlp)
     if mlp.down.bias is None:
         cost = cost.with_biases(down.shape[0])

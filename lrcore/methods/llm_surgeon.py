@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..layer import Attention, Layer, Linear, output_heads
-from ..linalg import cholesky, elimination_order, leading_refit, roots
+from ..linalg import cholesky, elimination_order, inverse_of, leading_refit, roots
 from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
@@ -122,7 +122,7 @@ def group_elimination(weight: Tensor, gram: Tensor, a: Attention) -> Tensor:
     As `linalg.elimination_order`, a group at a time: `tr(W_g ([C^{-1}]_gg)^{-1} W_g^T)` is what the
     removal of group g costs once the others make up for it. weight [d, n]; gram C [n, n].
     """
-    inverse = torch.cholesky_inverse(cholesky(gram, DAMPING))
+    inverse = inverse_of(cholesky(gram, DAMPING))
     weight = weight.clone()
     places = torch.arange(len(gram), device=gram.device).view(a.n_kv, -1)
     left, removed = list(range(a.n_kv)), []
