@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from .runs.tracking import Tracker
     from .shortage import shortage
     from .targets import TARGETS, Target
+    from .what_if import SHAPES, WhatIf, what_if
 
 __version__ = "0.1.0"
 
@@ -166,6 +167,7 @@ _HOMES = {
     "runs.tracking": "Tracker",
     "shortage": "shortage",
     "targets": "TARGETS Target",
+    "what_if": "SHAPES WhatIf what_if",
 }
 _HOME = {
     public: (module, own or public)
@@ -244,6 +246,7 @@ __all__ = [
     "LM_EVAL_TASKS",
     "MAY_FOLLOW",
     "PROTOCOLS",
+    "SHAPES",
     "TARGETS",
     "Analysis",
     "BaseModel",
@@ -293,6 +296,7 @@ __all__ = [
     "TaskResult",
     "Tracker",
     "Usage",
+    "WhatIf",
     "allocate",
     "analyse",
     "answers",
@@ -359,6 +363,7 @@ __all__ = [
     "stream",
     "sweep_tables",
     "token_losses",
+    "what_if",
     "without_paths",
     "write_text",
     "write_texts",

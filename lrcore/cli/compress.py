@@ -1,7 +1,7 @@
 """The commands from calibration to a compressed folder. Heavy imports wait until they run."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 from ..account import SizeAndCost
 from ..errors import InputError
 from ..recipe import Recipe
+from ..settings import check_least, setting
 from .arguments import AsJson, OnCluster, ToTrackio, load_dense, on_cluster
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
@@ -24,6 +25,24 @@ Speed = Annotated[
         help="Count measured milliseconds instead of parameters: the same as --budget latency.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """The model that a plan is projected onto; "" for none. context: tokens in its cache."""
+
+    what_if: str = setting(
+        "",
+        "The sizes of another model with the same shares: Llama-2-7B, Llama-3-8B, Llama-3-70B, "
+        "Qwen2.5-7B, or a config.json.",
+        metavar="CONFIG",
+    )
+    context: int = setting(8192, "Tokens in the cache for --what-if.")
+
+    def __post_init__(self) -> None:
+        check_least("context", self.context, 1)
+
+
 Bounds = Annotated[
     bool,
     typer.Option(
@@ -116,6 +135,7 @@ def by_latency(recipe: Recipe) -> Recipe:
 @flags(recipe=("source", "windows", "methods", "plan"))
 def allocate(
     recipe: Recipe,
+    other: OtherModel,
     speed: Speed = False,
     bounds: Bounds = False,
     cluster: OnCluster = None,
@@ -136,6 +156,9 @@ def allocate(
     factors = with_kept_probes(model, factors, recipe, progress)
     plan = lrcore.settle(model, factors, recipe)
     values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}
+    if other.what_if:
+        found = lrcore.what_if(plan, recipe.method, other.what_if)
+        values["what_if"] = found.to_dict(other.context)
     if bounds:
         values["bounds"] = lrcore.bounds(model, factors, plan, progress=progress)
     if as_json:

@@ -4,7 +4,18 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from ... import budget_text, hand_text, markup, network_text, pin_text, plan_address, text
+import lrcore
+
+from ... import (
+    budget_text,
+    hand_text,
+    markup,
+    network_text,
+    pin_text,
+    plan_address,
+    text,
+    what_if_text,
+)
 from ...components import panel, plot, small_button
 from ...page import Page
 from . import rank_editor
@@ -36,6 +47,16 @@ class RanksTable:
 
 
 @dataclass(frozen=True)
+class WhatIf:
+    """opened: whether somebody looks at it; chosen: the inputs of the other model."""
+
+    accordion: gr.Accordion
+    opened: gr.State
+    chosen: list[gr.components.Component]
+    sizes: gr.HTML
+
+
+@dataclass(frozen=True)
 class AllocationTab:
     options: gr.Accordion
     about: gr.HTML
@@ -48,6 +69,7 @@ class AllocationTab:
     editor: RankEditor
     curve: BudgetCurve
     network: gr.HTML
+    what_if: WhatIf
     survey: Survey
     ranks: RanksTable
 
@@ -78,6 +100,7 @@ def layout(page: Page) -> AllocationTab:
         editor=editor,
         curve=curve,
         network=network(),
+        what_if=what_if(),
         survey=survey(),
         ranks=ranks_table(page),
     )
@@ -108,6 +131,19 @@ def network() -> gr.HTML:
         drawn = plot("network", 300)
         panel("network-help", value=markup.note(network_text.NETWORK_HELP))
     return drawn
+
+
+def what_if() -> WhatIf:
+    names = list(lrcore.SHAPES)
+    with gr.Accordion(what_if_text.WHAT_IF, open=False, elem_id="what-if") as accordion:
+        with gr.Row():
+            shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
+            context = gr.Number(8192, label=what_if_text.CONTEXT, precision=0, minimum=1)
+            config = gr.Textbox(
+                label=what_if_text.CONFIG, info=what_if_text.CONFIG_INFO, lines=1, max_lines=4
+            )
+        sizes = panel("what-if-sizes")
+    return WhatIf(accordion, gr.State(False), [shape, context, config], sizes)
 
 
 def survey() -> Survey:

@@ -8,7 +8,7 @@ from ...events import LIVE, PRESSED, QUIET, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
-from . import budget_curve, handlers, network, pin, ranks
+from . import budget_curve, handlers, network, pin, ranks, what_if
 from .layout import AllocationTab
 
 
@@ -44,6 +44,7 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_table(page, store, parts)
     settled = [*changes_of(page).settled, page.plan_key.change]
     wire_curve(page, store, parts, settled)
+    wire_what_if(page, store, parts, settled)
     plan_address.wire(page, store, parts.link, settled)
     drawn = bind(network.draw_network, store)
     listen(changes_of(page).settled, drawn, page.form.inputs, parts.network, **LIVE)
@@ -93,6 +94,16 @@ def wire_curve(page: Page, store: Store, parts: AllocationTab, settled: list[Any
     listen(changes, drawn, form.inputs, [curve.drawn, curve.help], **LIVE)
     put = [form["ratio"], page.choice]
     curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
+
+
+def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
+    """The sizes of the other model follow once it is opened."""
+    own = parts.what_if
+    own.accordion.expand(lambda: True, None, own.opened, **QUIET)
+    own.accordion.collapse(lambda: False, None, own.opened, **QUIET)
+    changes = [own.opened.change, *(one.change for one in own.chosen), *settled]
+    given = [own.opened, *own.chosen, *page.form.inputs]
+    listen(changes, bind(what_if.draw, store), given, own.sizes, **LIVE)
 
 
 def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:

@@ -1,0 +1,103 @@
+"""A plan's shares on another model: sizes without weights."""
+
+import json
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.what_if import _at_depth
+
+PUBLISHED = {
+    "Llama-2-7B": 6_738_415_616,
+    "Llama-3-8B": 8_030_261_248,
+    "Llama-3-70B": 70_553_706_496,
+    "Qwen2.5-7B": 7_615_616_512,
+}
+
+
+@pytest.fixture(scope="module")
+def plan_of(tiny_llama, story_file):
+    model = lrcore.load(str(tiny_llama))
+
+    def plan(method: str, **changes) -> lrcore.RankPlan:
+        recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, method=method)
+        recipe = recipe.with_(ratio=0.3, **changes)
+        return lrcore.allocate(lrcore.prepare(model, recipe), recipe)
+
+    return plan
+
+
+@pytest.mark.parametrize("method", ["a3", "svd_llm", "care", "mha2mla", "flap"])
+def test_on_the_same_model_it_is_the_plan_itself(plan_of, tiny_llama, method) -> None:
+    policy = "softmax" if method in ("a3", "svd_llm") else "uniform"
+    plan = plan_of(method, policy=policy)
+    found = lrcore.what_if(plan, method, tiny_llama)
+    account = plan.account
+    assert found.parameters == pytest.approx(account.model.parameters, abs=2)
+    assert found.dense_parameters == account.dense.parameters
+    itemsize = plan.shape.itemsize
+    assert found.kv_values * itemsize == pytest.approx(account.model.kv_bytes_per_token, abs=4)
+    assert found.dense_kv_values * itemsize == account.dense.kv_bytes_per_token
+    assert found.unchanged == ()
+
+
+@pytest.mark.parametrize("name", lrcore.SHAPES)
+def test_shapes_have_as_many_parameters_as_the_published_models(plan_of, name) -> None:
+    plan = plan_of("a3")
+    found = lrcore.what_if(plan, "a3", name)
+    assert found.dense_parameters == PUBLISHED[name]
+    assert found.memory(0, dense=True) == 2 * PUBLISHED[name]
+    kept = plan.account.model.kv_bytes_per_token / plan.account.dense.kv_bytes_per_token
+    assert found.kv_values / found.dense_kv_values == pytest.approx(kept, rel=1e-3)
+    assert found.parameters < found.dense_parameters
+    assert found.fits(2e-9 * found.parameters + 1e-6, context=0)
+    assert not found.fits(2e-9 * found.parameters, context=1)
+
+
+def test_layers_keep_what_lies_at_their_depth_and_the_mean_stays() -> None:
+    def spread(values, layers):
+        return [_at_depth(values, index, layers) for index in range(layers)]
+
+    assert spread([0.2, 0.6], 4) == pytest.approx([0.2, 0.2, 0.6, 0.6])
+    assert spread([0.2, 0.6], 3) == pytest.approx([0.2, 0.4, 0.6])
+    assert spread([0.2, 0.4, 0.9], 1) == pytest.approx([0.5])
+    assert spread([0.5], 3) == pytest.approx([0.5] * 3)
+    values = [0.1, 0.9, 0.4, 0.3, 0.8]
+    assert sum(spread(values, 7)) / 7 == pytest.approx(sum(values) / 5)
+
+
+def test_what_the_other_model_has_not_is_said(plan_of, tiny_opt) -> None:
+    found = lrcore.what_if(plan_of("svd"), "svd", tiny_opt)
+    assert found.unchanged == ("gate",)
+
+
+def test_what_is_no_model_is_refused_in_a_sentence(plan_of, tmp_path) -> None:
+    plan = plan_of("a3")
+    (tmp_path / "config.json").write_text("[1, 2]", encoding="utf-8")
+    for config, sentence in (
+        ("Llama-3-8", "Did you mean 'Llama-3-8B'?"),
+        (tmp_path, "it holds no object"),
+        ({"model_type": "nonsense"}, "nonsense"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "no valid llama config"),
+    ):
+        with pytest.raises(lrcore.InputError, match=sentence) as error:
+            lrcore.what_if(plan, "a3", config)
+        assert "/tmp/" not in str(error.value) or str(tmp_path) in str(error.value)
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(lrcore.InputError, match="is no JSON"):
+        lrcore.what_if(plan, "a3", tmp_path)
+
+
+def test_the_command_line_projects(tiny_llama, story_file, capsys) -> None:
+    own = ["--data", str(story_file), "--samples", "4", "--seq-len", "32", "--ratio", "0.3"]
+    arguments = ["allocate", str(tiny_llama), *own, "--json"]
+    assert main([*arguments, "--what-if", "Qwen2.5-7B", "--context", "100"]) == 0
+    found = json.loads(capsys.readouterr().out)["what_if"]
+    assert found["dense_bytes"] == 2 * PUBLISHED["Qwen2.5-7B"] + 100 * 57_344
+    assert found["bytes"] < found["dense_bytes"]
+    assert main(["allocate", "--help"]) == 0
+    listed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ", ".join(lrcore.SHAPES) in listed
+    assert main([*arguments, "--what-if", "Qwen2.5-8B"]) == 2
+    assert "Did you mean 'Qwen2.5-7B'?" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""The plan on show, projected onto another model."""
+
+import json
+
+import gradio as gr
+import pytest
+
+import lrcore
+from workbench.form import input_values
+from workbench.jobs import KINDS
+from workbench.store import Store
+from workbench.tabs.allocation import what_if
+
+
+@pytest.fixture
+def drawn(tiny_llama, story_file, tmp_path):
+    """The table of sizes for what stands in the accordion."""
+    store = Store(tmp_path / "runs", KINDS)
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="a3", ratio=0.3
+    )
+    store.factors(recipe)
+
+    def draw(opened=True, shape="Llama-2-7B", context=1000, config="", **changes):
+        values = input_values(recipe.with_(**changes))
+        return what_if.draw(store, opened, shape, context, config, *values)
+
+    return draw
+
+
+def test_sizes_stand_beside_the_dense_ones_once_it_is_opened(drawn):
+    assert drawn(opened=False) == gr.skip()
+    table = drawn()
+    assert "6\u202f738\u202f415\u202f616" in table or "6 738 415 616" in table
+    assert "<td>13.5 GB</td>" in table
+    assert "<td>524 MB</td>" in table  # 1000 tokens of 524,288 bytes
+    assert table.count("<td>no</td>") == 2  # in 8 GB, neither
+    assert drawn(ratio=0.6) != table
+
+
+def test_a_pasted_config_takes_the_place_of_the_shape(drawn):
+    fields = lrcore.SHAPES["Qwen2.5-7B"]
+    assert "qwen2 (28 layers)" in drawn(config=json.dumps(fields))
+    for pasted, sentence in (
+        ("{", "is no JSON"),
+        ("[]", "is no object"),
+        ('{"model_type": "<b>none</b>"}', "&lt;b&gt;none"),
+        ('{"model_type": "llama", "hidden_size": -4}', "llama"),
+    ):
+        assert sentence in drawn(config=pasted)
+        assert "note error" in drawn(config=pasted)

@@ -1,0 +1,76 @@
+"""The plan on show, projected onto another model: what that would weigh."""
+
+import json
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from ... import markup, text, what_if_text
+from ...form import try_recipe
+from ...store import Store
+
+CARDS = (8, 24, 80)  # GB of memory that graphics cards have
+
+
+def draw(store: Store, opened: bool, shape: str, context: float, config: str, *values: Any) -> Any:
+    """The table of sizes; nothing is worked out before it is opened."""
+    recipe = try_recipe(values) if opened else None
+    if recipe is None:
+        return gr.skip()
+    try:
+        plan = store.plan(recipe)
+        if plan is None:
+            return gr.skip()
+        found = lrcore.what_if(plan, recipe.method, read(config) if config.strip() else shape)
+    except lrcore.InputError as error:
+        return markup.note(lrcore.without_paths(str(error)), "error")
+    return table(found, max(1, int(context or 1)))
+
+
+def read(config: str) -> dict[str, Any]:
+    """The fields of a pasted config.json. Raises InputError for what is none."""
+    try:
+        fields = json.loads(config)
+    except ValueError as error:
+        raise lrcore.InputError(
+            f"The pasted text is no JSON ({error}). Paste a whole config.json."
+        ) from error
+    if not isinstance(fields, dict):
+        raise lrcore.InputError("The pasted text is no object. Paste a whole config.json.")
+    return fields
+
+
+def table(found: lrcore.WhatIf, context: int) -> str:
+    """Sizes of the other model, dense and with the shares of the plan, and where they fit."""
+    sides = (True, False)
+    weights = [found.memory(0, dense) for dense in sides]
+    both = [found.memory(context, dense) for dense in sides]
+    rows = [
+        (what_if_text.PARAMETERS, [text.count(n) for n in parameters(found)]),
+        (what_if_text.WEIGHTS, [text.megabytes(one / 1e6) for one in weights]),
+        (
+            what_if_text.CACHE.format(context),
+            [text.megabytes((one - own) / 1e6) for one, own in zip(both, weights, strict=True)],
+        ),
+        (what_if_text.BOTH, [text.megabytes(one / 1e6) for one in both]),
+    ]
+    for card in CARDS:
+        fits = [found.fits(card, context, dense) for dense in sides]
+        words = [what_if_text.YES if one else what_if_text.NO for one in fits]
+        rows.append((what_if_text.FITS.format(card), words))
+    head = "".join(f"<th>{escape(one)}</th>" for one in what_if_text.HEAD)
+    body = "".join(
+        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(one)}</td>' for one in cells)}</tr>"
+        for name, cells in rows
+    )
+    words = what_if_text.HELP.format(model=found.name, layers=found.layers)
+    if found.unchanged:
+        words += what_if_text.UNCHANGED.format(", ".join(found.unchanged))
+    return f"<table class='changes what-if'><tr>{head}</tr>{body}</table>{markup.note(words)}"
+
+
+def parameters(found: lrcore.WhatIf) -> tuple[int, int]:
+    return found.dense_parameters, found.parameters
