@@ -268,10 +268,12 @@ def _state(
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
     """All tensors by name, in memory of their own: aligned, and independent of the file once
-    read. Empty ones, which earlier versions stored, are left out.
+    read. Empty permutations, which earlier versions stored, are left out.
     """
-    files_of = (load_file(file).items() for file in files)
-    stored = {name: tensor for own in files_of for name, tensor in own if tensor.numel()}
+    files_of, known = (load_file(file).items() for file in files), network.state_dict().keys()
+    stored = {
+        name: tensor for own in files_of for name, tensor in own if tensor.numel() or name in known
+    }
     state = {
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
         for name, tensor in stored.items()
