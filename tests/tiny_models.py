@@ -82,6 +82,31 @@ CONFIGS: dict[str, dict] = {
     "mpt": {"d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 128},
     "olmo2": {k: v for k, v in _LLAMA.items() if k != "head_dim"},
     "smollm3": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, "no_rope_layers": [1, 0]},
+    "granite": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "arcee": _LLAMA,
+    "stablelm": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        "use_qkv_bias": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "nemotron": {
+        **_LLAMA,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "starcoder2": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}},
     "mixtral": {**_LLAMA, **_EXPERTS, "num_local_experts": 4},
     "qwen3_moe": {

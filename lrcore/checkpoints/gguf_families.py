@@ -10,6 +10,12 @@ NORMS_AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class GgufFamily:
     the MLP's gate, as transformers names it. plain: computes what a `deci` computes, whose layers
     have sizes, biases and scaled angles of their own; another has one width, and no biases. head:
     whether the output embedding is a tensor of its own, the input embedding, or either.
+    multipliers: further settings, by name the field of the config.
     """
 
     name: str
@@ -29,6 +36,7 @@ class GgufFamily:
     activation: str = "silu"
     plain: bool = False
     head: Literal["own", "tied", "either"] = "either"
+    multipliers: Mapping[str, str] = field(default_factory=dict)
 
 
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
@@ -37,5 +45,6 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "qwen2": GgufFamily("qwen2", plain=True),
     "qwen3": GgufFamily("qwen3", norms=NORMS_BEFORE | NORMS_OF_HEADS),
     "olmo2": GgufFamily("olmo2", norms=NORMS_AFTER | NORMS_OF_HEADS, head="own"),
+    "granite": GgufFamily("granite", neighbours=True, multipliers=MULTIPLIERS),
     "gemma": GgufFamily("gemma", activation="gelu_pytorch_tanh", head="tied"),
 }

@@ -102,6 +102,7 @@ def _settings(model: LoadedModel, family: GgufFamily, layers: list[LayerFacts]) 
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         "vocab_size": embedding.num_embeddings,
     }
+    own |= {name: float(getattr(config, value)) for name, value in family.multipliers.items()}
     if family.name != UNEVEN:
         own = {name: v[0] if isinstance(v, list) else v for name, v in own.items()}
     general = {"name": without_paths(model.name)}

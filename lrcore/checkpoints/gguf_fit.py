@@ -50,7 +50,9 @@ def layer_facts(network: PreTrainedModel) -> list[LayerFacts]:
     family, facts = GGUF_FAMILIES[text_config(network).model_type], []
     for index in range(len(decoder_layers(network))):
         layer = read_layer(network, index)
-        if reason := layer_misfit(layer, family.activation) or _family_misfit(layer, family):
+        scaled = "attention.scale" in family.multipliers
+        reason = layer_misfit(layer, family.activation, scaled) or _family_misfit(layer, family)
+        if reason:
             raise InputError(f"llama.cpp cannot run this model: in layer {index} {reason}.")
         facts.append(_facts(layer))
     if not family.plain and len({(one.heads, one.kv_heads) for one in facts}) > 1:

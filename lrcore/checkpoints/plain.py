@@ -29,9 +29,10 @@ def window_of(network: PreTrainedModel) -> int | None:
     return window
 
 
-def layer_misfit(layer: Layer, activation: str = "silu") -> str:
+def layer_misfit(layer: Layer, activation: str = "silu", scaled: bool = False) -> str:
     """What neither llama.cpp nor stock latent attention has a place for in a layer; "" where there
     is nothing. activation: of the MLP's gate, as transformers names it.
+    scaled: whether scores may be scaled by any number.
     """
     a, m = layer.attention, layer.mlp
     if a.summed:
@@ -43,5 +44,5 @@ def layer_misfit(layer: Layer, activation: str = "silu") -> str:
         return "not all of a head is rotated"
     if m is None or m.gate is None or m.activation != activation:
         return f"the MLP has no gate with {activation}"
-    scaled = math.isclose(a.scale, a.head_size**-0.5)
-    return "" if scaled else "scores are not scaled by the square root of the head size"
+    usual = math.isclose(a.scale, a.head_size**-0.5)
+    return "" if usual or scaled else "scores are not scaled by the square root of the head size"

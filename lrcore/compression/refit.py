@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from ..forms import IdentityRows, Quantised, dense, quantise
 from ..layer import Linear, LowRank, Projection, Stored
 from ..linalg import cholesky
-from ..models.architectures import decoder_layers
+from ..models.architectures import decoder_layers, residual_multiplier
 from ..models.layers import read_layer, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream
@@ -83,11 +83,12 @@ def refit_layer(
 
 
 def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: LayerStream) -> None:
-    batches = range(len(small.hidden))
+    batches, times = range(len(small.hidden)), residual_multiplier(network)
     fit, has_down = Regression(), False
     for number in batches:
         then, o_in = dense.look(index, number), small.look_before(index, number, "o")
-        fit.add(o_in, dense.hidden[number] + then.o_out - small.hidden[number])
+        wanted = dense.hidden[number] + times * then.o_out - small.hidden[number]
+        fit.add(o_in, wanted / times)
         dense.hidden[number], has_down = then.out, then.down_in is not None
     _install(network, index, "o", fit)
     if has_down:
@@ -95,7 +96,8 @@ def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: Laye
         for number in batches:
             now = small.look(index, number)
             assert now.down_in is not None  # the dense layer has one, too
-            fit.add(now.down_in, dense.hidden[number] - small.hidden[number] - now.o_out)
+            wanted = dense.hidden[number] - small.hidden[number] - times * now.o_out
+            fit.add(now.down_in, wanted / times)
         _install(network, index, "down", fit)
     small.run(index)
 

@@ -21,7 +21,8 @@ class Architecture:
     norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
     kernel: the attn_implementation of transformers that the family runs with.
     experts: some or all MLPs are mixtures of experts. norm_after: a component's output is
-    normalised before it is added to the stream.
+    normalised before it is added to the stream. residual: field of the config that it is multiplied
+    by before that, None where it is added as it is.
     width: field of the config with the MLP's width, None where it follows from another field.
     requires: fields of the config and their only supported values. note: shown to users.
     block_norms: the norms before attention and MLP. last_norm: the norm before the head.
@@ -54,6 +55,7 @@ class Architecture:
     width: str | None = "intermediate_size"
     experts: bool = False
     norm_after: bool = False
+    residual: str | None = None
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     last_norm: str = "model.norm"
     norm_offset: float = 0.0
@@ -258,6 +260,24 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(
         note="Layers without rotary embedding keep any rank, the others whole rotary pairs."
     ),
+    "granite": Architecture(
+        residual="residual_multiplier",
+        sequential=None,
+        note="Multipliers of the embedding, the scores, the residual stream and the logits stay "
+        "outside the projections.",
+    ),
+    "arcee": Architecture(gate=None, note="The MLP has no gate: the square of a ReLU."),
+    "stablelm": Architecture(
+        sequential=None,
+        requires={"qk_layernorm": False},
+        note="Columns of a head beyond the partial rotary embedding count as pairs of angle zero; "
+        "a3 and fused make two directions of each. Parallel residual or not follows the config.",
+    ),
+    "nemotron": Architecture(
+        gate=None,
+        sequential=None,
+        note="The MLP has no gate: the square of a ReLU. Partial rotary embedding as in stablelm.",
+    ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
     "mixtral": Architecture(experts=True, width=None, note=_EXPERTS),
     "qwen3_moe": Architecture(
@@ -285,6 +305,12 @@ def architecture_of(network: PreTrainedModel) -> Architecture:
     if inside is None:
         return row
     return replace(row, layers=f"{inside}.{row.layers.partition('.')[2]}")
+
+
+def residual_multiplier(network: PreTrainedModel) -> float:
+    """What the output of a component is multiplied by before it is added to the stream."""
+    name = architecture_of(network).residual
+    return 1.0 if name is None else float(getattr(text_config(network), name))
 
 
 def decoder_layers(network: PreTrainedModel) -> nn.ModuleList:

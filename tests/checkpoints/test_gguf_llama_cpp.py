@@ -90,15 +90,22 @@ def test_biases_of_a_qwen2(widths, demo, tmp_path) -> None:
     same(model, written.path)
 
 
-@pytest.fixture(params=["qwen3", "olmo2", "gemma"])
+@pytest.fixture(params=["qwen3", "olmo2", "gemma", "granite"])
 def relative(request, demo):
     """The demo model's weights in a family with other norms, whose own weights are random."""
     config = demo.network.config.to_dict()
     kept = {name: value for name, value in config.items() if name not in ("model_type", "head_dim")}
-    more = {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
-    chosen = AutoConfig.for_model(
-        request.param, head_dim=32, **kept | (more if request.param == "gemma" else {})
-    )
+    more = {
+        "gemma": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+        "granite": {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.9,
+            "logits_scaling": 2.0,
+        },
+    }.get(request.param, {})
+    sizes = {} if request.param == "granite" else {"head_dim": 32}
+    chosen = AutoConfig.for_model(request.param, **kept | sizes | more)
     network = AutoModelForCausalLM.from_config(chosen)
     network.load_state_dict(demo.network.state_dict(), strict=False)
     middle = float(request.param == "gemma")  # which adds one to the weights of norms

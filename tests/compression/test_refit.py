@@ -4,9 +4,10 @@ model.
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import family_folder, tiny
 
 import lrcore
+from lrcore.compression import refit as refit_module
 from lrcore.compression.compress import refits
 from lrcore.compression.refit import Regression, solved
 from lrcore.forms import IdentityRows, Sparse, dense, quantise
@@ -135,6 +136,21 @@ def test_the_refit_brings_the_residual_stream_nearer_at_the_same_size(
     assert refit.size == plain.size
     assert refit.step(lrcore.Compressed).calibration["refit"]
     assert not plain.step(lrcore.Compressed).calibration["refit"]
+
+
+def test_what_multiplies_the_output_of_a_component_is_counted(
+    tiny_llama, story_file, tmp_path, monkeypatch
+):
+    folder = family_folder("granite", tiny_llama, tmp_path)
+    requested = recipe(folder, story_file, method="svd_llm", refit="on")
+    model = lrcore.load(requested.model, dtype="float64")
+    tokens = lrcore.calibrate(model, requested).tokens
+    refit, plain = (lrcore.compress(model, requested.with_(refit=word)) for word in ("on", "off"))
+    monkeypatch.setattr(refit_module, "residual_multiplier", lambda network: 1.0)
+    without = lrcore.compress(model, requested)
+    with torch.inference_mode():
+        error, *others = (stream_error(model, one, tokens) for one in (refit, plain, without))
+    assert error < min(others)
 
 
 def test_where_nothing_is_lost_nothing_is_refit(tiny_opt, story_file):
