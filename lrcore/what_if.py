@@ -14,12 +14,15 @@ from transformers import PreTrainedModel
 from .errors import InputError, unknown
 from .methods import find_method
 from .models.architectures import decoder_layers
-from .models.config import CONFIG, auto_class, read_config
+from .models.config import CONFIG, auto_class, one_line, quiet, read_config
 from .models.layers import read_layer
 from .models.structure import measure
 from .plan import RankPlan
+from .shortage import raise_shortage
 
 BFLOAT16 = 2  # bytes per number
+# Modules are made for every layer: a number of layers typed wrongly would take hours and all memory
+MOST_LAYERS = 400
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "Llama-2-7B": {
         "model_type": "llama",
@@ -112,7 +115,8 @@ def what_if(plan: RankPlan, method: str, config: str | Path | Mapping[str, Any])
     method: that of the plan. config: a name in `SHAPES`, a config.json or its folder, or its
     fields. Sizes only: no weights are read, and quality is not projected.
 
-    Raises InputError for an unknown name, a broken config, and a family that is not supported.
+    Raises InputError for an unknown name, a broken config, sizes that do not go together or of
+    more than 400 layers, and a family that is not supported.
     """
     name, fields = _fields(config)
     network = _network(name, json.dumps(dict(fields)))
@@ -183,8 +187,20 @@ def _network(name: str, fields: str) -> PreTrainedModel:
             read = read_config(Path(folder))
         except InputError as error:
             raise InputError(str(error).replace(str(Path(folder) / CONFIG), name)) from error
-    with torch.device("meta"):
-        network: PreTrainedModel = auto_class(read).from_config(read, dtype=torch.bfloat16)
+    layers = read.get_text_config().num_hidden_layers
+    if not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
+        raise InputError(
+            f"'{name}': num_hidden_layers is {layers}; it lies from 1 to {MOST_LAYERS}."
+        )
+    try:
+        with torch.device("meta"), quiet():
+            network: PreTrainedModel = auto_class(read).from_config(read, dtype=torch.bfloat16)
+    except Exception as error:  # sizes that do not go together fail wherever they meet
+        raise_shortage(error)
+        raise InputError(
+            f"'{name}': no {read.model_type} can be made of it ({one_line(error)}). "
+            "Check its sizes."
+        ) from error
     return network
 
 

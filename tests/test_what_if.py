@@ -101,3 +101,18 @@ def test_the_command_line_projects(tiny_llama, story_file, capsys) -> None:
     assert ", ".join(lrcore.SHAPES) in listed
     assert main([*arguments, "--what-if", "Qwen2.5-8B"]) == 2
     assert "Did you mean 'Qwen2.5-7B'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": -8}, "no llama can be made|no valid llama"),
+        ({"num_attention_heads": 0}, "no llama can be made|no valid llama"),
+        ({"vocab_size": 10**30}, "no llama can be made|no valid llama"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_in_a_sentence(plan_of, fields, says) -> None:
+    with pytest.raises(lrcore.InputError, match=says):
+        lrcore.what_if(plan_of("a3"), "a3", {"model_type": "llama"} | fields)
