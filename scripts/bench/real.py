@@ -9,7 +9,7 @@ import lrcore
 
 from .page import RATIOS, Subject, note, table, write_section
 from .quality import evaluation, keep, measure, protocol, read_record, rows_of
-from .standing import write_standing
+from .standing import OURS, write_standing
 
 MODEL = "smollm2-135m"
 # Uniform ranks first, for they need no probes; then the pairings of the papers, and ours
@@ -80,4 +80,5 @@ def write_tables(own: dict[str, Any]) -> None:
         f"{own['dense']:.2f}; {own['protocol']}"
     )
     write_section(f"quality {MODEL}", f"{words}\n\n{table(header, rows)}")
-    write_standing(MODEL, own, RATIOS)
+    if any(name.startswith(" ".join(OURS)) for name in own["cells"]):
+        write_standing(MODEL, own, RATIOS)
