@@ -1,7 +1,7 @@
 """Pictures of every tab, light, dark and 390 pixels wide:
 `python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
 
---readme also renews the four in assets/pictures, from the runs that the workbench has. Without
+--readme also renews the three in assets/pictures, from the runs that the workbench has. Without
 --url it starts a workbench of its own. Needs playwright and a Chromium (CHROMIUM names it;
 /usr/bin/chromium by default).
 """
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
 VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
 SWEPT = ("svd", "svd_llm", "modegpt", "a3")
-README = ("light-spectra", "light-allocation", "light-compare", "dark-spectra")
+README = ("light-spectra", "light-compare", "dark-spectra")
 TALLEST = 1500  # pixels of a picture in README
 FLAGS = [
     "--no-sandbox",
