@@ -32,6 +32,7 @@ from lrcore.modules.sliced import residual_parameters
 TOKENS = torch.randint(3, 300, (4, 24), generator=torch.Generator().manual_seed(5))
 SLICED = (
     "llama",
+    "arcee",
     "mistral",
     "ministral",
     "qwen2",
