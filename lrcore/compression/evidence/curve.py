@@ -36,9 +36,22 @@ def loss_curve(s: Spectrum, probes: Sequence[Probe]) -> LossCurve:
     probes = sorted(probes, key=lambda probe: probe.rank)
     at = torch.tensor([probe.rank for probe in probes], dtype=torch.float64)
     scales = fitted_scales(tails[torch.searchsorted(grid, at)], probes)
+    fitted = tails[torch.searchsorted(grid, at)] * scales.exp()
     curve = tails * interpolate(grid, at, scales).exp() * (at[0] / grid).clamp_min(1) ** STEEP
+    curve = torch.minimum(curve, _most(grid, at, fitted))
     curve[-1] = 0
     return LossCurve(ranks, curve.flip(0).cummax(0).values.flip(0))
+
+
+def _most(grid: Tensor, at: Tensor, fitted: Tensor) -> Tensor:
+    """The increase fitted at the next probed rank below each rank of the grid, [ranks]: what a
+    larger rank does not exceed. Infinite below the lowest.
+
+    Where the tail is 0 at a probed rank and not at the next one below, the logarithms of their
+    scales are so far apart that the curve between them would rise beyond both.
+    """
+    below = torch.searchsorted(at, grid, right=True)  # how many probed ranks are at most this one
+    return torch.cat((fitted.new_tensor([torch.inf]), fitted))[below]
 
 
 def fitted_scales(tails: Tensor, probes: Sequence[Probe]) -> Tensor:

@@ -15,14 +15,15 @@ from ...models.architectures import decoder_layers
 from ...models.stream import LayerStream, starting_at
 from .losses import BATCH
 
-KEPT = 2**28  # bytes of dense log-probabilities that are kept; beyond, the head gives them again
+KEPT = 2**28  # bytes of dense log-probabilities that are kept; of further windows, the head gives
+# them again
 
 
 class DensePredictions:
     """What the dense network predicts on tokens [windows, length], window by window.
 
-    Log-probabilities are kept where all together take no more than `kept` bytes, else the last
-    hidden states, of which the head makes them each time they are read.
+    Log-probabilities of the first windows are kept, no more than `kept` bytes of them; of the
+    others the last hidden states, of which the head makes them each time they are read.
     """
 
     @torch.inference_mode()
@@ -33,13 +34,12 @@ class DensePredictions:
             stream.run(index)
         self._states = torch.cat(stream.hidden)
         vocabulary = network.get_output_embeddings().weight.shape[0]
-        self._kept: list[Tensor] = []
-        if 4 * tokens.numel() * vocabulary <= kept:
-            self._kept = [self._from_head(number) for number in range(len(tokens))]
+        count = kept // (4 * tokens.shape[1] * vocabulary)
+        self._kept = [self._from_head(number) for number in range(min(count, len(tokens)))]
 
     def log_probabilities(self, number: int) -> Tensor:
         """Of every token of a window but the first, [length - 1, vocabulary], float32."""
-        return self._kept[number] if self._kept else self._from_head(number)
+        return self._kept[number] if number < len(self._kept) else self._from_head(number)
 
     @torch.inference_mode()
     def _from_head(self, number: int) -> Tensor:

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import torch
+
 from lrcore.compression.allocate import allocation_key
-from lrcore.compression.evidence import probes, search
+from lrcore.compression.evidence import probing, search
 from lrcore.compression.evidence.cache import cache_file
 from lrcore.files import cache_folder
 from lrcore.methods import find_method
@@ -18,8 +20,8 @@ def test_keys_of_measurements_stay_what_they_were() -> None:
         options=find_method("svd").choose({}),
         spectra={(1, "q"): spectrum, (0, "down"): spectrum},
     )
-    kept = cache_file("probes", factors, probes.FORMAT, probes.KEEP, probes.ERROR, [[3, 1], [4, 1]])
-    assert kept == cache_folder() / "probes" / "9b39fec983132ee1e8c5be15.json"
+    kept = cache_file("probes", factors, *probing.key(torch.tensor([[3, 1], [4, 1]])), 5)
+    assert kept == cache_folder() / "probes" / "c6dcb0405e104f7370fb94c3.json"
     budget = allocation_key(Recipe(policy="mix"))
     sizes = (search.STEP, search.ROUNDS, search.WINDOWS, search.LENGTH)
     assert cache_file("searches", factors, budget, *sizes).name == "c76c8bdcdb6c0f9c542ed41a.json"

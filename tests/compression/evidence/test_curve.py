@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lrcore.compression.evidence.curve import SPREAD, interpolate, loss_curve
-from lrcore.compression.evidence.probes import probed_ranks
+from lrcore.compression.evidence.probing import probed_ranks
 from lrcore.evidence import Probe
 from lrcore.spectra import Cost, Spectrum
 
@@ -53,6 +53,15 @@ def test_probes_that_grow_with_the_rank_share_one_scale_by_their_precision() -> 
     left, right = (curve_of(increases, errors) for errors in ({7: 0.1}, {9: 0.1}))
     assert right[7] < even[7] < left[7]
     assert right[7] == pytest.approx(0.01, rel=0.05)
+
+
+def test_between_two_probes_a_curve_stays_between_them() -> None:
+    """Where the tail ends at a probed rank, the logarithms of the two scales are far apart."""
+    values = torch.tensor([2, 1.5, 1, 0.8, 0.6, 0.4, 0.2, 0, 0, 0], dtype=torch.float64)
+    curve = loss_curve(Spectrum((0, "mlp"), values, COST), [Probe(9, 1e-6, 0), Probe(5, 0.1, 0)])
+    at = dict(zip(curve.ranks, curve.increase.tolist(), strict=True))
+    assert at[5] == pytest.approx(0.1)
+    assert all(at[9] <= at[rank] <= at[5] for rank in (6, 7, 8))
 
 
 def test_a_slot_that_costs_nothing_has_a_finite_curve() -> None:

@@ -11,10 +11,12 @@ import lrcore
 from lrcore.budget import make_budget
 from lrcore.compression.evidence.divergence import DensePredictions
 from lrcore.compression.evidence.probes import measure_divergences
+from lrcore.compression.evidence.probing import LayerProbes, Probing
 from lrcore.compression.evidence.windows import windows_of
 from lrcore.data import load_texts
 from lrcore.evidence import Evidence
 from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.progress import Progress
 from lrcore.spectra import Cost, Spectrum
 from workbench import markup, text
 
@@ -134,16 +136,36 @@ def test_dense_predictions_are_the_same_kept_and_made_again(case) -> None:
 def test_the_second_probe_comes_from_disk(case, monkeypatch) -> None:
     model, recipe, factors = case
     first = lrcore.probe(model, factors)
-    monkeypatch.setattr(
-        "lrcore.compression.evidence.probes.measure_divergences",
-        lambda *_: pytest.fail("the cache was not used"),
-    )
+    monkeypatch.setattr(Probing, "_measure", lambda *_: pytest.fail("the cache was not used"))
     again = lrcore.probe(model, factors)
     first, again_probes = first.evidence.get("probes"), again.evidence.get("probes")
     assert again_probes.dense_loss == first.dense_loss
     for slot, curve in again_probes.curves.items():
         assert torch.equal(curve.increase, first.curves[slot].increase)
     assert lrcore.allocate(again, recipe).summary()["predicted_perplexity"] > 1
+
+
+def test_a_cancelled_probing_goes_on_where_it_was(case, monkeypatch) -> None:
+    model, recipe, _ = case
+    factors = lrcore.factorise(model, lrcore.calibrate(model, recipe.with_(samples=5)), "a3")
+    measured: list[int] = []
+    measure = Probing._measure
+
+    def counted(self: Probing, index: int, progress: Progress) -> LayerProbes:
+        measured.append(index)
+        return measure(self, index, progress)
+
+    def stop_inside_the_second(stage: str, done: int, total: int) -> None:
+        del stage, total
+        if len(measured) == 2 and done == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Probing, "_measure", counted)
+    with pytest.raises(KeyboardInterrupt):
+        lrcore.probe(model, factors, stop_inside_the_second)
+    assert measured == [0, 1]
+    lrcore.probe(model, factors)
+    assert measured == [0, 1, *range(1, len(factors.layers))]
 
 
 def test_the_policy_needs_probes_and_compress_makes_them(case) -> None:
