@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .checkpoints.card import Usage, model_card
     from .checkpoints.checkpoint import load, save
     from .checkpoints.export import export, push
+    from .checkpoints.fitting import check_target
     from .checkpoints.gguf_file import GgufFile, export_gguf
     from .checkpoints.mla import MlaFolder, export_mla
     from .checkpoints.stock import stock_fit
@@ -107,6 +108,7 @@ _HOMES = {
     "checkpoints.card": "Usage model_card",
     "checkpoints.checkpoint": "load save",
     "checkpoints.export": "export push",
+    "checkpoints.fitting": "check_target",
     "checkpoints.gguf_file": "GgufFile export_gguf",
     "checkpoints.mla": "MlaFolder export_mla",
     "checkpoints.stock": "stock_fit",
@@ -307,6 +309,7 @@ __all__ = [
     "cancellable",
     "check_evaluation",
     "check_recipe",
+    "check_target",
     "compare",
     "compress",
     "confine",

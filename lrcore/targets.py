@@ -46,6 +46,11 @@ class Target:
     stock: bool = False
 
     @property
+    def takes_code(self) -> bool:
+        """Whether a folder with its code goes there, which any model can be."""
+        return self.format == "transformers" and not self.stock
+
+    @property
     def runs(self) -> str:
         """The structures in words."""
         return _listed(self.native)

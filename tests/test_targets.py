@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_models import CONFIGS, noisy
 from transformers import AutoModelForCausalLM
 
 import lrcore
@@ -121,6 +122,19 @@ def test_export_writes_what_the_target_asks_for(
         assert loaded.num_parameters() == small.account.model.parameters
     else:
         assert loaded.config.kv_lora_rank == 1 + next(iter(small.history[-1].ranks)).rank
+
+
+def test_a_method_that_adds_biases_the_file_has_no_place_for_is_refused(story_file) -> None:
+    """Before any work, with the methods that fit; the same method on a llama is not."""
+    tokenizer = lrcore.load("demo-llama").tokenizer
+    config = CONFIGS["qwen3"] | {"vocab_size": len(tokenizer)}
+    model = lrcore.load(noisy("qwen3", config), tokenizer)
+    recipe = lrcore.Recipe(data=str(story_file), target="llama.cpp")
+    for method in ("fused", "flap"):
+        with pytest.raises(lrcore.InputError, match=r"adds biases.*qwen3.*Methods that fit: .*a3"):
+            lrcore.prepare(model, recipe.with_(method=method))
+    lrcore.check_target(model, recipe.with_(method="a3"))
+    lrcore.check_target(lrcore.load("demo-llama"), recipe.with_(method="fused"))
 
 
 def test_models_that_no_ranks_fit_are_refused_before_any_work(tiny_opt, story_file) -> None:

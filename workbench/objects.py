@@ -17,6 +17,7 @@ LIMITS = {
     "factors": 24,
     "plan": 300,
     "refits": 200,
+    "fits": 200,
     "small": 6,
     "live": 1,
     "live dense": 16,

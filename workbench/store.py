@@ -163,6 +163,7 @@ class Store:
 
         def make() -> lrcore.RankPlan | lrcore.InputError:
             try:
+                self.check_target(recipe)
                 return lrcore.allocate(factors, recipe)
             except lrcore.InputError as error:
                 return error  # as often asked for as a plan, while a slider is too far
@@ -171,6 +172,24 @@ class Store:
         if isinstance(plan, lrcore.InputError):
             raise lrcore.InputError(str(plan))
         return plan
+
+    def check_target(self, recipe: lrcore.Recipe) -> None:
+        """Raises InputError where no ranks of a recipe's method would run in its target. What is
+        found is kept beyond the model.
+        """
+        if lrcore.TARGETS[recipe.target].takes_code:
+            return
+
+        def make() -> str:
+            try:
+                lrcore.check_target(self.dense(recipe), recipe)
+            except lrcore.InputError as error:
+                return str(error)
+            return ""
+
+        key = (model_key(recipe), recipe.method, recipe.target)
+        if reason := self.objects.get("fits", key, make):
+            raise lrcore.InputError(reason)
 
     def drafted(self, recipe: lrcore.Recipe) -> bool:
         """Whether the plan of a recipe is still to be measured against uniform ranks, which

@@ -1,22 +1,45 @@
 """Whether a dense model can go to a target at all, before anything is computed."""
 
-from transformers import PreTrainedModel
-
 from ..errors import InputError
-from ..targets import TARGETS
+from ..methods import METHODS, find_method
+from ..models.architectures import text_config
+from ..models.load import LoadedModel
+from ..recipe import Recipe
+from ..targets import BIASED_MLPS, TARGETS, Target
+from .gguf_families import GGUF_FAMILIES
 from .gguf_fit import layer_facts
 from .mla import checked_layers
 from .stock import structural_reasons
 
 
-def check_fits(network: PreTrainedModel, name: str) -> None:
-    """Raise InputError where no ranks would let a target run this network, with the reason."""
-    target = TARGETS[name]
+def check_target(model: LoadedModel, recipe: Recipe) -> None:
+    """Raise InputError where no ranks of the recipe's method would let its target run this model,
+    with the reason.
+    """
+    target, network = TARGETS[recipe.target], model.network
     if target.format == "gguf":
         layer_facts(network)
+        _check_biases(target, recipe.method, text_config(network).model_type)
     elif target.format == "mla":
         checked_layers(network)
     elif target.stock and (reasons := structural_reasons(network)):
         raise InputError(
-            f"Target {name}: {reasons[0]}. Leave the target out; the folder then has its code."
+            f"Target {target.name}: {reasons[0]}. Leave the target out; the folder then has its "
+            "code."
         )
+
+
+def _check_biases(target: Target, method: str, family: str) -> None:
+    """Raise InputError where a method adds biases that the family has no place for in the file."""
+    if GGUF_FAMILIES[family].plain or not find_method(method).adds_biases:
+        return
+    own = target.native - {BIASED_MLPS}
+    fit = [
+        row.name
+        for row in METHODS.values()
+        if own & {row.structure(name, row.choose({})) for name in row.components}
+    ]
+    raise InputError(
+        f"Target {target.name}: method {method} adds biases, which a {family} has no place for "
+        f"there. Methods that fit: {', '.join(fit)}. Or leave the target out."
+    )

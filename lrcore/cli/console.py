@@ -133,4 +133,6 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if isinstance(value, str) and value and not value.strip():
+        return repr(value)  # blanks and line breaks
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from ..calibration.calibrate import calibrate
-from ..checkpoints.fitting import check_fits
+from ..checkpoints.fitting import check_target
 from ..checkpoints.stock import stock_fit
 from ..errors import InputError
 from ..history import Compressed
@@ -124,7 +124,7 @@ def check_compressed(model: LoadedModel, recipe: Recipe) -> None:
     """
     check_recipe(recipe)
     check_may_follow(Compressed, model.history, model.name, forms_of(model.network), recipe)
-    check_fits(model.network, recipe.target)
+    check_target(model, recipe)
 
 
 def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.cli.console import print_table, print_values
 from lrcore.cli.runs import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,13 @@ def test_a_ratio_of_the_cache_and_a_model_that_grows_are_named(capsys, story_fil
     assert "more parameters than the dense one: 5,218,048 against 5,139,712 (+1.5%)" in last
     assert main([*command, "--json"]) == 0
     assert "warning: The model has more parameters" in capsys.readouterr().err
+
+
+def test_a_value_of_blanks_is_seen(capsys):
+    print_values({"protocol": {"join": "\n\n", "part": ""}})
+    print_table([{"join": " "}])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["protocol.join", r"'\n\n'"], ["protocol.part"], ["join"], ["'", "'"]]
 
 
 def test_a_perplexity_in_the_list_of_runs_has_its_protocol():

@@ -61,6 +61,16 @@ def test_a_plan_is_made_once_and_only_where_the_factors_are(store, recipe, monke
     assert len(allocated) == 4
 
 
+def test_a_plan_says_why_no_ranks_would_run_in_the_target(store, recipe, tiny_opt):
+    there = recipe.with_(model=str(tiny_opt), target="llama.cpp", method="a3")
+    assert store.plan(there) is None
+    store.factors(there)
+    for _ in range(2):
+        with pytest.raises(lrcore.InputError, match="of the family opt"):
+            store.plan(there)
+    assert store.plan(there.with_(target="transformers")) is not None
+
+
 def test_a_budget_that_cannot_be_met_is_an_error_each_time(store, recipe):
     wrong = recipe.with_(overrides={"7.mlp": 3})
     store.factors(recipe)
