@@ -2,25 +2,32 @@
 
 import lrcore
 
+WITH_CODE, STOCK = "transformers", "transformers-stock"
 COSTS = (
     "At this budget perplexity is predicted to be {:.3f}; {:.3f} where any form may be used "
     "({:+.1%})."
 )
 
 
-OTHER_FORMAT = (
-    "The run was made for the target {}, whose format the command line writes: "
-    "python -m lrcore export {} {}"
-)
+# What an export is, by the target that it is for; vLLM takes the first
+FORMATS = {
+    "transformers": "folder with its code",
+    "transformers-stock": "stock architecture, without code",
+    "mla": "latent attention (youtu), without code",
+    "llama.cpp": "GGUF file in f16",
+}
+FILE_NOT_PUSHED = "A GGUF file is not pushed: upload it with `hf upload`, or choose a folder."
 
 
-def of_run(run: lrcore.Run) -> str:
-    """How a run is exported whose target takes no folder that the page writes; "" for others."""
-    target = lrcore.TARGETS[run.recipe.target]
-    if target.format == "transformers":
-        return ""
-    out = "model.gguf" if target.format == "gguf" else "exported"
-    return OTHER_FORMAT.format(target.name, lrcore.without_paths(str(run.checkpoint)), out)
+def formats(stock: bool) -> list[tuple[str, str]]:
+    """What the list of formats offers; stock: whether a stock architecture has the ranks."""
+    return [(words, name) for name, words in FORMATS.items() if stock or name != STOCK]
+
+
+def format_of(recipe: lrcore.Recipe, stock: bool) -> str:
+    """The format that a recipe's target takes."""
+    own = recipe.target if recipe.target in FORMATS else WITH_CODE
+    return WITH_CODE if own == STOCK and not stock else own
 
 
 def of_target(name: str) -> str:

@@ -165,10 +165,11 @@ PASSAGE = (
     "sunshine with her friends."
 )
 EXPORT_HELP = (
-    "Writes a Hugging Face folder beside the checkpoint. "
-    "`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads it "
-    "where the workbench is not installed; a stock export has an architecture of transformers and "
-    "needs no custom code."
+    "Writes a folder or a file beside the checkpoint, for programs where the workbench is not "
+    "installed. `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads a "
+    "folder with its code, and without `trust_remote_code` those of transformers' own "
+    "architectures. llama.cpp runs a GGUF file. What a format has no place for is multiplied out "
+    "or filled with zeros, which the job's log says."
 )
 QUANTISE_HELP = (
     "Quantises the weights to 8 or 4 bits (HQQ, without data), as a run of its own that is "

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from workbench import target_text
+
 from .test_reach import press_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -30,7 +32,7 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
         ),
         "no reason",
     )
-    assert workbench.locator("#export-stock input").is_disabled()
+    assert workbench.value("export-format") == target_text.FORMATS["transformers"]
     workbench.click("#stock-ranks")
     workbench.until(
         lambda: set(workbench.recipe()["overrides"]) >= {"0.qk", "0.mlp"},
@@ -42,7 +44,7 @@ def test_a_run_that_no_stock_architecture_has_is_made_into_one_that_is_exported(
         lambda: "fit a stock architecture" in message.inner_text(), "the ranks do not fit"
     )
     workbench.answered()
-    workbench.locator("#export-stock input").check()
+    workbench.choose("export-format", target_text.FORMATS["transformers-stock"])
     workbench.click("#export")
     folder = workbench.until(lambda: workbench.value("exported"), "nothing is exported")
     assert not list(Path(folder).glob("*.py"))

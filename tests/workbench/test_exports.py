@@ -2,6 +2,7 @@
 both.
 """
 
+import json
 import time
 
 import pytest
@@ -58,10 +59,10 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     assert text.stock(fit).endswith(
         f"with {fit.ranks[0, 'mlp']} neurons in every MLP and everything else uncompressed."
     )
-    refused = done(store, ExportJob(run.id, True))
+    refused = done(store, ExportJob(run.id, "transformers-stock"))
     assert refused.state == "failed"
     assert "no stock llama" in refused.error
-    assert done(store, ExportJob(run.id, False)).state == "done"
+    assert done(store, ExportJob(run.id, "transformers")).state == "done"
     (written,) = store.runs.results(run.id, "export")
     card = (run.folder / "export" / "README.md").read_text()
     assert written["folder"] == str((run.folder / "export").absolute())
@@ -72,8 +73,8 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
     again = recipe.with_(overrides=fit.to_dict()["ranks"])
     even = store.runs.write("even", again, lrcore.compress(model, again))
     assert text.stock(even.history[-1].stock) == text.STOCK_YES
-    assert done(store, ExportJob(even.id, True)).state == "done"
-    assert not details.as_target(store, even.id).value
+    assert done(store, ExportJob(even.id, "transformers-stock")).state == "done"
+    assert details.as_target(store, even.id)["value"] == "transformers"
     elsewhere(
         LOAD,
         str(run.folder.absolute() / "export"),
@@ -83,26 +84,44 @@ def test_a_run_is_exported_with_code_and_once_its_ranks_fit_without(
 
 
 @pytest.mark.parametrize(
-    ("target", "ticked", "said"),
+    ("target", "method", "format"),
     [
-        ("transformers", False, ""),
-        ("transformers-stock", True, ""),
-        ("llama.cpp", False, "python -m lrcore export {} model.gguf"),
-        ("mla", False, "python -m lrcore export {} exported"),
+        ("transformers", "a3", "transformers"),
+        ("transformers-stock", "a3", "transformers-stock"),
+        ("vllm", "svd_llm", "transformers"),
+        ("llama.cpp", "a3", "llama.cpp"),
+        ("mla", "care", "mla"),
     ],
 )
-def test_the_box_for_a_stock_export_follows_the_target(
-    target, ticked, said, store, tiny_llama, story_file
+def test_the_format_of_an_export_follows_the_target(
+    target, method, format, store, tiny_llama, story_file
 ):
-    method = "care" if target == "mla" else "a3"
     recipe = lrcore.Recipe(
         model=str(tiny_llama), data=str(story_file), samples=2, seq_len=32, ratio=0.2, method=method
     ).with_(target=target)
     run = store.runs.write(target, recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
-    assert details.as_target(store, run.id).value is ticked
-    words = details.stock_export(run)[0]
-    assert words.endswith(said.format(run.checkpoint)) if said else "lrcore export" not in words
-    assert details.as_target(store, "gone").value is False
+    chosen = details.as_target(store, run.id)
+    assert chosen["value"] == format
+    assert details.as_target(store, "gone")["value"] == "transformers"
+    offered = [name for _, name in details.formats(run)[1]["choices"]]
+    assert format in offered
+    assert ("transformers-stock" in offered) == lrcore.stock_of(run.history).qualifies
+
+
+def test_a_run_is_exported_as_latent_attention_and_as_a_file_for_llama_cpp(
+    store, story_file, tmp_path
+):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    recipe = lrcore.Recipe(data=str(story_file), samples=2, seq_len=32, ratio=0.2, method="svd_llm")
+    run = store.runs.write("small", recipe, lrcore.compress(lrcore.load("demo-llama"), recipe))
+    for target, name in (("mla", "export-mla"), ("llama.cpp", "export.gguf")):
+        job = done(store, ExportJob(run.id, target))
+        assert job.state == "done", job.error
+        assert store.runs.results(run.id, "export")[-1]["folder"] == str(run.folder / name)
+        assert any("multiplied out" in line for line in job.log)
+    config = json.loads((run.folder / "export-mla" / "config.json").read_text())
+    assert config["model_type"] == "youtu"
+    assert (run.folder / "export.gguf").read_bytes()[:4] == b"GGUF"
 
 
 def test_a_quantised_run_stands_beside_the_one_it_was_made_of(store, tiny_llama, story_file):
@@ -166,11 +185,11 @@ def test_nothing_is_pushed_unless_asked_and_then_the_export_is(
         model=str(tiny_llama), data=str(story_file), samples=4, seq_len=32, method="svd"
     )
     run = store.runs.write("small", recipe, lrcore.compress(lrcore.load(recipe.model), recipe))
-    assert done(store, ExportJob(run.id, False)).state == "done"
+    assert done(store, ExportJob(run.id, "transformers")).state == "done"
     assert sent == []
     job = done(
         store,
-        PushJob(run.id, False, "me/small", True),
+        PushJob(run.id, "transformers", "me/small", True),
     )
     assert (job.state, sent) == ("done", [("export", "me/small", True)])
     assert any("https://hub/me/small" in line for line in job.log)

@@ -208,7 +208,9 @@ def test_wrong_settings_are_refused_before_the_queue(store):
     with pytest.raises(lrcore.InputError):
         derive.heal(store, run.id, 0, 1e-3, 1.0, 0)
     with pytest.raises(lrcore.InputError, match="owner/name"):
-        exports.push(store, run.id, False, "name", True)
+        exports.push(store, run.id, "transformers", "name", True)
+    with pytest.raises(lrcore.InputError, match="hf upload"):
+        exports.push(store, run.id, "llama.cpp", "me/name", True)
     assert len(store.jobs.all()) == count
 
 

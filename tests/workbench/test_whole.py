@@ -154,7 +154,7 @@ def test_it_is_exported_without_code_and_reported_without_ranks(store, recipe):
     (made,) = done(store, short(recipe, name="short one")).result
     run = store.runs.get(made)
     assert text.stock(lrcore.stock_of(run.history), not run.ranks_csv) == text.SHORT_STOCK
-    job = done(store, ExportJob(made, True))
+    job = done(store, ExportJob(made, "transformers-stock"))
     assert job.state == "done", job.error
     folder = run.folder / "export-stock"
     assert not list(folder.glob("*.py"))
@@ -208,8 +208,8 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     table = {row[0]: row[1:] for row in differences.all_differences([run, store.runs.get(gone)])}
     assert table["method"] == ["slice", "shorten"]
     assert table["sliced: width"] == [str(message["width"]), "–"]
-    assert done(store, ExportJob(run.id, False)).state == "done"
-    fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, True))
+    assert done(store, ExportJob(run.id, "transformers")).state == "done"
+    fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, "transformers-stock"))
     assert fit.qualifies == (rotations == "one") == (stock.state == "done")
     assert fit.qualifies or fit.reasons[0] in stock.error
 

@@ -23,4 +23,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     derive.wire(store, derived, opened)
     exports.wire(page, store, exported, opened)
     shown = [column, *details.outputs(run), *exports.outputs(exported), card]
-    details.wire_shown(page, store, opened, shown, exported.stock)
+    details.wire_shown(page, store, opened, shown, exported.format)

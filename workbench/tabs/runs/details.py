@@ -7,13 +7,12 @@ import gradio as gr
 
 import lrcore
 
-from ... import export, markup, run_markup, text
+from ... import export, markup, run_markup, target_text, text
 from ...assets import script
 from ...components import download, panel, small_button
 from ...events import LIVE, QUIET, bind, listen
 from ...page import Page, put_recipe
 from ...store import Store
-from ...target_text import of_run
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,14 @@ def wire(page: Page, store: Store, parts: RunDetails, opened: gr.State, address:
 
 
 def wire_shown(
-    page: Page, store: Store, opened: gr.State, shown: list[Any], stock: gr.Checkbox
+    page: Page, store: Store, opened: gr.State, shown: list[Any], kind: gr.Dropdown
 ) -> None:
-    """Fill everything about the run on show; shown: in the order of `show`. The box for a stock
-    export is set where another run is opened only: what was ticked since stays.
+    """Fill everything about the run on show; shown: in the order of `show`. The format of
+    an export is set where another run is opened only: what was chosen since stays.
     """
     inputs = [opened, page.runs_stamp]
     listen([opened.change, page.runs_stamp.change], bind(show, store), inputs, shown, **LIVE)
-    listen([opened.change], bind(as_target, store), [opened], stock, **LIVE)
+    listen([opened.change], bind(as_target, store), [opened], kind, **LIVE)
 
 
 def outputs(parts: RunDetails) -> list[Any]:
@@ -93,18 +92,18 @@ def outputs(parts: RunDetails) -> list[Any]:
 
 
 def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
-    """The column, what is said of the run, whether a stock export is possible, the exported
+    """The column, what is said of the run, the formats it can be exported in, the exported
     folders, the model card. stamp: of the runs on disk, which asks for the same run again.
     """
     if run_id not in store.runs.ids():
-        blank = (gr.Checkbox(False), gr.Button(visible=False))
+        blank = (gr.update(), gr.Button(visible=False))
         return gr.Column(visible=False), *[""] * 5, *blank, "", ""
     run = store.runs.get(run_id)
     folders = [one["folder"] for one in store.runs.results(run_id, "export")]
     return (
         gr.Column(visible=True),
         *described(run),
-        *stock_export(run),
+        *formats(run),
         "\n".join(folders),
         markup.as_markdown(
             export.model_card(run).split("\n---\n", 1)[-1]
@@ -149,27 +148,29 @@ def measured(run: lrcore.Run) -> str:
     return markup.cell(text.MEASURED_PERPLEXITY, f"{last['perplexity']:.4f}{spread}", below)
 
 
-def as_target(store: Store, run_id: str) -> gr.Checkbox:
-    """The box for a stock export, ticked where the run was made for that target and fits it."""
+def as_target(store: Store, run_id: str) -> dict[str, Any]:
+    """The format of an export: what the run was made for, as far as its ranks allow it."""
     if run_id not in store.runs.ids():
-        return gr.Checkbox(value=False)
+        return gr.update(value=target_text.WITH_CODE)
     run = store.runs.get(run_id)
+    return gr.update(value=target_text.format_of(run.recipe, can_be_stock(run)))
+
+
+def can_be_stock(run: lrcore.Run) -> bool:
+    """Whether a stock architecture has its ranks, or may have: that was not always checked."""
     fit = lrcore.stock_of(run.history)
-    asked = lrcore.TARGETS[run.recipe.target].stock
-    return gr.Checkbox(value=asked and (fit is None or fit.qualifies))
+    return fit is None or fit.qualifies
 
 
-def stock_export(run: lrcore.Run) -> tuple[str, gr.Checkbox, gr.Button]:
-    """Whether the run fits a stock architecture, the box that asks for one, the button that puts
+def formats(run: lrcore.Run) -> tuple[str, dict[str, Any], gr.Button]:
+    """Whether the run fits a stock architecture, the formats of an export, the button that puts
     ranks which fit into the form.
     """
     fit = lrcore.stock_of(run.history)
-    possible = fit is None or fit.qualifies
-    unchecked = gr.Checkbox(value=False, interactive=False)
     has_ranks = bool(fit and fit.ranks and not fit.qualifies)
     return (
-        markup.as_markdown(f"{text.stock(fit, not run.ranks_csv)} {of_run(run)}".rstrip()),
-        gr.Checkbox(interactive=True) if possible else unchecked,
+        markup.as_markdown(text.stock(fit, not run.ranks_csv)),
+        gr.update(choices=target_text.formats(can_be_stock(run))),
         gr.Button(visible=has_ranks),
     )
 

@@ -1,4 +1,4 @@
-"""The run on show as a Hugging Face folder, and on the hub."""
+"""The run on show as a folder or file for other programs, and on the hub."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import text
+from ... import target_text, text
 from ...components import small_button
 from ...events import QUIET, bind
 from ...jobs import ExportJob, PushJob
@@ -18,7 +18,7 @@ from ...store import Store
 @dataclass(frozen=True)
 class Exports:
     fit: gr.Markdown
-    stock: gr.Checkbox
+    format: gr.Dropdown
     fitting_ranks: gr.Button
     export: gr.Button
     folders: gr.Textbox
@@ -32,7 +32,12 @@ def layout() -> Exports:
         gr.Markdown(text.EXPORT_HELP)
         fit = gr.Markdown(elem_id="stock-fit")
         with gr.Row(elem_classes="bottom"):
-            stock = gr.Checkbox(label="Stock architecture, without code", elem_id="export-stock")
+            kind = gr.Dropdown(
+                target_text.formats(stock=True),
+                value=target_text.WITH_CODE,
+                label="Format",
+                elem_id="export-format",
+            )
             fitting = small_button("Put ranks that fit into the form", "stock-ranks", 240)
             write = small_button("Export", "export", variant="primary")
         folders = gr.Textbox(
@@ -49,21 +54,21 @@ def layout() -> Exports:
             )
             private = gr.Checkbox(True, label="Private", scale=0, min_width=120)
             send = small_button("Push", "push")
-    return Exports(fit, stock, fitting, write, folders, repository, private, send)
+    return Exports(fit, kind, fitting, write, folders, repository, private, send)
 
 
 def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
     parts.fitting_ranks.click(bind(fitting_recipe, store), opened, page.recipe_outputs, **QUIET)
-    parts.export.click(bind(export, store), [opened, parts.stock], None, **QUIET)
-    inputs = [opened, parts.stock, parts.repository, parts.private]
+    parts.export.click(bind(export, store), [opened, parts.format], None, **QUIET)
+    inputs = [opened, parts.format, parts.repository, parts.private]
     parts.push.click(bind(push, store), inputs, None, **QUIET)
 
 
 def outputs(parts: Exports) -> list[Any]:
-    """The components that follow the run on show: whether it fits a stock architecture, the box,
-    the button, the exported folders.
+    """The components that follow the run on show: whether it fits a stock architecture, the
+    formats, the button, the exported folders.
     """
-    return [parts.fit, parts.stock, parts.fitting_ranks, parts.folders]
+    return [parts.fit, parts.format, parts.fitting_ranks, parts.folders]
 
 
 def fitting_recipe(store: Store, run_id: str) -> list[Any]:
@@ -73,14 +78,18 @@ def fitting_recipe(store: Store, run_id: str) -> list[Any]:
     return put_recipe(run.recipe.with_(overrides=ranks))
 
 
-def export(store: Store, run_id: str, stock: bool) -> None:
-    """Queue an export; stock: as an architecture that needs no code."""
-    store.jobs.submit(ExportJob(run_id, bool(stock), store.runs.get(run_id).name))
+def export(store: Store, run_id: str, target: str) -> None:
+    """Queue an export for a target."""
+    store.jobs.submit(ExportJob(run_id, target, store.runs.get(run_id).name))
 
 
-def push(store: Store, run_id: str, stock: bool, repository: str, private: bool) -> None:
-    """Queue an export and its upload. Raises InputError for what is no repository's name."""
+def push(store: Store, run_id: str, target: str, repository: str, private: bool) -> None:
+    """Queue an export and its upload. Raises InputError for what is no repository's name, and for a
+    file.
+    """
     name = store.runs.get(run_id).name
     if repository.count("/") != 1:
         raise lrcore.InputError(f"'{repository}' is no repository name. Write owner/name.")
-    store.jobs.submit(PushJob(run_id, bool(stock), repository.strip(), private, name))
+    if lrcore.TARGETS[target].format == "gguf":
+        raise lrcore.InputError(target_text.FILE_NOT_PUSHED)
+    store.jobs.submit(PushJob(run_id, target, repository.strip(), private, name))
