@@ -128,6 +128,7 @@ class Attention:
     softcap c: scores become c tanh(score / c). window: the most keys a query sees, where the
     attention itself applies the sliding window.
     frequencies [head_size / 2]: radians per position of the original pairs; None without rotary.
+    interleaved: the tables of cos and sin that the network gives have pairs side by side.
     latent: "", "k", "v" or "kv", those whose cache holds `down x` instead of the state where they
     are `LowRank`; once where they share it.
     summed: every query head has its own values, and one output projection is applied to the sum of
@@ -152,6 +153,7 @@ class Attention:
     softcap: float | None = None
     window: int | None = None
     frequencies: Tensor | None = None
+    interleaved: bool = False
     latent: str = ""
     summed: bool = False
     channel: RotaryChannel | None = None

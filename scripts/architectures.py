@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from prose import wrap  # noqa: E402
 
-from lrcore.models.architectures import ARCHITECTURES, MULTIMODAL, Architecture  # noqa: E402 (the project need not be installed)
+from lrcore.models.architectures import ARCHITECTURES, MISFITS, MULTIMODAL, Architecture  # noqa: E402 (the project need not be installed)
 
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
 CHECKS = {
@@ -134,6 +134,7 @@ def page() -> str:
         for name, row in ARCHITECTURES.items()
         if row.requires
     ]
+    unfit = [f"- `{name}`: {why}" for name, why in MISFITS.items()]
     whole = ", ".join(
         f"`{name}`" for name, row in ARCHITECTURES.items() if row.sequential is None or row.experts
     )
@@ -154,7 +155,7 @@ def page() -> str:
             "is left as it is to the bit (`tests/models/test_multimodal.py`). Calibration and "
             "evaluation read text only.\n\n## What is refused\n\n"
             "One line says so, before anything is computed:\n\n"
-            + "\n".join(refused)
+            + "\n".join(refused + unfit)
             + f"\n- the sequential refit for {after}: they normalise the output of a component "
             "before adding it, so no refit is linear there\n"
             f"- slicing the residual stream of {whole}{only}, and of models of images and text: it "

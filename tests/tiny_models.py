@@ -90,6 +90,14 @@ CONFIGS: dict[str, dict] = {
         "logits_scaling": 2.0,
     },
     "arcee": _LLAMA,
+    "olmo": {k: v for k, v in _LLAMA.items() if k != "head_dim"},
+    "olmo3": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, **_WINDOWS},
+    "cohere": {k: v for k, v in _LLAMA.items() if k != "head_dim"},
+    "cohere2": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, **_WINDOWS},
+    "glm": {**_LLAMA, "attention_bias": True, "partial_rotary_factor": 0.5},
+    "glm4": {**_LLAMA, "attention_bias": True, "partial_rotary_factor": 0.5},
+    "ernie4_5": {**_LLAMA, "use_bias": True},
+    "exaone4": {**_LLAMA, **_WINDOWS},
     "stablelm": {
         **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
         "use_qkv_bias": True,
@@ -109,6 +117,26 @@ CONFIGS: dict[str, dict] = {
     },
     "starcoder2": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}},
     "mixtral": {**_LLAMA, **_EXPERTS, "num_local_experts": 4},
+    "qwen2_moe": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        **_EXPERTS,
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [0],
+    },
+    "olmoe": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        **_EXPERTS,
+        "num_experts": 4,
+    },
+    "ernie4_5_moe": {
+        **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+        "moe_k": 2,
+        "moe_num_experts": 4,
+        "moe_intermediate_size": 24,
+        "moe_layer_start_index": 1,
+    },
     "qwen3_moe": {
         **_LLAMA,
         **_EXPERTS,
@@ -156,5 +184,13 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 # does, and `llm_pruner` what `flap` does.
 SAME = frozenset({"aa_svd", "clover"})  # their layers are those of `svd_llm` and `a3` throughout
 STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
+# FLAP removes whole heads, which a norm over all of them rules out, and neurons, of no expert
+NOTHING_TO_REMOVE = frozenset({("olmoe", "flap")})
+COMPRESSED = [
+    pytest.param(family, method, id=f"{family}-{method}")
+    for family in ARCHITECTURES
+    for method in STRUCTURES
+    if (family, method) not in NOTHING_TO_REMOVE
+]
 # every family of the table, for a test that is run with each
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

@@ -1,11 +1,15 @@
 """The model families, one row each: where a decoder layer keeps its projections, norms, options."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
+
+
+def _uses_rope(attention: Any) -> bool:
+    return bool(getattr(attention, "use_rope", True))
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,9 @@ class Architecture:
     qkv: layout of the rows, "apart" (three matrices), "stacked" (all of q, then k, then v) or
     "by_head" (q, k and v of the first head, then of the second). A gate that shares the path of
     `up` comes before it.
+    pairs: the columns of a rotary pair in a head, "halves" (j and j + half) or "neighbours" (2 j
+    and 2 j + 1); tables: the same of the cos and sin that attention is given.
+    rotated: whether an attention module rotates, where only some of a network's do.
     scale: field of the attention module; activation, softcap, window: fields of the config.
     norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
     kernel: the attn_implementation of transformers that the family runs with.
@@ -44,6 +51,9 @@ class Architecture:
     gate: str | None = "mlp.gate_proj"
     qkv: Literal["apart", "stacked", "by_head"] = "apart"
     position: Literal["none", "rotary"] = "rotary"
+    pairs: Literal["halves", "neighbours"] = "halves"
+    tables: Literal["halves", "neighbours"] = "halves"
+    rotated: Callable[[Any], bool] = _uses_rope
     norms: tuple[str, str] | None = None
     norm_over: Literal["head", "width"] = "head"
     scale: str | None = "scaling"
@@ -84,6 +94,7 @@ def _fused(path: str) -> dict[str, Any]:
 
 
 _NORMED = "Queries and keys are normalised per head, which no rank keeps: QK is left as it is."
+_BESIDE = "Rotary pairs stand side by side in a head; compressed attention has them as in Llama."
 _EXPERTS = "Experts and router are left as they are and count in no budget but `total`."
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -257,6 +268,57 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="Queries and keys are normalised over all heads together, so QK is left as it is. "
         "Norms stand after the components.",
     ),
+    "olmo": Architecture(
+        sequential=None,
+        requires={"clip_qkv": None},
+        note="Norms have no weights.",
+    ),
+    "olmo3": Architecture(
+        norms=("q_norm", "k_norm"),
+        norm_over="width",
+        norm_after=True,
+        sequential=None,
+        note="As olmo2, with sliding windows by layer.",
+    ),
+    "cohere": Architecture(
+        pairs="neighbours",
+        tables="neighbours",
+        block_norms=("input_layernorm", "input_layernorm"),
+        sequential=None,
+        requires={"use_qk_norm": False},
+        note=f"Attention and MLP share one norm. {_BESIDE}",
+    ),
+    "cohere2": Architecture(
+        pairs="neighbours",
+        tables="neighbours",
+        rotated=lambda attention: attention.sliding_window is not None,
+        block_norms=("input_layernorm", "input_layernorm"),
+        sequential=None,
+        note="As cohere; layers without a sliding window have no rotary embedding and keep any "
+        "rank.",
+    ),
+    "glm": Architecture(
+        pairs="neighbours",
+        gate="mlp.gate_up_proj",
+        up="mlp.gate_up_proj",
+        note=f"{_BESIDE} Partial rotary embedding as in stablelm.",
+    ),
+    "glm4": Architecture(
+        pairs="neighbours",
+        gate="mlp.gate_up_proj",
+        up="mlp.gate_up_proj",
+        norm_after=True,
+        sequential=None,
+        note="As glm, with norms after the components, too.",
+    ),
+    "ernie4_5": Architecture(pairs="neighbours", note=_BESIDE),
+    "exaone4": Architecture(
+        norms=("q_norm", "k_norm"),
+        norm_after=True,
+        rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
+        sequential=None,
+        note=f"{_NORMED} Norms stand after the components.",
+    ),
     "smollm3": Architecture(
         note="Layers without rotary embedding keep any rank, the others whole rotary pairs."
     ),
@@ -280,11 +342,35 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
     "mixtral": Architecture(experts=True, width=None, note=_EXPERTS),
+    "qwen2_moe": Architecture(experts=True, width=None, note=f"{_EXPERTS} Biases as in qwen2."),
+    "olmoe": Architecture(
+        norms=("q_norm", "k_norm"),
+        norm_over="width",
+        experts=True,
+        width=None,
+        requires={"clip_qkv": None},
+        note="Queries and keys are normalised over all heads together, so QK is left as it is, and "
+        f"no head can be removed: flap finds nothing to do. {_EXPERTS}",
+    ),
+    "ernie4_5_moe": Architecture(
+        pairs="neighbours", experts=True, width=None, note=f"{_BESIDE} {_EXPERTS}"
+    ),
     "qwen3_moe": Architecture(
         norms=("q_norm", "k_norm"), experts=True, width=None, note=f"{_NORMED} {_EXPERTS}"
     ),
 }
 
+
+# Families that people ask for and the table has no place for, and why
+MISFITS = {
+    "falcon": "a group of heads has its queries, keys and values side by side in one matrix",
+    "gptj": "its attention makes the rotary tables itself",
+    "gpt_oss": "every head has a term of its own in the softmax",
+    "gemma3n": "layers share their keys and values, and carry several residual streams",
+    "llama4": "queries and keys are normalised after they are rotated",
+    "deepseek_v2": "its keys and values are cached latents already",
+    "deepseek_v3": "its keys and values are cached latents already",
+}
 
 # Multimodal models and the path of their language model, of a family above; the rest is unchanged.
 MULTIMODAL = dict.fromkeys(

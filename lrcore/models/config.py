@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from ..errors import InputError
 from ..shortage import raise_shortage
-from .architectures import ARCHITECTURES, MULTIMODAL
+from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL
 from .weights import read_json
 
 CONFIG = "config.json"
@@ -97,9 +97,10 @@ def _family(model_type: Any, where: str) -> str:
     family = str(model_type).removeprefix(OWN_TYPE)
     if family not in ARCHITECTURES and family not in MULTIMODAL:
         known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
+        why = MISFITS.get(family.removesuffix("_text"))
         raise InputError(
-            f"Model family '{model_type}' (model_type in '{where}') is not supported. Supported: "
-            f"{known}."
+            f"Model family '{model_type}' (model_type in '{where}') is not supported"
+            f"{f': {why}' if why else ''}. Supported: {known}."
         )
     return family
 

@@ -84,6 +84,7 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
             rotary_pairs=attention.rotary_pairs,
             kept_heads=attention.kept_heads,
             frequencies=rotary_frequencies(network, attention.head_size) if rotary else None,
+            interleaved=attention.interleaved,
             channel=_read_channel(attention),
         )
     else:
@@ -124,6 +125,7 @@ def _read_attention(
         scale=1.0 if row.scale is None else float(getattr(attention, row.scale)),
         position="rotary" if sizes.rotary else "none",
         frequencies=rotary_frequencies(network, sizes.head_size) if sizes.rotary else None,
+        interleaved=row.tables == "neighbours",
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
         window=None if row.window is None or not local else getattr(config, row.window),
@@ -166,6 +168,7 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
         sizes = {name: getattr(value, name) for name in SIZES} | {
             "selected_pairs": value.rotary_pairs is not None,
             "selected_heads": value.kept_heads is not None,
+            "interleaved": value.interleaved,
         }
         place = f"{row.layers}.{layer.index}"
         module.set_submodule(
@@ -208,7 +211,8 @@ def _has_layout_of_its_own(
     if isinstance(attention, CompressedAttention):
         return False
     sizes = head_sizes(network, attention)
-    return row.qkv != "apart" or 0 < sizes.rotary < sizes.head_size
+    partial = 0 < sizes.rotary < sizes.head_size
+    return row.qkv != "apart" or partial or (bool(sizes.rotary) and row.pairs == "neighbours")
 
 
 def changed_projections(

@@ -1,8 +1,8 @@
 """Native modules as values: which rows of a matrix are the queries, keys or gate; head sizes.
 
-Fused matrices are split. Heads with partial rotary embedding are read in the layout of a whole
-rotary head (first halves, then second halves), where the columns beyond the rotary part form pairs
-of angle zero. Contiguous rows are views, others copies.
+Fused matrices are split. Heads with partial rotary embedding, or with rotary pairs side by side,
+are read in the layout of a whole rotary head (first halves, then second halves), where the columns
+beyond the rotary part form pairs of angle zero. Contiguous rows are views, others copies.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
     n_q = config.num_attention_heads
     n_kv = getattr(config, "num_key_value_heads", None) or n_q
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
-    rotary = row.position == "rotary" and getattr(attention, "use_rope", True)
+    rotary = row.position == "rotary" and row.rotated(attention)
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
     return HeadSizes(n_q, n_kv, size, int(size * share) if rotary else 0)
 
@@ -47,8 +47,10 @@ def rows_of(row: Architecture, sizes: HeadSizes, name: str) -> Tensor:
     Returns indices [heads * head_size].
     """
     count, inner = sizes.n_q if name == "q" else sizes.n_kv, torch.arange(sizes.head_size)
-    if name != "v" and 0 < sizes.rotary < sizes.head_size:
-        rotary, rest = inner[: sizes.rotary].view(2, -1), inner[sizes.rotary :].view(2, -1)
+    beside = row.pairs == "neighbours"
+    if name != "v" and sizes.rotary and (beside or sizes.rotary < sizes.head_size):
+        rotary, rest = inner[: sizes.rotary], inner[sizes.rotary :].view(2, -1)
+        rotary = rotary.view(-1, 2).T if beside else rotary.view(2, -1)
         inner = torch.cat((rotary, rest), dim=1).flatten()
     place = "qkv".index(name)
     if row.qkv == "by_head":

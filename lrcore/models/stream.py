@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..modules.compressed import CompressedAttention, whole_head
+from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..statistics import Accumulator, Moments, Need, check_finite_moments
 from .architectures import Architecture, architecture_of, decoder_layers
 from .layers import projection_paths
@@ -264,7 +264,8 @@ def score_states(
     if not sizes.rotary:
         return states
     assert angles is not None
-    return rotate_states(states, *whole_head(*angles, sizes.head_size))
+    tables = in_halves(*angles) if row.tables == "neighbours" else angles
+    return rotate_states(states, *whole_head(*tables, sizes.head_size))
 
 
 def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -68,12 +68,14 @@ class CompressedAttention(nn.Module):
         self.register_buffer("rotary_pairs", pairs)
         # checkpoints of earlier versions do not name it
         fewer = sizes.get("selected_heads", False)
+        self.interleaved = sizes.get("interleaved", False)
         kept = torch.zeros(self.n_q, dtype=torch.int32) if fewer else None
         self.register_buffer("kept_heads", kept)
 
     def sizes(self) -> dict[str, Any]:
         """The sizes from which `__init__` makes an empty module of this shape; JSON-able."""
         own = {name: getattr(self, name) for name in SIZES}
+        own |= {"interleaved": True} if self.interleaved else {}
         return own | {
             "selected_pairs": self.rotary_pairs is not None,
             "selected_heads": self.kept_heads is not None,
@@ -114,11 +116,16 @@ class CompressedAttention(nn.Module):
         assert position_embeddings is not None
         # 1, or what scaled frequencies (YaRN) multiply queries and keys by
         still = getattr(getattr(self, "rotary", None), "attention_scaling", 1.0)
-        tables = zip(whole_head(*position_embeddings, self.head_size), (still, 0.0), strict=True)
+        both_tables = whole_head(*self.in_halves(position_embeddings), self.head_size)
+        tables = zip(both_tables, (still, 0.0), strict=True)
         cos, sin = (self._angles(*both) for both in tables)
         if cos.shape[1] not in (1, count):
             cos, sin = (table.repeat_interleave(self.group, dim=1) for table in (cos, sin))
         return rotated(states, cos, sin)
+
+    def in_halves(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The network's cos and sin [b, t, rotary part] as (first halves, second halves)."""
+        return in_halves(*tables) if self.interleaved else tables
 
     def _angles(self, table: Tensor, still: float) -> Tensor:
         """cos or sin of the kept pairs, [b, t, head_size] -> [b, n_kv or 1, t, qk_size]; `still`
@@ -222,6 +229,12 @@ def of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
     if missing < 0:
         return q, k, nn.functional.pad(v, (0, -missing))
     return nn.functional.pad(q, (0, missing)), nn.functional.pad(k, (0, missing)), v
+
+
+def in_halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables with pairs side by side, [b, t, size] each, as (first halves, second halves)."""
+    first, second = (torch.cat((one[..., ::2], one[..., ::2]), dim=-1) for one in (cos, sin))
+    return first, second
 
 
 def whole_head(cos: Tensor, sin: Tensor, head_size: int) -> tuple[Tensor, Tensor]:

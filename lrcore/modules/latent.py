@@ -99,10 +99,10 @@ class LatentAttention(CompressedAttention):
         k = self.states("k", self._expand("k", latent), angles)
         if self.q_channel is not None and self.k_channel is not None and angles and recent:
             more_q = self.q_channel(x).unflatten(-1, (self.n_q, -1)).transpose(1, 2)
-            more_q = rotated(more_q, *_channel_angles(recent, self.k_channel.out_features))
+            more_q = rotated(more_q, *self._channel_angles(recent))
             first = latent[..., : self.k_channel.in_features]
             more_k = self.k_channel(first).unsqueeze(1)  # [b, 1, T, d_r], for all heads
-            more_k = rotated(more_k, *_channel_angles(angles, self.k_channel.out_features))
+            more_k = rotated(more_k, *self._channel_angles(angles))
             q = torch.cat((q, more_q), -1)
             k = torch.cat((k, more_k.expand(-1, self.n_kv, -1, -1)), -1)
         if x.shape[1] == 1 and self._plain_up() is not None:
@@ -110,6 +110,11 @@ class LatentAttention(CompressedAttention):
         heads = self.n_q if self.summed else self.n_kv
         v = self._expand("v", v).unflatten(-1, (heads, self.v_size)).transpose(1, 2)
         return q, k, v
+
+    def _channel_angles(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """cos and sin of the channel's pairs, [1, t, width] -> [1, 1, t, d_r]."""
+        assert self.k_channel is not None
+        return _spaced(self.in_halves(tables), self.k_channel.out_features)
 
     def _plain_up(self) -> nn.Linear | None:
         """W^b of the values where their latents are cached; None where it has a stored form, or the
@@ -163,8 +168,8 @@ class LatentAttention(CompressedAttention):
         return cos, sin
 
 
-def _channel_angles(tables: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of a channel's evenly spaced pairs, [1, t, width] -> [1, 1, t, size]."""
+def _spaced(tables: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of evenly spaced pairs, [1, t, width] -> [1, 1, t, size]."""
     cos, sin = tables
     half, pairs = cos.shape[-1] // 2, size // 2
     columns = [place + index * half // pairs for place in (0, half) for index in range(pairs)]

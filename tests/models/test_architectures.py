@@ -7,19 +7,19 @@ from functools import cache
 import pytest
 import torch
 from plans import one_form
-from tiny_models import CONFIGS, FAMILIES, STRUCTURES, family_folder, tiny
+from tiny_models import COMPRESSED, CONFIGS, FAMILIES, STRUCTURES, family_folder, tiny
 from transformers import AutoConfig, DynamicCache
 
 import lrcore
 from lrcore import InputError
 from lrcore.methods import METHODS, truncate
 from lrcore.methods.latentllm.joint import rotary_offsets
-from lrcore.models.architectures import ARCHITECTURES, decoder_layers
+from lrcore.models.architectures import ARCHITECTURES, MISFITS, decoder_layers
 from lrcore.models.config import read_config
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.stream import LayerStream, rotate_states, starting_at
 from lrcore.models.structure import measure, structure
-from lrcore.modules.compressed import SIZES, whole_head
+from lrcore.modules.compressed import SIZES, in_halves, whole_head
 from lrcore.modules.install import attention_module, install
 
 SOLVED = STRUCTURES
@@ -63,6 +63,7 @@ def close(a, b) -> bool:
 
 
 def test_every_family_has_a_tiny_model() -> None:
+    assert not MISFITS.keys() & ARCHITECTURES.keys()
     assert CONFIGS.keys() == ARCHITECTURES.keys(), (
         "every family needs a tiny model in CONFIGS of tests/tiny_models.py: see 'A model family' "
         "in docs/extending.md"
@@ -145,7 +146,9 @@ def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
         if a.position == "none":
             assert a.frequencies is None
             continue
-        cos, sin = whole_head(*kwargs["position_embeddings"], a.head_size)
+        given = kwargs["position_embeddings"]
+        given = in_halves(*given) if a.interleaved else given
+        cos, sin = whole_head(*given, a.head_size)
         turns = rotary_offsets(a.frequencies.double(), a.head_size, 5)
         q, k = torch.randn(2, 24, a.head_size).double().unsqueeze(1)  # [1, t, size] each
         turned_q, turned_k = (
@@ -169,6 +172,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
         native, value = module.get_submodule(row.attention), read_layer(again, index).attention
         sizes = {name: getattr(value, name) for name in SIZES} | {
             "selected_pairs": False,
+            "interleaved": value.interleaved,
             "latent": latent,
         }
         module.set_submodule(
@@ -185,8 +189,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
     )
 
 
-@pytest.mark.parametrize("method", SOLVED)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "method"), COMPRESSED)
 def test_compressed_with_and_without_cache_is_the_same(family, method) -> None:
     network, _ = dense(family)
     small = compressed(family, method)
@@ -245,6 +248,9 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
     config = AutoConfig.for_model("phi", **CONFIGS["phi"], qk_layernorm=True)
     config.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="qk_layernorm True is not supported, only with False"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gptj"}')
+    with pytest.raises(InputError, match=r"'gptj' .* supported: its attention .*\. Supported: "):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(InputError, match=r"'mamba' .* is not supported\. Supported: llama, "):

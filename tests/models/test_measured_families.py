@@ -63,7 +63,7 @@ def test_a_family_is_measured_part_by_part(family, seen):
         assert errors["ov"] > 0
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom", "phi3"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom", "phi3", "cohere2", "glm4"])
 def test_the_flops_of_a_family_are_those_of_the_formula(family):
     for model in pair(family):
         result = measure_cost(model, context=20)

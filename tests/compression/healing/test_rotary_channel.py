@@ -26,7 +26,9 @@ FAMILIES = (
     "gemma2",
     "phi",
     "smollm3",
-)  # scaled angles, norms, softcap and windows, half a head rotated, layers without
+    "cohere",
+)
+# scaled angles, norms, softcap and windows, half a head rotated, layers without, pairs side by side
 ELSEWHERE = """
 import importlib.util, json, sys
 import torch

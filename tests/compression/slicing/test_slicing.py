@@ -44,6 +44,8 @@ SLICED = (
     "gpt_neo",
     "smollm3",
     "starcoder2",
+    "glm",
+    "ernie4_5",
 )
 WIDTH = 32  # of the tiny models
 
