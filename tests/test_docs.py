@@ -39,6 +39,15 @@ def test_the_page_of_families_is_that_of_the_table() -> None:
     assert current, "python scripts/architectures.py writes docs/architectures.md anew"
 
 
+def test_every_method_has_a_paper_to_cite() -> None:
+    page = (ROOT / "docs" / "citing.md").read_text(encoding="utf-8")
+    named = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    words = " ".join(what for what, _ in named)
+    assert {name for name in lrcore.METHODS if f"`{name}`" not in words} == {"fused"}
+    keys = [key.strip("` |") for _, key in named]
+    assert keys == re.findall(r"^@\w+\{(\w+),$", page, re.MULTILINE)
+
+
 def test_every_family_was_measured_with_every_method_and_passed() -> None:
     record = json.loads((ROOT / "docs" / "architectures.json").read_text(encoding="utf-8"))
     missing = ", ".join(sorted(ARCHITECTURES.keys() - record.keys()))
