@@ -79,6 +79,13 @@ CONFIGS: dict[str, dict] = {
         "attention_types": [[["global", "local"], 1]],
     },
     "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 6},
+    "falcon": {
+        **_MHA,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 48,
+        "bias": True,
+    },
     "mpt": {"d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 128},
     "olmo2": {k: v for k, v in _LLAMA.items() if k != "head_dim"},
     "smollm3": {**{k: v for k, v in _LLAMA.items() if k != "head_dim"}, "no_rope_layers": [1, 0]},

@@ -19,8 +19,8 @@ class Architecture:
     Paths are dotted and relative: layers to the model, norms to the attention, the rest to one
     decoder layer. Projections that share a path share a matrix.
     qkv: layout of the rows, "apart" (three matrices), "stacked" (all of q, then k, then v) or
-    "by_head" (q, k and v of the first head, then of the second). A gate that shares the path of
-    `up` comes before it.
+    "by_group" (the queries, the key and the value of the first kv head, then of the second). A gate
+    that shares the path of `up` comes before it.
     pairs: the columns of a rotary pair in a head, "halves" (j and j + half) or "neighbours" (2 j
     and 2 j + 1); tables: the same of the cos and sin that attention is given.
     rotated: whether an attention module rotates, where only some of a network's do.
@@ -49,7 +49,7 @@ class Architecture:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     gate: str | None = "mlp.gate_proj"
-    qkv: Literal["apart", "stacked", "by_head"] = "apart"
+    qkv: Literal["apart", "stacked", "by_group"] = "apart"
     position: Literal["none", "rotary"] = "rotary"
     pairs: Literal["halves", "neighbours"] = "halves"
     tables: Literal["halves", "neighbours"] = "halves"
@@ -93,7 +93,10 @@ def _fused(path: str) -> dict[str, Any]:
     return {"q": path, "k": path, "v": path}
 
 
-_NORMED = "Queries and keys are normalised per head, which no rank keeps: QK is left as it is."
+_NORMED = (
+    "Queries and keys are normalised per head, which no narrower head keeps: their matrices can be "
+    "low-rank pairs before the norm."
+)
 _BESIDE = "Rotary pairs stand side by side in a head; compressed attention has them as in Llama."
 _EXPERTS = "Experts and router are left as they are and count in no budget but `total`."
 
@@ -188,7 +191,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         up="mlp.dense_h_to_4h",
         down="mlp.dense_4h_to_h",
         gate=None,
-        qkv="by_head",
+        qkv="by_group",
         last_norm="gpt_neox.final_layer_norm",
         sequential={"use_parallel_residual": False},
         note="Pythia. qkv is fused head by head and split where one of its parts changes. Columns "
@@ -225,7 +228,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         up="mlp.dense_h_to_4h",
         down="mlp.dense_4h_to_h",
         gate=None,
-        qkv="by_head",
+        qkv="by_group",
         position="none",
         scale="inv_norm_factor",
         activation="gelu_pytorch_tanh",
@@ -237,6 +240,24 @@ ARCHITECTURES: dict[str, Architecture] = {
         requires={"slow_but_exact": False, "apply_residual_connection_post_layernorm": False},
         note="ALiBi is added to the scores and does not touch the projections, so QK is solved as "
         "without positions.",
+    ),
+    "falcon": Architecture(
+        layers="transformer.h",
+        attention="self_attention",
+        **_fused("self_attention.query_key_value"),
+        o="self_attention.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        gate=None,
+        qkv="by_group",
+        scale="inv_norm_factor",
+        activation="activation",
+        layer_returns="tuple",
+        width="ffn_hidden_size",
+        last_norm="transformer.ln_f",
+        sequential=None,
+        requires={"alibi": False},
+        note="Falcon 7B to 180B. qkv is fused by groups of heads, as many as the config says.",
     ),
     "mpt": Architecture(
         layers="transformer.blocks",
@@ -363,7 +384,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
-    "falcon": "a group of heads has its queries, keys and values side by side in one matrix",
     "gptj": "its attention makes the rotary tables itself",
     "gpt_oss": "every head has a term of its own in the softmax",
     "gemma3n": "layers share their keys and values, and carry several residual streams",

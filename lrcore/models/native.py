@@ -34,7 +34,9 @@ def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
     """Sizes from the config, and from the module where only some layers have rotary embedding."""
     row, config = architecture_of(network), text_config(network)
     n_q = config.num_attention_heads
-    n_kv = getattr(config, "num_key_value_heads", None) or n_q
+    # of a Falcon the module alone says it
+    n_kv = getattr(attention, "num_kv_heads", None)
+    n_kv = n_kv or getattr(config, "num_key_value_heads", None) or n_q
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
     rotary = row.position == "rotary" and row.rotated(attention)
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
@@ -53,8 +55,10 @@ def rows_of(row: Architecture, sizes: HeadSizes, name: str) -> Tensor:
         rotary = rotary.view(-1, 2).T if beside else rotary.view(2, -1)
         inner = torch.cat((rotary, rest), dim=1).flatten()
     place = "qkv".index(name)
-    if row.qkv == "by_head":
-        starts = (3 * torch.arange(count) + place) * sizes.head_size
+    if row.qkv == "by_group":
+        group, heads = sizes.n_q // sizes.n_kv, torch.arange(count)
+        own = heads // group * 2 + heads if name == "q" else heads * (group + 2) + group + place - 1
+        starts = own * sizes.head_size
     else:
         before = (0, sizes.n_q, sizes.n_q + sizes.n_kv)[place] if row.qkv == "stacked" else 0
         starts = (before + torch.arange(count)) * sizes.head_size

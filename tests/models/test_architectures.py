@@ -7,11 +7,12 @@ from functools import cache
 import pytest
 import torch
 from plans import one_form
-from tiny_models import COMPRESSED, CONFIGS, FAMILIES, STRUCTURES, family_folder, tiny
+from tiny_models import COMPRESSED, CONFIGS, FAMILIES, STRUCTURES, family_folder, noisy, tiny
 from transformers import AutoConfig, DynamicCache
 
 import lrcore
 from lrcore import InputError
+from lrcore.layer import Linear
 from lrcore.methods import METHODS, truncate
 from lrcore.methods.latentllm.joint import rotary_offsets
 from lrcore.models.architectures import ARCHITECTURES, MISFITS, decoder_layers
@@ -19,7 +20,7 @@ from lrcore.models.config import read_config
 from lrcore.models.layers import clone, read_layer, write_layer
 from lrcore.models.stream import LayerStream, rotate_states, starting_at
 from lrcore.models.structure import measure, structure
-from lrcore.modules.compressed import SIZES, in_halves, whole_head
+from lrcore.modules.compressed import SIZES, CompressedAttention, in_halves, whole_head
 from lrcore.modules.install import attention_module, install
 
 SOLVED = STRUCTURES
@@ -227,6 +228,24 @@ def by_pieces(network):
     for part in (TOKENS[:, :9], TOKENS[:, 9:10], TOKENS[:, 10:11], TOKENS[:, 11:]):
         pieces.append(logits(network, part, past_key_values=cache, use_cache=True))
     return torch.cat(pieces, 1)
+
+
+@pytest.mark.parametrize("fields", [{"multi_query": True}, {"multi_query": False}])
+def test_a_falcon_of_one_kv_head_or_as_many_as_queries(fields) -> None:
+    """The config says how many groups the fused matrix has: here one, or one per head."""
+    more = {"new_decoder_architecture": False, "num_kv_heads": None, **fields}
+    network = noisy("falcon", CONFIGS["falcon"] | more)
+    again = clone(network)
+    for index in range(2):
+        assert read_layer(again, index).attention.n_kv == (1 if fields["multi_query"] else 4)
+        for factor in (2.0, 0.5):  # the first time it is split, the second it is what it was
+            layer = read_layer(again, index)
+            q = layer.attention.q
+            write_layer(again, layer.with_matrices(q=Linear(factor * q.weight, factor * q.bias)))
+        attention = decoder_layers(again)[index].self_attention
+        assert isinstance(attention, CompressedAttention)
+    assert close(logits(again), logits(network))
+    assert close(by_pieces(again), logits(network))
 
 
 def padded_tokens():
