@@ -20,7 +20,12 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
 INNER = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size")
-MULTIPLES = ("llama", "gemma2", "gemma3_text")  # the width is a multiple of the number of heads
+MULTIPLES = (
+    "arcee",
+    "llama",
+    "gemma2",
+    "gemma3_text",
+)  # the width is a multiple of the number of heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]

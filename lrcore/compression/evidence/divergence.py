@@ -69,11 +69,11 @@ class DensePredictions:
         """Mean KL(dense || network) of every window, [windows], float64, nats/token, >= 0.
 
         index: the first layer that the networks do not share. hidden: its inputs [b, length, d],
-        batch by batch. error: further batches are left out once the standard error of the mean is
-        at most this share of it.
+        batch by batch, of the first windows or of all. error: further batches are left out once the
+        standard error of the mean is at most this share of it.
         """
         result: list[Tensor] = []
-        for states, tokens in zip(hidden, self.tokens.split(BATCH), strict=True):
+        for states, tokens in zip(hidden, self.tokens.split(BATCH), strict=False):
             if error and relative_error(result) <= error:
                 break
             with starting_at(network, index, states):

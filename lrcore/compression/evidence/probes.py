@@ -25,8 +25,7 @@ from .cache import cache_file
 from .curve import loss_curve
 from .few_windows import mean_and_error, window_costs
 from .kind import EvidenceKind
-from .losses import BATCH
-from .probing import LayerProbes, Probing, key, probed_ranks
+from .probing import LayerProbes, Probing, key, most_windows, probed_ranks
 from .windows import windows_of
 
 Points = dict[Slot, list[Probe]]  # by slot, ranks descending
@@ -42,8 +41,8 @@ def probe(
 
 
 def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> Probes:
-    """Slots x 4 short evaluations, most on 8 windows of 128 tokens; those of every layer are kept
-    on disk beside the calibration.
+    """Slots x 4 short evaluations, each on 8 to 32 windows of 128 tokens; those of every layer are
+    kept on disk beside the calibration.
     """
     windows = windows_of(factors.calibration)
     base, points = measure_divergences(model, factors, windows.probing, progress)
@@ -69,7 +68,8 @@ def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
         for (layer, _), spectrum in factors.spectra.items()
         if layer in missing
     )
-    tokens = windows_of(factors.calibration).probing[:BATCH].numel()  # most probes need no more
+    windows = windows_of(factors.calibration).probing
+    tokens = windows[: most_windows(factors, windows)].numel()
     return tokens * sum(passes) + joint.tokens_run(factors, recipe)
 
 

@@ -31,9 +31,12 @@ KEEP = FIRST + THEN
 # A form that loses so many times as much as another form of its part, at both of the first shares,
 # is not probed further: no plan by parameters takes it.
 DOMINATED = 1.5
-# A probe takes more windows until its standard error is at most this share of it. Ranks hardly move
-# with it: of demo-opt, plans from 8 windows lose 1 to 3 % more than those from 32.
-ERROR = 0.35
+# A probe takes more batches of windows until its standard error is at most this share of it, or
+# they are as many as all probes together may run: TIMES the multiplications of calibrating, or EASY
+# of them, minutes on two cores, where that is more. On models of a few million parameters, plans
+# from 8 windows everywhere lost 5 to 27 % more than those from up to 32.
+ERROR = 0.1
+TIMES, EASY = 10, 10**13
 REFERENCES = 8  # at least so many probes, spread over the layers, are measured on all windows
 
 
@@ -117,16 +120,22 @@ class Probing:
         return [names[(index + i) % len(names)] for i in range(count)]
 
     def _divergences(self, index: int, name: str, rank: int, error: float) -> Tensor:
-        """With one slot truncated, by window."""
+        """With one slot truncated, by window; of all windows where the error is 0."""
         network, predictions, _ = self._dense
         stream, layers = self._at(index), decoder_layers(network)
         dense, factor = layers[index], self.factors.layers[index][name]
         layers[index] = clone(dense)
         try:
             write_layer(network, factor.truncate(read_layer(network, index), rank))
-            return predictions.divergences(network, index, stream.hidden, error)
+            hidden = stream.hidden if error == 0.0 else stream.hidden[: self._most]
+            return predictions.divergences(network, index, hidden, error)
         finally:
             layers[index] = dense
+
+    @cached_property
+    def _most(self) -> int:
+        """Batches of a probe, at most."""
+        return most_windows(self.factors, self.tokens) // BATCH
 
     @cached_property
     def _dense(self) -> tuple[PreTrainedModel, DensePredictions, float]:
@@ -146,9 +155,25 @@ class Probing:
         return stream
 
 
+def most_windows(factors: Factorisation, tokens: Tensor) -> int:
+    """How many of the windows, tokens [windows, length], a probe may run: whole batches, see
+    TIMES.
+    """
+    shape, length = factors.shape, tokens.shape[1]
+    layers = sum(
+        len(probed_ranks(s.cost)) * (shape.layers - layer) / shape.layers
+        for (layer, _), s in factors.spectra.items()
+    )
+    probes = sum(len(probed_ranks(s.cost)) for s in factors.spectra.values())
+    window = length * (layers * shape.decoder_linear + probes * shape.head_parameters)
+    calibrating = shape.decoder_linear * factors.calibration.tokens.numel()
+    batches = int(max(TIMES * calibrating, EASY) / (BATCH * window)) if window else 1
+    return BATCH * max(batches, 1)
+
+
 def key(tokens: Tensor) -> tuple[Any, ...]:
     """What the measurements depend on besides the factors; tokens [windows, length]."""
-    return FORMAT, FIRST, THEN, DOMINATED, ERROR, REFERENCES, tokens.tolist()
+    return FORMAT, FIRST, THEN, DOMINATED, ERROR, TIMES, EASY, REFERENCES, tokens.tolist()
 
 
 def probed_ranks(cost: Cost, shares: tuple[float, ...] = KEEP) -> list[int]:

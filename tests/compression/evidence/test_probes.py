@@ -11,7 +11,7 @@ import lrcore
 from lrcore.budget import make_budget
 from lrcore.compression.evidence.divergence import DensePredictions
 from lrcore.compression.evidence.probes import measure_divergences
-from lrcore.compression.evidence.probing import LayerProbes, Probing
+from lrcore.compression.evidence.probing import LayerProbes, Probing, most_windows
 from lrcore.compression.evidence.windows import windows_of
 from lrcore.data import load_texts
 from lrcore.evidence import Evidence
@@ -228,3 +228,18 @@ def test_predicted_perplexity_is_the_dense_one_when_nothing_is_removed(case) -> 
         torch.tensor(probed.evidence.get("probes").dense_loss).exp().item(), rel=1e-6
     )
     assert plan.predicted.perplexity >= untouched.predicted.perplexity
+
+
+def test_large_models_are_probed_on_fewer_windows(case) -> None:
+    """As many as ten calibrations pay for, where that is more than small models need."""
+    _, _, factors = case
+    windows = torch.zeros(32, 128, dtype=torch.long)
+    assert most_windows(factors, windows) >= 32
+    shape = replace(factors.shape, decoder_linear=10**9)
+    large = replace(factors, shape=shape)
+    assert most_windows(large, windows) == 8
+    long = replace(factors.calibration, tokens=torch.zeros(64, 4096, dtype=torch.long))
+    some = most_windows(replace(large, calibration=long), windows)
+    assert some % 8 == 0
+    spent = sum(4 * (2 - layer) / 2 for layer, _ in factors.spectra) * some * 128 * 10**9
+    assert 0.5 < spent / (10 * 10**9 * 64 * 4096) <= 1.1
