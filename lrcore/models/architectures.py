@@ -254,6 +254,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="activation",
         layer_returns="tuple",
         width="ffn_hidden_size",
+        block_norms=("ln_attn", "ln_mlp"),
         last_norm="transformer.ln_f",
         sequential=None,
         requires={"alibi": False},
