@@ -32,8 +32,18 @@ import lrcore  # noqa: E402 (after the path)
 PROMPT, SHORT = "Once upon a time there was", "The dog"
 TOKENS, STEPS, RATE = 12, 4, 1e-3
 STORY = "Once upon a time there was a dog who liked to run in the park. " * 4
-INSTALLED = ("trl", "torchao", "bitsandbytes", "lm-eval")  # beside requirements-dev.txt
-LIBRARIES = ("transformers", "trl", "peft", "accelerate", "torchao", "bitsandbytes", "lm_eval")
+# beside requirements-dev.txt
+INSTALLED = ("trl", "torchao", "bitsandbytes", "lm-eval", "onnx", "onnxscript", "onnxruntime")
+LIBRARIES = (
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "torchao",
+    "bitsandbytes",
+    "lm_eval",
+    "onnxruntime",
+)
 STOCK = "narrower MLPs, even"  # exported without code
 
 
@@ -179,6 +189,33 @@ def bitsandbytes(folder: Path) -> str:
     return change(*load(folder, quantization_config=how), before)
 
 
+class Logits(torch.nn.Module):
+    """A network without a cache: token ids to logits."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.network(ids, use_cache=False).logits
+        return found
+
+
+def onnx(folder: Path) -> bool:
+    """Logits to 1e-4 in ONNX Runtime, after a prompt longer than that of the export."""
+    from onnxruntime import InferenceSession
+
+    network, tokenizer = load(folder)
+    short, long = (tokenizer(text, return_tensors="pt").input_ids for text in (SHORT, PROMPT))
+    length = {1: torch.export.Dim("tokens", min=2, max=200)}
+    program = torch.onnx.export(Logits(network), (short,), dynamo=True, dynamic_shapes=(length,))
+    assert program is not None
+    program.save(folder / "model.onnx")
+    session = InferenceSession(folder / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: long.numpy()})
+    return torch.allclose(torch.from_numpy(found), logits(network, tokenizer), atol=1e-4)
+
+
 def lm_eval(folder: Path) -> bool:
     """`--model hf` gives a continuation the log-likelihood that it has here, to 1e-3."""
     from lm_eval.api.instance import Instance
@@ -206,6 +243,7 @@ USES: dict[str, Callable[[Path], bool | str]] = {
     "torchao, 8-bit weights": torchao,
     "bitsandbytes, 8 bits": bitsandbytes,
     "lm-eval, `--model hf`": lm_eval,
+    "ONNX, by `torch.onnx.export`": onnx,
 }
 
 
