@@ -2,9 +2,17 @@
 // HTML; each cell names its plan, so one of an earlier slider position has no place to go.
 const known = {};
 let seen = null;
+// A cell that was measured on more windows takes the place of one with fewer, or none.
+function windows(html) {
+  const made = document.createElement('template');
+  made.innerHTML = html;
+  return Number(made.content.firstElementChild.dataset.windows);
+}
 function place() {
-  for (const cell of document.querySelectorAll("[data-plan][data-known='False']"))
-    if (known[cell.dataset.plan]) cell.outerHTML = known[cell.dataset.plan];
+  for (const cell of document.querySelectorAll('[data-plan]')) {
+    const html = known[cell.dataset.plan];
+    if (html && windows(html) > Number(cell.dataset.windows)) cell.outerHTML = html;
+  }
 }
 watch('value', () => {
   if (!props.value) return;

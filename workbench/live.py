@@ -28,6 +28,7 @@ from .priority import LIVE, give_way
 log = logging.getLogger("workbench.live")
 
 WINDOWS, LENGTH = 8, 128  # of the sample: about a thousand tokens
+MORE = 64  # windows on request: eight thousand tokens
 # seconds without a new request before work begins: a slider that moves has the processor for itself
 STILL = 0.25
 # parameters x tokens run through them that are worth measuring without a click: a few seconds on
@@ -42,7 +43,8 @@ KEPT = 256  # figures remembered
 class Figure:
     """perplexity of the compressed and of the dense model on the same windows; protocol says which.
 
-    error: why there is none. losses: of the compressed model, mean by window, nats/token.
+    error: why there is none. losses: of the compressed model, mean by window, nats/token. asked:
+    how many windows; the text may have fewer.
     """
 
     perplexity: float | None = None
@@ -50,18 +52,27 @@ class Figure:
     protocol: dict[str, Any] | None = None
     error: str = ""
     losses: tuple[float, ...] = ()
+    asked: int = WINDOWS
 
     def above(self, other: "Figure") -> tuple[float, float]:
-        """The perplexity above another one on the same windows, as a share of it, and the standard
-        error of that: paired by window, NaN for fewer than two.
+        """The perplexity above another one, as a share of it, and the standard error of that:
+        paired by window, NaN for fewer than two. Both on the windows that either has: those of a
+        smaller sample are the first ones of a larger.
         """
-        assert self.perplexity is not None
-        assert other.perplexity is not None
-        change = self.perplexity / other.perplexity - 1
-        steps = [one - two for one, two in zip(self.losses, other.losses, strict=True)]
+        own, others = self.beside(other), other.beside(self)
+        assert own is not None
+        assert others is not None
+        change = own / others - 1
+        steps = [one - two for one, two in zip(self.losses, other.losses, strict=False)]
         if len(steps) < 2:
             return change, math.nan
         return change, (1 + change) * statistics.stdev(steps) / math.sqrt(len(steps))
+
+    def beside(self, other: "Figure") -> float | None:
+        """The perplexity on the windows that another figure has as well."""
+        if len(other.losses) >= len(self.losses):
+            return self.perplexity
+        return math.exp(statistics.fmean(self.losses[: len(other.losses)]))
 
     @property
     def held_out(self) -> bool:
@@ -74,8 +85,8 @@ class LiveRequest:
     """What a browser shows now.
 
     key: of all that its figure depends on (`figure_key`); it marks the place on the page where the
-    figure belongs. checks: whether the plan is first measured against uniform ranks. when: seconds
-    of the monotonic clock.
+    figure belongs. checks: whether the plan is first measured against uniform ranks. windows: how
+    many to measure on. when: seconds of the monotonic clock.
     """
 
     key: str
@@ -84,6 +95,7 @@ class LiveRequest:
     recipe: lrcore.Recipe
     plan: lrcore.RankPlan
     checks: bool = False
+    windows: int = WINDOWS
     when: float = field(default_factory=time.monotonic)
 
 
@@ -140,12 +152,16 @@ class Live:
     def request(self, request: LiveRequest) -> None:
         """Request a figure, instead of what this browser requested before."""
         with self._changed:
+            more = self._requests.get(request.browser)  # drawn again while more is measured
+            if more and more.key == request.key and more.windows > request.windows:
+                return
             self._newest[request.browser] = request.key
             self._newest.move_to_end(request.browser)
             while len(self._newest) > KEPT:
                 self._newest.popitem(last=False)
             self._requests.pop(request.browser, None)
-            if request.checks or request.key not in self._known:
+            known = self._known.get(request.key)
+            if request.checks or known is None or known.asked < request.windows:
                 self._requests[request.browser] = request
             self._changed.notify()
 
@@ -173,6 +189,11 @@ class Live:
         with self._changed:
             return self._known.get(key)
 
+    def measures_more(self, browser: Hashable) -> bool:
+        """Whether what a browser requested last is still to be measured on MORE windows."""
+        with self._changed:
+            return browser in self._requests and self._requests[browser].windows > WINDOWS
+
     def newest(self, browser: Hashable) -> str | None:
         return self._newest.get(browser)
 
@@ -195,7 +216,11 @@ class Live:
             self._count += 1
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
-            served = [name for name, other in self._requests.items() if other.key == key]
+            served = [
+                name
+                for name, other in self._requests.items()
+                if other.key == key and other.windows <= figure.asked
+            ]
             for browser in served:
                 del self._requests[browser]
 
@@ -220,12 +245,13 @@ class Live:
         except lrcore.Cancelled:
             raise
         except lrcore.InputError as error:
-            return Figure(error=lrcore.without_paths(str(error)))
+            return Figure(error=lrcore.without_paths(str(error)), asked=request.windows)
         except Exception as error:
             if short := lrcore.shortage(error):
-                return Figure(error=str(short))
+                return Figure(error=str(short), asked=request.windows)
             log.exception("the live figure failed")
-            return Figure(error=f"{type(error).__name__}. The server's log has the details.")
+            said = f"{type(error).__name__}. The server's log has the details."
+            return Figure(error=said, asked=request.windows)
 
     def _measure(
         self, request: LiveRequest, dense: lrcore.LoadedModel | None, progress: lrcore.Progress
@@ -234,17 +260,20 @@ class Live:
         where = model_key(recipe)
         if dense is None:
             dense = self.objects.get("live", where, lambda: lrcore.load(*where))
-        sample = lrcore.EvaluationSettings(recipe.data, WINDOWS, LENGTH)
+        sample = lrcore.EvaluationSettings(recipe.data, request.windows, LENGTH)
         sample = sample.apart_from([recipe.data])
         before = self.objects.get(
-            "live dense", (*where, recipe.data), lambda: lrcore.evaluate(dense, sample, batch=2)
+            "live dense",
+            (*where, recipe.data, request.windows),
+            lambda: lrcore.evaluate(dense, sample, batch=2, progress=progress),
         )
         if request.checks:
             settled = lrcore.settle(dense, request.factors, recipe)
             self.objects.put("plan", plan_key(recipe, recipe), settled)
             if settled.ranks != request.plan.ranks:  # nobody is given these
-                return Figure(error=settled.account.planned.not_given(recipe.policy))
+                said = settled.account.planned.not_given(recipe.policy)
+                return Figure(error=said, asked=request.windows)
         small = lrcore.compress(dense, recipe, request.factors, request.plan, progress)
         after = lrcore.evaluate(small, sample, batch=2, progress=progress)
         own, dense_own = after.to_dict()["perplexity"], before.to_dict()["perplexity"]
-        return Figure(own, dense_own, after.protocol, losses=after.window_nll)
+        return Figure(own, dense_own, after.protocol, "", after.window_nll, request.windows)

@@ -134,10 +134,11 @@ def time_cells(account: dict[str, Any]) -> list[str]:
     return [cell(text.LAYER_TIME, f"{1e3 * seconds:.3f} ms", less(seconds, dense))]
 
 
-def actual(plan: str, figure: Figure | None) -> str:
+def actual(plan: str, figure: Figure | None, more: bool = False) -> str:
     """The cell of the perplexity measured live.
 
-    plan: the key of what is on show; figure None: not known yet.
+    plan: the key of what is on show; figure None: not known yet. more: whether more tokens are
+    being measured.
     """
     if figure is None:
         value, below = text.MEASURING, text.MEASURED_ON
@@ -150,9 +151,12 @@ def actual(plan: str, figure: Figure | None) -> str:
             f"{change} ({figure.dense:.4f}) · {'held-out ' if figure.held_out else ''}"
             f"{text.protocol(figure.protocol)}",
         )
+    windows = 0.0 if figure is None else figure.asked
+    if more and figure is not None:
+        below, windows = f"{below} · {measuring_text.MORE_NOW}", windows + 0.5
     return (
         f"<div class='cell actual' data-plan='{plan}' data-known='{figure is not None}' "
-        "role='status'>"
+        f"data-windows='{windows}' role='status'>"
         f"<span>actual perplexity</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
     )
 
@@ -160,6 +164,16 @@ def actual(plan: str, figure: Figure | None) -> str:
 def uniform_key(plan: str) -> str:
     """The key of the cell that holds a plan against uniform ranks."""
     return f"{plan}-uniform"
+
+
+def pinned_key(plan: str, pinned: str) -> str:
+    """The key of the cell that holds a plan against a pinned one. plan, pinned: their keys."""
+    return f"{plan}-{pinned}"
+
+
+def least(figure: Figure | None, other: Figure | None) -> int:
+    """On how many windows both were measured; 0 where either is not known."""
+    return min(figure.asked, other.asked) if figure is not None and other is not None else 0
 
 
 def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) -> str:
@@ -172,12 +186,14 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
         value, below = text.NOT_MEASURED, (figure.error or uniform.error or text.NOT_FINITE)
     elif known:
         change, error = figure.above(uniform)
-        value, kind = f"{uniform.perplexity:.4f}", verdict(change, error) if figure.held_out else ""
+        value = f"{uniform.beside(figure):.4f}"
+        kind = verdict(change, error) if figure.held_out else ""
         sentence = {"hurts": text.HURTS, "helps": text.HELPS, "": text.NO_MATTER}[kind]
         below = sentence.format(abs(change), error) if figure.held_out else text.NO_VERDICT
     return (
         f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
-        f"role='status'><span>{escape(text.WITH_UNIFORM)}</span><b>{escape(value)}</b>"
+        f"data-windows='{least(figure, uniform)}' role='status'>"
+        f"<span>{escape(text.WITH_UNIFORM)}</span><b>{escape(value)}</b>"
         f"<i>{escape(below)}</i></div>"
     )
 
@@ -189,9 +205,9 @@ def verdict(change: float, error: float) -> str:
     return "hurts" if change > 0 else "helps"
 
 
-def against_pinned(plan: str, figure: Figure | None, pinned: Figure | None) -> str:
+def against_pinned(place: str, figure: Figure | None, pinned: Figure | None) -> str:
     """The cell of the pinned plan's measured perplexity beside that of the plan on show, both
-    measured on the same windows.
+    measured on the same windows. place: see `pinned_key`.
     """
     known = figure is not None and pinned is not None
     kind, value, below = "", text.MEASURING, ""
@@ -199,11 +215,13 @@ def against_pinned(plan: str, figure: Figure | None, pinned: Figure | None) -> s
         value, below = text.NOT_MEASURED, (figure.error or pinned.error or text.NOT_FINITE)
     elif known:
         change, error = figure.above(pinned)
-        value, kind = f"{pinned.perplexity:.4f}", verdict(change, error) if figure.held_out else ""
+        value = f"{pinned.beside(figure):.4f}"
+        kind = verdict(change, error) if figure.held_out else ""
         below = pin_text.MEASURED_CHANGE.format(change, error)
     return (
-        f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
-        f"role='status'><span>{escape(pin_text.MEASURED)}</span><b>{escape(value)}</b>"
+        f"<div class='cell against {kind}' data-plan='{place}' data-known='{known}' "
+        f"data-windows='{least(figure, pinned)}' role='status'>"
+        f"<span>{escape(pin_text.MEASURED)}</span><b>{escape(value)}</b>"
         f"<i>{escape(below)}</i></div>"
     )
 

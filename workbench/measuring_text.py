@@ -16,10 +16,14 @@ SPECTRUM_AND_LOSS = (
     "correlation is {:.2f}."
 )
 PROBE_FIRST = (
-    "The increase in loss is measured on the model: every slot of {} alone, truncated to five "
+    "The increase in loss is measured on the model: every slot of {} alone, truncated to four "
     "ranks."
 )
 PROBES_NOW = "The slots of {} are being probed: see above. The map appears here."
+
+
+MORE = "Measure on 8,192 tokens"
+MORE_NOW = "measuring 8,192 tokens…"
 
 
 def run(seconds: float | None) -> str:

@@ -21,7 +21,7 @@ from .keys import (
     uniform,
     unmeasured,
 )
-from .live import Live, LiveRequest, affordable, figure_key
+from .live import WINDOWS, Live, LiveRequest, affordable, figure_key
 from .objects import ObjectCache
 from .shown import Shown
 
@@ -211,18 +211,23 @@ class Store:
         factors, plan = self.peek_factors(recipe), self.plan(recipe)
         return "" if factors is None or plan is None else figure_key(factors, recipe, plan)
 
-    def live_request(self, recipe: lrcore.Recipe, browser: Hashable) -> LiveRequest | None:
+    def live_request(
+        self, recipe: lrcore.Recipe, browser: Hashable, windows: int = WINDOWS
+    ) -> LiveRequest | None:
         """What to ask `live` for; None while the factors are not here, or where the model is too
-        large to be measured without a click. Raises InputError as `plan` does.
+        large to be measured without a click, which more windows are. Raises InputError as `plan`
+        does.
         """
-        return self._request(recipe, recipe, browser)
+        return self._request(recipe, recipe, browser, windows)
 
-    def live_request_uniform(self, recipe: lrcore.Recipe, browser: Hashable) -> LiveRequest | None:
+    def live_request_uniform(
+        self, recipe: lrcore.Recipe, browser: Hashable, windows: int = WINDOWS
+    ) -> LiveRequest | None:
         """The same for uniform ranks at the recipe's budget. Raises InputError as `plan` does."""
-        return self._request(recipe, uniform(recipe), browser)
+        return self._request(recipe, uniform(recipe), browser, windows)
 
     def _request(
-        self, base: lrcore.Recipe, recipe: lrcore.Recipe, browser: Hashable
+        self, base: lrcore.Recipe, recipe: lrcore.Recipe, browser: Hashable, windows: int
     ) -> LiveRequest | None:
         factors, plan = self.peek_factors(base), self.plan_with(base, recipe)
         if factors is None or plan is None:
@@ -231,11 +236,11 @@ class Store:
             refits = self.refits(recipe)
         except lrcore.InputError:
             refits = False  # compressing refuses it at once, and the figure says why
-        if not affordable(factors, recipe, refits):
+        if windows == WINDOWS and not affordable(factors, recipe, refits):
             return None
         checks = self.drafted(recipe) and affordable(factors, recipe, refits, checks=True)
         key = figure_key(factors, recipe, plan)
-        return LiveRequest(key, browser, factors, recipe, plan, checks)
+        return LiveRequest(key, browser, factors, recipe, plan, checks, windows)
 
     # --- methods side by side ---
 

@@ -102,7 +102,7 @@ NOT_RANKED = (
 RANKED_HURTS = " {} with {}, shown above, is {:.1%} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
-TOO_LARGE = "this model is too large to measure at every move: press Start under Compress"
+TOO_LARGE = "this model is too large to measure at every move: press the button below"
 BUDGETS = {
     "auto": "what the method compresses",
     "params": "decoder parameters",

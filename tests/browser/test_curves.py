@@ -304,3 +304,7 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
     assert f"({lrcore.evaluate(model, **requested).perplexity:.4f})" in cell.inner_text()
     assert "held-out stories" in cell.inner_text()
+    workbench.locator("#measure-more").click()
+    workbench.until(lambda: "64 windows" in cell.inner_text(), "more was not measured")
+    requested["samples"] = live.MORE
+    assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"

@@ -4,13 +4,14 @@ gives.
 
 import threading
 import time
+from dataclasses import replace
 from math import log
 
 import pytest
 
 import lrcore
 from workbench import markup, text
-from workbench.live import LENGTH, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
+from workbench.live import LENGTH, MORE, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
 from workbench.objects import ObjectCache
 from workbench.tabs.allocation import handlers
 
@@ -88,6 +89,28 @@ def measured(perplexity, spread=0.0, **protocol):
     """A figure of four windows, whose losses differ by a spread of nats."""
     steps = (-spread, spread, -spread, spread)
     return Figure(perplexity, 1.5, protocol, losses=tuple(log(perplexity) + one for one in steps))
+
+
+def test_more_windows_on_request_take_the_place_of_fewer_and_begin_with_them(factors):
+    live, recipe = Live(ObjectCache()), small(ratio=0.4)
+    one = request(factors, recipe)
+    live.request(one)
+    few = settled(live, one.key)
+    live.request(replace(one, windows=MORE))
+    live.request(one)  # the page was drawn again meanwhile
+    end = time.monotonic() + 120
+    while live.measures_more(one.browser):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    many = live.peek(one.key)
+    assert many.protocol["tokens"] == MORE * LENGTH == 8192
+    assert many.losses[:WINDOWS] == pytest.approx(few.losses, rel=1e-6)
+    assert many.beside(few) == pytest.approx(few.perplexity, rel=1e-6)
+    change, error = many.above(few)
+    assert abs(change) < 1e-6
+    assert error < 1e-6
+    live.request(one)
+    assert not live.measures_more(one.browser)  # nothing is measured again
 
 
 def test_ranks_on_show_are_held_against_even_ones():

@@ -16,6 +16,7 @@ from ...figures.rank_bars import Bar, RankBars, rank_bars
 from ...form import read_recipe, try_recipe
 from ...jobs import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from ...keys import UNIFORM, policy_row, unmeasured
+from ...live import MORE, Figure
 from ...store import Store
 from . import pin, survey
 
@@ -37,16 +38,18 @@ async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str
     sent, live = None, store.live
     while (key := live.newest(browser.session_hash)) is not None:
         pinned = live.newest(pin.name_for(browser))
-        against = markup.against_uniform if pinned is None else markup.against_pinned
-        uniform = live.newest(for_uniform(browser)) if pinned is None else pinned
+        beside = for_uniform(browser) if pinned is None else pin.name_for(browser)
+        uniform = live.newest(beside)
+        more = live.measures_more(browser.session_hash)
         figure, other = live.peek(key), live.peek(uniform)
-        cells = {} if figure is None else {key: markup.actual(key, figure)}
+        cells = {} if figure is None else {key: markup.actual(key, figure, more)}
         if figure is not None and other is not None:
-            cells |= {markup.uniform_key(key): against(key, figure, other)}
+            cells |= beside_cells(key, pinned, figure, other)
         if cells and cells != sent:
             yield json.dumps(cells)
             sent = cells
-        if figure is not None and (uniform is None or other is not None):
+        known = figure is not None and (uniform is None or other is not None)
+        if known and not (more or live.measures_more(beside)):
             return
         await asyncio.sleep(0.05)
 
@@ -77,6 +80,32 @@ def queue_factors(store: Store, browser: gr.Request, *values: Any) -> None:
 def measure(store: Store, browser: gr.Request, *values: Any) -> None:
     """Queue what the policy has to measure on the model."""
     start_analysis(store, read_recipe(values), browser.session_hash)
+
+
+def beside_cells(key: str, pinned: str | None, figure: Figure, other: Figure) -> dict[str, str]:
+    """The cell of what the ranks on show are held against, by its key."""
+    if pinned is None:
+        return {markup.uniform_key(key): markup.against_uniform(key, figure, other)}
+    place = markup.pinned_key(key, pinned)
+    return {place: markup.against_pinned(place, figure, other)}
+
+
+def measure_more(store: Store, browser: gr.Request, *values: Any) -> None:
+    """Have the ranks on show, and those that they are held against, measured on more tokens."""
+    recipe = read_recipe(values)
+    if unmeasured_evidence(store, recipe) is not None:
+        return
+    pinned = pin.pinned_plan(store, browser, recipe)
+    requests = [store.live_request(recipe, browser.session_hash, MORE)]
+    if pinned is None:
+        requests.append(store.live_request_uniform(recipe, for_uniform(browser), MORE))
+    else:
+        requests.append(store.live_request(pinned[0], pin.name_for(browser), MORE))
+    if requests[0] is None:
+        return
+    for one in requests:
+        if one is not None and (one is requests[0] or one.key != requests[0].key):
+            store.live.request(one)
 
 
 def plan_shown(
@@ -148,7 +177,8 @@ def actual(store: Store, recipe: lrcore.Recipe, browser: gr.Request) -> str:
     """The cell of the measured perplexity; asks for the figure where it is not known yet."""
     request = store.live_request(recipe, browser.session_hash)
     if request is None:
-        return markup.cell("actual perplexity", text.NOT_MEASURED, text.TOO_LARGE)
+        key = store.live_key(recipe)
+        return markup.actual(key, store.live.peek(key) or Figure(error=text.TOO_LARGE))
     store.live.request(request)
     return markup.actual(request.key, store.live.peek(request.key))
 

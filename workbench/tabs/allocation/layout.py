@@ -10,6 +10,7 @@ from ... import (
     budget_text,
     hand_text,
     markup,
+    measuring_text,
     network_text,
     pin_text,
     plan_address,
@@ -66,6 +67,7 @@ class AllocationTab:
     caption: gr.HTML
     link: gr.HTML
     pin: gr.Button
+    more: gr.Button
     editor: RankEditor
     curve: BudgetCurve
     network: gr.HTML
@@ -80,7 +82,7 @@ def layout(page: Page) -> AllocationTab:
     """
     with gr.Row(elem_id="cockpit"):
         with gr.Column(scale=0, min_width=340, elem_id="controls"):
-            options, about, temperature, summary = controls(page)
+            options, about, temperature, summary, more = controls(page)
         with gr.Column(scale=1, min_width=320, elem_id="drawn"):
             bars = plot("bars", 290)
             with gr.Row(elem_id="bars-foot"):
@@ -97,6 +99,7 @@ def layout(page: Page) -> AllocationTab:
         caption,
         link,
         pin,
+        more,
         editor=editor,
         curve=curve,
         network=network(),
@@ -106,7 +109,7 @@ def layout(page: Page) -> AllocationTab:
     )
 
 
-def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML]:
+def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.Button]:
     form = page.form
     for names in (("method", "policy"), ("budget", "target")):
         with gr.Row(elem_classes="pair"):
@@ -117,8 +120,9 @@ def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML]:
         form["temperature"].render()
         form["rule"].render()
     summary = panel("size-and-cost")
+    more = small_button(measuring_text.MORE, "measure-more", 200)
     options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
-    return options, panel("method-about"), temperature, summary
+    return options, panel("method-about"), temperature, summary, more
 
 
 def budget_curve() -> BudgetCurve:

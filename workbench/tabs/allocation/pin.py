@@ -94,4 +94,5 @@ def actual(store: Store, browser: gr.Request, recipe: lrcore.Recipe, pinned: lrc
         store.live.forget(name_for(browser))
         return ""
     store.live.request(request)
-    return markup.against_pinned(key, store.live.peek(key), store.live.peek(request.key))
+    place = markup.pinned_key(key, request.key)
+    return markup.against_pinned(place, store.live.peek(key), store.live.peek(request.key))

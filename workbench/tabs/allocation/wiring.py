@@ -74,6 +74,10 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     listen(pinned, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
     listen([form["temperature"].input], by_temperature, form.inputs, drawn, **LIVE)
+    more = listen(
+        [parts.more.click], bind(handlers.measure_more, store), form.inputs, None, **PRESSED
+    )
+    more.then(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
     # Each figure that becomes known asks again: an answer that got lost would leave a cell waiting.
     for change in (page.plan_key.change, page.figure_count.change):
         change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
