@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..layer import MLP, Attention, Layer, LowRank, Projection, RotaryChannel
 from ..modules.compressed import SIZES, CompressedAttention, CompressedMLP
-from ..modules.install import attention_module
+from ..modules.install import attention_module, in_place_of
 from ..modules.projections import LowRankLinear, StoredLinear, projection_modules, read_projection
 from .architectures import Architecture, architecture_of, decoder_layers, text_config
 from .native import gate_rows, head_sizes, linear_of, rows_of
@@ -190,7 +190,8 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
     for name, projection in projection_modules(
         {name: values[name] for name in values if name in changed}
     ).items():
-        module.set_submodule(paths[name], projection)
+        native = module.get_submodule(paths[name])
+        module.set_submodule(paths[name], in_place_of(native, projection))
 
 
 def _reshaped(now: Attention, then: Attention) -> bool:

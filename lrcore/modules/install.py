@@ -83,7 +83,19 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
             holder.set_submodule(path, _empty_module(network, place, described, native))
         for path, projection in rebuild(entry["projections"], network.dtype).items():
             parent, _, leaf = path.rpartition(".")
-            setattr(holder.get_submodule(parent), leaf, projection)
+            beside = holder.get_submodule(parent)
+            setattr(beside, leaf, in_place_of(getattr(beside, leaf, None), projection))
+
+
+def in_place_of(native: nn.Module | None, projection: nn.Module) -> nn.Module:
+    """The projection; a plain matrix computes as the family's own class does, to the bit: Falcon's
+    adds the bias to the product that was rounded.
+    """
+    family: type[Any] = type(native)
+    own = issubclass(family, nn.Linear) and family.__module__.startswith("transformers.models.")
+    if own and type(projection) is nn.Linear:
+        projection.__class__ = family
+    return projection
 
 
 def places_in(places: Mapping[str, Mapping[str, Any]], inside: str) -> dict[str, dict[str, Any]]:

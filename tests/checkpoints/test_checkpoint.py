@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from safetensors import safe_open
+from tiny_models import copy_tokenizer, tiny
 
 import lrcore
 from lrcore.checkpoints.checkpoint import load_checkpoint, save
@@ -59,6 +60,15 @@ def test_a_dense_model_comes_back_bit_for_bit(family, dtype, request, tmp_path):
     back = assert_comes_back(model, tmp_path / "dense")
     assert back.dtype == dtype
     assert back.history == ()
+
+
+def test_in_bfloat16_a_dense_mlp_rounds_as_the_family_does(tiny_llama, story_file, tmp_path):
+    """Falcon adds a bias to the product that was rounded, a plain linear module before that."""
+    tiny("falcon").save_pretrained(tmp_path / "falcon")
+    copy_tokenizer(tiny_llama, tmp_path / "falcon")
+    model = lrcore.load(str(tmp_path / "falcon"), dtype="bfloat16")
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=32, budget="kv", ratio=0.5)
+    assert_comes_back(lrcore.compress(model, recipe), tmp_path / "saved" / "small")
 
 
 def test_the_folder_holds_what_it_says(tiny_llama, story_file, tmp_path):

@@ -53,9 +53,9 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         _set(fields, WIDTH, heads * size)
     if "word_embed_proj_dim" in fields:
         fields["word_embed_proj_dim"] = fields["hidden_size"]
-    if "num_key_value_heads" in fields:
+    for name in {"num_key_value_heads", "num_kv_heads"} & fields.keys():
         shared = [n for n in range(1, heads + 1) if heads % n == 0]
-        fields["num_key_value_heads"] = draw(st.sampled_from(shared))
+        fields[name] = draw(st.sampled_from(shared))
     for name in INNER:
         if name in fields:
             fields[name] = draw(st.integers(4, 64))
