@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .compression.evidence.pace import seconds_per_token
     from .compression.evidence.probes import probe
     from .compression.evidence.table import evidence_key, evidence_tokens, measure_evidence
-    from .compression.factorise import Factorisation, factorise
+    from .compression.factorise import Factorisation, factorise, method_options
     from .compression.healing.healing import heal
     from .compression.healing.settings import Healing
     from .compression.predicted import CurvePoint, predicted_curve
@@ -120,7 +120,7 @@ _HOMES = {
     "compression.evidence.probes": "probe",
     "compression.evidence.pace": "seconds_per_token",
     "compression.evidence.table": "evidence_key evidence_tokens measure_evidence",
-    "compression.factorise": "Factorisation factorise",
+    "compression.factorise": "Factorisation factorise method_options",
     "compression.healing.healing": "heal",
     "compression.healing.settings": "Healing",
     "compression.predicted": "CurvePoint predicted_curve",
@@ -336,6 +336,7 @@ __all__ = [
     "measure_cost",
     "measure_evidence",
     "measure_speed",
+    "method_options",
     "methods",
     "model_card",
     "on_cluster",

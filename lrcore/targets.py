@@ -19,6 +19,7 @@ NARROWER_MLPS = "narrower MLPs"
 BIASED_MLPS = "narrower MLPs with added biases"
 LATENT_KEYS = "cached latents of keys"
 LATENT_VALUES = "cached latents of values"
+BIASED_LATENTS = "cached latents with added biases"
 STRUCTURES = (
     NARROWER_MLPS,
     BIASED_MLPS,
@@ -29,6 +30,7 @@ STRUCTURES = (
     QUANTISED,
     LATENT_VALUES,
     LATENT_KEYS,
+    BIASED_LATENTS,
 )
 
 

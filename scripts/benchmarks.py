@@ -6,6 +6,7 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     variants  the papers' variants of a method, one option away from its default
     depth     perplexity without one and two whole layers
     width     perplexity with a narrower residual stream (SliceGPT) at 10-50 %
+    cached    perplexity with a half to a tenth of the KV cache, by CARE and by `fused`
     healing   perplexity before and after training the factors against the dense model
     prediction  predicted rises of the loss against actual ones, with their intervals
     fresh     rises of the loss by every method at 10, 30 and 50 % on models that it trains first:
@@ -34,6 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from bench.cached import cached  # noqa: E402 (after the path)
 from bench.depth import depth  # noqa: E402 (after the path)
 from bench.energy import energy  # noqa: E402 (after the path)
 from bench.fresh import fresh  # noqa: E402 (after the path)
@@ -58,6 +60,7 @@ JOBS = {
     "variants": variants,
     "depth": depth,
     "width": width,
+    "cached": cached,
     "healing": healing,
     "prediction": prediction,
     "fresh": fresh,

@@ -31,7 +31,7 @@ def factor_key(recipe: lrcore.Recipe) -> Key:
     return (
         *calibration_key(recipe),
         recipe.method,
-        *sorted(recipe.options.items()),
+        *sorted(lrcore.method_options(recipe).items()),
         *lrcore.evidence_key(recipe),
     )
 

@@ -89,7 +89,8 @@ class Store:
                 plain = self.factors(unmeasured(recipe), progress)
                 return lrcore.measure_evidence(dense, plain, recipe, progress=progress)
             moments = self.calibration(recipe, progress)
-            return lrcore.factorise(dense, moments, recipe.method, progress, recipe.options)
+            options = lrcore.method_options(recipe)
+            return lrcore.factorise(dense, moments, recipe.method, progress, options)
 
         return self.objects.get("factors", factor_key(recipe), make)
 

@@ -23,7 +23,7 @@ from ..provenance import BaseModel
 from ..recipe import Recipe
 from ..targets import TARGETS
 from .evidence.table import measure_evidence
-from .factorise import Factorisation, factorise
+from .factorise import Factorisation, factorise, method_options
 from .settle import settle
 from .write import refits, written
 
@@ -45,7 +45,7 @@ def prepare(
     with _timed(seconds, "calibrate"):
         calibration = calibrate(model, recipe, progress)
     with _timed(seconds, "factorise"):
-        factors = factorise(model, calibration, recipe.method, progress, recipe.options)
+        factors = factorise(model, calibration, recipe.method, progress, method_options(recipe))
     with _timed(seconds, "measure"):
         return measure_evidence(model, factors, recipe, progress)
 
@@ -72,10 +72,7 @@ def compress(
     seconds: dict[str, float] = {}
     check_compressed(model, recipe)
     refit = refits(recipe, model.network)
-    if factors is not None and (factors.method, factors.options) != (
-        recipe.method,
-        find_method(recipe.method).choose(recipe.options),
-    ):
+    if factors is not None and not _fits(factors, recipe):
         raise InputError(
             f"The factors given are of '{factors.method}' {asdict(factors.options)}, the recipe "
             "says otherwise. Factorise again."
@@ -110,6 +107,15 @@ def compress(
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
     )
+
+
+def _fits(factors: Factorisation, recipe: Recipe) -> bool:
+    """Whether factors are of the recipe's method and options, with or without what its budget adds
+    to them.
+    """
+    row = find_method(recipe.method)
+    options = (row.choose(given) for given in (recipe.options, method_options(recipe)))
+    return factors.method == recipe.method and factors.options in options
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -101,6 +101,15 @@ def factorise(
     return Factorisation(method, held, evidence, calibration, shape_of(model), chosen)
 
 
+def method_options(recipe: Recipe) -> dict[str, Any]:
+    """The options that a recipe's method is factorised with: those of the recipe, and where they
+    leave one to the budget, what it means there.
+
+    Raises InputError for an unknown method.
+    """
+    return find_method(recipe.method).given(recipe.options, recipe.budget)
+
+
 @dataclass(frozen=True)
 class _Unit:
     """A layer to factorise. file: where its factors are put, None for in memory."""

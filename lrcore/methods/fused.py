@@ -10,7 +10,8 @@
 * MLP: neurons are eliminated as in optimal brain surgeon, in the metric of the output, with the
   exact refit.
 * Each of the three parts also as low-rank pairs, see lrcore/methods/pairs.py: policies that choose
-  between forms (lrcore/alternatives.py) take the one that loses less.
+  between forms (lrcore/alternatives.py) take the one that loses less. Under a budget of the KV
+  cache QK and OV as cached latents instead, see lrcore/methods/cached_latents.py.
 * Means are folded into the biases of the output and down projections (LatentLLM, appendix B.2); a
   projection without a bias gets one.
 """
@@ -29,10 +30,11 @@ from ..linalg import (
     roots,
     times_lower,
 )
-from ..options import NO_OPTIONS, NoOptions
+from ..options import option
 from ..spectra import Cost, Form
 from ..statistics import TAPS, Moments
 from .attention_factors import ColumnOrder, HeadMaps
+from .cached_latents import cached_latents
 from .costs import mlp_cost, ov_cost, qk_cost
 from .factors import LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
@@ -50,13 +52,29 @@ FORMS = (
     {name: Form(name, "narrowed") for name in COMPONENTS}
     | {matrix: Form(part, "pairs") for part, own in COMPONENT_MATRICES.items() for matrix in own}
     | {"joint_qk": Form("qk", "pairs")}
+    | {"latent_k": Form("qk", "latent"), "latent_v": Form("ov", "latent")}
 )
 
 
-def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
+@dataclass(frozen=True)
+class FusedOptions:
+    forms: str = option(
+        "auto",
+        "The forms that parts have besides narrowed heads and removed neurons. pairs: every matrix "
+        "as a low-rank pair. latents: keys and values as cached latents, and the MLP as it is. "
+        "auto: latents under budget kv, else pairs.",
+        choices=("auto", "pairs", "latents"),
+    )
+
+
+DEFAULT = FusedOptions()
+
+
+def factor(layer: Layer, moments: Moments, options: FusedOptions = DEFAULT) -> LayerFactors:
     """Solve QK, OV and MLP of one layer, those that it has, for all ranks: narrowed, and every
-    matrix as a pair.
+    matrix as a pair; or QK and OV narrowed, and keys and values as cached latents.
     """
+    latents = options.forms == "latents"
     a = layer.attention
     qk = qk_pairs if a.position == "rotary" else qk_centred
     solve = {
@@ -64,8 +82,9 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
         "ov": lambda: ov_refit(a, moments),
         "mlp": lambda: mlp_elimination(layer, moments),
     }
-    narrowed = {name: solve[name]() for name in layer.components}
-    return narrowed | pairs(layer, moments)
+    own = [name for name in layer.components if not (latents and name == "mlp")]
+    narrowed = {name: solve[name]() for name in own}
+    return narrowed | (cached_latents if latents else pairs)(layer, moments)
 
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
@@ -200,7 +219,8 @@ METHOD = Method(
     notes="QK: centred keys without rotary, whole pairs with rotary, both where a part of a head "
     "turns. OV: map on the head outputs, output projection refit across heads. MLP: elimination of "
     "neurons with exact refit. Each part also as low-rank pairs (LatentLLM's), which leave the KV "
-    "cache as it is: policy probed takes, part by part, the form that loses less. "
+    "cache as it is: policy probed takes, part by part, the form that loses less. Under budget kv "
+    "keys and values have cached latents as their other form. "
     "Means go into the biases; projections without one get one. Unless "
     "the recipe says 'refit: off', each layer is then refit on the outputs of the compressed "
     "layers before it, towards the dense residual stream.",
@@ -208,7 +228,14 @@ METHOD = Method(
     components=COMPONENTS,
     needs=NEEDS,
     shrinks_kv=True,
-    holds={**COMPONENT_MATRICES, "joint_qk": COMPONENT_MATRICES["qk"]},
+    holds={
+        **COMPONENT_MATRICES,
+        "joint_qk": COMPONENT_MATRICES["qk"],
+        "latent_k": COMPONENT_MATRICES["qk"],
+        "latent_v": COMPONENT_MATRICES["ov"],
+    },
+    options=FusedOptions,
+    under={"kv": {"forms": "latents"}},
     refit=True,
     adds_biases=True,
     forms=FORMS,

@@ -15,6 +15,7 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 COMPONENT_MATRICES = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 COMPONENTS = tuple(COMPONENT_MATRICES)
 KEYS_AND_VALUES = frozenset({"k", "v"})
+AUTO = ("auto", None)  # an option that is left to the budget
 CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp", "sequential")
 
 
@@ -37,6 +38,7 @@ class Method:
     adds_biases: whether projections of the MLP that have no bias get one.
     forms: of the slots of a part that has several, see lrcore/alternatives.py. The factors of a
     layer have the form first that policies take which do not choose between them.
+    under: what options that are "auto" mean under a kind of budget, {budget: {option: value}}.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Method:
     lacks: frozenset[str] = frozenset()
     adds_biases: bool = False
     forms: Mapping[str, Form] = field(default_factory=dict)
+    under: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def covers(self) -> frozenset[str]:
@@ -66,6 +69,8 @@ class Method:
     def structure(self, slot: str, options: Any) -> str:
         """What a slot is below full rank, one of `targets.STRUCTURES`."""
         by_name = {
+            "latent_k": targets.BIASED_LATENTS,
+            "latent_v": targets.BIASED_LATENTS,
             "qk": targets.NARROWER_HEADS,
             "ov": targets.NARROWER_HEADS,
             "mlp": targets.BIASED_MLPS if self.adds_biases else targets.NARROWER_MLPS,
@@ -92,6 +97,12 @@ class Method:
         value out of range.
         """
         return read_options(f"method {self.name}", self.options, given)
+
+    def given(self, options: Mapping[str, Any], budget: str) -> dict[str, Any]:
+        """The options of a recipe with what "auto" means under its budget."""
+        meant = self.under.get(self.budget(budget), {})
+        open_ = {name: value for name, value in meant.items() if options.get(name) in AUTO}
+        return {**options, **open_}
 
     def reads(self, options: Any) -> frozenset[Need]:
         """What `factor` reads of activations with these options."""

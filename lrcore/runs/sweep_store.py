@@ -10,7 +10,7 @@ from typing import Any
 from ..calibration.calibrate import calibrate
 from ..compression.chain import Chain
 from ..compression.evidence.table import measure_evidence
-from ..compression.factorise import Factorisation, factorise
+from ..compression.factorise import Factorisation, factorise, method_options
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
 from ..evaluation.settings import EvaluationSettings, TaskSettings
@@ -61,14 +61,14 @@ def cells(model: LoadedModel, sweep: Sweep) -> list[Cell]:
 def _factors_key(recipe: Recipe) -> tuple[Any, ...]:
     """What a factorisation of one model depends on."""
     windows = [getattr(recipe, name) for name in Recipe.fields_of("windows")]
-    return (*windows, recipe.method, *sorted(recipe.options.items()))
+    return (*windows, recipe.method, *sorted(method_options(recipe).items()))
 
 
 def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     made: dict[str, Any] = {"seq_len": sweep.base.seq_len}  # the context of the dense FLOPs
     if [step.kind for step in chain] == ["compress"]:
         recipe = chain[0].recipe
-        options = sorted(recipe.options.items())
+        options = sorted(method_options(recipe).items())
         made = {**recipe.identity(), "device": str(model.device), "options": options}
     elif chain:
         steps = [step.to_dict() for step in chain]
@@ -104,7 +104,7 @@ class SweepStore(ABC):
         key = (model.fingerprint, *_factors_key(recipe))
         if self._factors is None or self._factors[0] != key:
             calibration = calibrate(model, recipe, progress)
-            made = factorise(model, calibration, recipe.method, progress, recipe.options)
+            made = factorise(model, calibration, recipe.method, progress, method_options(recipe))
             self._factors = (key, made)
         self._factors = (key, measure_evidence(model, self._factors[1], recipe, progress))
         return self._factors[1]

@@ -87,12 +87,12 @@ def measure(
     model, recipes: Recipes, subject: Subject, dense: lrcore.Evaluation
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The cells of recipes of one method, which is factorised once. dense: the model's own."""
-    factors = None
+    factors, options = None, None
     for single in recipes:
         name = f"{subject.title} {single.method} {single.policy} {single.ratio:.0%}"
         try:
-            if factors is None:
-                factors = lrcore.prepare(model, single)
+            if factors is None or options != lrcore.method_options(single):
+                factors, options = lrcore.prepare(model, single), lrcore.method_options(single)
             factors = lrcore.measure_evidence(model, factors, single)
             small = lrcore.compress(model, single, factors)
             increase = lrcore.allocate(factors, single).summed_increase

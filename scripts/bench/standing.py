@@ -39,14 +39,14 @@ def standing(own: Mapping[str, Any], ratios: Sequence[float]) -> str:
 def rows_of(own: Mapping[str, Any], ratios: Sequence[float]) -> Iterator[list[str]]:
     for ratio in ratios:
         known = perplexities(own["cells"], ratio)
-        if OURS not in known:
+        others = {pair: one for pair, one in known.items() if pair[0] != OURS[0]}
+        uniform = [one for (_, policy), one in others.items() if policy == "uniform"]
+        if OURS not in known or not uniform:  # not measured yet
             continue
         ours = known[OURS]
         (method, policy), least = min(
             ((pair, one) for pair, one in known.items() if pair != OURS), key=lambda one: one[1]
         )
-        others = {pair: one for pair, one in known.items() if pair[0] != OURS[0]}
-        uniform = [one for (_, policy), one in others.items() if policy == "uniform"]
         published = [
             one
             for (method, policy), one in others.items()

@@ -66,6 +66,7 @@ VARIANTS = {
         {"ov": "abs"},
     ],
     "flap": [{"metric": "wifn"}],
+    "fused": [{"forms": "latents"}],
     "llm_surgeon": [{"update": False}],
     "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
     "svd": [{"weights": "fisher"}],
@@ -159,6 +160,8 @@ def test_declared_needs_suffice_and_slots_cover_what_they_name(
         first = list(by_form(method[0], factors)[0])
         assert first == [c for c in row.components if c in factors]
     left = LEFT.get((method[0], case.layer.attention.position), set())
+    if method[1].get("forms") == "latents":
+        left = {"gate", "up", "down"}
     # a component spans several matrices, and together they span what the method covers
     covered = sorted(row.covers & named.keys() - left)
     for own in by_form(method[0], factors):
@@ -247,7 +250,7 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
 
 def test_every_method_file_has_a_row() -> None:
     shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams", "bounds"}
-    shared |= {"heads", "method", "pairs", "ranking", "scores"}
+    shared |= {"cached_latents", "heads", "method", "pairs", "ranking", "scores"}
     here = Path(factors_module.__file__).parent
     files = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")

@@ -14,6 +14,7 @@ import lrcore
 from lrcore import InputError
 from lrcore.layer import Linear
 from lrcore.methods import METHODS, truncate
+from lrcore.methods.cached_latents import cached_latents
 from lrcore.methods.latentllm.joint import rotary_offsets
 from lrcore.models.architectures import ARCHITECTURES, MISFITS, decoder_layers
 from lrcore.models.config import read_config
@@ -221,6 +222,30 @@ def test_structure_and_state_rebuild_the_compressed_model_bit_for_bit(family, me
         install(rebuilt, structure(small))
     rebuilt.load_state_dict(small.state_dict(), strict=True, assign=True)
     assert torch.equal(logits(rebuilt), logits(small))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_latents_of_fused_are_what_they_say(family) -> None:
+    """Smaller in the cache, the same with it, padded or not, and rebuilt bit for bit."""
+    network, moments = dense(family)
+    small = clone(network)
+    for index, own in enumerate(moments):
+        layer = read_layer(small, index)
+        factors = cached_latents(layer, own)
+        ranks = {name: int(0.7 * factor.cost.kv_cap) for name, factor in factors.items()}
+        write_layer(small, truncate(layer, factors, ranks))
+    whole = logits(small)
+    assert measure(small).kv_values < 0.8 * measure(network).kv_values
+    assert all(read_layer(small, i).attention.latent == "kv" for i in range(2))
+    assert close(by_pieces(small), whole)
+    mask, positions = left_padding()
+    together = logits(small, padded_tokens(), attention_mask=mask, **positions_of(small, positions))
+    assert close(together[:1, 6:], logits(small, TOKENS[:1, :18]))
+    rebuilt = clone(network)
+    with torch.device("meta"):
+        install(rebuilt, structure(small))
+    rebuilt.load_state_dict(small.state_dict(), strict=True, assign=True)
+    assert torch.equal(logits(rebuilt), whole)
 
 
 def by_pieces(network):

@@ -8,7 +8,8 @@ AWARE, RAW, GHOST, CUT = "#3987c9", "#e08a2e", "rgba(140,145,155,0.42)", "#c2417
 # Paul Tol's bright set: told apart by colour-blind eyes, visible on white and on near-black.
 SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999933", "#bb6633")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "pentagon", "cross", "hexagon")
-FORM_COLOURS = {"": AWARE, "narrowed": AWARE, "pairs": RAW}  # of the forms of a part
+# of the forms of a part
+FORM_COLOURS = {"": AWARE, "narrowed": AWARE, "pairs": RAW, "latent": "#2f9e7c"}
 CLEAR = "rgba(0,0,0,0)"
 MOST_POINTS = 500
 

@@ -13,6 +13,7 @@ from ...data import held_out
 from ...errors import InputError
 from ...evaluation.protocols import make_passages
 from ...evaluation.settings import EvaluationSettings
+from ...methods import find_method
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
@@ -87,8 +88,12 @@ def measured_plans(factors: Factorisation, recipe: Recipe) -> list[RankPlan]:
 
 
 def base_recipe(recipe: Recipe, policy: str, ratio: float) -> Recipe:
-    """The recipe with the ranks of a policy alone, at the method's own budget."""
+    """The recipe with the ranks of a policy alone, at the method's own budget, or that which its
+    factors are for.
+    """
+    own = recipe.budget in find_method(recipe.method).under
     return Recipe(
+        budget=recipe.budget if own else "auto",
         method=recipe.method,
         options=recipe.options,
         policy=policy,

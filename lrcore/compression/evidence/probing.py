@@ -23,9 +23,10 @@ from .cache import cache_file
 from .divergence import DensePredictions
 from .losses import BATCH
 
-FORMAT = 4  # of the files on disk; increase it whenever what is measured changes its meaning
-# Shares of the parameters that are probed: of every form, and of those that a plan may take. One is
-# too few: on a small model a single probe at 0.5 cost more than half of the gain.
+FORMAT = 5  # of the files on disk; increase it whenever what is measured changes its meaning
+# Shares that are probed, of the parameters, or of the cache where it holds latents: of every form,
+# and of those that a plan may take. One is too few: on a small model a single probe at 0.5 cost
+# more than half of the gain.
 FIRST, THEN = (0.9, 0.5), (0.75, 0.3)
 KEEP = FIRST + THEN
 # A form that loses so many times as much as another form of its part, at both of the first shares,
@@ -177,13 +178,16 @@ def key(tokens: Tensor) -> tuple[Any, ...]:
 
 
 def probed_ranks(cost: Cost, shares: tuple[float, ...] = KEEP) -> list[int]:
-    """The ranks whose parameters come nearest to the shares, without duplicates, descending."""
+    """The ranks whose parameters, of cached latents: whose cache, come nearest to the shares,
+    without duplicates, descending.
+    """
     ranks = cost.ranks()[:-1]
     if not ranks:
         return []
+    price, dense = (cost.kv, cost.kv_dense) if cost.latent else (cost.parameters, cost.dense)
 
     def nearest(keep: float) -> int:
-        return min(ranks, key=lambda rank: abs(cost.parameters(rank) - keep * cost.dense))
+        return min(ranks, key=lambda rank: abs(price(rank) - keep * dense))
 
     return sorted({nearest(keep) for keep in shares}, reverse=True)
 

@@ -21,7 +21,7 @@ def test_keys_of_measurements_stay_what_they_were() -> None:
         spectra={(1, "q"): spectrum, (0, "down"): spectrum},
     )
     kept = cache_file("probes", factors, *probing.key(torch.tensor([[3, 1], [4, 1]])), 5)
-    assert kept == cache_folder() / "probes" / "05247f98890a5c498d45114b.json"
+    assert kept == cache_folder() / "probes" / "9a5b8d24c34a5cffc16f8d01.json"
     budget = allocation_key(Recipe(policy="mix"))
     sizes = (search.STEP, search.ROUNDS, search.WINDOWS, search.LENGTH)
     assert cache_file("searches", factors, budget, *sizes).name == "c76c8bdcdb6c0f9c542ed41a.json"

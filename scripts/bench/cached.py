@@ -1,0 +1,57 @@
+"""A smaller KV cache: `fused` with cached latents, and with narrowed heads alone, against CARE."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import lrcore
+
+from .fresh import ARCHITECTURES, trained
+from .fresh import subject as fresh_subject
+from .page import Subject, note, subjects, table, write_section
+from .quality import error_of, evaluation
+
+RATIOS = (0.5, 0.75, 0.9)
+ROWS = {
+    "`care` (CARE-U)": {"method": "care"},
+    "`care`, `whitening=root`": {"method": "care", "options": {"whitening": "root"}},
+    "`care`, policy `probed`": {"method": "care", "policy": "probed"},
+    "`fused`, `probed`, `forms=pairs`": {
+        "method": "fused",
+        "policy": "probed",
+        "options": {"forms": "pairs"},
+    },
+    "`fused`, `probed`": {"method": "fused", "policy": "probed"},
+}
+
+
+def cached(only: list[str]) -> None:
+    """Perplexity with half, a quarter and a tenth of the KV cache left."""
+    for subject in every(only):
+        model = lrcore.load(subject.recipe.model)
+        dense = evaluation(model, subject)
+        rows = []
+        for name, fields in ROWS.items():
+            figures = []
+            for ratio in RATIOS:
+                recipe = subject.recipe.with_(budget="kv", ratio=ratio, **fields)
+                own = evaluation(small := lrcore.compress(model, recipe), subject)
+                figures.append(f"{own.perplexity:.3f} ± {error_of(own, dense):.3f}")
+            rows.append([name, *figures, f"{small.size.parameters:,}"])
+            note(f"cached {subject.title} {rows[-1]}")
+        about = (
+            f"**{subject.title}**, dense {dense.perplexity:.3f}, {model.size.parameters:,} "
+            f"parameters, {model.size.kv_bytes:,} KV bytes per token."
+        )
+        header = ["", *(f"{ratio:.0%} removed" for ratio in RATIOS), "parameters at 90 %"]
+        write_section(f"cached {subject.title}", f"{about}\n\n{table(header, rows)}")
+
+
+def every(only: list[str]) -> Iterator[Subject]:
+    """The models of the other tables, and one of each architecture that is trained afresh."""
+    yield from subjects(only)
+    reference = os.environ.get("LRCORE_REFERENCE")
+    if reference and not only:
+        text = Path(reference) / "text"
+        for architecture in ARCHITECTURES:
+            yield fresh_subject(trained(architecture, 0, text), text)
