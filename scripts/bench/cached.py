@@ -32,19 +32,31 @@ def cached(only: list[str]) -> None:
         dense = evaluation(model, subject)
         rows = []
         for name, fields in ROWS.items():
-            figures = []
-            for ratio in RATIOS:
-                recipe = subject.recipe.with_(budget="kv", ratio=ratio, **fields)
-                own = evaluation(small := lrcore.compress(model, recipe), subject)
-                figures.append(f"{own.perplexity:.3f} ± {error_of(own, dense):.3f}")
-            rows.append([name, *figures, f"{small.size.parameters:,}"])
+            recipe = subject.recipe.with_(budget="kv", **fields)
+            rows.append([name, *figures(model, recipe, subject, dense)])
             note(f"cached {subject.title} {rows[-1]}")
         about = (
             f"**{subject.title}**, dense {dense.perplexity:.3f}, {model.size.parameters:,} "
             f"parameters, {model.size.kv_bytes:,} KV bytes per token."
         )
-        header = ["", *(f"{ratio:.0%} removed" for ratio in RATIOS), "parameters at 90 %"]
+        header = ["", *(f"{ratio:.0%} removed" for ratio in RATIOS), "parameters of the last"]
         write_section(f"cached {subject.title}", f"{about}\n\n{table(header, rows)}")
+
+
+def figures(
+    model: lrcore.LoadedModel, recipe: lrcore.Recipe, subject: Subject, dense: lrcore.Evaluation
+) -> Iterator[str]:
+    """The cells of a row; "–" for what the method cannot remove of the model."""
+    parameters = "–"
+    for ratio in RATIOS:
+        try:
+            small = lrcore.compress(model, recipe.with_(ratio=ratio))
+        except lrcore.InputError:
+            yield "–"
+            continue
+        own, parameters = evaluation(small, subject), f"{small.size.parameters:,}"
+        yield f"{own.perplexity:.3f} ± {error_of(own, dense):.3f}"
+    yield parameters
 
 
 def every(only: list[str]) -> Iterator[Subject]:
