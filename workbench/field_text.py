@@ -9,7 +9,7 @@ FIELDS = {
         "Offload layers to disk",
         "one at a time in memory: slower, for models larger than memory",
     ),
-    "data": ("Text", "built-in name, file, or hub data set name:config:split"),
+    "data": ("Calibration text", "built-in name, file, or hub data set name:config:split"),
     "samples": ("Windows", ""),
     "seq_len": ("Tokens per window", ""),
     "sampling": ("Windows drawn", ""),

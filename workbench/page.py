@@ -47,6 +47,7 @@ class Page:
     job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
     hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))
     model_note: gr.HTML = field(default_factory=partial(panel, "model-note", render=False))
+    text_note: gr.HTML = field(default_factory=partial(panel, "text-note", render=False))
     selection_mark: gr.HTML = field(default_factory=selection.mark)
     steps: gr.HTML = field(default_factory=steps.build)
     tabs: gr.Tabs = field(default_factory=partial(gr.Tabs, elem_id="tabs", render=False))

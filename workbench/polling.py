@@ -11,7 +11,7 @@ import gradio as gr
 
 import lrcore
 
-from . import chosen, job_markup, markup, memory, run_text, steps, text
+from . import calibration_text, chosen, job_markup, markup, memory, run_text, steps, text
 from .assets import script
 from .components import download, heartbeat
 from .events import LIVE, QUIET, bind, event_data, listen
@@ -30,6 +30,7 @@ def wire(page: Page, store: Store) -> None:
         page.job_list,
         page.hint,
         page.model_note,
+        page.text_note,
         page.analysis_key,
         page.factors_key,
         page.methods_ready,
@@ -90,6 +91,7 @@ def state(store: Store, values: Sequence[Any]) -> list[Any]:
         job_markup.job_list(store.jobs),
         markup.note(stale, "stale"),
         markup.note("" if dense is None else dense.note) + device_note(dense),
+        calibration_text.note(store, recipe),
         list(calibration_key(recipe)) if analysed else None,
         factors_state(store, recipe) if recipe else None,
         store.methods_factorised(recipe) if recipe else None,

@@ -7,7 +7,7 @@ import gradio as gr
 
 import lrcore
 
-from . import text
+from . import calibration_text, text
 from .components import download
 from .events import QUIET, bind, listen
 from .form import read_recipe
@@ -18,6 +18,7 @@ from .store import Store
 
 @dataclass(frozen=True)
 class Sidebar:
+    dropped: gr.File
     analyse: gr.Button
     save: gr.Button
     load: gr.UploadButton
@@ -33,11 +34,18 @@ def layout(page: Page) -> Sidebar:
     gr.Markdown(f"## {text.NAME}\n{text.INTRO}", elem_id="brand")
     form["model"].render()
     page.model_note.render()
+    form["data"].render()
+    page.text_note.render()
+    dropped = gr.File(
+        label=calibration_text.DROP,
+        file_types=calibration_text.ENDINGS,
+        height=44,
+        elem_id="drop-text",
+    )
     with gr.Accordion(text.SOURCE, open=False):
         for name in ("revision", "dtype", "device", "offload"):
             form[name].render()
-    with gr.Accordion(text.CALIBRATION, open=False):
-        form["data"].render()
+    with gr.Accordion(text.WINDOWS, open=False):
         with gr.Row():
             form["samples"].render()
             form["seq_len"].render()
@@ -60,11 +68,13 @@ def layout(page: Page) -> Sidebar:
             (gr.Button(title, size="sm", variant="secondary"), recipe)
             for title, recipe in example_recipes()
         ]
-    return Sidebar(analyse, save, load, examples)
+    return Sidebar(dropped, analyse, save, load, examples)
 
 
 def wire(page: Page, store: Store, parts: Sidebar) -> None:
     form, outputs, start = page.form.inputs, page.recipe_outputs, bind(analyse, store)
+    taken = bind(calibration_text.take, store)
+    parts.dropped.upload(taken, parts.dropped, [page.form["data"], parts.dropped], **QUIET)
     listen([parts.analyse.click], start, form, None, **QUIET)
     listen([parts.save.click], bind(save_recipe), form, page.downloads, **QUIET)
     loaded = [parts.load.upload(bind(load_recipe), parts.load, outputs, **QUIET)]

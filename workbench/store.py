@@ -106,6 +106,9 @@ class Store:
     def peek_dense(self, recipe: lrcore.Recipe) -> lrcore.LoadedModel | None:
         return self.objects.peek("dense", model_key(recipe))
 
+    def peek_calibration(self, recipe: lrcore.Recipe) -> lrcore.Calibration | None:
+        return self.objects.peek("calibration", calibration_key(recipe))
+
     def peek_analysis(self, recipe: lrcore.Recipe) -> lrcore.Analysis | None:
         return self.objects.peek("analysis", calibration_key(recipe))
 

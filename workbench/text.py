@@ -11,9 +11,9 @@ INTRO = "See where a model can be compressed, tune a budget on the curves, and c
 
 LOGIN = "Any user name, and the password that the server was started with."
 ANALYSE = "Analyse"
-SOURCE, CALIBRATION, RECIPE = (
+SOURCE, WINDOWS, RECIPE = (
     "Revision, data type, device",
-    "Calibration text",
+    "Calibration windows",
     "Recipe and examples",
 )
 SAVE_RECIPE, LOAD_RECIPE = "Save recipe", "Load recipe"

@@ -80,7 +80,7 @@ def make_run(workbench, name: str) -> None:
 
 
 def test_start_shows_stage_count_and_time_left(workbench):
-    workbench.open("Calibration text")
+    workbench.open("Calibration windows")
     workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
     start_long(workbench)
     assert re.search(r"\d+/\d+", running(workbench)["text"])
@@ -201,7 +201,7 @@ def test_a_table_shows_its_rows_goes_row_by_row_and_ends_in_files(workbench, tmp
 
 def test_a_wrong_model_is_named_with_a_remedy(workbench):
     workbench.type_into("field-model", "demo-lama")
-    workbench.open("Calibration text")
+    workbench.open("Calibration windows")
     workbench.type_into("field-seed", "7")
     workbench.click("#analyse")
     words = workbench.until(
@@ -296,7 +296,7 @@ def test_both_answers_grow_together_and_stop_freezes_them(workbench):
 def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_same_ranks(
     workbench, open_page, server, tmp_path
 ):
-    workbench.open("Calibration text")
+    workbench.open("Calibration windows")
     workbench.type_into("field-samples", "16")
     workbench.type_into("field-seed", "3")
     saved = workbench.recipe() | {
@@ -310,10 +310,10 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(saved))
     other = open_page()
-    other.open("Calibration text")
+    other.open("Calibration windows")
     other.open("Recipe and examples")
     other.answered()
-    other.locator("#sidebar input[type=file]").first.set_input_files(path)
+    other.locator("#sidebar input[type=file]").last.set_input_files(path)
     other.until(lambda: other.value("field-seed") == "3", "the recipe is not loaded")
     other.answered()
     assert other.recipe() == saved
@@ -324,3 +324,8 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     assert [row["rank"] for row in json.loads(output.stdout)["ranks"]] == [
         row["rank"] for row in answer["ranks"]
     ]
+    text = tmp_path / "own.txt"
+    text.write_text("Once upon a time there was a cat. " * 400)
+    other.locator("#drop-text input[type=file]").set_input_files(text)
+    other.until(lambda: other.value("field-data").endswith("/own.txt"), "the text is not chosen")
+    assert "4,096 tokens: 16 windows of 256" in other.locator("#text-note").inner_text()

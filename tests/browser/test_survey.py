@@ -28,7 +28,7 @@ def harmful(workbench):
     the ranks on show and of uniform ones, once the page calls the first harmful; every method is
     surveyed then.
     """
-    workbench.open("Calibration text")  # on few and short windows `fused` is refitted in a second
+    workbench.open("Calibration windows")  # of few and short ones `fused` is refitted in a second
     workbench.type_into("field-samples", "16")
     workbench.type_into("field-seq_len", "64")
     workbench.click("#analyse")

@@ -1,0 +1,65 @@
+"""What the sidebar says of the calibration text, and texts that are dropped on it."""
+
+from html import escape
+
+import pytest
+
+import lrcore
+from workbench import calibration_text
+from workbench.form import input_values
+from workbench.polling import state
+from workbench.store import Store
+
+RECIPE = lrcore.Recipe("demo-llama", samples=2, seq_len=16)
+
+
+def test_tokens_at_once_and_the_first_window_once_it_was_read(tmp_path):
+    store = Store(tmp_path / "runs")
+    (shown,) = [one for one in state(store, input_values(RECIPE)) if "32 tokens" in str(one)]
+    assert shown == "<div class='note about'>32 tokens: 2 windows of 16</div>"
+    tokens = store.calibration(RECIPE).tokens
+    window = store.dense(RECIPE).tokenizer.decode(tokens[0].tolist())
+    shown = calibration_text.note(store, RECIPE)
+    assert escape(calibration_text.shortened(window)) in shown
+    assert "2 windows of 16" in shown
+    assert calibration_text.note(store, None) == ""
+
+
+def test_html_in_a_text_stays_text(tmp_path):
+    text = tmp_path / "page.txt"
+    text.write_text("<img src=x onerror='alert(1)'> it's \"so\". " * 50)
+    store, recipe = Store(tmp_path / "runs"), RECIPE.with_(data=str(text), sampling="first")
+    store.calibration(recipe)
+    shown = calibration_text.note(store, recipe)
+    assert "<img" not in shown
+    assert "&lt;img" in shown
+
+
+def test_a_dropped_text_is_kept_and_chosen(tmp_path):
+    store, given = Store(tmp_path / "runs"), tmp_path / "my <b> story.txt"
+    given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    chosen, left = calibration_text.take(store, str(given))
+    assert left is None
+    assert chosen.startswith(str(tmp_path / "runs"))
+    assert chosen.endswith("my-b-story.txt")
+    given.unlink()  # Gradio's own copy goes with the server
+    assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
+    given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    assert calibration_text.take(store, str(given))[0] == chosen
+    assert not store.runs.ids()  # it is no run
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("story.docx", b"PK", r"its extension is '\.docx'"),
+        ("story.txt", b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_what_holds_no_text_is_refused(name, content, said, tmp_path):
+    given = tmp_path / name
+    given.write_bytes(content)
+    store = Store(tmp_path / "runs")
+    with pytest.raises(lrcore.InputError, match=said):
+        calibration_text.take(store, str(given))
+    assert not (store.runs.folder / calibration_text.FOLDER).exists()

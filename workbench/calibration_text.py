@@ -1,0 +1,79 @@
+"""Calibration texts: what the sidebar says of the one that is chosen, and texts that are dropped
+on it.
+"""
+
+import hashlib
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+import lrcore
+
+from .store import Store
+
+FOLDER = ".texts"  # in the folder of the runs: texts that were dropped on the page
+MOST = 600  # characters of a window that are shown
+DROP = "A text of your own"
+ENDINGS = [".txt", ".jsonl", ".json"]
+FIRST = "The first window"
+
+
+def note(store: Store, recipe: lrcore.Recipe | None) -> str:
+    """How many tokens calibration reads, as HTML; once the text was read with its first window, on
+    hover and unfolded.
+    """
+    if recipe is None:
+        return ""
+    known = store.peek_calibration(recipe)
+    count, length = (recipe.samples, recipe.seq_len) if known is None else known.tokens.shape
+    size = f"{count * length:,} tokens: {count:,} windows of {length:,}"
+    dense = store.peek_dense(recipe)
+    if known is None or dense is None:
+        return f"<div class='note about'>{size}</div>"
+    window = shortened(dense.tokenizer.decode(known.tokens[0].tolist()))
+    return (
+        f"<div class='note about'><details><summary title='{escape(window)}'>{size}</summary>"
+        f"<p><b>{FIRST}</b> {escape(window)}</p></details></div>"
+    )
+
+
+def shortened(window: str) -> str:
+    """The beginning of a window, on one line."""
+    line = " ".join(window.split())
+    return line if len(line) <= MOST else f"{line[: MOST - 1]}…"
+
+
+def take(store: Store, path: str | None) -> list[Any]:
+    """Keep a text that was dropped on the page, so that it outlives the server, and choose it: its
+    place for the field of the text, and nothing for the place it was dropped on.
+
+    Raises InputError for a file that holds no text.
+    """
+    if not path:
+        return [gr.skip(), gr.skip()]
+    given = Path(path)
+    if given.suffix.lower() not in ENDINGS:
+        raise lrcore.InputError(
+            f"'{given.name}' is no text that can be read: its extension is '{given.suffix}'. Known "
+            f"here: {', '.join(ENDINGS)}. Convert it, or name a file on the server."
+        )
+    try:
+        content = given.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise lrcore.InputError(
+            f"'{given.name}' is not UTF-8 text: it has another encoding or is a binary file. Save "
+            "it as UTF-8."
+        ) from error
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    kept = store.runs.folder / FOLDER / digest / plain(given.name)
+    if not kept.exists():
+        lrcore.write_text(kept, content)
+    return [str(kept), None]
+
+
+def plain(name: str) -> str:
+    """A file name of letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^\w.-]+", "-", name).lstrip(".-") or "text.txt"
