@@ -24,7 +24,8 @@ class Shape:
     """What a plan must know of the model it is for to account for itself.
 
     parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections.
-    itemsize: bytes per number.
+    itemsize: bytes per number. extra_bytes: of numbers outside the projections that stay in a wider
+    type, such as routers of experts in float32.
     kv_values: cached numbers per token. head_parameters: weights of the output embedding,
     multiplied once per token. work: what every layer multiplies.
     """
@@ -36,6 +37,12 @@ class Shape:
     kv_values: int
     head_parameters: int
     work: tuple[LayerWork, ...]
+    extra_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of all numbers of the dense model."""
+        return self.parameters * self.itemsize + self.extra_bytes
 
     def base(self, kind: str) -> int:
         """What the dense model has of that which a kind of budget counts: "params", "total" or
@@ -184,10 +191,9 @@ class RankPlan:
     def _bytes(self) -> float:
         """What the model's numbers take, those of the slots as they will be stored."""
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
-        outside = self.shape.parameters - sum(cost.dense for cost, _ in costs)
-        return outside * self.shape.itemsize + sum(
-            cost.bytes(rank, self.shape.itemsize) for cost, rank in costs
-        )
+        shape = self.shape
+        dense = sum(cost.dense for cost, _ in costs) * shape.itemsize
+        return shape.bytes - dense + sum(cost.bytes(rank, shape.itemsize) for cost, rank in costs)
 
     def _seconds_per_token(self, ranks: dict[Slot, int]) -> float | None:
         """Of the decoder layers with these ranks, the others full; None where not measured."""
@@ -219,7 +225,7 @@ class RankPlan:
         dense = ModelAccount(
             shape.parameters,
             shape.decoder_linear,
-            shape.parameters * shape.itemsize,
+            shape.bytes,
             shape.kv_values * shape.itemsize,
             self._flops(shape.work),
             self._seconds_per_token({}),

@@ -1,5 +1,6 @@
 """Factorisation: every layer decomposed once with one method, for all ranks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from ..models.architectures import decoder_layers
 from ..models.counting import network_work
 from ..models.layers import read_layer, write_layer
 from ..models.load import LoadedModel
-from ..models.structure import forms_of, measure
+from ..models.structure import forms_of, measure, untied
 from ..options import NO_OPTIONS
 from ..plan import Shape
 from ..progress import Progress, silent
@@ -165,6 +166,8 @@ def shape_of(model: LoadedModel) -> Shape:
     size = measure(model.network)
     head = model.network.get_output_embeddings().weight.numel()
     layers = len(decoder_layers(model.network))
+    floating = [one for one in untied(model.network)[0].values() if one.dtype.is_floating_point]
+    wider = [(one.dtype.itemsize - size.bytes_per_value) * math.prod(one.shape) for one in floating]
     return Shape(
         size.parameters,
         size.decoder_linear,
@@ -173,4 +176,5 @@ def shape_of(model: LoadedModel) -> Shape:
         size.kv_values,
         head,
         network_work(model.network),
+        sum(wider),
     )

@@ -11,6 +11,7 @@ from tiny_models import CONFIGS, SAME, copy_tokenizer, family_folder, noisy
 import lrcore
 from lrcore import InputError
 from lrcore.layer import Linear
+from lrcore.models.counting import count_account
 from lrcore.models.layers import clone, read_layer, write_layer
 
 LOUD = 30.0  # times the last norm's weights: squares of the MLP's activations overflow in float16
@@ -51,6 +52,22 @@ def test_a_family_with_rotary_tables_of_thirty_two_bits(tmp_path, tiny_llama, st
     recipe = lrcore.Recipe(str(folder), dtype="bfloat16", method=method, ratio=0.3, **data)
     small = lrcore.compress(model, recipe)
     assert lrcore.evaluate(small, **data).perplexity > 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_the_account_counts_routers_that_stay_in_thirty_two_bits(
+    tmp_path, tiny_llama, story_file, dtype
+):
+    """Ernie keeps its routers in float32, whatever the model is loaded in."""
+    folder = family_folder("ernie4_5_moe", tiny_llama, tmp_path / "ernie")
+    model = lrcore.load(str(folder), dtype=dtype)
+    data = {"data": str(story_file), "samples": 2, "seq_len": 16}
+    recipe = lrcore.Recipe(str(folder), dtype=dtype, method="svd_llm", ratio=0.3, **data)
+    small = lrcore.compress(model, recipe)
+    assert any(one.dtype == torch.float32 for one in small.network.parameters())
+    assert small.account is not None
+    assert small.account.dense.bytes == count_account(model.network, 16).bytes
+    assert small.account.model.bytes == count_account(small.network, 16).bytes
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
