@@ -13,14 +13,36 @@ function place() {
     const html = known[cell.dataset.plan];
     if (html && windows(html) > Number(cell.dataset.windows)) cell.outerHTML = html;
   }
+  continuation();
 }
+// The continuation of the ranks before stays, pale, until that of those on show is there.
+let written = '';
+function continuation() {
+  const panel = document.querySelector('#continuation');
+  const html = known.continuation;
+  if (!panel || !html) return;
+  if (html !== written || !panel.querySelector('[data-of]')) {
+    panel.querySelector('.note, [data-of]').outerHTML = html;
+    written = html;
+  }
+  const shown = document.querySelector('.cell.actual')?.dataset.plan;
+  panel.classList.toggle('stale', panel.querySelector('[data-of]').dataset.of !== shown);
+}
+// What becomes known before the tab was opened waits for it: Gradio mounts a tab when it is opened.
+function follow() {
+  const panel = document.getElementById('size-and-cost');
+  if (!panel || panel === seen || !document.getElementById('continuation')) return;
+  seen = panel;
+  new MutationObserver(place).observe(panel, { childList: true, subtree: true });
+  place();
+}
+let tabs = null;
 watch('value', () => {
   if (!props.value) return;
-  const panel = document.querySelector('#size-and-cost');
   Object.assign(known, JSON.parse(props.value));
+  follow();
   place();
-  if (panel && panel !== seen) {
-    seen = panel;
-    new MutationObserver(place).observe(panel, { childList: true, subtree: true });
-  }
+  if (tabs) return;
+  tabs = document.getElementById('tabs');
+  new MutationObserver(follow).observe(tabs, { childList: true, subtree: true });
 });

@@ -15,18 +15,30 @@ from . import saving_text
 from .assets import PLOTLY_JS, script
 
 
-def as_sent(kind: type) -> Any:
-    """The component, giving handlers what the browser sent, None and numbers beyond its range as
-    well: they say in a sentence what is wrong, where Gradio's own message names no remedy, and a
-    range that follows the model may change while a number is on its way.
+def reading(kind: type, preprocess: Callable[[Any, Any], Any]) -> Any:
+    """The component, giving handlers what `preprocess` makes of what the browser sent.
 
     ABCMeta makes the class because Gradio's metaclass would write a .pyi file.
     """
-    fields = {"is_template": True, "preprocess": lambda self, value: value}
+    fields = {"is_template": True, "preprocess": preprocess}
     return ABCMeta.__new__(type(kind), kind.__name__, (kind,), fields)
 
 
-Slider, Number = as_sent(gr.Slider), as_sent(gr.Number)
+def as_sent(_: Any, value: Any) -> Any:
+    """None and numbers beyond the range as well: handlers say in a sentence what is wrong, where
+    Gradio's own message names no remedy, and a range that follows the model may change while a
+    number is on its way.
+    """
+    return value
+
+
+def as_text(_: Any, value: Any) -> str:
+    """A box that nobody has typed into is empty: the browser sends None until it was drawn."""
+    return "" if value is None else str(value)
+
+
+Slider, Number = reading(gr.Slider, as_sent), reading(gr.Number, as_sent)
+Textbox = reading(gr.Textbox, as_text)
 
 
 def whole(value: float | None, what: str) -> int:

@@ -1,5 +1,5 @@
 """The actual perplexity of the plan on show: compressed in memory and measured on a small held-out
-sample, in the background.
+sample, in the background; and how it continues a prompt.
 
 One worker of its own, outside the queue of jobs. Each browser has one request, its newest; work on
 an older one stops at the next layer or batch. The worker reads a dense model of its own: a job may
@@ -16,11 +16,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import lrcore
 
+from .continuation import Continuation, compare, continued
 from .keys import model_key, plan_key
 from .objects import ObjectCache
 from .priority import LIVE, give_way
@@ -86,7 +87,8 @@ class LiveRequest:
 
     key: of all that its figure depends on (`figure_key`); it marks the place on the page where the
     figure belongs. checks: whether the plan is first measured against uniform ranks. windows: how
-    many to measure on. when: seconds of the monotonic clock.
+    many to measure on. prompt: what the models continue once the figure is known; "" for nothing.
+    when: seconds of the monotonic clock.
     """
 
     key: str
@@ -96,6 +98,7 @@ class LiveRequest:
     plan: lrcore.RankPlan
     checks: bool = False
     windows: int = WINDOWS
+    prompt: str = ""
     when: float = field(default_factory=time.monotonic)
 
 
@@ -143,6 +146,7 @@ class Live:
     def __init__(self, objects: ObjectCache) -> None:
         self.objects = objects
         self._known: OrderedDict[str, Figure] = OrderedDict()
+        self._continued: OrderedDict[tuple[str, str], Continuation] = OrderedDict()
         self._count = 0
         self._requests: OrderedDict[Hashable, LiveRequest] = OrderedDict()
         self._newest: OrderedDict[Hashable, str] = OrderedDict()
@@ -154,14 +158,14 @@ class Live:
         with self._changed:
             more = self._requests.get(request.browser)  # drawn again while more is measured
             if more and more.key == request.key and more.windows > request.windows:
+                self._requests[request.browser] = replace(more, prompt=request.prompt)
                 return
             self._newest[request.browser] = request.key
             self._newest.move_to_end(request.browser)
             while len(self._newest) > KEPT:
                 self._newest.popitem(last=False)
             self._requests.pop(request.browser, None)
-            known = self._known.get(request.key)
-            if request.checks or known is None or known.asked < request.windows:
+            if request.checks or self._lacks_figure(request) or self._lacks_text(request):
                 self._requests[request.browser] = request
             self._changed.notify()
 
@@ -179,7 +183,7 @@ class Live:
         `progress` does.
         """
         if self.peek(request.key) is None:
-            self._keep(request.key, self._figure(request, dense, progress))
+            self._keep(request.key, self._figure(request, dense, progress)[0])
 
     def count(self) -> int:
         """How many figures were measured so far: where it changes, there may be more to show."""
@@ -189,6 +193,16 @@ class Live:
         with self._changed:
             return self._known.get(key)
 
+    def continuation(self, key: str | None, prompt: str) -> Continuation | None:
+        """How the models continue a prompt; None while that is not known."""
+        with self._changed:
+            return None if key is None else self._continued.get((key, prompt))
+
+    def unfinished(self, browser: Hashable) -> bool:
+        """Whether something that a browser requested last is still to be done."""
+        with self._changed:
+            return browser in self._requests
+
     def measures_more(self, browser: Hashable) -> bool:
         """Whether what a browser requested last is still to be measured on MORE windows."""
         with self._changed:
@@ -196,6 +210,17 @@ class Live:
 
     def newest(self, browser: Hashable) -> str | None:
         return self._newest.get(browser)
+
+    def _lacks_figure(self, request: LiveRequest) -> bool:
+        known = self._known.get(request.key)
+        return known is None or known.asked < request.windows
+
+    def _lacks_text(self, request: LiveRequest) -> bool:
+        """A plan that could not be measured continues nothing either."""
+        known = self._known.get(request.key)
+        failed = known is not None and bool(known.error)
+        lacks = (request.key, request.prompt) not in self._continued
+        return bool(request.prompt) and not failed and lacks
 
     def _run(self) -> None:
         give_way(LIVE)
@@ -207,64 +232,94 @@ class Live:
                     raise lrcore.Cancelled(stage)
 
             with suppress(lrcore.Cancelled):
-                self._keep(request.key, self._figure(request, None, go_on))
+                self._serve(request, go_on)
+
+    def _serve(self, request: LiveRequest, progress: lrcore.Progress) -> None:
+        """The figure first; then, of the model that it was measured on, the continuation."""
+        small = None
+        if request.checks or self._lacks_figure(request):
+            figure, small = self._figure(request, None, progress)
+            self._keep(request.key, figure)
+        if self._lacks_text(request):
+            self._keep_text(request, self._continue(request, small, progress))
 
     def _keep(self, key: str, figure: Figure) -> None:
-        """Remember a figure; who requested it is served."""
+        """Remember a figure; who requested nothing else is served."""
         with self._changed:
             self._known[key] = figure
             self._count += 1
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
-            served = [
-                name
-                for name, other in self._requests.items()
-                if other.key == key and other.windows <= figure.asked
-            ]
-            for browser in served:
+            self._drop_served(key)
+
+    def _keep_text(self, request: LiveRequest, continuation: Continuation) -> None:
+        with self._changed:
+            self._continued[request.key, request.prompt] = continuation
+            while len(self._continued) > KEPT:
+                self._continued.popitem(last=False)
+            self._drop_served(request.key)
+
+    def _drop_served(self, key: str) -> None:
+        for browser, one in list(self._requests.items()):
+            if one.key == key and not (self._lacks_figure(one) or self._lacks_text(one)):
                 del self._requests[browser]
 
     def _next(self) -> LiveRequest:
-        """The oldest request of those that have been still for a moment."""
+        """The oldest request of those that have been still for a moment, figures before texts."""
         with self._changed:
             while True:
-                oldest = min(
-                    self._requests.values(), key=lambda request: request.when, default=None
-                )
-                wait = None if oldest is None else oldest.when + STILL - time.monotonic()
-                if wait is not None and wait <= 0:
-                    return oldest
-                self._changed.wait(wait)
+                now, waiting = time.monotonic(), self._requests.values()
+                ready = [one for one in waiting if one.when + STILL <= now]
+                if ready:
+                    return min(ready, key=lambda one: (not self._lacks_figure(one), one.when))
+                first = min((one.when for one in waiting), default=None)
+                self._changed.wait(None if first is None else first + STILL - now)
 
     def _figure(
         self, request: LiveRequest, dense: lrcore.LoadedModel | None, progress: lrcore.Progress
-    ) -> Figure:
-        """Measured; with an error where that failed. dense: the worker's own where it is None."""
+    ) -> tuple[Figure, lrcore.LoadedModel | None]:
+        """Measured, and the compressed model; with an error where that failed. dense: the worker's
+        own where it is None.
+        """
         try:
-            return self._measure(request, dense, progress)
-        except lrcore.Cancelled:
-            raise
-        except lrcore.InputError as error:
-            return Figure(error=lrcore.without_paths(str(error)), asked=request.windows)
+            return self._measure(request, dense or self._dense(request), progress)
         except Exception as error:
-            if short := lrcore.shortage(error):
-                return Figure(error=str(short), asked=request.windows)
-            log.exception("the live figure failed")
-            said = f"{type(error).__name__}. The server's log has the details."
-            return Figure(error=said, asked=request.windows)
+            return Figure(error=_said(error), asked=request.windows), None
+
+    def _continue(
+        self, request: LiveRequest, small: lrcore.LoadedModel | None, progress: lrcore.Progress
+    ) -> Continuation:
+        """small: compressed to the request's ranks, where that was done already."""
+        prompt, where = request.prompt, model_key(request.recipe)
+        try:
+            dense = self._dense(request)
+            small = small or self._compressed(request, dense, progress)
+            own = self.objects.get(
+                "live prompt", (*where, prompt), lambda: continued(dense, prompt, progress)
+            )
+            return compare(dense, small, prompt, own, progress)
+        except Exception as error:
+            return Continuation(error=_said(error))
+
+    def _dense(self, request: LiveRequest) -> lrcore.LoadedModel:
+        """The worker's own."""
+        where = model_key(request.recipe)
+        return self.objects.get("live", where, lambda: lrcore.load(*where))
+
+    def _compressed(
+        self, request: LiveRequest, dense: lrcore.LoadedModel, progress: lrcore.Progress
+    ) -> lrcore.LoadedModel:
+        return lrcore.compress(dense, request.recipe, request.factors, request.plan, progress)
 
     def _measure(
-        self, request: LiveRequest, dense: lrcore.LoadedModel | None, progress: lrcore.Progress
-    ) -> Figure:
+        self, request: LiveRequest, dense: lrcore.LoadedModel, progress: lrcore.Progress
+    ) -> tuple[Figure, lrcore.LoadedModel | None]:
         recipe = request.recipe
-        where = model_key(recipe)
-        if dense is None:
-            dense = self.objects.get("live", where, lambda: lrcore.load(*where))
         sample = lrcore.EvaluationSettings(recipe.data, request.windows, LENGTH)
         sample = sample.apart_from([recipe.data])
         before = self.objects.get(
             "live dense",
-            (*where, recipe.data, request.windows),
+            (*model_key(recipe), recipe.data, request.windows),
             lambda: lrcore.evaluate(dense, sample, batch=2, progress=progress),
         )
         if request.checks:
@@ -272,8 +327,21 @@ class Live:
             self.objects.put("plan", plan_key(recipe, recipe), settled)
             if settled.ranks != request.plan.ranks:  # nobody is given these
                 said = settled.account.planned.not_given(recipe.policy)
-                return Figure(error=said, asked=request.windows)
-        small = lrcore.compress(dense, recipe, request.factors, request.plan, progress)
+                return Figure(error=said, asked=request.windows), None
+        small = self._compressed(request, dense, progress)
         after = lrcore.evaluate(small, sample, batch=2, progress=progress)
         own, dense_own = after.to_dict()["perplexity"], before.to_dict()["perplexity"]
-        return Figure(own, dense_own, after.protocol, "", after.window_nll, request.windows)
+        figure = Figure(own, dense_own, after.protocol, "", after.window_nll, request.windows)
+        return figure, small
+
+
+def _said(error: Exception) -> str:
+    """One sentence for what went wrong. Raises what was cancelled anew."""
+    if isinstance(error, lrcore.Cancelled):
+        raise error
+    if isinstance(error, lrcore.InputError):
+        return lrcore.without_paths(str(error))
+    if short := lrcore.shortage(error):
+        return str(short)
+    log.error("the live figure failed", exc_info=error)
+    return f"{type(error).__name__}. The server's log has the details."

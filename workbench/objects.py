@@ -21,6 +21,7 @@ LIMITS = {
     "small": 6,
     "live": 1,
     "live dense": 16,
+    "live prompt": 64,
     "lines": 200,
     "curves": 200,
     "pace": 16,

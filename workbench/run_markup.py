@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from .continuation import Continuation
 from .markup import MOST_NATS, shade, token
 
 WIDTH, HEIGHT = 240, 44  # of a curve, in units that the page stretches
@@ -30,15 +31,12 @@ def curve(losses: Sequence[float], what: str = "cross-entropy at each step, nats
     )
 
 
-def answer(tokens: Sequence[tuple[str, float, float]], begin: int, first: int) -> str:
+def answer(shown: Continuation) -> str:
     """An answer: grey as far as it is the dense model's, the first other token marked, and from
     there each token coloured by its change in loss.
-
-    tokens: (text, dense loss, compressed loss) in nats; begin: the first that was generated; first:
-    the first that differs.
     """
-    parts = []
-    for i, (words, dense, small) in enumerate(tokens):
+    parts, begin, first = [], shown.begin, shown.first
+    for i, (words, dense, small) in enumerate(shown.tokens):
         if i < max(begin, first):
             kind = "prompt" if i < begin else "same"
             parts.append(token(words, dense, small, kind))

@@ -6,6 +6,7 @@ from typing import Any
 import lrcore
 
 from . import text
+from .continuation import Continuation
 from .sweeps import evaluation_of
 
 COMPARE_TAB, RUNS_TAB = "Compare", "Runs & export"
@@ -101,17 +102,9 @@ def afterwards(run: lrcore.Run) -> list[str]:
     return words
 
 
-def divergence(
-    tokens: Sequence[tuple[str, float, float]],
-    others: Sequence[tuple[str, float]],
-    begin: int,
-    first: int,
-) -> str:
-    """How far an answer is the dense model's, and what stands there instead.
-
-    tokens: (text, dense loss, compressed loss); others: of the dense model's answer; begin: the
-    first that was generated; first: the first that differs.
-    """
+def divergence(answer: Continuation) -> str:
+    """How far an answer is the dense model's, and what stands there instead."""
+    tokens, others, begin, first = answer.tokens, answer.dense, answer.begin, answer.first
     if first >= max(len(tokens), len(others)):
         return f"The same answer as the dense model's: {len(tokens) - begin} tokens."
     same = f"The same for {max(0, first - begin)} tokens"

@@ -1,4 +1,4 @@
-"""By which policy each browser was last shown ranks, and the plan that it has pinned."""
+"""What each browser was last shown, the plan that it has pinned, and its prompt."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -17,6 +17,7 @@ class Shown:
     def __init__(self) -> None:
         self._by_browser: OrderedDict[Hashable, tuple[str, Mapping[str, Any]]] = OrderedDict()
         self._pinned: OrderedDict[Hashable, lrcore.Recipe] = OrderedDict()
+        self._prompts: OrderedDict[Hashable, str] = OrderedDict()
 
     def note(self, browser: Hashable, recipe: lrcore.Recipe) -> None:
         """A browser is shown the ranks of this recipe."""
@@ -50,3 +51,14 @@ class Shown:
         if pinned is None or calibration_key(pinned) != calibration_key(recipe):
             return None
         return pinned
+
+    def ask(self, browser: Hashable, prompt: str) -> None:
+        """A browser wants this prompt continued by what it is shown; "": nothing."""
+        self._prompts.pop(browser, None)
+        if prompt:
+            self._prompts[browser] = prompt
+        while len(self._prompts) > KEPT:
+            self._prompts.popitem(last=False)
+
+    def prompt(self, browser: Hashable) -> str:
+        return self._prompts.get(browser, "")

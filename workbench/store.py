@@ -244,7 +244,8 @@ class Store:
             return None
         checks = self.drafted(recipe) and affordable(factors, recipe, refits, checks=True)
         key = figure_key(factors, recipe, plan)
-        return LiveRequest(key, browser, factors, recipe, plan, checks, windows)
+        prompt = self.shown.prompt(browser)
+        return LiveRequest(key, browser, factors, recipe, plan, checks, windows, prompt)
 
     # --- methods side by side ---
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import lrcore
-from workbench import live
+from workbench import continuation, live, text
 
 from .conftest import pages
 
@@ -308,3 +308,25 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
     workbench.until(lambda: "64 windows" in cell.inner_text(), "more was not measured")
     requested["samples"] = live.MORE
     assert cell.locator("b").inner_text() == f"{lrcore.evaluate(small, **requested).perplexity:.4f}"
+    said, asked = workbench.locator("#continuation .continued"), "Lily saw a"
+    for prompt in (text.PROMPT, asked):
+        own = lrcore.generate(small, prompt, continuation.NEW_TOKENS).split()
+        workbench.type_into("continued-prompt", prompt)
+        workbench.until(
+            lambda own=own: own == words(said.locator(".tokens").last), f"not {' '.join(own)}"
+        )
+    assert words(said.locator(".tokens").first) == lrcore.generate(model, asked, 40).split()
+    assert "stale" not in workbench.locator("#continuation").get_attribute("class")
+
+
+def words(place):
+    return place.inner_text().replace("↵", " ").split()
+
+
+def test_what_was_measured_before_its_tab_was_opened_is_there_then(open_page):
+    page = open_page("?method=a3&policy=uniform&ratio=0.47")
+    page.answered()  # the figure is known
+    page.allocation()
+    cell = page.locator("#size-and-cost .actual")
+    page.until(lambda: cell.get_attribute("data-known") == "True", "the figure does not arrive")
+    page.locator("#continuation .continued").wait_for()

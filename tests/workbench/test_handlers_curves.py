@@ -176,6 +176,7 @@ def test_without_factors_the_page_says_how_to_get_them(empty):
 
 def test_live_figures_arrive_for_the_plan_on_show(store):
     recipe = RECIPE.with_(policy="softmax")
+    handlers.ask(store, BROWSER, True, "One day", *input_values(recipe))
     key = handlers.draw_plan(store, BROWSER, *input_values(recipe))[5]
     end = time.monotonic() + 120
 
@@ -187,8 +188,11 @@ def test_live_figures_arrive_for_the_plan_on_show(store):
         return cells
 
     cells = asyncio.run(last())
-    assert len(cells) == 2
+    assert len(cells) == 3
     assert "data-known='True'" in cells[key]
+    assert f"data-of='{key}'" in cells["continuation"]
+    handlers.ask(store, BROWSER, False, "One day", *input_values(recipe))  # folded away
+    assert len(asyncio.run(last())) == 2
 
 
 def test_the_survey_names_what_is_missing(store):

@@ -10,7 +10,7 @@ from math import log
 import pytest
 
 import lrcore
-from workbench import markup, text
+from workbench import continuation, markup, text
 from workbench.live import LENGTH, MORE, WINDOWS, Figure, Live, LiveRequest, affordable, figure_key
 from workbench.objects import ObjectCache
 from workbench.tabs.allocation import handlers
@@ -214,3 +214,53 @@ def test_the_key_follows_what_the_figure_depends_on(factors):
         for changes in ({}, {"ratio": 0.5}, {"refit": "on"}, {"calibration": "sequential"})
     }
     assert len(keys) == 4
+
+
+def test_a_prompt_is_continued_by_what_was_measured_and_another_by_the_same_ranks(factors):
+    live, one = Live(ObjectCache()), request(factors, small(ratio=0.5))
+    model = lrcore.load(MODEL)
+    compressed = lrcore.compress(model, one.recipe, factors)
+    for prompt in ("One day", "Tom saw"):
+        live.request(replace(one, prompt=prompt))
+        end = time.monotonic() + 120
+        while live.unfinished("one"):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        said = live.continuation(one.key, prompt)
+        text = "".join(token for token, *_ in said.tokens)
+        assert text == prompt + lrcore.generate(compressed, prompt, continuation.NEW_TOKENS)
+        assert (
+            said.tokens[1:]
+            == tuple(
+                (token, old, new)
+                for (token, old), (_, new) in zip(
+                    lrcore.token_losses(model, text),
+                    lrcore.token_losses(compressed, text),
+                    strict=True,
+                )
+            )[1:]
+        )  # nothing predicts the first token
+        own = "".join(token for token, _ in said.dense)
+        assert own == prompt + lrcore.generate(model, prompt, continuation.NEW_TOKENS)
+        same = "".join(token for token, *_ in said.tokens[: said.first])
+        assert own.startswith(same)
+        assert said.tokens[said.first][0] != said.dense[said.first][0]
+    assert live.continuation(one.key, "") is None
+
+
+def test_a_prompt_longer_than_the_context_is_said_and_figures_come_before_texts(factors):
+    live = Live(ObjectCache())
+    first = replace(request(factors, small(ratio=0.2), "one"), prompt="word " * 2000)
+    live.request(first)
+    assert settled(live, first.key).perplexity
+    end = time.monotonic() + 120
+    while live.unfinished("one"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert "context" in live.continuation(first.key, first.prompt).error
+    known = replace(first, prompt="One day", when=0.0)
+    new = replace(request(factors, small(ratio=0.25), "two"), when=1.0)
+    waiting = Live.__new__(Live)  # whose worker does not run
+    waiting._changed, waiting._known = threading.Condition(), {first.key: live.peek(first.key)}
+    waiting._requests = {"one": known, "two": new}
+    assert waiting._next() is new

@@ -10,7 +10,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, saving_text, target_text, text
+from ... import continuation_text, markup, saving_text, target_text, text
 from ...figures.base import captioned
 from ...figures.rank_bars import Bar, RankBars, rank_bars
 from ...form import read_recipe, try_recipe
@@ -43,15 +43,33 @@ async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str
         more = live.measures_more(browser.session_hash)
         figure, other = live.peek(key), live.peek(uniform)
         cells = {} if figure is None else {key: markup.actual(key, figure, more)}
+        cells |= continued(store, browser, key)
         if figure is not None and other is not None:
             cells |= beside_cells(key, pinned, figure, other)
         if cells and cells != sent:
             yield json.dumps(cells)
             sent = cells
         known = figure is not None and (uniform is None or other is not None)
-        if known and not (more or live.measures_more(beside)):
+        if known and not (live.unfinished(browser.session_hash) or live.unfinished(beside)):
             return
         await asyncio.sleep(0.05)
+
+
+def continued(store: Store, browser: gr.Request, key: str) -> dict[str, str]:
+    """The prompt of this browser as the ranks on show continue it, by its place on the page."""
+    said = store.live.continuation(key, store.shown.prompt(browser.session_hash))
+    return {} if said is None else {continuation_text.PLACE: continuation_text.shown(key, said)}
+
+
+def ask(store: Store, browser: gr.Request, opened: bool, prompt: str, *values: Any) -> None:
+    """Have the prompt continued by the ranks on show; by none where nobody looks."""
+    store.shown.ask(browser.session_hash, prompt if opened else "")
+    recipe = try_recipe(values)
+    if recipe is None or unmeasured_evidence(store, recipe) is not None:
+        return
+    request = store.live_request(recipe, browser.session_hash)
+    if request is not None and store.live.newest(browser.session_hash) == request.key:
+        store.live.request(request)
 
 
 def draw_survey(store: Store, *values: Any) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import lrcore
 
 from ... import (
     budget_text,
+    continuation_text,
     hand_text,
     markup,
     measuring_text,
@@ -17,7 +18,7 @@ from ... import (
     text,
     what_if_text,
 )
-from ...components import panel, plot, small_button
+from ...components import Textbox, panel, plot, small_button
 from ...page import Page
 from . import rank_editor
 from .rank_editor import RankEditor
@@ -38,6 +39,15 @@ class Survey:
 class BudgetCurve:
     drawn: gr.HTML
     help: gr.HTML
+
+
+@dataclass(frozen=True)
+class Continued:
+    """opened: whether somebody looks at it."""
+
+    accordion: gr.Accordion
+    opened: gr.State
+    prompt: gr.Textbox
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class AllocationTab:
     more: gr.Button
     editor: RankEditor
     curve: BudgetCurve
+    continued: Continued
     network: gr.HTML
     what_if: WhatIf
     survey: Survey
@@ -89,7 +100,7 @@ def layout(page: Page) -> AllocationTab:
                 caption = panel("bars-caption")
                 pin = small_button(pin_text.PIN, "pin", 64)
                 link = plan_address.link_button()
-            curve, editor = budget_curve(), rank_editor.layout(page)
+            said, curve, editor = continued(), budget_curve(), rank_editor.layout(page)
     return AllocationTab(
         options,
         about,
@@ -102,6 +113,7 @@ def layout(page: Page) -> AllocationTab:
         more,
         editor=editor,
         curve=curve,
+        continued=said,
         network=network(),
         what_if=what_if(),
         survey=survey(),
@@ -130,6 +142,21 @@ def budget_curve() -> BudgetCurve:
         return BudgetCurve(plot("budget-curve", 210), panel("budget-curve-help"))
 
 
+def continued() -> Continued:
+    with gr.Accordion(continuation_text.TITLE, open=True, elem_id="continued") as accordion:
+        prompt = Textbox(
+            text.PROMPT,
+            label=continuation_text.PROMPT,
+            container=False,
+            placeholder=continuation_text.PROMPT,
+            max_lines=1,
+            max_length=2000,
+            elem_id="continued-prompt",
+        )
+        panel("continuation", value=continuation_text.waiting(text.PROMPT))
+    return Continued(accordion, gr.State(True), prompt)
+
+
 def network() -> gr.HTML:
     with gr.Accordion(network_text.NETWORK, open=True):
         drawn = plot("network", 300)
@@ -143,7 +170,7 @@ def what_if() -> WhatIf:
         with gr.Row():
             shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
             context = gr.Number(8192, label=what_if_text.CONTEXT, precision=0, minimum=1)
-            config = gr.Textbox(
+            config = Textbox(
                 label=what_if_text.CONFIG, info=what_if_text.CONFIG_INFO, lines=1, max_lines=4
             )
         sizes = panel("what-if-sizes")

@@ -44,6 +44,7 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_table(page, store, parts)
     settled = [*changes_of(page).settled, page.plan_key.change]
     wire_curve(page, store, parts, settled)
+    wire_continuation(page, store, parts)
     wire_what_if(page, store, parts, settled)
     plan_address.wire(page, store, parts.link, settled)
     drawn = bind(network.draw_network, store)
@@ -98,6 +99,21 @@ def wire_curve(page: Page, store: Store, parts: AllocationTab, settled: list[Any
     listen(changes, drawn, form.inputs, [curve.drawn, curve.help], **LIVE)
     put = [form["ratio"], page.choice]
     curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
+
+
+def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
+    """The prompt is continued by what is shown; folded away, by nothing."""
+    own = parts.continued
+    own.accordion.expand(lambda: True, None, own.opened, **QUIET)
+    own.accordion.collapse(lambda: False, None, own.opened, **QUIET)
+    asked = listen(
+        [page.opened, own.prompt.submit, own.prompt.blur, own.opened.change],
+        bind(handlers.ask, store),
+        [own.opened, own.prompt, *page.form.inputs],
+        None,
+        **LIVE,
+    )
+    listen(asked, bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
 
 
 def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:

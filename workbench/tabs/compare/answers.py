@@ -10,7 +10,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import Number, Slider, panel, whole
+from ...components import Number, Slider, Textbox, panel, whole
 from ...events import LIVE, QUIET, bind, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
@@ -35,7 +35,7 @@ class Answers:
 
 def layout() -> Answers:
     gr.Markdown("### Answers")
-    prompt = gr.Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
+    prompt = Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
     with gr.Row(elem_classes="bottom"):
         settings = [
             Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
@@ -47,7 +47,7 @@ def layout() -> Answers:
         stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
     with gr.Row():
         columns = [
-            gr.Textbox(
+            Textbox(
                 label="dense",
                 lines=9,
                 interactive=False,

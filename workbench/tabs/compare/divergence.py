@@ -6,7 +6,7 @@ from typing import Any
 
 import lrcore
 
-from ... import markup, run_markup, run_text
+from ... import continuation, markup, run_markup, run_text
 from ...form import MAPPINGS
 from ...keys import model_key
 from ...store import Store
@@ -55,25 +55,6 @@ def block(
         others = dense_answer() if dense_answer else []
     except lrcore.InputError as error:  # such as an answer that fills the context
         return title + markup.note(str(error))
-    begin = generated_from([token for token, _ in now], prompt)
-    first = first_difference([token for token, _ in now], [token for token, _ in others])
-    tokens = [(token, old, new) for (token, old), (_, new) in zip(before, now, strict=True)]
-    summary = run_text.divergence(tokens, others, begin, first) if dense_answer else ""
-    return title + markup.note(summary) + run_markup.answer(tokens, begin, first)
-
-
-def generated_from(tokens: Sequence[str], prompt: str) -> int:
-    """The first token that is not of the prompt alone."""
-    length = 0
-    for i, token in enumerate(tokens):
-        length += len(token)
-        if length > len(prompt):
-            return i
-    return len(tokens)
-
-
-def first_difference(tokens: Sequence[str], others: Sequence[str]) -> int:
-    """The first place at which the two differ; their length where they are the same."""
-    pairs = enumerate(zip(tokens, others, strict=False))
-    shorter = min(len(tokens), len(others))
-    return next((i for i, (one, other) in pairs if one != other), shorter)
+    said = continuation.beside(before, now, others, prompt)
+    summary = run_text.divergence(said) if dense_answer else ""
+    return title + markup.note(summary) + run_markup.answer(said)

@@ -9,7 +9,7 @@ import pandas as pd
 import lrcore
 
 from ... import markup, run_text, text
-from ...components import Slider, download, panel, whole
+from ...components import Slider, Textbox, download, panel, whole
 from ...events import QUIET, bind, listen
 from ...page import Page
 from ...store import Store
@@ -33,7 +33,7 @@ class PromptSet:
 
 def layout() -> PromptSet:
     with gr.Accordion("A set of prompts: the answers as a table", open=False):
-        prompts = gr.Textbox(
+        prompts = Textbox(
             text.PROMPT, label="Prompts", info="one per line", lines=4, elem_id="prompt-set"
         )
         with gr.Row(elem_classes="bottom"):

@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import markup, run_markup, run_text, text
-from ...components import panel
+from ...components import Textbox, panel
 from ...events import bind, listen
 from ...keys import model_key
 from ...page import Page
@@ -26,7 +26,7 @@ class TokenLosses:
 def layout() -> TokenLosses:
     with gr.Accordion(text.TOKEN_LOSSES, open=False):
         gr.Markdown(text.TOKENS_HELP)
-        passage = gr.Textbox(text.PASSAGE, label="Text", lines=3, elem_id="passage")
+        passage = Textbox(text.PASSAGE, label="Text", lines=3, elem_id="passage")
         colour = gr.Button("Colour the tokens", elem_id="colour")
         return TokenLosses(passage, colour, panel("coloured"))
 

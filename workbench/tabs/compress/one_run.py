@@ -8,6 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import markup, memory, text
+from ...components import Textbox
 from ...events import LIVE, QUIET, bind, listen
 from ...jobs import CompressJob
 from ...page import Page
@@ -34,7 +35,7 @@ def layout(page: Page) -> OneRun:
         wrap_lines=True,
     )
     with gr.Row(elem_classes="bottom"):
-        name = gr.Textbox(
+        name = Textbox(
             label="Name of the run", placeholder="made from the recipe", elem_id="run-name"
         )
         start = gr.Button("Start", variant="primary", elem_id="start", scale=0, min_width=160)

@@ -8,6 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import markup
+from ...components import Textbox
 from ...evaluation_controls import read_settings
 from ...form import read_recipe
 from ...page import Page
@@ -54,7 +55,7 @@ def sentence_or_reason(sentence: Callable[[], str]) -> str:
 def name_and_start(elem_id: str, label: str) -> tuple[gr.Textbox, gr.Button]:
     """The name of the run and the button that starts it."""
     with gr.Row(elem_classes="bottom"):
-        name = gr.Textbox(
+        name = Textbox(
             label="Name of the run", placeholder="made from the choice", elem_id=f"{elem_id}-name"
         )
         start = gr.Button(label, size="sm", elem_id=elem_id, scale=0, min_width=120)

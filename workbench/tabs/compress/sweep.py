@@ -8,6 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
+from ...components import Textbox
 from ...events import QUIET, bind, listen
 from ...jobs import SweepJob
 from ...page import Page
@@ -42,15 +43,13 @@ def layout() -> SweepControls:
                 elem_id="sweep-policies",
             )
         with gr.Row(elem_classes="bottom"):
-            ratios = gr.Textbox(
+            ratios = Textbox(
                 "0.1, 0.2, 0.3, 0.4",
                 label="Remove",
                 info="shares, separated by commas",
                 elem_id="sweep-ratios",
             )
-            texts = gr.Textbox(
-                label="Calibration texts", info=text.SWEEP_EMPTY, elem_id="sweep-sets"
-            )
+            texts = Textbox(label="Calibration texts", info=text.SWEEP_EMPTY, elem_id="sweep-sets")
             cross = gr.Checkbox(
                 False,
                 label="Measure on every calibration text",

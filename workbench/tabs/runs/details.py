@@ -9,7 +9,7 @@ import lrcore
 
 from ... import export, markup, run_markup, target_text, text
 from ...assets import script
-from ...components import download, panel, small_button
+from ...components import Textbox, download, panel, small_button
 from ...events import LIVE, QUIET, bind, listen
 from ...page import Page, put_recipe
 from ...store import Store
@@ -38,12 +38,12 @@ def layout() -> RunDetails:
         ranks = gr.Button("Ranks CSV", size="sm", elem_id="run-ranks")
         report = gr.Button("Report HTML", size="sm", elem_id="run-report")
     with gr.Row(elem_classes="bottom"):
-        name = gr.Textbox(label="Name", elem_id="run-rename-name")
+        name = Textbox(label="Name", elem_id="run-rename-name")
         rename = small_button("Rename", "run-rename")
-        tags = gr.Textbox(label="Tags", info="separated by commas", elem_id="run-tags")
+        tags = Textbox(label="Tags", info="separated by commas", elem_id="run-tags")
         set_tags_ = small_button("Set tags", "run-retag")
         delete = small_button("Delete", "run-delete", variant="stop")
-    folder = gr.Textbox(
+    folder = Textbox(
         label="Checkpoint folder", interactive=False, buttons=["copy"], elem_id="run-folder"
     )
     return RunDetails(

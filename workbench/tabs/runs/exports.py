@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import target_text, text
-from ...components import small_button
+from ...components import Textbox, small_button
 from ...events import QUIET, bind
 from ...jobs import ExportJob, PushJob
 from ...page import Page, put_recipe
@@ -40,7 +40,7 @@ def layout() -> Exports:
             )
             fitting = small_button("Put ranks that fit into the form", "stock-ranks", 240)
             write = small_button("Export", "export", variant="primary")
-        folders = gr.Textbox(
+        folders = Textbox(
             label="Exported to",
             interactive=False,
             buttons=["copy"],
@@ -49,9 +49,7 @@ def layout() -> Exports:
         )
         gr.Markdown(text.PUSH_HELP)
         with gr.Row(elem_classes="bottom"):
-            repository = gr.Textbox(
-                label="Repository", placeholder="owner/name", elem_id="push-repo"
-            )
+            repository = Textbox(label="Repository", placeholder="owner/name", elem_id="push-repo")
             private = gr.Checkbox(True, label="Private", scale=0, min_width=120)
             send = small_button("Push", "push")
     return Exports(fit, kind, fitting, write, folders, repository, private, send)
