@@ -35,8 +35,9 @@ def flops_per_token(layers: Iterable[LayerWork], head: int, context: int) -> int
     2 (head + sum over layers of weights + context cached)
 
     head: numbers in the output embedding. Norms, activations, biases and rotations, all linear in
-    the width, are left out, and so are the token's product with itself (one in `context`) and
-    experts in fused kernels.
+    the width, are left out, and so are the token's product with itself (one in `context`), routers
+    and the experts that every token passes. Of routed experts those count that a token is routed
+    to.
     """
     work = list(layers)
     products = sum(one.weights for one in work) + context * sum(one.cached for one in work)

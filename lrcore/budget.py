@@ -111,11 +111,14 @@ def make_budget(
     spectra: Spectra,
     base: int,
     shrinking: Sequence[str] = (),
+    experts: Sequence[str] = (),
 ) -> Budget:
     """The budget that removes `ratio` of what `kind` names.
 
     base: what the dense model has of it, in the budget's unit: parts that the method leaves as they
-    are count too. shrinking: the methods that shrink the KV cache, for a message that names them.
+    are count too. shrinking: the methods that shrink the KV cache; experts: those that
+    compress experts, where this one leaves them as they are. Both are for a message that names
+    them.
 
     Raises InputError where the method does not shrink what this kind of budget counts, or not by
     that ratio.
@@ -134,6 +137,11 @@ def make_budget(
         most, remedy = (dense - least) / base, "Lower the ratio."
         if kind != "kv" and all(s.cost.latent for s in spectra.values()):
             remedy = "It changes keys and values only: lower the ratio, or choose budget 'kv'."
+        elif experts:
+            remedy = (
+                "It leaves the experts as they are: lower the ratio, or choose a method that "
+                f"compresses them: {', '.join(experts)}."
+            )
         raise InputError(
             f"A ratio of {ratio:g} of '{kind}' is more than this method can remove here; at most "
             f"{most:.3f}. {remedy}"

@@ -5,6 +5,7 @@ are stacked along the rows of the query, key and value weights and along the col
 weight. Tensors only; no model is needed.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -215,42 +216,81 @@ class MLP:
     gate: Projection | None = None
     activation: str = "silu"
 
+    def matrices(self) -> dict[str, Projection]:
+        """The projections by name, in forward order."""
+        named = {"gate": self.gate, "up": self.up, "down": self.down}
+        return {name: projection for name, projection in named.items() if projection is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """The routed experts of a layer, all of one shape; a token passes through `active` of them."""
+
+    mlps: tuple[MLP, ...]
+    active: int
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One decoder layer: its index, attention and MLP; mlp is None in a layer of experts."""
+    """One decoder layer: its index, attention and MLP; mlp is None in a layer of experts.
+
+    expert: where the layer stands for one of its experts, the number of the one that is its MLP.
+    The attention is then no part of it.
+    """
 
     index: int
     attention: Attention
     mlp: MLP | None
+    experts: Experts | None = None
+    expert: int | None = None
+
+    def of_expert(self, number: int) -> "Layer":
+        """One of the experts as a layer with nothing but an MLP."""
+        assert self.experts is not None
+        return replace(self, mlp=self.experts.mlps[number], experts=None, expert=number)
+
+    def with_experts(self, mlps: Iterable[MLP]) -> "Layer":
+        """A copy with other experts."""
+        assert self.experts is not None
+        return replace(self, experts=replace(self.experts, mlps=tuple(mlps)))
 
     @property
     def components(self) -> tuple[str, ...]:
         """The components that can be narrowed: no "qk" under a query-key norm, no "ov" whose heads
-        are summed, no absent "mlp".
+        are summed, no absent "mlp"; of an expert the "mlp" alone.
         """
-        a = self.attention
-        possible = {"qk": a.qk_norm is None, "ov": not a.summed, "mlp": self.mlp is not None}
+        a, whole = self.attention, self.expert is None
+        possible = {
+            "qk": whole and a.qk_norm is None,
+            "ov": whole and not a.summed,
+            "mlp": self.mlp is not None,
+        }
         return tuple(name for name, there in possible.items() if there)
 
     @property
     def structures(self) -> tuple[str, ...]:
         """What can be removed whole: "heads", the groups of query heads that share a key and a
         value head, and the neurons of the "mlp". No "heads" where there is one group only, a norm
-        over the width of all of them, or one output projection for their sum.
+        over the width of all of them, or one output projection for their sum; nor of an expert.
         """
         a = self.attention
-        groups = a.n_kv > 1 and a.qk_norm != "width" and not a.summed
+        groups = a.n_kv > 1 and a.qk_norm != "width" and not a.summed and self.expert is None
         possible = {"heads": groups, "mlp": self.mlp is not None}
         return tuple(name for name, there in possible.items() if there)
 
     def matrices(self) -> dict[str, Projection]:
-        """The projections by name, in forward order; without those that the layer lacks."""
-        a, m = self.attention, self.mlp
-        named: dict[str, Projection | None] = {"q": a.q, "k": a.k, "v": a.v, "o": a.o}
-        if m is not None:
-            named |= {"gate": m.gate, "up": m.up, "down": m.down}
-        return {name: projection for name, projection in named.items() if projection is not None}
+        """The projections by name, in forward order; without those that the layer lacks. Those of
+        experts are not among them.
+        """
+        a = self.attention
+        own = {"q": a.q, "k": a.k, "v": a.v, "o": a.o} if self.expert is None else {}
+        return own if self.mlp is None else own | self.mlp.matrices()
+
+    def held(self, names: Collection[str]) -> list[Projection]:
+        """The projections of these names that the layer has, those of every expert included."""
+        mlps = () if self.experts is None else self.experts.mlps
+        named = [self.matrices(), *(mlp.matrices() for mlp in mlps)]
+        return [one for own in named for name, one in own.items() if name in names]
 
     def with_matrices(self, **changed: Projection) -> "Layer":
         """A copy with some projections replaced; sizes stay as they are."""
@@ -264,9 +304,18 @@ class Layer:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of the projections, shared ones once, and of the rotary channel."""
+        """Weights and biases of the projections, shared ones once, of the routed experts and of the
+        rotary channel.
+        """
         channel = self.attention.channel
-        return _kept(*self.matrices().values()) + (0 if channel is None else channel.parameters)
+        own = _kept(*self.matrices().values()) + (0 if channel is None else channel.parameters)
+        return own + self.routed
+
+    @property
+    def routed(self) -> int:
+        """Weights and biases of the routed experts."""
+        mlps = () if self.experts is None else self.experts.mlps
+        return sum(_kept(*mlp.matrices().values()) for mlp in mlps)
 
 
 def same_matrix(a: Matrix, b: Matrix) -> bool:

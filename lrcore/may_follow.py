@@ -32,6 +32,11 @@ def _reads_gradients(recipe: Recipe) -> bool:
     return bool(method.gradients(chosen)) or find_policy(recipe.policy).needs == "gradients"
 
 
+def _reads_gradients_of_experts(recipe: Recipe) -> bool:
+    slopes = find_policy(recipe.policy).needs == "slopes"
+    return find_method(recipe.method).experts and (slopes or _reads_gradients(recipe))
+
+
 def _is_latentllm(recipe: Recipe) -> bool:
     return recipe.method == "latentllm"
 
@@ -107,6 +112,11 @@ UNFIT: dict[str, Unfit] = {
         "'{name}' has factored matrices, and this method or policy reads gradients of dense ones. "
         "Choose other options, or start from the dense model.",
         _reads_gradients,
+    ),
+    "experts": Unfit(
+        "'{name}' has experts, of which no gradients are collected, and this method or policy "
+        "reads gradients. Choose other options.",
+        _reads_gradients_of_experts,
     ),
 }
 MAY_FOLLOW: dict[type[Any], Rule] = {

@@ -27,7 +27,8 @@ class Shape:
     itemsize: bytes per number. extra_bytes: of numbers outside the projections that stay in a wider
     type, such as routers of experts in float32.
     kv_values: cached numbers per token. head_parameters: weights of the output embedding,
-    multiplied once per token. work: what every layer multiplies.
+    multiplied once per token. work: what every layer multiplies. experts: weights of those that are
+    routed to.
     """
 
     parameters: int
@@ -38,6 +39,7 @@ class Shape:
     head_parameters: int
     work: tuple[LayerWork, ...]
     extra_bytes: int = 0
+    experts: int = 0
 
     @property
     def bytes(self) -> int:

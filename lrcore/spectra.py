@@ -33,6 +33,7 @@ class Cost:
     column of every query head, to expand a latent of keys, or to weight one of values;
     `cached_dense` at full.
     latent: whether the KV cache holds a latent of this slot below full.
+    copies, active: a slot of experts is so many copies of one MLP, a token passes through so many.
     cap, kv_cap: the largest rank below full that still saves parameters, or cache; 0 where there is
     none (a factored matrix of a higher rank is larger than the dense one).
     """
@@ -55,6 +56,8 @@ class Cost:
     idle_per_rank: int = 0
     idle_fixed: int = 0
     idle_dense: int = 0
+    copies: int = 1
+    active: int = 1
 
     @cached_property
     def cap(self) -> int:
@@ -76,6 +79,13 @@ class Cost:
             return self.fixed + self.per_rank * rank
         return self.fixed + self.curve[rank * self.entries // self.step - 1]
 
+    def times(self, copies: int, active: int) -> "Cost":
+        """The cost of as many copies of a slot, of which a token passes through `active`."""
+        names = ("per_rank", "dense", "fixed", "idle_per_rank", "idle_fixed", "idle_dense")
+        scaled: dict[str, int] = {name: copies * getattr(self, name) for name in names}
+        curve = tuple(copies * one for one in self.curve)
+        return replace(self, **scaled, curve=curve, copies=copies, active=active)  # type: ignore[arg-type]
+
     def with_biases(self, count: int) -> "Cost":
         """A copy whose fixed numbers below full rank are so many biases."""
         return replace(self, fixed=count, idle_fixed=count)
@@ -83,8 +93,13 @@ class Cost:
     def products(self, rank: int) -> int:
         """Multiply-adds with the slot's weights, once per token."""
         if rank >= self.full:
-            return self.dense - self.idle_dense
-        return self.parameters(rank) - self.idle_fixed - self.idle_per_rank * rank
+            return self._multiplied(self.dense - self.idle_dense)
+        idle = self.idle_fixed + self.idle_per_rank * rank
+        return self._multiplied(self.parameters(rank) - idle)
+
+    def _multiplied(self, numbers: int) -> int:
+        """Of the numbers of all copies, those that a token is multiplied with."""
+        return numbers * self.active // self.copies
 
     def bytes(self, rank: int, itemsize: int) -> float:
         """Bytes of the slot at a rank in a model of `itemsize` bytes per number.
@@ -97,7 +112,7 @@ class Cost:
         return (
             self.fixed * itemsize
             + quantised * self.bits_stored / 8
-            + 2 * itemsize * math.ceil(quantised / self.chunk)
+            + 2 * itemsize * self.copies * math.ceil(quantised / self.copies / self.chunk)
         )
 
     @property

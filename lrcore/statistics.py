@@ -12,6 +12,12 @@ Taps, all per token:
   block                 the layer's input and output [d]
   attention, mlp        the residual stream before and after each of them [d]
 
+Of the routed experts of a layer (lrcore/experts.py):
+  mlp_in:e, mlp_hidden:e  those taps of expert e, at the tokens routed to it; a token counts by the
+                        square of its routing weight, and averages are over all tokens
+  routing               the routing weight of every expert, 0 where a token is not routed to it [E]
+  routed                1 where a token is routed to the expert, else 0 [E]
+
 Statistics of a tap:
   second     E[x x^T], not centred
   mean       E[x]
@@ -61,11 +67,7 @@ TAPS = {  # the tap at the input of every matrix
 
 BLOCK = 256  # rows of activations, or of a second moment, converted to float64 at once
 
-STATISTICS = {
-    "mean": lambda x: x.sum(0, dtype=torch.float64),
-    "abs": lambda x: x.abs().sum(0, dtype=torch.float64),
-    "square": lambda x: (x * x).sum(0, dtype=torch.float64),
-}
+STATISTICS = {"mean": lambda x: x, "abs": lambda x: x.abs(), "square": lambda x: x * x}
 
 TURNS = {  # of the cosine between the stream before and after a part
     "influence": lambda cosine: 1 - cosine,
@@ -272,18 +274,24 @@ class Accumulator:
         }
         self._tokens = 0
 
-    def observe(self, tap: str, x: Tensor) -> None:
-        """Add a batch of activations [..., n] of a tap."""
+    def observe(self, tap: str, x: Tensor, weights: Tensor | None = None) -> None:
+        """Add a batch of activations [..., n] of a tap; weights [rows]: what every row counts by,
+        in averages, instead of 1.
+        """
         x = x.reshape(-1, x.shape[-1])
         wide = at_least_float32(x)
+        scale = None if weights is None else at_least_float32(weights).unsqueeze(-1)
         for need in self.needs:
             if need[0] == tap and need in self._samples:
                 self._samples[need].add(x)
             elif need == (tap, "second"):
-                self._seconds.setdefault(need, SecondSum()).add(wide)
+                rows = wide if scale is None else wide * scale.sqrt()
+                self._seconds.setdefault(need, SecondSum()).add(rows)
             elif need[0] == tap and need[1] in STATISTICS:
-                for rows in wide.split(BLOCK):
-                    self._add(need, STATISTICS[need[1]](rows))
+                for start in range(0, max(len(wide), 1), BLOCK):
+                    rows = STATISTICS[need[1]](wide[start : start + BLOCK])
+                    rows = rows if scale is None else rows * scale[start : start + BLOCK]
+                    self._add(need, rows.sum(0, dtype=torch.float64))
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch of the layer's input and output [..., d], and count its tokens.

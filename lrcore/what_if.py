@@ -127,9 +127,8 @@ def what_if(plan: RankPlan, method: str, config: str | Path | Mapping[str, Any])
     known: set[str] = set()
     for index in range(layers):
         layer = read_layer(network, index)
-        matrices = layer.matrices()
         for component, own in shares.items():
-            held = [matrices[one] for one in row.matrices_of(component) if one in matrices]
+            held = layer.held(row.matrices_of(component))
             if held:
                 known.add(component)
                 share = _at_depth(own, index, layers)

@@ -112,7 +112,7 @@ def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
         f"`{name}`",
         qk,
         "free",
-        "kept (experts)" if row.experts else "neurons",
+        "neurons of every expert" if row.experts else "neurons",
         ", ".join(fused) or "-",
         "yes" if row.width else "no",
         ", ".join(scores) or "-",

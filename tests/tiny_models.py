@@ -191,13 +191,10 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 # does, and `llm_pruner` what `flap` does.
 SAME = frozenset({"aa_svd", "clover"})  # their layers are those of `svd_llm` and `a3` throughout
 STRUCTURES = ("svd_llm", "a3", "modegpt", "latentllm", "care", "fused", "flap")
-# FLAP removes whole heads, which a norm over all of them rules out, and neurons, of no expert
-NOTHING_TO_REMOVE = frozenset({("olmoe", "flap")})
 COMPRESSED = [
     pytest.param(family, method, id=f"{family}-{method}")
     for family in ARCHITECTURES
     for method in STRUCTURES
-    if (family, method) not in NOTHING_TO_REMOVE
 ]
 # every family of the table, for a test that is run with each
 FAMILIES = [pytest.param(family, id=family) for family in ARCHITECTURES]

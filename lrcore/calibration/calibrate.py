@@ -29,7 +29,7 @@ from .moment_files import is_kept, layer_file, read_moments
 # Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
 # to check what that led to.
 ASIDE = 64
-FORMAT = 5  # of the cached files; increase it whenever what is collected changes its meaning
+FORMAT = 6  # of the cached files; increase it whenever what is collected changes its meaning
 
 
 def all_needs() -> frozenset[Need]:

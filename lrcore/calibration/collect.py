@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..cache import trim
+from ..experts import SAMPLE
 from ..models.architectures import decoder_layers
 from ..models.layers import clone
 from ..models.load import LoadedModel
@@ -107,7 +108,7 @@ def _collect_in_shares(doing: _Passing, progress: Progress) -> None:
     What a killed command has left of it is not done again with as many workers.
     """
     folder, parts = doing.folder, shares(len(doing.tokens), workers().count)
-    places = {(tap, "places") for tap, statistic in doing.needs if statistic == "sample"}
+    places = {(tap, "places") for tap, statistic in {*doing.needs, SAMPLE} if statistic == "sample"}
     doing = replace(doing, needs=doing.needs | places)
     for _ in each(Work("calibrate", doing), parts, progress):
         pass

@@ -99,7 +99,7 @@ def structural_reasons(network: PreTrainedModel) -> list[str]:
     if sliced_modules(network):
         return _sliced(network)
     if row.experts:
-        return [f"the MLPs of {family} are experts, which stay as they are"]
+        return [f"the MLPs of {family} are experts, which are written as they are or with code"]
     return [] if row.width else [f"the MLP width of {family} follows from the hidden size"]
 
 

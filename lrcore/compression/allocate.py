@@ -53,8 +53,8 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
     if latency is not None:
         evidence = evidence.restricted(latency.priced(evidence.spectra))
     base = latency.nanoseconds if latency is not None else shape.base(kind)
-    shrinking = [row.name for row in METHODS.values() if row.shrinks_kv]
-    budget = make_budget(kind, recipe.ratio, evidence.spectra, base, shrinking)
+    able = _able_methods(factors)
+    budget = make_budget(kind, recipe.ratio, evidence.spectra, base, *able)
     counted = {slot: s for slot, s in evidence.spectra.items() if budget.counts(s.cost)}
     options, temperature, suggested = row.choose(recipe.policy_options), None, None
     if row.suggest is not None:
@@ -79,6 +79,15 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _able_methods(factors: Factorisation) -> tuple[list[str], list[str]]:
+    """The methods that shrink the KV cache; and those that compress experts, where the model has
+    some and this method leaves them as they are.
+    """
+    left = factors.shape.experts and not find_method(factors.method).experts
+    experts = [row.name for row in METHODS.values() if row.experts] if left else []
+    return [row.name for row in METHODS.values() if row.shrinks_kv], experts
 
 
 def _latency(factors: Factorisation, kind: str) -> Latency | None:

@@ -177,4 +177,5 @@ def shape_of(model: LoadedModel) -> Shape:
         head,
         network_work(model.network),
         sum(wider),
+        sum(read_layer(model.network, index).routed for index in range(layers)),
     )

@@ -100,7 +100,8 @@ def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
     if "ov" in parts:
         sizes = {name: getattr(other, name) for name in ("v_size", "summed")}
         attention = replace(attention, v=other.v, o=other.o, **sizes)
-    return replace(dense, attention=attention, mlp=small.mlp if "mlp" in parts else dense.mlp)
+    mlps = small if "mlp" in parts else dense
+    return replace(dense, attention=attention, mlp=mlps.mlp, experts=mlps.experts)
 
 
 def check_same(dense: LoadedModel, small: LoadedModel) -> None:

@@ -2,8 +2,8 @@
 second, peak memory.
 
 FLOPs are those of matrix products, a multiply-add counted as two, as torch's own counter sees them;
-scores over all positions, masked or not; experts in fused kernels are in neither count. Speed is
-only comparable within one call of `measure_speed`, where the models take turns.
+scores over all positions, masked or not; experts in fused kernels it does not see. Speed is only
+comparable within one call of `measure_speed`, where the models take turns.
 """
 
 import os

@@ -27,6 +27,7 @@ from ..options import option
 from ..statistics import Moments
 from .attention_factors import ColumnOrder, HeadMaps, SummedValues, ValueMaps
 from .costs import mlp_cost, ov_cost, qk_cost, summed_ov_cost
+from .experts import EachExpert
 from .factors import LayerFactors, NeuronOrder, mlp_of, pooled
 from .grams import by_group, diagonal_input, head_gram, identity_input, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, MATRICES, Method
@@ -280,7 +281,7 @@ METHOD = Method(
     "checkpoints store them; columns that do not turn (partial rotary) are narrowed by the SVD, "
     "two directions in the place of a pair; OV has one rule with and without rotary; ov=overall "
     "with GQA gives each query head values of its own.",
-    factor=factor,
+    factor=EachExpert(factor),
     components=COMPONENTS,
     needs=NEEDS,
     shrinks_kv=True,

@@ -8,6 +8,7 @@ of the outputs loses. Values stay as they are. The ratios are the policy `bolaco
 from ..layer import Layer
 from ..options import NO_OPTIONS, NoOptions
 from ..statistics import TAPS, Moments
+from .experts import EachExpert
 from .factors import LayerFactors
 from .latentllm.local import stacked
 from .method import MATRICES, Method
@@ -44,7 +45,7 @@ METHOD = Method(
     notes="Every matrix but the values on its own, projected onto the principal components of its "
     "outputs; what the mean loses goes into the bias, and a projection without one gets one. The "
     "paper's ratios are those of policy bolaco, its ranks multiples of 8 (multiple: 8).",
-    factor=factor,
+    factor=EachExpert(factor),
     components=FACTORED,
     needs=NEEDS,
     shrinks_kv=False,

@@ -8,10 +8,12 @@ alike.
 import torch
 from torch import Tensor
 
+from ..experts import expert_moments, shares
 from ..layer import Layer, output_heads
 from ..linalg import EPS, eigh_descending, leverage_complement
 from ..statistics import Moments
 from .attention_factors import ColumnOrder, ValueMaps
+from .experts import ExpertFactors
 from .factors import NystromOrder, mlp_of
 from .grams import by_group, head_gram
 
@@ -19,7 +21,25 @@ from .grams import by_group, head_gram
 Bound = tuple[float, float | None, str]
 
 
-def mlp_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -> Bound:
+def mlp_bound(
+    layer: Layer, moments: Moments, factor: NystromOrder | ExpertFactors, rank: int
+) -> Bound:
+    """That of the MLP; of experts the sum, each by its share in the output of the layer."""
+    if isinstance(factor, NystromOrder):
+        return nystrom_bound(layer, moments, factor, rank)
+    each = [
+        mlp_bound(layer.of_expert(number), expert_moments(layer, moments, number), one, rank)
+        for number, one in enumerate(factor.each)
+        if isinstance(one, NystromOrder)
+    ]
+    by = shares(layer, moments).tolist()
+    bounds = [share * bound for share, (_, bound, _) in zip(by, each, strict=True) if bound]
+    error = sum(share * error for share, (error, _, _) in zip(by, each, strict=True))
+    known = sum(bounds) if len(bounds) == len(each) else None
+    return error, known, ", ".join(sorted({statement for _, _, statement in each}))
+
+
+def nystrom_bound(layer: Layer, moments: Moments, factor: NystromOrder, rank: int) -> Bound:
     """Proposition 1: `V <= |W|^2 |C^{-1}| eps^2 n^2 / (k^2 (1 - eps)^2) sum_{i>k} sigma_i(C)^2`
     where eps < 1.
 

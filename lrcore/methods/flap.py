@@ -17,6 +17,7 @@ from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
 from .costs import heads_cost, mlp_cost
+from .experts import EachExpert
 from .factors import Factor, LayerFactors, NeuronOrder, mlp_of
 from .grams import diagonal_blocks
 from .heads import GroupOrder
@@ -125,7 +126,7 @@ METHOD = Method(
     "which get one where they have none. With GQA a key and a value head go with all their query "
     "heads. Under a query-key norm over the whole width the attention stays as it is. The paper's "
     "allocation is policy global_ranking.",
-    factor=factor,
+    factor=EachExpert(factor),
     components=("heads", "mlp"),
     needs=NEEDS,
     shrinks_kv=True,

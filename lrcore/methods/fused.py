@@ -36,6 +36,7 @@ from ..statistics import TAPS, Moments
 from .attention_factors import ColumnOrder, HeadMaps
 from .cached_latents import cached_latents
 from .costs import mlp_cost, ov_cost, qk_cost
+from .experts import EachExpert
 from .factors import LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
@@ -224,7 +225,7 @@ METHOD = Method(
     "Means go into the biases; projections without one get one. Unless "
     "the recipe says 'refit: off', each layer is then refit on the outputs of the compressed "
     "layers before it, towards the dense residual stream.",
-    factor=factor,
+    factor=EachExpert(factor),
     components=COMPONENTS,
     needs=NEEDS,
     shrinks_kv=True,

@@ -9,6 +9,7 @@ from ..layer import Layer
 from ..options import NoOptions, options_of, read_options
 from ..spectra import Form
 from ..statistics import CROSS, GRADIENTS, Moments, Need, of_activations
+from .experts import EachExpert
 from .factors import LayerFactors
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -23,7 +24,8 @@ CASES = ("mha", "gqa", "rotary", "no_rotary", "biases", "gated_mlp", "plain_mlp"
 class Method:
     """A row of the table.
 
-    factor(layer, moments, options): the factors of one layer for all ranks.
+    factor(layer, moments, options): the factors of one layer for all ranks; an `EachExpert` where
+    it solves routed experts as well.
     components: the slots of a layer with the default options, in their first form where they have
     several. They need not cover the layer: the rest stays dense.
     needs: the (tap, statistic) pairs that `factor` reads, or (matrix, statistic) where the
@@ -61,6 +63,11 @@ class Method:
     def covers(self) -> frozenset[str]:
         """The matrices that its components hold; a layer may lack some, such as the gate."""
         return frozenset(one for name in self.components for one in self.matrices_of(name))
+
+    @property
+    def experts(self) -> bool:
+        """Whether it compresses the routed experts of a layer that has them."""
+        return isinstance(self.factor, EachExpert)
 
     def matrices_of(self, slot: str) -> tuple[str, ...]:
         """The matrices whose weights a slot of this method holds; a layer may lack some."""

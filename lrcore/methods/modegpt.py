@@ -21,6 +21,7 @@ from ..statistics import Moments
 from .a3 import per_head_values
 from .attention_factors import ColumnOrder, ValueMaps
 from .costs import mlp_cost, ov_cost
+from .experts import EachExpert
 from .factors import Factor, LayerFactors, NystromOrder, mlp_of, pooled
 from .grams import by_group, head_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
@@ -131,7 +132,7 @@ METHOD = Method(
     "paired by their scores; the biases of kept columns and neurons are "
     "kept, and the output and down biases stay as they are; Propositions 1 to 3 bound the error "
     "(--bounds), for VO with GQA by the tail of the values.",
-    factor=factor,
+    factor=EachExpert(factor),
     components=COMPONENTS,
     needs=NEEDS,
     shrinks_kv=True,

@@ -15,6 +15,7 @@ from ..linalg import balanced, whitened_svd
 from ..options import option
 from ..statistics import Moments
 from .costs import matrix_cost
+from .experts import EachExpert
 from .factors import FactoredMatrix, LayerFactors
 from .method import MATRICES, Method
 
@@ -61,7 +62,7 @@ METHOD = Method(
     notes="Every matrix on its own, without the data. Biases stay as they are. weights=fisher is "
     "FWSVD: inputs weighted by the squared gradients of the loss, from one backward pass per "
     "calibration window (64 at most).",
-    factor=factor,
+    factor=EachExpert(factor, weighted=False),
     components=MATRICES,
     needs=frozenset(),
     shrinks_kv=False,

@@ -10,6 +10,7 @@ from ..layer import Layer
 from ..linalg import whitened_svd
 from ..options import NO_OPTIONS, NoOptions
 from ..statistics import TAPS, Moments
+from .experts import EachExpert
 from .factors import LayerFactors
 from .method import MATRICES, Method
 from .svd import factored
@@ -33,7 +34,7 @@ METHOD = Method(
     notes="Every matrix on its own, whitened by its input. Biases stay as they are; with "
     "calibration 'sequential' each layer is whitened by the outputs of the compressed layers "
     "before it.",
-    factor=factor,
+    factor=EachExpert(factor),
     components=MATRICES,
     needs=NEEDS,
     shrinks_kv=False,

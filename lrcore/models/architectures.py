@@ -27,7 +27,8 @@ class Architecture:
     scale: field of the attention module; activation, softcap, window: fields of the config.
     norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
     kernel: the attn_implementation of transformers that the family runs with.
-    experts: some or all MLPs are mixtures of experts. norm_after: a component's output is
+    experts: some or all MLPs are mixtures of experts, with gated MLPs stacked in the module
+    `experts` of the MLP, and a router `gate` beside it. norm_after: a component's output is
     normalised before it is added to the stream. residual: field of the config that it is multiplied
     by before that, None where it is added as it is.
     width: field of the config with the MLP's width, None where it follows from another field.
@@ -98,7 +99,10 @@ _NORMED = (
     "low-rank pairs before the norm."
 )
 _BESIDE = "Rotary pairs stand side by side in a head; compressed attention has them as in Llama."
-_EXPERTS = "Experts and router are left as they are and count in no budget but `total`."
+_EXPERTS = (
+    "Routed experts are solved one by one and have one rank per layer; the router and shared "
+    "experts are left as they are and count in no budget but `total`."
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
@@ -371,8 +375,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts=True,
         width=None,
         requires={"clip_qkv": None},
-        note="Queries and keys are normalised over all heads together, so QK is left as it is, and "
-        f"no head can be removed: flap finds nothing to do. {_EXPERTS}",
+        note="Queries and keys are normalised over all heads together, so QK is left as it is. "
+        f"{_EXPERTS}",
     ),
     "ernie4_5_moe": Architecture(
         pairs="neighbours", experts=True, width=None, note=f"{_BESIDE} {_EXPERTS}"

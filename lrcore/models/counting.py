@@ -53,6 +53,10 @@ def layer_work(layer: Layer, residual: int = 0) -> LayerWork:
     """What one layer multiplies; residual: numbers in the matrices of its residual path."""
     a, channel = layer.attention, layer.attention.channel
     weights = sum(map(multiplied, _matrices(layer))) + residual + absorbed(a)
+    if layer.experts is not None:
+        mlps, active = layer.experts.mlps, layer.experts.active
+        own = (part for mlp in mlps for p in mlp.matrices().values() for part in parts(p))
+        weights += sum(map(multiplied, own)) * active // len(mlps)
     cached = a.n_q * a.qk_size + raised_keys(a) + weighted_values(a)
     if channel is not None:
         weights += channel.parameters - channel.biases

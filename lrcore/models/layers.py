@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..layer import MLP, Attention, Layer, LowRank, Projection, RotaryChannel
-from ..modules.compressed import SIZES, CompressedAttention, CompressedMLP
+from ..layer import MLP, Attention, Experts, Layer, Linear, LowRank, Projection, RotaryChannel
+from ..modules.compressed import SIZES, CompressedAttention, CompressedExperts, CompressedMLP
 from ..modules.install import attention_module, in_place_of
 from ..modules.projections import LowRankLinear, StoredLinear, projection_modules, read_projection
 from .architectures import Architecture, architecture_of, decoder_layers, text_config
@@ -90,7 +90,7 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
     else:
         value = _read_attention(network, row, attention, own)
     if "up" not in own:
-        return Layer(index, value, None)
+        return Layer(index, value, None, _read_experts(network, module))
     fused = own.get("gate") is own["up"]
     mlp = {
         name: linear_of(own[name], gate_rows(own[name], name))
@@ -99,8 +99,53 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
         for name in ("gate", "up", "down")
         if name in own
     }
-    activation = getattr(text_config(network), row.activation, row.activation)
-    return Layer(index, value, MLP(**mlp, activation=activation))
+    return Layer(index, value, MLP(**mlp, activation=_activation(network)))
+
+
+def _activation(network: PreTrainedModel) -> str:
+    row = architecture_of(network)
+    return str(getattr(text_config(network), row.activation, row.activation))
+
+
+def experts_path(row: Architecture) -> str:
+    """The path of the routed experts within a layer, of a family that has them."""
+    return f"{row.mlp}.experts"
+
+
+def expert_modules(row: Architecture, layer: nn.Module) -> dict[str, nn.Module]:
+    """The compressed experts of a layer and their projections, by path; none if they are native."""
+    experts = module_at(layer, experts_path(row)) if row.experts else None
+    if not isinstance(experts, CompressedExperts):
+        return {}
+    inner = {
+        f"{experts_path(row)}.{number}.{name}": projection
+        for number, mlp in enumerate(experts)
+        for name, projection in mlp.named_children()
+        if name.endswith("_proj")
+    }
+    return {experts_path(row): experts} | inner
+
+
+def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
+    """The routed experts of a layer, where it has some: views of the stacked matrices."""
+    row = architecture_of(network)
+    native: Any = module_at(layer, experts_path(row)) if row.experts else None
+    if native is None:
+        return None
+    router: Any = layer.get_submodule(f"{row.mlp}.gate")
+    activation, active = _activation(network), int(router.top_k)
+    if isinstance(native, CompressedExperts):
+        read = (
+            {name: read_projection(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
+            for mlp in native
+        )
+        return Experts(tuple(MLP(**one, activation=activation) for one in read), active)
+    gates, ups = native.gate_up_proj.detach().chunk(2, dim=1)
+    mlps = (
+        MLP(Linear(up), Linear(down), Linear(gate), activation)
+        for up, down, gate in zip(ups, native.down_proj.detach(), gates, strict=True)
+    )
+    return Experts(tuple(mlps), active)
 
 
 def _read_attention(
@@ -186,12 +231,22 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
     if any(isinstance(values[name], LowRank) for name in changed):
         # all low-rank projections together: they may share a factor, which stays one module
         changed |= {name for name, projection in values.items() if isinstance(projection, LowRank)}
+    if layer.experts is not None and not _same_experts(layer.experts, now.experts):
+        module.set_submodule(experts_path(row), CompressedExperts.of(layer.experts))
     paths = projection_paths(row, module)
     for name, projection in projection_modules(
         {name: values[name] for name in values if name in changed}
     ).items():
         native = module.get_submodule(paths[name])
         module.set_submodule(paths[name], in_place_of(native, projection))
+
+
+def _same_experts(a: Experts, b: Experts | None) -> bool:
+    return b is not None and all(
+        _same(p, other.matrices()[name])
+        for own, other in zip(a.mlps, b.mlps, strict=True)
+        for name, p in own.matrices().items()
+    )
 
 
 def _reshaped(now: Attention, then: Attention) -> bool:
@@ -226,11 +281,14 @@ def changed_projections(
     mine, theirs = (read_layer(each, index).matrices() for each in (network, other))
     layer = decoder_layers(network)[index]
     paths = projection_paths(architecture_of(network), layer)
-    return {
+    changed = {
         name: layer.get_submodule(paths[name])
         for name in mine
         if name not in theirs or not _same(mine[name], theirs[name])
     }
+    # experts are exchanged all at once
+    row = architecture_of(network)
+    return changed | expert_modules(row, layer)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..experts import SHARES, needs_of, observe
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..statistics import Accumulator, Moments, Need, check_finite_moments
 from .architectures import Architecture, architecture_of, decoder_layers
-from .layers import projection_paths
+from .layers import experts_path, layer_shapes, projection_paths, read_layer
 from .native import head_sizes, rows_of, take
 from .offload import present
 from .weighted_values import weighted_values
@@ -118,6 +119,8 @@ class LayerStream:
         Raises InputError where those are not finite.
         """
         layer = decoder_layers(self.network)[index]
+        experts = layer_shapes(self.network, index).experts
+        needs = needs if experts is None else needs_of(needs, len(experts.mlps))
         accumulator = Accumulator(needs, self.first)
         added: dict[str, Tensor] = {}
         with ExitStack() as stack:
@@ -219,6 +222,15 @@ class LayerStream:
             if tap in accumulator.taps and name in paths:
                 module = layer.get_submodule(paths[name])
                 stack.callback(module.register_forward_pre_hook(input_hook(tap)).remove)
+        if SHARES in accumulator.needs:
+            path = experts_path(architecture_of(self.network))
+            experts = read_layer(self.network, index).experts
+            assert experts is not None  # as the needs say
+            module = layer.get_submodule(path)
+            hook = module.register_forward_pre_hook(
+                lambda _module, args: observe(experts, accumulator, *args)
+            )
+            stack.callback(hook.remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
             if tap in accumulator.taps:
                 module = _states_module(layer, paths[name], name)

@@ -14,7 +14,7 @@ from ..modules.projections import LowRankLinear, StoredLinear, describe
 from ..modules.sliced import SlicedLayer, has_residual_matrices, residual_parameters
 from ..tensor_files import StoredTensor
 from .architectures import architecture_of, decoder_layers
-from .layers import module_at, projection_paths, read_layer
+from .layers import expert_modules, module_at, projection_paths, read_layer
 from .offload import stored_of
 
 
@@ -51,6 +51,7 @@ def structure(network: PreTrainedModel) -> dict[str, Any]:
             more = {"parts": layer.parts}
         own = {path: module_at(layer, path) for path in paths}
         own |= {path: layer.get_submodule(path) for path in projection_paths(row, layer).values()}
+        own |= expert_modules(row, layer)
         if isinstance(layer, SlicedLayer):
             own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip")}
         described[f"{row.layers}.{index}"] = more | _described(own)
@@ -63,7 +64,8 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
 
     factored: low-rank or stored matrices; quantised: some of them in few bits; shared: a `down` of
     several projections; latent: cached in the place of keys or values; summed: heads before the
-    output projection; channel: a rotary channel; rotations: bases in the residual stream.
+    output projection; channel: a rotary channel; rotations: bases in the residual stream;
+    experts: mixtures of them, which a dense model may have, too.
     """
     modules = list(decoder_layers(network).modules())
     attentions = [m for m in modules if isinstance(m, CompressedAttention)]
@@ -77,6 +79,7 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
         "summed": any(m.summed for m in attentions),
         "channel": any(getattr(m, "q_channel", None) is not None for m in attentions),
         "rotations": has_residual_matrices(network),
+        "experts": architecture_of(network).experts,
     }
     return frozenset(name for name, there in held.items() if there)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..layer import MLP, Attention
+from ..layer import MLP, Attention, Experts
 from .projections import projection_modules
 
 SIZES = (
@@ -283,7 +283,9 @@ def _window(size: int, queries: int, keys: int, like: Tensor) -> Tensor:
 
 
 class CompressedMLP(nn.Module):
-    """A gated MLP with separate gate and up, for families whose own module fuses them."""
+    """A gated MLP with separate gate and up, for families whose own module fuses them, and for
+    experts.
+    """
 
     gate_proj: nn.Module
     up_proj: nn.Module
@@ -308,4 +310,32 @@ class CompressedMLP(nn.Module):
         """[b, t, d] -> [b, t, d]."""
         gate = self.act(self.gate_proj(hidden_states))
         out: Tensor = self.down_proj(gate * self.up_proj(hidden_states))
+        return out
+
+
+class CompressedExperts(nn.ModuleList):
+    """Routed experts with matrices of their own, in the place of a family's stacked ones."""
+
+    def __init__(self, activation: str, count: int) -> None:
+        super().__init__(CompressedMLP(activation) for _ in range(count))
+        self.activation = activation
+
+    @classmethod
+    def of(cls, value: Experts) -> "CompressedExperts":
+        """The module of the experts of a layer."""
+        module = cls(value.mlps[0].activation, len(value.mlps))
+        for number, mlp in enumerate(value.mlps):
+            module[number] = CompressedMLP.of(mlp)
+        return module
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The weighted sum of the outputs of the experts that every token is routed to.
+
+        hidden_states [n, d]; top_k_index, top_k_weights [n, active]. Returns [n, d].
+        """
+        out = torch.zeros_like(hidden_states)
+        for number in top_k_index.unique().tolist():
+            tokens, places = torch.where(top_k_index == number)
+            own = self[number](hidden_states[tokens]) * top_k_weights[tokens, places].unsqueeze(-1)
+            out.index_add_(0, tokens, own.to(out.dtype))
         return out

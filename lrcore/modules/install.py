@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .compressed import CompressedAttention, CompressedMLP
+from .compressed import CompressedAttention, CompressedExperts, CompressedMLP
 from .latent import LatentAttention
 from .projections import rebuild
 from .sliced import SlicedLayer, StreamNorm, resized
@@ -59,6 +59,8 @@ def describe_module(module: nn.Module | None) -> dict[str, Any] | None:
         return {"kind": "attention", "layer": module.layer_idx, **module.sizes()}
     if isinstance(module, CompressedMLP):
         return {"kind": "mlp", "activation": module.activation}
+    if isinstance(module, CompressedExperts):
+        return {"kind": "experts", "activation": module.activation, "count": len(module)}
     if isinstance(module, StreamNorm):
         return {"kind": "norm", "width": module.width, "eps": module.eps}
     if isinstance(module, nn.Embedding):
@@ -130,6 +132,8 @@ def _empty_module(
 ) -> nn.Module:
     if described["kind"] == "mlp":
         return CompressedMLP(described["activation"])
+    if described["kind"] == "experts":
+        return CompressedExperts(described["activation"], described["count"])
     if described["kind"] == "norm":
         return StreamNorm(described["width"], described["eps"])
     if described["kind"] == "embedding":

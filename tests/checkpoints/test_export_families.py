@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from elsewhere import TOKENS, loaded_elsewhere
-from tiny_models import NOTHING_TO_REMOVE, STRUCTURES, family_folder
+from tiny_models import STRUCTURES, family_folder
 
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
@@ -19,7 +19,6 @@ CASES = [
     )
     for family in ARCHITECTURES
     for method in STRUCTURES
-    if (family, method) not in NOTHING_TO_REMOVE
 ]
 
 
@@ -38,8 +37,6 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory):
         for number, family in enumerate(families):
             dense = family_folder(family, tiny_llama, folder / f"dense-{family}")
             for place, method in enumerate(STRUCTURES):
-                if (family, method) in NOTHING_TO_REMOVE:
-                    continue
                 again.append(place == number % len(STRUCTURES))
                 recipe = lrcore.Recipe(
                     model=str(dense),

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from pretended import Pretended, on
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.calibration import collect
@@ -64,6 +65,20 @@ def test_moments_are_those_of_one_process(
     assert sorted(path.name for path in there.folder.iterdir()) == [
         f"layer-{layer:04d}.safetensors" for layer in range(3)
     ]
+
+
+def test_moments_of_experts_are_those_of_one_process(
+    tiny_llama, story_file, tmp_path, monkeypatch
+) -> None:
+    folder = family_folder("mixtral", tiny_llama, tmp_path / "mixtral")
+    model = lrcore.load(str(folder))
+    recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=20, seq_len=32)
+    here = lrcore.calibrate(model, recipe)
+    there = in_shares(model, recipe, tmp_path / "cache", monkeypatch, Pretended(2))
+    own, other = here.moments(1), there.moments(1)
+    assert own.values.keys() == other.values.keys()
+    for need, value in own.values.items():
+        assert torch.allclose(value, other.values[need], rtol=1e-5, atol=1e-8), need
 
 
 def test_a_killed_calibration_goes_on_with_what_is_there(

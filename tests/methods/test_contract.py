@@ -250,13 +250,14 @@ def test_float32_in_float32_out_and_twice_the_same(method: tuple[str, dict], kin
 
 def test_every_method_file_has_a_row() -> None:
     shared = {"__init__", "factors", "attention_factors", "costs", "latents", "grams", "bounds"}
-    shared |= {"cached_latents", "heads", "method", "pairs", "ranking", "scores"}
+    shared |= {"cached_latents", "experts", "heads", "method", "pairs", "ranking", "scores"}
     here = Path(factors_module.__file__).parent
     files = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")
     }
     files -= shared
-    rows = {method.factor.__module__.rpartition(".")[2] for method in METHODS.values()}
+    solvers = [getattr(method.factor, "solve", method.factor) for method in METHODS.values()]
+    rows = {solver.__module__.rpartition(".")[2] for solver in solvers}
     assert files == rows, "a method is a file and a row: see 'A method' in docs/extending.md"
 
 

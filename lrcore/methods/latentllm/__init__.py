@@ -25,6 +25,7 @@ from torch import Tensor
 from ...layer import Layer, LowRank
 from ...options import option
 from ...statistics import TAPS, Moments
+from ..experts import EachExpert
 from ..factors import Factor, LayerFactors
 from ..method import Method
 from .joint import joint_qk, joint_vo
@@ -168,7 +169,9 @@ def factor(layer: Layer, moments: Moments, options: LatentLLMOptions = DEFAULT) 
     `truncate`, at a given rank: those of joint QK and VO by products (`subspace.py`).
     """
     problem = Problem(layer, moments, options)
-    layer_factors = queries_and_keys(problem) | values_and_output(problem) | mlp_matrices(problem)
+    layer_factors = mlp_matrices(problem)
+    if layer.expert is None:
+        layer_factors = queries_and_keys(problem) | values_and_output(problem) | layer_factors
     if not options.bits:
         return layer_factors
     bits, chunk = options.bits, options.chunk
@@ -241,7 +244,7 @@ METHOD = Method(
     "head, and o is factored as a whole. sparse adds a sparse term to matrices on their own (and "
     "solves up and down separately); bits stores factors as quantised weights, which a ratio does "
     "not count.",
-    factor=factor,
+    factor=EachExpert(factor),
     components=("joint_qk", "v", "o", "joint_ud", "gate", "up", "down"),
     needs=NEEDS,
     shrinks_kv=False,

@@ -1,0 +1,201 @@
+"""Routed experts: each is solved on the tokens that are routed to it, weighted as they are."""
+
+import pytest
+import torch
+from tiny_models import family_folder, tiny
+from torch.nn.functional import linear, silu
+
+import lrcore
+from lrcore import InputError
+from lrcore.experts import expert_moments, missing, needs_of, shares
+from lrcore.layer import MLP
+from lrcore.methods import METHODS, spectrum, truncate
+from lrcore.models.counting import count_account, layer_work
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
+from lrcore.modules.compressed import CompressedExperts
+
+TOKENS = torch.randint(3, 300, (24, 32), generator=torch.Generator().manual_seed(5))
+ABLE = [name for name, row in METHODS.items() if row.experts]
+NEEDS = frozenset().union(*(METHODS[name].needs for name in ABLE))
+
+
+def routed(network, tokens, layer=0):
+    """Inputs [n, d] of the experts of a layer, those chosen and their weights [n, active]."""
+    seen = []
+    module = network.model.layers[layer].mlp.experts
+    handle = module.register_forward_pre_hook(lambda _module, args: seen.append(args))
+    network(tokens)
+    handle.remove()
+    return seen[0]
+
+
+def outputs(mlp: MLP, x):
+    hidden = silu(linear(x, mlp.gate.weight)) * linear(x, mlp.up.weight)
+    return hidden, linear(hidden, mlp.down.weight, mlp.down.bias)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return tiny("mixtral")
+
+
+@pytest.fixture(scope="module")
+def solved(network):
+    """A layer of four experts, its moments, and what reaches its experts."""
+    moments = LayerStream(network, TOKENS, batch=8).run(0, NEEDS)
+    return read_layer(network, 0), moments, routed(network, TOKENS)
+
+
+def test_moments_of_an_expert_are_of_its_tokens_by_their_squared_weights(solved) -> None:
+    layer, moments, (x, chosen, weights) = solved
+    assert not missing(layer, moments).any()
+    for number, mlp in enumerate(layer.experts.mlps):
+        tokens, places = torch.where(chosen == number)
+        by = weights[tokens, places].double().unsqueeze(1) ** 2
+        own = expert_moments(layer, moments, number)
+        assert own.tokens == len(tokens)
+        states = {"mlp_in": x[tokens], "mlp_hidden": outputs(mlp, x[tokens])[0]}
+        for tap, narrow in states.items():
+            state = narrow.double()
+            second = (by * state).mT @ state / by.sum()
+            assert torch.allclose(own.second(tap), second, rtol=1e-5, atol=1e-6)
+            mean = (by * state).sum(0) / by.sum()
+            assert torch.allclose(own.mean(tap), mean, rtol=1e-4, atol=1e-7)
+        share = by.sum() / len(x)
+        assert float(shares(layer, moments)[number]) == pytest.approx(float(share), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["svd_llm", "modegpt"])
+def test_the_loss_curve_is_the_error_of_the_experts_in_the_output(method, solved) -> None:
+    """Of the down projection, and of neurons refit: the mean squared error of every expert's part
+    in the layer's output, summed over experts.
+    """
+    layer, moments, (x, chosen, weights) = solved
+    name = "down" if method == "svd_llm" else "mlp"
+    factor = METHODS[method].factor(layer, moments)[name]
+    small = factor.truncate(layer, 20)
+    error = 0.0
+    for number, pair in enumerate(zip(layer.experts.mlps, small.experts.mlps, strict=True)):
+        tokens, places = torch.where(chosen == number)
+        before, after = (outputs(mlp, x[tokens])[1].double() for mlp in pair)
+        gap = (before - after) * weights[tokens, places].double().unsqueeze(1)
+        error += float(gap.square().sum()) / len(x)
+    assert spectrum(0, name, factor).tail(20) == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ABLE)
+def test_the_cost_of_a_rank_is_what_the_layer_then_stores_and_multiplies(method, solved) -> None:
+    layer, moments, _ = solved
+    factors = METHODS[method].factor(layer, moments)
+    for name, factor in factors.items():
+        if name not in ("mlp", "gate", "up", "down"):
+            continue
+        cost = factor.cost
+        assert (cost.copies, cost.active) == (4, 2)
+        small = truncate(layer, factors, {name: cost.ranks()[3]})
+        change = cost.parameters(cost.ranks()[3]) - cost.dense
+        assert small.parameters - layer.parameters == change
+        work = layer_work(small).weights - layer_work(layer).weights
+        assert work == cost.products(cost.ranks()[3]) - cost.products(cost.full)
+
+
+def test_rare_experts_are_pooled_with_the_other_tokens_of_the_layer(network) -> None:
+    """Of 12 tokens no expert sees as many as its matrices are wide; a sample of all of them, run
+    through the expert, stands for those that are missing.
+    """
+    tokens = TOKENS[:1, :12]
+    layer, moments = read_layer(network, 0), LayerStream(network, tokens).run(0, NEEDS)
+    x, chosen, weights = (one.double() for one in routed(network, tokens))
+    typical = float((weights**2).mean())
+    for number, mlp in enumerate(layer.experts.mlps):
+        here, places = torch.where(chosen == number)
+        by = weights[here, places].unsqueeze(1) ** 2
+        lacking = 48 - len(here)
+        assert float(missing(layer, moments)[number]) == pytest.approx(lacking)
+        hidden = outputs(mlp, x.float())[0].double()
+        others = lacking * typical * hidden.mT @ hidden / len(x)
+        second = (by * hidden[here]).mT @ hidden[here] + others
+        found = expert_moments(layer, moments, number).second("mlp_hidden")
+        assert torch.allclose(found, second / (by.sum() + lacking * typical), rtol=1e-4, atol=1e-7)
+
+
+def test_an_expert_that_no_token_reaches_is_solved_all_the_same(network) -> None:
+    tokens = TOKENS[:1, :1]
+    layer, moments = read_layer(network, 0), LayerStream(network, tokens).run(0, NEEDS)
+    assert sorted(shares(layer, moments).tolist())[:2] == [0.0, 0.0]
+    for method in ABLE:
+        factors = METHODS[method].factor(layer, moments)
+        names = ("mlp",) if "mlp" in factors else ("gate", "up", "down")
+        small = truncate(layer, factors, {name: factors[name].cost.ranks()[3] for name in names})
+        held = small.held(("gate", "up", "down"))
+        assert all(torch.isfinite(projection.weight).all() for projection in held)
+
+
+def test_needs_of_a_layer_without_a_look_at_its_mlp_stay_as_they_are() -> None:
+    needs = frozenset({("attn_in", "second"), ("mlp", "influence"), ("mlp_in", "sample")})
+    assert needs_of(needs, 4) == needs
+
+
+def test_experts_written_alone_give_the_logits_of_the_stacked_ones(network) -> None:
+    """A weight that is changed and changed back: modules of their own, the same numbers."""
+    again = clone(network)
+    for factor in (2.0, 0.5):
+        layer = read_layer(again, 0)
+        mlps = [layer.experts.mlps[0], *layer.experts.mlps[1:]]
+        down = mlps[0].down
+        mlps[0] = MLP(mlps[0].up, type(down)(factor * down.weight), mlps[0].gate, "silu")
+        write_layer(again, layer.with_experts(mlps))
+    assert isinstance(again.model.layers[0].mlp.experts, CompressedExperts)
+    assert torch.allclose(again(TOKENS).logits, network(TOKENS).logits, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama, tmp_path_factory):
+    return family_folder("mixtral", tiny_llama, tmp_path_factory.mktemp("moe") / "mixtral")
+
+
+def recipe_of(folder, story_file, **fields):
+    return lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=32, **fields)
+
+
+def test_plan_and_model_have_one_account_and_compress_once_more(folder, story_file) -> None:
+    model = lrcore.load(str(folder))
+    for method in ("svd_llm", "fused"):
+        recipe = recipe_of(folder, story_file, method=method, ratio=0.3, calibration="sequential")
+        small = lrcore.compress(model, recipe)
+        assert (
+            count_account(small.network, 32).flops_per_token == small.account.model.flops_per_token
+        )
+        assert count_account(small.network, 32).parameters == small.account.model.parameters
+        again = lrcore.compress(small, recipe.with_(method="a3", ratio=0.1))
+        assert again.size.parameters == again.account.model.parameters < small.size.parameters
+
+
+def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_file) -> None:
+    model = lrcore.load(str(folder))
+    for fields in (
+        {"method": "svd", "options": {"weights": "fisher"}},
+        {"method": "a3", "options": {"mlp": "taylor"}},
+        {"method": "svd_llm", "policy": "fisher"},
+        {"method": "svd_llm", "policy": "zs_svd"},
+    ):
+        with pytest.raises(InputError, match="has experts, of which no gradients are collected"):
+            lrcore.compress(model, recipe_of(folder, story_file, ratio=0.2, **fields))
+    with pytest.raises(
+        InputError, match=r"leaves the experts as they are: .* svd, svd_llm, bolaco"
+    ):
+        lrcore.compress(model, recipe_of(folder, story_file, ratio=0.5, method="clover"))
+
+
+def test_error_bounds_of_experts_hold(folder, story_file) -> None:
+    model, recipe = (
+        lrcore.load(str(folder)),
+        recipe_of(folder, story_file, method="modegpt", ratio=0.3),
+    )
+    factors = lrcore.prepare(model, recipe)
+    rows = lrcore.bounds(model, factors, lrcore.allocate(factors, recipe))
+    own = [row for row in rows if row["component"] == "mlp" and row["rank"] < 48]
+    assert own
+    for row in own:
+        assert row["bound"] is None or 0 < row["error"] <= row["bound"]
