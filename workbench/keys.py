@@ -51,8 +51,9 @@ def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
     on; a policy and a budget only count if they measure.
     """
     own = PLANNED if policy_row(recipe)["one_budget"] else ("budget",) if timed(recipe) else ()
-    names = [*MODEL, *WINDOWS, "method", "options", *own]
+    names = [*MODEL, *WINDOWS, "method", *own]
     kept = {name: getattr(recipe, name) for name in names}
+    kept["options"] = lrcore.method_options(recipe)  # a budget may bring some
     measures = lrcore.evidence_key(recipe.with_(budget=START.budget))
     return START.with_(**kept, policy=recipe.policy if measures else UNIFORM)
 

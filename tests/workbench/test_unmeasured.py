@@ -185,3 +185,11 @@ def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
         "about 15 min",
         "about 6 h",
     ]
+
+
+@pytest.mark.parametrize("policy", ["uniform", "probed", "softmax"])
+@pytest.mark.parametrize("budget", ["auto", "params", "kv", "latency"])
+@pytest.mark.parametrize("method", sorted(lrcore.METHODS))
+def test_the_job_makes_the_very_factors_that_the_page_waits_for(method, budget, policy):
+    recipe = lrcore.Recipe(method=method, budget=budget, policy=policy)
+    assert factor_key(analysed(recipe)) == factor_key(recipe)

@@ -83,7 +83,7 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     for change in (page.plan_key.change, page.figure_count.change):
         change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
     listen(
-        [page.choice.change, form["options"].change],
+        [page.choice.change, form["options"].change, form["budget"].input],
         bind(handlers.queue_factors, store),
         form.inputs,
         None,
