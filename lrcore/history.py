@@ -98,7 +98,8 @@ class Compressed(_Step):
     """Ranks put in by a recipe.
 
     ranks: one entry per slot. calibration: the protocol of the windows, the mode, and whether it
-    was refit. seconds: per stage. bounds: rows of `lrcore.bounds`, where they were computed.
+    was refit; rare_experts in it: how many had too few tokens. seconds: per stage. bounds: rows of
+    `lrcore.bounds`, where they were computed.
     """
 
     kind: ClassVar[str] = "compressed"
@@ -108,6 +109,17 @@ class Compressed(_Step):
     stock: StockFit | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def about_experts(self) -> str:
+        """One sentence where other tokens stood in for those of rare experts, else ""."""
+        rare = self.calibration.get("rare_experts", 0)
+        if not rare:
+            return ""
+        return (
+            f"{rare} experts saw fewer tokens of the calibration text than their matrices are "
+            "wide, so other tokens stand in for those that are missing: give more samples."
+        )
 
 
 @dataclass(frozen=True)

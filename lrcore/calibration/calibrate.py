@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from .. import data
 from ..cache import hold
+from ..experts import COUNTS, OF_EXPERTS, tap_of
 from ..files import cache_folder, cache_key
 from ..history import Compressed
 from ..locks import Lock
@@ -24,7 +25,7 @@ from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need, of_activations
 from .collect import collect
-from .moment_files import is_kept, layer_file, read_moments
+from .moment_files import MomentsFile, is_kept, layer_file, read_moments
 
 # Windows of the text that no moment has seen: 32 for evidence that is measured on them, and as many
 # to check what that led to.
@@ -83,6 +84,18 @@ class Calibration:
         """Influence of every layer ("block"), attention and MLP: [L] each, in [0, 2]."""
         files = [layer_file(self.folder, layer) for layer in range(self.layers)]
         return {part: [_read_one(file, (part, "influence")) for file in files] for part in PARTS}
+
+    @cached_property
+    def rare_experts(self) -> int:
+        """How many routed experts other tokens stand in for, see lrcore/experts.py."""
+        files = [MomentsFile.at(layer_file(self.folder, layer)) for layer in range(self.layers)]
+        rare = 0
+        for file in files:
+            if COUNTS in file.needs:
+                first = ((tap_of(tap, 0), "square") for tap in OF_EXPERTS)
+                width = max(len(file.read(need)) for need in first)
+                rare += int((file.read(COUNTS) * file.tokens < width).sum())
+        return rare
 
     @property
     def block_influence(self) -> list[float]:

@@ -200,7 +200,7 @@ def compress(
     if not as_json:
         values["stock"] = in_few_lines(values["stock"])
     show(as_json, values, "ranks", rows)
-    note(as_json, recipe, small.account)
+    note(as_json, recipe, small.account, small.history[-1].about_experts)
 
 
 def _compressed(recipe: Recipe, bounds: bool) -> Any:
@@ -218,13 +218,13 @@ def _compressed(recipe: Recipe, bounds: bool) -> Any:
     return with_bounds(small, checked)
 
 
-def note(as_json: bool, recipe: Recipe, account: SizeAndCost) -> None:
-    """Say what the ratio counts, and whether the model grew or the policy's ranks were not given;
-    beside JSON the latter, on stderr.
+def note(as_json: bool, recipe: Recipe, account: SizeAndCost, about_experts: str = "") -> None:
+    """Say what the ratio counts, whether the model grew or the policy's ranks were not given, and
+    what there is to say about experts; beside JSON all but the first, on stderr.
     """
     planned = account.planned
     not_given = planned.not_given(recipe.policy) if planned else ""
-    warnings = list(filter(None, [growth(account), not_given]))
+    warnings = list(filter(None, [growth(account), not_given, about_experts]))
     if not as_json:
         print(" ".join([ratio_counts(recipe, account), *warnings]))
     elif warnings:

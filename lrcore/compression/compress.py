@@ -94,7 +94,9 @@ def compress(
     step = Compressed(
         recipe,
         plan.slot_ranks,
-        factors.calibration.protocol | {"mode": recipe.calibration, "refit": refit},
+        factors.calibration.protocol
+        | {"mode": recipe.calibration, "refit": refit}
+        | _rare_experts(factors),
         fit,
         seconds,
     )
@@ -107,6 +109,13 @@ def compress(
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
     )
+
+
+def _rare_experts(factors: Factorisation) -> dict[str, int]:
+    """How many experts had too few tokens, where the method has solved them by moments."""
+    row = find_method(factors.method)
+    rare = factors.calibration.rare_experts if row.experts and row.needs else 0
+    return {"rare_experts": rare} if rare else {}
 
 
 def _fits(factors: Factorisation, recipe: Recipe) -> bool:

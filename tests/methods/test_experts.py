@@ -199,3 +199,20 @@ def test_error_bounds_of_experts_hold(folder, story_file) -> None:
     assert own
     for row in own:
         assert row["bound"] is None or 0 < row["error"] <= row["bound"]
+
+
+def test_a_run_says_how_many_experts_were_rare(folder, story_file) -> None:
+    model = lrcore.load(str(folder))
+    for fields, least in (({"samples": 1}, 1), ({"samples": 60}, 0), ({"method": "care"}, 0)):
+        recipe = recipe_of(folder, story_file, ratio=0.2).with_(**{"method": "a3", **fields})
+        step = lrcore.compress(model, recipe).history[-1]
+        calibration = lrcore.calibrate(model, recipe)
+        lacking = [
+            missing(read_layer(model.network, layer), calibration.moments(layer))
+            for layer in range(2)
+        ]
+        rare = int((torch.stack(lacking) > 0).sum())
+        assert rare == calibration.rare_experts
+        assert step.calibration.get("rare_experts", 0) == (rare if least else 0)
+        assert step.about_experts.startswith(f"{rare} experts saw fewer tokens" if least else "")
+        assert bool(step.about_experts) == bool(least)

@@ -36,6 +36,8 @@ class CompressJob(Job):
         small = lrcore.compress(dense, recipe, factors, progress=reporter.progress)
         if not_given := small.account.planned.not_given(recipe.policy):
             reporter.note(not_given)
+        if about_experts := small.history[-1].about_experts:
+            reporter.note(about_experts)
         name = self.name or run_name(recipe)
         return keep_measured(store, reporter, recipe, name, small, self.evaluation)
 
