@@ -34,6 +34,7 @@ class Constraints:
 
 
 UNCONSTRAINED = Constraints()
+Kind = tuple[str, bool]  # a component, and whether it is all experts of a layer
 
 
 def open_forms(spectra: Spectra, prices: Prices, constraints: Constraints, every: bool) -> Spectra:
@@ -160,29 +161,30 @@ def plan_ranks(
     if others:
         spend(others, budget.limit - sum(price(pool) for pool in pools.values()))
     if constraints.even:
-        _check_even(ranks)
+        _check_even(ranks, spectra)
     return {slot: ranks[slot] for slot in spectra if slot in ranks}
 
 
 def even_ranks(spectra: Spectra, budget: Budget) -> dict[Slot, int]:
-    """One rank for all slots of a component, by one share of the price for all components; then
-    components take a step more in turn while the budget permits.
+    """One rank for all slots of a component, experts apart from MLPs that are none, by one share of
+    the price for all components; then components take a step more in turn while the budget permits.
 
     Raises InputError where the layers have different sizes.
     """
-    costs: dict[str, Cost] = {}
+    kinds = {slot: _kind(slot, s) for slot, s in spectra.items()}
+    costs: dict[Kind, Cost] = {}
     for (layer, component), s in spectra.items():
-        if costs.setdefault(component, s.cost) != s.cost:
+        if costs.setdefault(kinds[layer, component], s.cost) != s.cost:
             raise InputError(
                 f"The layers of this model differ in size ({component} of layer {layer}), so they "
                 "cannot have the same ranks, which the target needs. Choose another target."
             )
-    counts = Counter(component for _, component in spectra)
+    counts = Counter(kinds.values())
 
-    def spent(ranks: Mapping[str, int]) -> int:
+    def spent(ranks: Mapping[Kind, int]) -> int:
         return sum(counts[name] * budget.price(costs[name], rank) for name, rank in ranks.items())
 
-    def at(share: float) -> dict[str, int]:
+    def at(share: float) -> dict[Kind, int]:
         return {name: rank_for(cost, share, budget, nearest=False) for name, cost in costs.items()}
 
     low, high = 0.0, 1.0
@@ -195,12 +197,18 @@ def even_ranks(spectra: Spectra, budget: Budget) -> dict[Slot, int]:
             if spent(ranks | {name: more}) > budget.limit:
                 break
             ranks[name] = more
-    return {slot: ranks[slot[1]] for slot in spectra}
+    return {slot: ranks[kind] for slot, kind in kinds.items()}
 
 
-def _check_even(ranks: Mapping[Slot, int]) -> None:
-    for component in {component for _, component in ranks}:
-        different = sorted({rank for slot, rank in ranks.items() if slot[1] == component})
+def _kind(slot: Slot, spectrum: Spectrum) -> Kind:
+    return slot[1], spectrum.cost.copies > 1
+
+
+def _check_even(ranks: Mapping[Slot, int], spectra: Spectra) -> None:
+    kinds = {slot: _kind(slot, spectra[slot]) for slot in ranks}
+    for component, routed in set(kinds.values()):
+        own = (component, routed)
+        different = sorted({rank for slot, rank in ranks.items() if kinds[slot] == own})
         if len(different) > 1:
             raise InputError(
                 f"The target needs the same rank of {component} in all layers; some are set by "

@@ -18,6 +18,7 @@ from .statistics import STATISTICS, Accumulator, Moments, Need, at_least_float32
 
 SECOND = "second"
 OF_EXPERTS = ("mlp_in", "mlp_hidden")  # the taps that every expert has
+STACKED = 8  # a multiple for widths: rows of stacked matrices begin at multiples of 16 bytes
 SHARES: Need = ("routing", "square")
 COUNTS: Need = ("routed", "mean")
 SAMPLE: Need = ("mlp_in", "sample")

@@ -114,7 +114,7 @@ def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
         "free",
         "neurons of every expert" if row.experts else "neurons",
         ", ".join(fused) or "-",
-        "yes" if row.width else "no",
+        "yes" if row.width or row.expert_width else "no",
         ", ".join(scores) or "-",
         row.kernel,
         *passed,

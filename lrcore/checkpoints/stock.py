@@ -8,21 +8,24 @@ d', which makes a mean over d' columns one over the d there were.
 
 import copy
 from bisect import bisect_right
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError
+from ..experts import STACKED
 from ..history import StockFit
-from ..layer import Layer, Linear
+from ..layer import ACROSS, Layer, Linear
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import auto_class, quiet
-from ..models.layers import read_layer
+from ..models.layers import experts_path, read_layer
 from ..models.load import LoadedModel
 from ..models.offload import stored_of
 from ..models.structure import sliced_modules
@@ -37,6 +40,7 @@ SLICED_FIELDS = (
     "head_dim",
     "rms_norm_eps",
 )  # config fields of the families that a sliced model can be one of
+ODD_EXPERTS = f"experts whose width is no multiple of {STACKED}, which stacked ones need"
 BIASES = {
     "llama": "mlp_bias"
 }  # config fields that give a family's MLP the biases that a method may add
@@ -51,6 +55,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     """
     family = text_config(model.network).model_type
     mlp = {slot: s.cost for slot, s in plan.spectra.items() if slot[1] == "mlp"}
+    kinds = {cost.copies > 1 for cost in mlp.values()}  # experts, and MLPs of layers without any
     structural = structural_reasons(model.network)
     if _is_compressed(model.network):
         structural.append("its layers were narrowed or factored before")
@@ -69,9 +74,11 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
     )
     if changed:
         reasons.append(f"{', '.join(changed)} below full rank")
-    if len({plan.ranks[slot] for slot in mlp}) > 1:
+    if len({(cost.copies > 1, plan.ranks[slot]) for slot, cost in mlp.items()}) > len(kinds):
         reasons.append("MLPs of different widths")
-    fixable = not structural and len(mlp) == plan.shape.layers
+    if any(plan.ranks[slot] % STACKED for slot, cost in mlp.items() if cost.copies > 1):
+        reasons.append(ODD_EXPERTS)
+    fixable = not structural and len(mlp) == plan.shape.layers and len(kinds) == 1
     if (
         mlp
         and any(cost.fixed for cost in mlp.values())
@@ -98,9 +105,13 @@ def structural_reasons(network: PreTrainedModel) -> list[str]:
     family, row = text_config(network).model_type, architecture_of(network)
     if sliced_modules(network):
         return _sliced(network)
-    if row.experts:
-        return [f"the MLPs of {family} are experts, which are written as they are or with code"]
-    return [] if row.width else [f"the MLP width of {family} follows from the hidden size"]
+    if row.experts and not row.expert_width:
+        return [f"the width of experts that every token of {family} passes follows from the others"]
+    return (
+        []
+        if row.width or row.expert_width
+        else [f"the MLP width of {family} follows from the hidden size"]
+    )
 
 
 def _sliced(network: PreTrainedModel) -> list[str]:
@@ -143,7 +154,8 @@ def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
     width = bisect_right(
         range(1, mlp[0].full + 1), target, key=lambda r: sum(cost.parameters(r) for cost in mlp)
     )
-    return full | {slot: max(width, 1) for slot in full if slot[1] == "mlp"}
+    step = STACKED if mlp[0].copies > 1 else 1
+    return full | {slot: max(width - width % step, step) for slot in full if slot[1] == "mlp"}
 
 
 def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
@@ -174,12 +186,17 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
         reasons.append("factored or quantised matrices")
     if any(layer.narrowed for layer in layers):
         reasons.append("narrower attention heads, or fewer")
-    widths = {layer.width for layer in layers if layer.width is not None}
-    if len(widths) > 1:
-        reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
+    plain = {width for layer in layers for width in layer.widths}
+    routed = {width for layer in layers for width in layer.expert_widths}
+    for widths in (plain, routed):
+        if len(widths) > 1:
+            reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
+    if any(width % STACKED for width in routed):
+        reasons.append(ODD_EXPERTS)
     if not reasons:
-        if row.width is not None:
-            setattr(text, row.width, widths.pop())
+        for field, widths in ((row.width, plain), (row.expert_width, routed)):
+            if field is not None and widths:
+                setattr(text, field, widths.pop())
         if family in BIASES and any(layer.biased for layer in layers):
             setattr(text, BIASES[family], True)
         if outside := sliced_modules(network):
@@ -205,24 +222,27 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
 class _Facts(NamedTuple):
     """What decides whether a layer is a stock one.
 
-    width: of its MLP, None without a dense one. biased: of its down projection.
+    widths: of its MLP, none without a dense one; expert_widths: of its routed experts. biased: of
+    its down projections.
     """
 
     factored: bool
     narrowed: bool
     head_size: int
-    width: int | None
+    widths: frozenset[int]
+    expert_widths: frozenset[int]
     biased: bool
 
 
 def _facts(layer: Layer) -> _Facts:
-    a, down = layer.attention, None if layer.mlp is None else layer.mlp.down
-    factored = any(not isinstance(p, Linear) for p in layer.matrices().values())
+    a, downs = layer.attention, layer.held(("down",))
+    factored = any(not isinstance(p, Linear) for p in layer.held(ACROSS))
     narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size) or a.kept_heads is not None
-    width = down.weight.shape[1] if isinstance(down, Linear) else None
-    return _Facts(
-        factored, narrowed, a.head_size, width, down is not None and down.bias is not None
-    )
+    widths = frozenset(down.weight.shape[1] for down in downs if isinstance(down, Linear))
+    biased = any(down.bias is not None for down in downs)
+    empty = frozenset[int]()
+    own, routed = (empty, widths) if layer.mlp is None else (widths, empty)
+    return _Facts(factored, narrowed, a.head_size, own, routed, biased)
 
 
 def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str, Tensor]:
@@ -249,6 +269,8 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
                 and isinstance(network.get_submodule(parent), nn.Linear)
             )
             state[name] = (have[name].T if transposed else have[name]).contiguous()
+        elif row.experts and place == experts_path(row):
+            state[name] = _stacked(have, parent, leaf, len(wanted))
         elif row.gate == row.up == place:
             prefix = parent.removesuffix(row.up) + row.mlp
             state[name] = torch.cat(
@@ -258,4 +280,21 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
             state[name] = torch.full_like(wanted, (own.width / len(wanted)) ** 0.5, device="cpu")
         else:
             state[name] = torch.zeros(wanted.shape, dtype=wanted.dtype)
-    return state
+    if not row.experts:
+        return state
+    # under the names that checkpoints of the family have: other programs know no stacked experts
+    named = revert_weight_conversion(native, state)
+    return {name: tensor.contiguous() for name, tensor in named.items()}
+
+
+def _stacked(have: Mapping[str, Tensor], parent: str, leaf: str, count: int) -> Tensor:
+    """The weights of a layer's experts in the family's shape: gates above ups, or downs.
+
+    Returns [count, rows, columns].
+    """
+    names = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
+    each = (
+        torch.cat([have[f"{parent}.{number}.{name}.weight"] for name in names])
+        for number in range(count)
+    )
+    return torch.stack(list(each))

@@ -9,6 +9,7 @@ from ..alternatives import by_part
 from ..budget import Prices, make_budget
 from ..errors import InputError
 from ..evidence import Evidence, Probes
+from ..experts import STACKED
 from ..latency import Latency
 from ..methods import METHODS, find_method
 from ..plan import RankPlan
@@ -128,7 +129,7 @@ def native_slots(
                 "or leave the target out."
             )
     return {
-        slot: s
+        slot: s.in_multiples(STACKED if target.stock and s.cost.copies > 1 else 1)
         for forms in by_part(factors.spectra).values()  # parts keep their order
         for form in forms.values()
         for slot, s in form.items()

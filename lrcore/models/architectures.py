@@ -31,7 +31,8 @@ class Architecture:
     `experts` of the MLP, and a router `gate` beside it. norm_after: a component's output is
     normalised before it is added to the stream. residual: field of the config that it is multiplied
     by before that, None where it is added as it is.
-    width: field of the config with the MLP's width, None where it follows from another field.
+    width: field of the config with the MLP's width, None where it follows from another field, or no
+    layer has one; expert_width: that of the routed experts, None where other sizes follow from it.
     requires: fields of the config and their only supported values. note: shown to users.
     block_norms: the norms before attention and MLP. last_norm: the norm before the head.
     norm_offset: added to the weight of a norm. positions: an embedding added to that of the tokens.
@@ -65,6 +66,7 @@ class Architecture:
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"
     experts: bool = False
+    expert_width: str | None = None
     norm_after: bool = False
     residual: str | None = None
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
@@ -367,13 +369,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="The MLP has no gate: the square of a ReLU. Partial rotary embedding as in stablelm.",
     ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
-    "mixtral": Architecture(experts=True, width=None, note=_EXPERTS),
-    "qwen2_moe": Architecture(experts=True, width=None, note=f"{_EXPERTS} Biases as in qwen2."),
+    "mixtral": Architecture(
+        experts=True, width=None, expert_width="intermediate_size", note=_EXPERTS
+    ),
+    "qwen2_moe": Architecture(
+        experts=True, expert_width="moe_intermediate_size", note=f"{_EXPERTS} Biases as in qwen2."
+    ),
     "olmoe": Architecture(
         norms=("q_norm", "k_norm"),
         norm_over="width",
         experts=True,
         width=None,
+        expert_width="intermediate_size",
         requires={"clip_qkv": None},
         note="Queries and keys are normalised over all heads together, so QK is left as it is. "
         f"{_EXPERTS}",
@@ -382,7 +389,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         pairs="neighbours", experts=True, width=None, note=f"{_BESIDE} {_EXPERTS}"
     ),
     "qwen3_moe": Architecture(
-        norms=("q_norm", "k_norm"), experts=True, width=None, note=f"{_NORMED} {_EXPERTS}"
+        norms=("q_norm", "k_norm"),
+        experts=True,
+        expert_width="moe_intermediate_size",
+        note=f"{_NORMED} {_EXPERTS}",
     ),
 }
 

@@ -1,0 +1,52 @@
+"""Experts that are narrower, all alike: a stock model of the family, under the family's names."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_models import family_folder
+from transformers import AutoModelForCausalLM
+
+import lrcore
+from lrcore import InputError
+
+TOKENS = torch.randint(3, 300, (2, 16), generator=torch.Generator().manual_seed(5))
+
+
+def names(folder):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return sorted(file.keys())
+
+
+def recipe_of(folder, story_file):
+    return lrcore.Recipe(
+        str(folder),
+        data=str(story_file),
+        samples=4,
+        seq_len=32,
+        method="a3",
+        target="transformers-stock",
+    )
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+def test_even_experts_load_without_code(family, tiny_llama, story_file, tmp_path) -> None:
+    """Also beside layers without experts, whose MLPs have a width of their own."""
+    folder = family_folder(family, tiny_llama, tmp_path / "dense")
+    small = lrcore.compress(lrcore.load(str(folder)), recipe_of(folder, story_file))
+    assert small.history[-1].stock.qualifies
+    lrcore.export(small, tmp_path / "stock", stock=True)
+    assert names(tmp_path / "stock") == names(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", trust_remote_code=False)
+    assert loaded.config.model_type == family
+    assert loaded.num_parameters() == small.account.model.parameters
+    with torch.inference_mode():
+        logits = small.network(TOKENS).logits
+        assert torch.allclose(loaded(TOKENS).logits, logits, atol=1e-5)
+
+
+def test_experts_of_other_widths_than_those_of_all_tokens_are_refused(
+    tiny_llama, story_file, tmp_path
+) -> None:
+    folder = family_folder("ernie4_5_moe", tiny_llama, tmp_path / "dense")
+    with pytest.raises(InputError, match=r"width of experts that every token .* passes follows"):
+        lrcore.compress(lrcore.load(str(folder)), recipe_of(folder, story_file))
