@@ -1,4 +1,6 @@
-"""Every command of the README is run, in the order in which a reader would run them."""
+"""Every command that the README and docs/command_line.md show is run, in the order in which a
+reader would run them.
+"""
 
 import os
 import re
@@ -14,16 +16,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def lines(language: str) -> list[str]:
+def lines(language: str, page: str = README) -> list[str]:
     return [
         line.partition(" # ")[0].strip()
-        for block in blocks(language)
+        for block in blocks(language, page)
         for line in block.splitlines()
         if line.strip()
     ]
@@ -43,7 +46,7 @@ def run(words: list[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [line for line in lines("bash") if line.startswith("python")])
+@pytest.mark.parametrize("command", lines("bash", COMMANDS))
 def test_command_line(command: str, somewhere: Path) -> None:
     words = shlex.split(command)
     printed = run(words[1:], somewhere)
@@ -66,7 +69,7 @@ def test_python_block(code: str, somewhere: Path) -> None:
 
 
 def test_what_examples_write_is_ignored_in_a_clone() -> None:
-    commands = [shlex.split(line)[3:] for line in lines("bash") if line.startswith("python")]
+    commands = [shlex.split(line)[3:] for line in lines("bash", COMMANDS)]
     named = [
         words[words.index(flag) + 1]
         for words in commands
@@ -82,6 +85,13 @@ def test_what_examples_write_is_ignored_in_a_clone() -> None:
 
 def test_the_readme_names_no_other_commands() -> None:
     assert {line.split()[0] for line in lines("bash")} == {"make", "python"}
+    shown = [line for line in lines("bash") if line.startswith("python")]
+    assert shown
+    assert shown == [line for line in lines("bash", COMMANDS) if line in shown]
+
+
+def test_the_readme_is_what_the_first_minutes_need() -> None:
+    assert len(README.splitlines()) < 150
     assert {line.split()[1] for line in lines("bash") if line.startswith("make")} == {"run", "test"}
 
 

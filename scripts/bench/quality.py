@@ -18,7 +18,7 @@ from typing import Any
 import lrcore
 
 from .choice import write_choice
-from .page import DOCUMENT, RATIOS, ROOT, Subject, note, subjects, table, write_section
+from .page import DOCUMENT, RATIOS, Subject, note, subjects, table, write_section
 from .standing import write_standing
 
 RECORD = DOCUMENT.with_suffix(".json")
@@ -160,8 +160,8 @@ def protocol(subject: Subject, model, calibration) -> str:
 
 
 def write_tables(title: str, own: dict[str, Any]) -> None:
-    """Quality and predicted against actual into the document, the short form into the README, the
-    lowest figures into the page of advice.
+    """Quality, its short form, and predicted against actual into the document, the lowest figures
+    into the page of advice.
     """
     ratios = [f"{ratio:.0%}" for ratio in RATIOS]
     header = ["method", "policy", *ratios, "parameters at 50 %", "KV bytes at 50 %", "solve, s"]
@@ -184,7 +184,6 @@ def write_tables(title: str, own: dict[str, Any]) -> None:
     write_section(
         f"measured {title}",
         f"{words}\n\n{table(['method', 'policy', *ratios], chosen)}",
-        ROOT / "README.md",
     )
     write_choice(title, own)
     write_standing(title, own, RATIOS)
