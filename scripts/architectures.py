@@ -1,7 +1,8 @@
 """Write docs/architectures.md from the rows of the table and the outcomes of their tests.
 
-python scripts/architectures.py [--measure | --check]: --measure runs the tests of every row
-(minutes) and keeps their outcomes in docs/architectures.json; --check only compares the page.
+python scripts/architectures.py [--measure [FAMILY ...] | --check]: --measure runs the tests of
+every row (minutes), or of some, and keeps their outcomes in docs/architectures.json; --check only
+compares the page.
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +19,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from prose import wrap  # noqa: E402
 
-from lrcore.models.architectures import ARCHITECTURES, MISFITS, MULTIMODAL, Architecture  # noqa: E402 (the project need not be installed)
+from lrcore.models.architecture import Architecture  # noqa: E402 (the project need not be installed)
+from lrcore.models.architectures import ARCHITECTURES, MISFITS, MULTIMODAL  # noqa: E402
 
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
 CHECKS = {
@@ -63,11 +66,15 @@ nothing but narrower MLPs loads without code of this project.
 """
 
 
-def measure() -> dict[str, dict[str, list[int]]]:
+def measure(families: Collection[str]) -> dict[str, dict[str, list[int]]]:
     """How many of a family's tests passed, of how many, by family and check.
 
-    Raises SystemExit where the tests could not be run.
+    Raises SystemExit where the tests could not be run, or there is no such family.
     """
+    if unknown := sorted({*families} - ARCHITECTURES.keys()):
+        sys.exit(f"no family of the table: {', '.join(unknown)}")
+    # as the tests are named: of one family alone, not of those that its name begins
+    chosen = " or ".join(f"[{name}- or [{name}]" for name in families)
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder) / "outcomes.xml"
         files = [
@@ -75,7 +82,7 @@ def measure() -> dict[str, dict[str, list[int]]]:
             for name in ("models/test_architectures.py", "checkpoints/test_export_families.py")
         ]
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", f"--junitxml={outcomes}", *files],
+            [sys.executable, "-m", "pytest", "-q", f"--junitxml={outcomes}", *files, "-k", chosen],
             cwd=ROOT,
             check=False,
         )
@@ -83,7 +90,7 @@ def measure() -> dict[str, dict[str, list[int]]]:
             sys.exit(ran.returncode)
         cases = list(ElementTree.parse(outcomes).iter("testcase"))
     letters = {test: letter for letter, test in CHECKS.items()}
-    counts = {family: {letter: [0, 0] for letter in CHECKS} for family in ARCHITECTURES}
+    counts = {family: {letter: [0, 0] for letter in CHECKS} for family in families}
     for case in cases:
         test, _, parameters = case.get("name", "").partition("[")
         family = next(iter(re.findall(r"[^-\]]+", parameters)), "")
@@ -168,5 +175,8 @@ if __name__ == "__main__":
     if "--check" in sys.argv:
         sys.exit(PAGE.read_text(encoding="utf-8") != page())
     if "--measure" in sys.argv:
-        RECORD.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+        named = sys.argv[sys.argv.index("--measure") + 1 :] or list(ARCHITECTURES)
+        known = json.loads(RECORD.read_text(encoding="utf-8")) | measure(named)
+        kept = {name: known[name] for name in ARCHITECTURES if name in known}
+        RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

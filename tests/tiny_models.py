@@ -78,6 +78,14 @@ CONFIGS: dict[str, dict] = {
         "window_size": 6,
         "attention_types": [[["global", "local"], 1]],
     },
+    "gptj": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "n_inner": 48,
+        "rotary_dim": 4,
+    },
     "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 6},
     "falcon": {
         **_MHA,

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from ..errors import InputError
 from ..methods.heads import groups_left, queries_of
-from ..models.architectures import Architecture, architecture_of, decoder_layers
+from ..models.architecture import Architecture
+from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import clone, projection_paths, read_layer
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream

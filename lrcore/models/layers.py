@@ -17,8 +17,10 @@ from transformers.pytorch_utils import Conv1D
 from ..layer import MLP, Attention, Experts, Layer, Linear, LowRank, Projection, RotaryChannel
 from ..modules.compressed import SIZES, CompressedAttention, CompressedExperts, CompressedMLP
 from ..modules.install import attention_module, in_place_of
+from ..modules.own_tables import own_table
 from ..modules.projections import LowRankLinear, StoredLinear, projection_modules, read_projection
-from .architectures import Architecture, architecture_of, decoder_layers, text_config
+from .architecture import Architecture
+from .architectures import architecture_of, decoder_layers, text_config
 from .native import gate_rows, head_sizes, linear_of, rows_of
 from .offload import present
 
@@ -44,9 +46,13 @@ def module_at(layer: nn.Module, path: str) -> nn.Module | None:
 def rotary_frequencies(network: PreTrainedModel, head_size: int) -> Tensor | None:
     """Radians per position of every pair of a head, [head_size / 2], zero for unrotated pairs.
 
-    From the rotary module of the language model; None where it has none, or more than one table.
+    From the rotary module of the language model, or the table that every attention keeps; None
+    where there is neither, or more than one table.
     """
     layers = decoder_layers(network)
+    if (kept := own_table(layers[0].get_submodule(architecture_of(network).attention))) is not None:
+        sin, cos = kept[1].chunk(2)  # of position 1, at which no pair has turned by more than 1
+        return nn.functional.pad(torch.atan2(sin, cos), (0, head_size // 2 - len(sin)))
     language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
     # one layer is enough: walking through all of them for every layer takes quadratic time
     places = (*(child for child in language.children() if child is not layers), layers[0])
@@ -167,13 +173,21 @@ def _read_attention(
         head_size=sizes.head_size,
         qk_size=sizes.head_size,
         v_size=sizes.head_size,
-        scale=1.0 if row.scale is None else float(getattr(attention, row.scale)),
+        scale=_scale(row, attention),
         position="rotary" if sizes.rotary else "none",
         frequencies=rotary_frequencies(network, sizes.head_size) if sizes.rotary else None,
         interleaved=row.tables == "neighbours",
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
         window=None if row.window is None or not local else getattr(config, row.window),
+    )
+
+
+def _scale(row: Architecture, attention: nn.Module) -> float:
+    if row.scale is None:
+        return 1.0
+    return float(
+        getattr(attention, row.scale) if isinstance(row.scale, str) else row.scale(attention)
     )
 
 

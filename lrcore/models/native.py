@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..layer import Linear
-from .architectures import Architecture, architecture_of, text_config
+from .architecture import Architecture
+from .architectures import architecture_of, text_config
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def head_sizes(network: PreTrainedModel, attention: nn.Module) -> HeadSizes:
     size = getattr(config, "head_dim", None) or config.hidden_size // n_q
     rotary = row.position == "rotary" and row.rotated(attention)
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
-    return HeadSizes(n_q, n_kv, size, int(size * share) if rotary else 0)
+    part = getattr(config, "rotary_dim", None) or int(size * share)
+    return HeadSizes(n_q, n_kv, size, part if rotary else 0)
 
 
 def rows_of(row: Architecture, sizes: HeadSizes, name: str) -> Tensor:

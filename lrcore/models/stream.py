@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 
 from ..experts import SHARES, needs_of, observe
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
+from ..modules.own_tables import tables_of
 from ..statistics import Accumulator, Moments, Need, check_finite_moments
-from .architectures import Architecture, architecture_of, decoder_layers
+from .architecture import Architecture
+from .architectures import architecture_of, decoder_layers
 from .layers import experts_path, layer_shapes, projection_paths, read_layer
 from .native import head_sizes, rows_of, take
 from .offload import present
@@ -213,7 +215,7 @@ class LayerStream:
 
         def score_hook(tap: str, name: str) -> Callable[..., None]:
             def observe(_module: nn.Module, _args: Any, out: Tensor) -> None:
-                angles = self._calls[len(out)][index][1].get("position_embeddings")
+                angles = angles_of(self.network, layer, self._calls[len(out)][index][1], out.dtype)
                 accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
 
             return observe
@@ -247,6 +249,17 @@ def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:
     if isinstance(attention, CompressedAttention):
         return attention.states_module(name)
     return layer.get_submodule(path)
+
+
+def angles_of(
+    network: PreTrainedModel, layer: nn.Module, kwargs: dict[str, Any], dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """The tables cos and sin that a layer called with `kwargs` rotates by, [b or 1, t, rotary part]
+    each; None where it rotates nothing.
+    """
+    attention = layer.get_submodule(architecture_of(network).attention)
+    given = kwargs.get("position_embeddings")
+    return tables_of(attention, given, kwargs.get("position_ids"), dtype)
 
 
 def score_states(

@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..layer import MLP, Attention, Experts
+from .own_tables import tables_of
 from .projections import projection_modules
 
 SIZES = (
@@ -151,11 +152,15 @@ class CompressedAttention(nn.Module):
         and its weights [b, n_q, t, T] where `output_attentions` asks an eager attention for them.
 
         residual [b, t, d]: only from Bloom, which expects it added. others: `layer_past` (the cache
-        under its older name), `alibi` (Bloom) and `position_bias` (MPT); the rest is ignored.
+        under its older name), `position_ids` where tables are its own (GPT-J), `alibi` (Bloom) and
+        `position_bias` (MPT); the rest is ignored.
         """
         b, t, _ = hidden_states.shape
         cache = others.get("layer_past") if past_key_values is None else past_key_values
-        q, k, v = self.project(hidden_states, position_embeddings, cache)
+        angles = tables_of(
+            self, position_embeddings, others.get("position_ids"), hidden_states.dtype
+        )
+        q, k, v = self.project(hidden_states, angles, cache)
         mask, alibi, bias = attention_mask, others.get("alibi"), others.get("position_bias")
         if alibi is not None:  # [b * heads, 1 or t, keys]; Bloom's mask is added
             mask = _add(self._left(alibi.unflatten(0, (b, -1))), mask)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from .compressed import CompressedAttention, CompressedExperts, CompressedMLP
 from .latent import LatentAttention
+from .own_tables import keep_table
 from .projections import rebuild
 from .sliced import SlicedLayer, StreamNorm, resized
 
@@ -40,6 +41,7 @@ def attention_module(
         kind = standing_for(native, LatentAttention)
         module = kind(sizes, index, _rotary_of(network, place), network.dtype)
     module.config = network.config.get_text_config()
+    keep_table(module, native)
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module

@@ -23,17 +23,19 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def here_and_there(tiny_llama, story_file, tmp_path_factory):
+def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
     """The logits of a compressed model in this process, and those of its export in a process
-    that loads many, by family and method.
+    that loads many, by family and method; of the families whose tests are run.
     """
+    asked = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = {call.params.get("family") for call in asked if call is not None}
 
     @cache
     def of(few: bool) -> dict:
         own, moved, again = {}, [], []
         folder = tmp_path_factory.mktemp("exports")
         (folder / "away").mkdir()
-        families = [name for name in ARCHITECTURES if (name in FEW) == few]
+        families = [n for n in ARCHITECTURES if (n in FEW) == few and n in wanted]
         for number, family in enumerate(families):
             dense = family_folder(family, tiny_llama, folder / f"dense-{family}")
             for place, method in enumerate(STRUCTURES):

@@ -19,7 +19,7 @@ from lrcore.methods.latentllm.joint import rotary_offsets
 from lrcore.models.architectures import ARCHITECTURES, MISFITS, decoder_layers
 from lrcore.models.config import read_config
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.models.stream import LayerStream, rotate_states, starting_at
+from lrcore.models.stream import LayerStream, angles_of, rotate_states, starting_at
 from lrcore.models.structure import measure, structure
 from lrcore.modules.compressed import SIZES, CompressedAttention, in_halves, whole_head
 from lrcore.modules.install import attention_module, install
@@ -151,7 +151,7 @@ def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
         if a.position == "none":
             assert a.frequencies is None
             continue
-        given = kwargs["position_embeddings"]
+        given = angles_of(network, decoder_layers(network)[index], kwargs, network.dtype)
         given = in_halves(*given) if a.interleaved else given
         cos, sin = whole_head(*given, a.head_size)
         turns = rotary_offsets(a.frequencies.double(), a.head_size, 5)
@@ -296,15 +296,15 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
     config.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="qk_layernorm True is not supported, only with False"):
         read_config(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "gptj"}')
-    with pytest.raises(InputError, match=r"'gptj' .* supported: its attention .*\. Supported: "):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
+    with pytest.raises(InputError, match=r"'gemma3n' .* supported: layers share .*\. Supported: "):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(InputError, match=r"'mamba' .* is not supported\. Supported: llama, "):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "gptj", "mixtral"])
 def test_from_a_folder_to_a_checkpoint_and_back(family, tiny_llama, story_file, tmp_path) -> None:
     """The whole way by the public API, with the tokenizer of another model."""
     model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "dense")))

@@ -225,12 +225,12 @@ def test_exports_of_a_llava_see_elsewhere(folder, story_file, tmp_path):
 
 def test_a_language_model_that_is_not_supported_is_named(tmp_path):
     config = AutoConfig.for_model(
-        "llava", text_config={"model_type": "gptj"}, vision_config=_CLIP["vision_config"]
+        "llava", text_config={"model_type": "codegen"}, vision_config=_CLIP["vision_config"]
     )
     config.save_pretrained(tmp_path)
     with pytest.raises(
         lrcore.InputError,
-        match="the language model inside this llava is a gptj, which is not supported",
+        match="the language model inside this llava is a codegen, which is not supported",
     ):
         lrcore.load(str(tmp_path))
 
