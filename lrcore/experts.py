@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .gates import clamped_swiglu, clamps_of
 from .layer import MLP, Experts, Layer
 from .statistics import STATISTICS, Accumulator, Moments, Need, at_least_float32
 
@@ -69,6 +70,8 @@ def neurons(mlp: MLP, x: Tensor) -> Tensor:
         p = mlp.matrices()[name]
         return torch.nn.functional.linear(x, p.weight, p.bias)
 
+    if (clamps := clamps_of(mlp.activation)) is not None:
+        return clamped_swiglu(times("gate"), times("up"), *clamps)
     act = ACT2FN[mlp.activation]
     out: Tensor = act(times("up")) if mlp.gate is None else act(times("gate")) * times("up")
     return out

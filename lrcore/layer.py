@@ -76,6 +76,7 @@ class Stored:
 
 
 Projection = Linear | LowRank | Stored
+Tables = Literal["halves", "neighbours", "once"]
 # The dimension along which a matrix holds the weights of one state of a head or of the MLP: rows
 # give such states, columns of o and down read them.
 ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
@@ -129,7 +130,8 @@ class Attention:
     softcap c: scores become c tanh(score / c). window: the most keys a query sees, where the
     attention itself applies the sliding window.
     frequencies [head_size / 2]: radians per position of the original pairs; None without rotary.
-    interleaved: the tables of cos and sin that the network gives have pairs side by side.
+    tables: how the network's cos and sin hold the two columns of a pair: in two "halves", side by
+    side ("neighbours"), or both in one ("once").
     latent: "", "k", "v" or "kv", those whose cache holds `down x` instead of the state where they
     are `LowRank`; once where they share it.
     summed: every query head has its own values, and one output projection is applied to the sum of
@@ -154,7 +156,7 @@ class Attention:
     softcap: float | None = None
     window: int | None = None
     frequencies: Tensor | None = None
-    interleaved: bool = False
+    tables: Tables = "halves"
     latent: str = ""
     summed: bool = False
     channel: RotaryChannel | None = None

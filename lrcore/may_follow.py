@@ -108,6 +108,11 @@ UNFIT: dict[str, Unfit] = {
         "are not solved together. Choose vo=split.",
         _joins_values,
     ),
+    "sinks": Unfit(
+        "Attention weights of '{name}' do not sum to one, so values and output are not solved "
+        "together. Choose vo=split.",
+        _joins_values,
+    ),
     "factored": Unfit(
         "'{name}' has factored matrices, and this method or policy reads gradients of dense ones. "
         "Choose other options, or start from the dense model.",

@@ -152,6 +152,22 @@ CONFIGS: dict[str, dict] = {
         "moe_intermediate_size": 24,
         "moe_layer_start_index": 1,
     },
+    "gpt_oss": {
+        **_LLAMA,
+        **_EXPERTS,
+        **_WINDOWS,
+        "num_local_experts": 4,
+        "swiglu_limit": 0.3,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "qwen3_moe": {
         **_LLAMA,
         **_EXPERTS,

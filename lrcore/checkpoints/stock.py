@@ -28,6 +28,7 @@ from ..models.config import auto_class, quiet
 from ..models.layers import experts_path, read_layer
 from ..models.load import LoadedModel
 from ..models.offload import stored_of
+from ..models.stacked import stacked
 from ..models.structure import sliced_modules
 from ..modules.compressed import CompressedAttention
 from ..modules.projections import LowRankLinear, StoredLinear
@@ -141,8 +142,7 @@ def _sliced(network: PreTrainedModel) -> list[str]:
 
 
 def _has_biases(network: PreTrainedModel) -> bool:
-    mlp = read_layer(network, 0).mlp
-    return mlp is not None and mlp.down.bias is not None
+    return all(down.bias is not None for down in read_layer(network, 0).held(("down",)))
 
 
 def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
@@ -270,7 +270,8 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
             )
             state[name] = (have[name].T if transposed else have[name]).contiguous()
         elif row.experts and place == experts_path(row):
-            state[name] = _stacked(have, parent, leaf, len(wanted))
+            experts = [_beneath(have, f"{parent}.{number}.") for number in range(len(wanted))]
+            state[name] = stacked(module, leaf, experts)
         elif row.gate == row.up == place:
             prefix = parent.removesuffix(row.up) + row.mlp
             state[name] = torch.cat(
@@ -287,14 +288,6 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
     return {name: tensor.contiguous() for name, tensor in named.items()}
 
 
-def _stacked(have: Mapping[str, Tensor], parent: str, leaf: str, count: int) -> Tensor:
-    """The weights of a layer's experts in the family's shape: gates above ups, or downs.
-
-    Returns [count, rows, columns].
-    """
-    names = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
-    each = (
-        torch.cat([have[f"{parent}.{number}.{name}.weight"] for name in names])
-        for number in range(count)
-    )
-    return torch.stack(list(each))
+def _beneath(have: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by what follows."""
+    return {name.removeprefix(prefix): t for name, t in have.items() if name.startswith(prefix)}

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..layer import Tables
+
 
 def _uses_rope(attention: Any) -> bool:
     return bool(getattr(attention, "use_rope", True))
@@ -19,16 +21,17 @@ class Architecture:
     "by_group" (the queries, the key and the value of the first kv head, then of the second). A gate
     that shares the path of `up` comes before it.
     pairs: the columns of a rotary pair in a head, "halves" (j and j + half) or "neighbours" (2 j
-    and 2 j + 1); tables: the same of the cos and sin that attention is given.
+    and 2 j + 1); tables: the same of the cos and sin that attention is given, or "once" where they
+    have one column for both of a pair.
     rotated: whether an attention module rotates, where only some of a network's do.
     scale: field of the attention module, or what gives it of the module; None where scores are not
     scaled. activation, softcap, window: fields of the config.
     norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
     kernel: the attn_implementation of transformers that the family runs with.
     experts: some or all MLPs are mixtures of experts, with gated MLPs stacked in the module
-    `experts` of the MLP, and a router `gate` beside it. norm_after: a component's output is
-    normalised before it is added to the stream. residual: field of the config that it is multiplied
-    by before that, None where it is added as it is.
+    `experts` of the MLP; router: the path of the module that chooses between them. norm_after: a
+    component's output is normalised before it is added to the stream. residual: field of the config
+    that it is multiplied by before that, None where it is added as it is.
     width: field of the config with the MLP's width, None where it follows from another field, or no
     layer has one; expert_width: that of the routed experts, None where other sizes follow from it.
     requires: fields of the config and their only supported values. note: shown to users.
@@ -52,7 +55,7 @@ class Architecture:
     qkv: Literal["apart", "stacked", "by_group"] = "apart"
     position: Literal["none", "rotary"] = "rotary"
     pairs: Literal["halves", "neighbours"] = "halves"
-    tables: Literal["halves", "neighbours"] = "halves"
+    tables: Tables = "halves"
     rotated: Callable[[Any], bool] = _uses_rope
     norms: tuple[str, str] | None = None
     norm_over: Literal["head", "width"] = "head"
@@ -64,6 +67,7 @@ class Architecture:
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"
     experts: bool = False
+    router: str = "mlp.gate"
     expert_width: str | None = None
     norm_after: bool = False
     residual: str | None = None

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..gates import CLAMPED
 from .architecture import Architecture
 
 
@@ -327,6 +328,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5_moe": Architecture(
         pairs="neighbours", experts=True, width=None, note=f"{_BESIDE} {_EXPERTS}"
     ),
+    "gpt_oss": Architecture(
+        tables="once",
+        activation=CLAMPED,
+        kernel="eager",
+        experts=True,
+        router="mlp.router",
+        width=None,
+        expert_width="intermediate_size",
+        note="Every head has a sink, a score that belongs to no key. Gates and ups of experts are "
+        f"clamped. Weights in MXFP4 are not read: give a checkpoint in bfloat16. {_EXPERTS}",
+    ),
     "qwen3_moe": Architecture(
         norms=("q_norm", "k_norm"),
         experts=True,
@@ -338,7 +350,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
-    "gpt_oss": "every head has a term of its own in the softmax",
     "gemma3n": "layers share their keys and values, and carry several residual streams",
     "llama4": "queries and keys are normalised after they are rotated",
     "deepseek_v2": "its keys and values are cached latents already",

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..layer import MLP, Attention, Experts, Layer, Linear, LowRank, Projection, RotaryChannel
+from ..gates import CLAMPED
+from ..layer import MLP, Attention, Experts, Layer, LowRank, Projection, RotaryChannel
 from ..modules.compressed import SIZES, CompressedAttention, CompressedExperts, CompressedMLP
 from ..modules.install import attention_module, in_place_of
 from ..modules.own_tables import own_table
@@ -23,6 +24,7 @@ from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers, text_config
 from .native import gate_rows, head_sizes, linear_of, rows_of
 from .offload import present
+from .stacked import separate
 
 
 def projection_paths(row: Architecture, layer: nn.Module) -> dict[str, str]:
@@ -90,7 +92,7 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
             rotary_pairs=attention.rotary_pairs,
             kept_heads=attention.kept_heads,
             frequencies=rotary_frequencies(network, attention.head_size) if rotary else None,
-            interleaved=attention.interleaved,
+            tables=attention.tables,
             channel=_read_channel(attention),
         )
     else:
@@ -109,8 +111,10 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
 
 
 def _activation(network: PreTrainedModel) -> str:
-    row = architecture_of(network)
-    return str(getattr(text_config(network), row.activation, row.activation))
+    row, config = architecture_of(network), text_config(network)
+    if row.activation == CLAMPED:
+        return f"{CLAMPED}:{config.swiglu_alpha}:{config.swiglu_limit}"
+    return str(getattr(config, row.activation, row.activation))
 
 
 def experts_path(row: Architecture) -> str:
@@ -138,7 +142,7 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
     native: Any = module_at(layer, experts_path(row)) if row.experts else None
     if native is None:
         return None
-    router: Any = layer.get_submodule(f"{row.mlp}.gate")
+    router: Any = layer.get_submodule(row.router)
     activation, active = _activation(network), int(router.top_k)
     if isinstance(native, CompressedExperts):
         read = (
@@ -146,12 +150,7 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
             for mlp in native
         )
         return Experts(tuple(MLP(**one, activation=activation) for one in read), active)
-    gates, ups = native.gate_up_proj.detach().chunk(2, dim=1)
-    mlps = (
-        MLP(Linear(up), Linear(down), Linear(gate), activation)
-        for up, down, gate in zip(ups, native.down_proj.detach(), gates, strict=True)
-    )
-    return Experts(tuple(mlps), active)
+    return Experts(separate(native, activation), active)
 
 
 def _read_attention(
@@ -176,7 +175,7 @@ def _read_attention(
         scale=_scale(row, attention),
         position="rotary" if sizes.rotary else "none",
         frequencies=rotary_frequencies(network, sizes.head_size) if sizes.rotary else None,
-        interleaved=row.tables == "neighbours",
+        tables=row.tables,
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
         window=None if row.window is None or not local else getattr(config, row.window),
@@ -227,7 +226,7 @@ def _write(network: PreTrainedModel, layer: Layer, module: nn.Module) -> None:
         sizes = {name: getattr(value, name) for name in SIZES} | {
             "selected_pairs": value.rotary_pairs is not None,
             "selected_heads": value.kept_heads is not None,
-            "interleaved": value.interleaved,
+            "tables": value.tables,
         }
         place = f"{row.layers}.{layer.index}"
         module.set_submodule(

@@ -289,7 +289,7 @@ def score_states(
     if not sizes.rotary:
         return states
     assert angles is not None
-    tables = in_halves(*angles) if row.tables == "neighbours" else angles
+    tables = in_halves(row.tables, *angles)
     return rotate_states(states, *whole_head(*tables, sizes.head_size))
 
 

@@ -64,8 +64,8 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
 
     factored: low-rank or stored matrices; quantised: some of them in few bits; shared: a `down` of
     several projections; latent: cached in the place of keys or values; summed: heads before the
-    output projection; channel: a rotary channel; rotations: bases in the residual stream;
-    experts: mixtures of them, which a dense model may have, too.
+    output projection; sinks: scores that belong to no key; channel: a rotary channel; rotations:
+    bases in the residual stream; experts: mixtures of them, which a dense model may have, too.
     """
     modules = list(decoder_layers(network).modules())
     attentions = [m for m in modules if isinstance(m, CompressedAttention)]
@@ -77,6 +77,7 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
         "shared": len(set(downs)) < len(downs),
         "latent": any(m.latent for m in attentions),
         "summed": any(m.summed for m in attentions),
+        "sinks": any(getattr(m, "sinks", None) is not None for m in modules),
         "channel": any(getattr(m, "q_channel", None) is not None for m in attentions),
         "rotations": has_residual_matrices(network),
         "experts": architecture_of(network).experts,

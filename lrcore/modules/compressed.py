@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ..gates import clamped_swiglu, clamps_of
 from ..layer import MLP, Attention, Experts
 from .own_tables import tables_of
 from .projections import projection_modules
@@ -36,7 +37,8 @@ class CompressedAttention(nn.Module):
     original pairs (`rotary_pairs`, per kv head; -1 for a pair without positions), and the score
     scale stays that of the original head size. What a family adds to the scores head by head it
     makes for all of them; where heads were removed, those of `kept_heads` are taken from it. Norms
-    of queries and keys are the native modules; softcap and sliding window are as in the native
+    of queries and keys are the native modules, and so are `sinks` [heads], one more score of every
+    head that belongs to no key (gpt-oss); softcap and sliding window are as in the native
     attention.
     """
 
@@ -60,6 +62,7 @@ class CompressedAttention(nn.Module):
         self.summed = sizes["summed"]
         self.layer_idx = layer_idx
         self.config: Any = None
+        self.sinks: nn.Parameter | None = None
         self.group = self.n_q // self.n_kv
         # read by transformers' attention function: how often it repeats keys and values
         self.num_key_value_groups = 1 if self.summed else self.group
@@ -69,14 +72,15 @@ class CompressedAttention(nn.Module):
         self.register_buffer("rotary_pairs", pairs)
         # checkpoints of earlier versions do not name it
         fewer = sizes.get("selected_heads", False)
-        self.interleaved = sizes.get("interleaved", False)
+        beside = sizes.get("interleaved", False)  # what they say of tables
+        self.tables = sizes.get("tables", "neighbours" if beside else "halves")
         kept = torch.zeros(self.n_q, dtype=torch.int32) if fewer else None
         self.register_buffer("kept_heads", kept)
 
     def sizes(self) -> dict[str, Any]:
         """The sizes from which `__init__` makes an empty module of this shape; JSON-able."""
         own = {name: getattr(self, name) for name in SIZES}
-        own |= {"interleaved": True} if self.interleaved else {}
+        own |= {"tables": self.tables} if self.tables != "halves" else {}
         return own | {
             "selected_pairs": self.rotary_pairs is not None,
             "selected_heads": self.kept_heads is not None,
@@ -125,8 +129,8 @@ class CompressedAttention(nn.Module):
         return rotated(states, cos, sin)
 
     def in_halves(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The network's cos and sin [b, t, rotary part] as (first halves, second halves)."""
-        return in_halves(*tables) if self.interleaved else tables
+        """The network's cos and sin as (first halves, second halves), [b, t, rotary part]."""
+        return in_halves(self.tables, *tables)
 
     def _angles(self, table: Tensor, still: float) -> Tensor:
         """cos or sin of the kept pairs, [b, t, head_size] -> [b, n_kv or 1, t, qk_size]; `still`
@@ -201,7 +205,7 @@ class CompressedAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weighted: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs [b, t, n_q, size], and their weights where those are asked for."""
-        if self.softcap is None and not weighted:
+        if self.softcap is None and not weighted and self.sinks is None:
             mask = mask.to(q.dtype) if mask is not None and mask.is_floating_point() else mask
             size = v.shape[-1]
             if self.fused:
@@ -210,8 +214,18 @@ class CompressedAttention(nn.Module):
             return out[..., :size], None
         k, v = (states.repeat_interleave(self.num_key_value_groups, dim=1) for states in (k, v))
         scores = self._masked(q @ k.mT * self.scale, mask)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
+        weights = self._weights(scores, torch.float32).to(v.dtype)
         return (weights @ v).transpose(1, 2), weights if weighted else None
+
+    def _weights(self, scores: Tensor, dtype: torch.dtype) -> Tensor:
+        """The softmax of scores [b, n_q, t, T] over the keys, computed in a dtype. The sink of a
+        head takes part in it, so that the weights of its keys sum to less than 1.
+        """
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1, dtype=dtype)
+        own = self._left(self.sinks.view(1, -1, 1, 1)).to(scores)
+        all_scores = torch.cat((scores, own.expand(*scores.shape[:-1], 1)), dim=-1)
+        return torch.softmax(all_scores, dim=-1, dtype=dtype)[..., :-1]
 
     def _masked(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Scaled scores [b, n, t, T] after the softcap and under the mask."""
@@ -236,9 +250,15 @@ def of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
     return nn.functional.pad(q, (0, missing)), nn.functional.pad(k, (0, missing)), v
 
 
-def in_halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Tables with pairs side by side, [b, t, size] each, as (first halves, second halves)."""
-    first, second = (torch.cat((one[..., ::2], one[..., ::2]), dim=-1) for one in (cos, sin))
+def in_halves(layout: str, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables of a layout of `layer.Attention.tables` as (first halves, second halves).
+
+    [b, t, size] each, or [b, t, size / 2] where they hold a pair "once" -> [b, t, size].
+    """
+    if layout == "halves":
+        return cos, sin
+    step = 2 if layout == "neighbours" else 1
+    first, second = (torch.cat([one[..., ::step]] * 2, dim=-1) for one in (cos, sin))
     return first, second
 
 
@@ -299,7 +319,8 @@ class CompressedMLP(nn.Module):
     def __init__(self, activation: str) -> None:
         super().__init__()
         self.activation = activation
-        self.act = ACT2FN[activation]
+        self.clamps = clamps_of(activation)
+        self.act = ACT2FN["silu" if self.clamps else activation]  # not read beside clamps
 
     @classmethod
     def of(cls, value: MLP) -> "CompressedMLP":
@@ -313,8 +334,10 @@ class CompressedMLP(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[b, t, d] -> [b, t, d]."""
-        gate = self.act(self.gate_proj(hidden_states))
-        out: Tensor = self.down_proj(gate * self.up_proj(hidden_states))
+        gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
+        clamps = self.clamps
+        inner = self.act(gate) * up if clamps is None else clamped_swiglu(gate, up, *clamps)
+        out: Tensor = self.down_proj(inner)
         return out
 
 

@@ -32,7 +32,8 @@ def attention_module(
 ) -> CompressedAttention:
     """An attention without projections for layer `index`, at path `place` in the network.
 
-    It uses the query and key norms of the native module that it replaces.
+    It uses the query and key norms, the sinks and the rotary table of the native module that it
+    replaces.
     """
     module: CompressedAttention
     if not sizes.get("latent", False):
@@ -42,6 +43,7 @@ def attention_module(
         module = kind(sizes, index, _rotary_of(network, place), network.dtype)
     module.config = network.config.get_text_config()
     keep_table(module, native)
+    module.sinks = getattr(native, "sinks", None)
     if module.qk_norm is not None:
         module.q_norm, module.k_norm = native.q_norm, native.k_norm
     return module

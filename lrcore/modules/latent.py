@@ -19,9 +19,10 @@ class LatentAttention(CompressedAttention):
     has a sparse term, is cached as its output. Every step expands the cached latents of the keys
     (`W^b`, with the bias) and rotates them. Values are expanded for the tokens of a prompt; for a
     single query their latents are weighted first, and `W^b` acts on the sums alone (the absorption
-    of DeepSeek-V2, exact since the weights of a query sum to 1). Scores depend on differences of
-    positions only, so a cached key is rotated by its index in the cache and a query by its own;
-    padding on the left shifts both alike. Positions must increase by one, as in every plain batch.
+    of DeepSeek-V2; the bias counts by the sum of a query's weights, which is 1 without a sink).
+    Scores depend on differences of positions only, so a cached key is rotated by its index in the
+    cache and a query by its own; padding on the left shifts both alike. Positions must increase by
+    one, as in every plain batch.
     rotary: the network's rotary embedding, called for the whole cache, so that scaled frequencies
     stay those of the network.
     A decoupled rotary channel (`q_channel`, `k_channel`; CARE, section 3.5) adds columns to queries
@@ -135,11 +136,15 @@ class LatentAttention(CompressedAttention):
         b, heads, _, size = k.shape
         scores = (q.reshape(b, heads, -1, size) @ k.mT).view(b, self.n_q, 1, -1) * self.scale
         precise = torch.promote_types(scores.dtype, torch.float32)
-        weights = torch.softmax(self._masked(scores, mask), dim=-1, dtype=precise).to(v.dtype)
+        weights = self._weights(self._masked(scores, mask), precise).to(v.dtype)
         sums = (weights.squeeze(2) @ v).unflatten(1, (up.out_features // self.v_size, -1))
         out = sums @ up.weight.unflatten(0, (-1, self.v_size)).mT  # [b, heads, group, v_size]
         if up.bias is not None:
-            out = out + up.bias.view(-1, 1, self.v_size)
+            bias = up.bias.view(-1, 1, self.v_size)
+            # a sink takes a part of the weights, so that they do not sum to 1
+            out = out + (
+                bias if self.sinks is None else bias * weights.sum(-1).view_as(out[..., :1])
+            )
         return out.reshape(b, 1, self.n_q, self.v_size), weights if weighted else None
 
     def _cached(self, x: Tensor, cache: Any) -> tuple[Tensor, Tensor, int]:

@@ -188,6 +188,17 @@ def test_what_experts_do_not_go_with_is_refused_in_one_sentence(folder, story_fi
         lrcore.compress(model, recipe_of(folder, story_file, ratio=0.5, method="clover"))
 
 
+def test_values_and_output_are_not_solved_together_beside_a_sink(
+    tiny_llama, story_file, tmp_path
+) -> None:
+    """The bias of the output takes that of the values where attention weights sum to one."""
+    folder = family_folder("gpt_oss", tiny_llama, tmp_path / "sinks")
+    for vo in ("joint", "attention"):
+        recipe = recipe_of(folder, story_file, method="latentllm", options={"vo": vo})
+        with pytest.raises(InputError, match="do not sum to one"):
+            lrcore.prepare(lrcore.load(str(folder)), recipe)
+
+
 def test_error_bounds_of_experts_hold(folder, story_file) -> None:
     model, recipe = (
         lrcore.load(str(folder)),

@@ -146,14 +146,15 @@ def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
     logits(network)
     for handle in handles:
         handle.remove()
+    modules = (getattr(module, "attention_scaling", 1.0) for module in network.modules())
+    scaled = max(modules) ** 2  # what YaRN makes of every product
     for index, kwargs in enumerate(calls):
         a = read_layer(network, index).attention
         if a.position == "none":
             assert a.frequencies is None
             continue
         given = angles_of(network, decoder_layers(network)[index], kwargs, network.dtype)
-        given = in_halves(*given) if a.interleaved else given
-        cos, sin = whole_head(*given, a.head_size)
+        cos, sin = whole_head(*in_halves(a.tables, *given), a.head_size)
         turns = rotary_offsets(a.frequencies.double(), a.head_size, 5)
         q, k = torch.randn(2, 24, a.head_size).double().unsqueeze(1)  # [1, t, size] each
         turned_q, turned_k = (
@@ -161,7 +162,7 @@ def test_the_frequencies_of_a_value_turn_as_the_network_does(family) -> None:
         )
         for m, n in ((7, 7), (20, 17), (9, 4)):
             assert float(turned_q[m] @ turned_k[n]) == pytest.approx(
-                float(q[0, m] @ turns[m - n] @ k[0, n]), abs=1e-4
+                scaled * float(q[0, m] @ turns[m - n] @ k[0, n]), abs=1e-4
             )
 
 
@@ -177,7 +178,7 @@ def test_compressed_attention_with_whole_heads_is_the_native_attention(family, l
         native, value = module.get_submodule(row.attention), read_layer(again, index).attention
         sizes = {name: getattr(value, name) for name in SIZES} | {
             "selected_pairs": False,
-            "interleaved": value.interleaved,
+            "tables": value.tables,
             "latent": latent,
         }
         module.set_submodule(
