@@ -24,7 +24,7 @@ $(BYTECODE): $(READY)
 
 $(READY): $(REQUIREMENTS) $(MODELS)
 	@set -eu; \
-	for candidate in python3.11 python3.12 python3.13 python3 python; do \
+	for candidate in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then echo "error: no Python 3.11 or newer with venv on PATH (on Debian: apt-get install python3 python3-venv)." >&2; exit 1; fi; \

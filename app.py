@@ -1,9 +1,12 @@
 """Start the workbench: `python app.py`, then open the address it prints."""
 
-from workbench import build_app
-from workbench.start import main
+import os
 
-demo = build_app()
+import workbench
+from workbench.start import keep_in_storage, main
+
+keep_in_storage(os.environ)  # before the page imports what reads it
+demo = workbench.build_app()
 
 if __name__ == "__main__":
     main(demo)

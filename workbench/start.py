@@ -3,15 +3,32 @@
 import argparse
 import logging
 import os
+from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any
 
 import lrcore
 
 from . import access
 
+STORAGE = Path("/data")  # where a Space has its storage, if it has any
+KEPT = {"LRCORE_RUNS": "runs", "HF_HOME": ".huggingface"}
+
+
+def keep_in_storage(environment: MutableMapping[str, str], storage: Path = STORAGE) -> None:
+    """In a Space that has storage, keep runs and what the hub gives there: all else is gone when it
+    starts again. To be called before those variables are read; what they say already stays.
+
+    The cache stays where it was, since its limit is as large as the smallest storage.
+    """
+    if environment.get("SPACE_ID") and os.access(storage, os.W_OK):
+        for name, folder in KEPT.items():
+            environment.setdefault(name, str(storage / folder))
+
 
 def main(page: Any = None) -> None:
     """Serve the page until it is stopped. page: what `build_app` returned; None: a new one."""
+    keep_in_storage(os.environ)
     options = argparse.ArgumentParser(description="Start the workbench, and print its address.")
     options.add_argument(
         "--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", "7860"))

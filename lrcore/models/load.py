@@ -342,6 +342,11 @@ def resolve_device(device: str) -> torch.device:
         raise InputError(f"Unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
     if chosen.type == "meta":
         raise InputError("Device 'meta' holds no numbers. Use auto, cpu, cuda or cuda:N.")
+    if chosen.type == "mps":
+        raise InputError(
+            "Device 'mps' has no float64, in which moments are summed and decomposed. Use auto or "
+            "cpu."
+        )
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"Device '{device}' was asked for, but {torch.cuda.device_count()} CUDA devices are "

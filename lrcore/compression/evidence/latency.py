@@ -156,8 +156,6 @@ def _wait(hidden: Tensor) -> None:
     """Until the device has done what it was given."""
     if hidden.device.type == "cuda":
         torch.cuda.synchronize(hidden.device)
-    elif hidden.device.type == "mps":
-        torch.mps.synchronize()
 
 
 def timed_ranks(cost: Cost) -> list[int]:

@@ -1,0 +1,74 @@
+"""As a Space of the hub: the front matter of the README, and where runs are kept."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from workbench.start import KEPT, keep_in_storage
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_SPACE = {"SPACE_ID": "owner/name"}
+
+
+@pytest.fixture(scope="module")
+def front() -> dict:
+    return yaml.safe_load((ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1])
+
+
+def test_versions_are_those_that_the_project_takes(front) -> None:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (gradio,) = [Requirement(line) for line in lines if line.startswith("gradio")]
+    assert front["sdk"] == "gradio"
+    assert front["sdk_version"] in gradio.specifier
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert front["python_version"] in SpecifierSet(project["requires-python"])
+
+
+def test_it_asks_for_storage_and_says_what_it_is(front) -> None:
+    assert front["suggested_storage"] in ("small", "medium", "large")
+    assert front["license"] == "apache-2.0"
+    assert len(front["short_description"]) <= 60  # the hub refuses a longer one
+    assert (ROOT / front["app_file"]).is_file()
+
+
+def test_a_space_with_storage_keeps_runs_there(tmp_path) -> None:
+    environment = dict(IN_SPACE)
+    keep_in_storage(environment, tmp_path)
+    kept = {name: str(tmp_path / folder) for name, folder in KEPT.items()}
+    assert environment == IN_SPACE | kept
+
+
+@pytest.mark.parametrize(
+    ("environment", "storage"),
+    [({}, "."), (IN_SPACE, "none"), (IN_SPACE | dict.fromkeys(KEPT, "/elsewhere"), ".")],
+    ids=["on a machine", "without storage", "set already"],
+)
+def test_elsewhere_nothing_is_moved(environment, storage, tmp_path) -> None:
+    after = dict(environment)
+    keep_in_storage(after, tmp_path / storage)
+    assert after == environment
+
+
+def test_it_is_said_before_the_client_of_the_hub_is_imported(tmp_path) -> None:
+    start = (ROOT / "app.py").read_text(encoding="utf-8")
+    script = f"""
+import os, sys
+from pathlib import Path
+import workbench.start
+assert "huggingface_hub" not in sys.modules
+workbench.start.keep_in_storage.__defaults__ = (Path({str(tmp_path)!r}),)
+{start.partition("if __name__")[0]}
+from huggingface_hub.constants import HF_HOME
+assert Path(HF_HOME).parent == Path({str(tmp_path)!r}), HF_HOME
+"""
+    own = {name: value for name, value in os.environ.items() if name not in KEPT} | IN_SPACE
+    call = [sys.executable, "-c", script]
+    done = subprocess.run(call, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
