@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .evaluation.local_errors import LocalErrors, local_errors
     from .evaluation.settings import PROTOCOLS, EvaluationSettings
     from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
-    from .files import write_text
+    from .files import folder_of_this_process, process_runs, write_text
     from .generate import generate, stream
     from .generation_settings import GenerationSettings
     from .hardware import Hardware, hardware
@@ -140,7 +140,7 @@ _HOMES = {
     "evaluation.local_errors": "LocalErrors local_errors",
     "evaluation.settings": "PROTOCOLS EvaluationSettings",
     "evaluation.tasks": "BUILTIN_TASKS LM_EVAL_TASKS TaskResult lm_eval score_choices",
-    "files": "write_text",
+    "files": "folder_of_this_process process_runs write_text",
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
     "hardware": "Hardware hardware",
@@ -324,6 +324,7 @@ __all__ = [
     "export_gguf",
     "export_mla",
     "factorise",
+    "folder_of_this_process",
     "forms_of",
     "generate",
     "hardware",
@@ -344,6 +345,7 @@ __all__ = [
     "predicted_curve",
     "prepare",
     "probe",
+    "process_runs",
     "progress_bar",
     "push",
     "quantise",

@@ -300,7 +300,7 @@ def folder_of_this_process(parent: Path) -> Path:
     """A new folder in `parent`, deleted when this process ends; leftovers of dead processes go now.
 
     A process holds a lock on the file beside its folder, so a folder without a locked file is a
-    leftover.
+    leftover. Raises OSError where it cannot be made.
     """
     parent.mkdir(parents=True, exist_ok=True)
     remove_dead(parent)
@@ -313,6 +313,19 @@ def folder_of_this_process(parent: Path) -> Path:
 
     atexit.register(clean_up)
     return own
+
+
+def process_runs(folder: Path) -> bool:
+    """Whether the process still runs that has this folder from `folder_of_this_process`; False on
+    a system without locks.
+    """
+    file = folder.with_suffix(".lock")
+    if not AVAILABLE or not file.exists():
+        return False
+    lock = take(file)
+    if lock is not None:
+        lock.release()
+    return lock is None and file.exists()
 
 
 def remove_dead(parent: Path) -> None:

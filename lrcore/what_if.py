@@ -17,6 +17,7 @@ from .models.architectures import decoder_layers
 from .models.config import CONFIG, auto_class, one_line, quiet, read_config
 from .models.layers import read_layer
 from .models.structure import measure
+from .places import place_of
 from .plan import RankPlan
 from .shortage import raise_shortage
 
@@ -208,13 +209,13 @@ def _fields(config: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, A
         return str(config.get("model_type", CONFIG)), config
     if str(config) in SHAPES:
         return str(config), SHAPES[str(config)]
-    path = Path(config)
+    path = place_of(config)
     path = path / CONFIG if path.is_dir() else path
     if not path.is_file():
         raise unknown("shape", str(config), SHAPES)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"'{path}' is no JSON ({error}). Give a model's config.json.") from error
     if not isinstance(fields, dict):
         raise InputError(f"'{path}' is no config: it holds no object. Give a model's config.json.")

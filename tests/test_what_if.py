@@ -111,8 +111,35 @@ def test_the_command_line_projects(tiny_llama, story_file, capsys) -> None:
         ({"hidden_size": -8}, "no llama can be made|no valid llama"),
         ({"num_attention_heads": 0}, "no llama can be made|no valid llama"),
         ({"vocab_size": 10**30}, "no llama can be made|no valid llama"),
+        # of each of these transformers makes lists as long, for hours
+        ({"model_type": "qwen3", "num_hidden_layers": 10**12}, "no model has more than"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**12]]}, "no model has more"),
+        ({"text_config": {"num_hidden_layers": 10**12}}, "no model has more than"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_in_a_sentence(plan_of, fields, says) -> None:
     with pytest.raises(lrcore.InputError, match=says):
         lrcore.what_if(plan_of("a3"), "a3", {"model_type": "llama"} | fields)
+
+
+def test_a_config_cannot_name_code_of_the_hub(plan_of, monkeypatch) -> None:
+    """transformers would take attention kernels, which are compiled code, from a repository."""
+    named = []
+    monkeypatch.setattr("transformers.modeling_utils.is_kernel", named.append)
+    for field in ("attn_implementation", "experts_implementation", "_attn_implementation"):
+        config = {"model_type": "llama", field: "kernels-community/flash-attn"}
+        assert lrcore.what_if(plan_of("a3"), "a3", config).name == "llama"
+    assert named
+    assert not {name for name in named if name and "/" in name}
+
+
+def test_a_confined_server_reads_no_config_elsewhere(plan_of, tmp_path) -> None:
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(lrcore.SHAPES["Llama-2-7B"]))
+    lrcore.confine([tmp_path / "allowed"])
+    try:
+        for name in (tmp_path, tmp_path / "config.json", "../config.json"):
+            with pytest.raises(lrcore.InputError, match="outside the folders"):
+                lrcore.what_if(plan_of("a3"), "a3", name)
+    finally:
+        lrcore.confine([])

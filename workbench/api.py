@@ -15,6 +15,7 @@ import gradio as gr
 
 import lrcore
 
+from .components import MOST_TOKENS, whole
 from .events import bind
 from .job_record import ENDED, JobRecord
 from .jobs import CompressJob, MeasureJob, start_analysis
@@ -157,15 +158,16 @@ def compare(
     Args:
         runs: ids of the runs.
         prompt: the text to continue.
-        max_new_tokens: the most tokens that each model adds.
+        max_new_tokens: the most tokens that each model adds, up to 4,096.
         temperature: of the sampling; 0 takes the likeliest token.
         seed: of the sampling, the same for every model.
     """
+    most = whole(max_new_tokens, "max_new_tokens", MOST_TOKENS)
     kept = [store.runs.get(run) for run in runs]
     models = {"dense": store.dense(kept[0].recipe)} if kept else {}
     models |= {run.id: store.small(run) for run in kept}
     return {
-        name: lrcore.generate(model, prompt, max_new_tokens, temperature, 1.0, seed)
+        name: lrcore.generate(model, prompt, most, temperature, 1.0, seed)
         for name, model in models.items()
     }
 

@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 
 import lrcore
 
-from . import api, polling, selection_events, sidebar, text
+from . import api, polling, selection_events, sidebar, text, waiting
 from .access import login
 from .assets import PLOTLY_JS, STYLE, script
 from .events import QUIET, bind, present_browser
@@ -73,6 +73,7 @@ def build_app(store: Store | None = None) -> gr.Blocks:
         demo.load(bind(analyse_default, store), None, None, **QUIET)
         demo.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
         demo.queue()._queue.sleep_when_free = IDLE
+        waiting.limit(demo._queue)
         for event in demo.fns.values():
             if event.renderable:  # gr.render takes no show_progress_on; see QUIET
                 event.show_progress_on = []

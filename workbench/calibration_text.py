@@ -68,10 +68,12 @@ def take(store: Store, path: str | None) -> list[Any]:
             "it as UTF-8."
         ) from error
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    kept = store.runs.folder / FOLDER / digest / plain(given.name)
+    kept = store.runs.folder.resolve() / FOLDER / digest / plain(given.name)
     if not kept.exists():
         lrcore.write_text(kept, content)
-    return [str(kept), None]
+    # Where others reach the page, names start in the folder of the runs, whose place is not theirs
+    # to know.
+    return [lrcore.without_paths(str(kept)), None]
 
 
 def plain(name: str) -> str:

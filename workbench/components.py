@@ -14,6 +14,9 @@ import lrcore
 from . import saving_text
 from .assets import PLOTLY_JS, script
 
+MOST = 10**9  # that is typed where nothing lower is known
+MOST_TOKENS = 4096  # of one answer: a longer one would hold its place for minutes
+
 
 def reading(kind: type, preprocess: Callable[[Any, Any], Any]) -> Any:
     """The component, giving handlers what `preprocess` makes of what the browser sent.
@@ -41,10 +44,14 @@ Slider, Number = reading(gr.Slider, as_sent), reading(gr.Number, as_sent)
 Textbox = reading(gr.Textbox, as_text)
 
 
-def whole(value: float | None, what: str) -> int:
-    """The number that was typed. Raises InputError for an empty box."""
+def whole(value: float | None, what: str, most: int = MOST) -> int:
+    """The number that was typed. Raises InputError for an empty box, and beyond `most`."""
     if value is None:
         raise lrcore.InputError(f"'{what}' is empty. Type a whole number.")
+    if not isinstance(value, int | float) or not abs(value) <= most:  # nor what is no number
+        raise lrcore.InputError(
+            f"'{what}' is {str(value)[:40]}. Type a whole number up to {most:,}."
+        )
     return round(value)
 
 

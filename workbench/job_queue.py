@@ -21,6 +21,7 @@ log = logging.getLogger("workbench.jobs")
 
 MOST, OWN = 200, 50  # jobs that may wait: of all clients, of one
 ABANDONED = 3600.0  # seconds after which a half-written record is one of a killed server
+SERVERS = ".servers"  # in the folder of the records: a locked file for each server that runs
 Work = Callable[[JobRecord], list[str]]
 
 
@@ -245,10 +246,28 @@ class Jobs:
         """Write a record as it is now; one that was forgotten in the meantime stays forgotten."""
         with self._on_disk:
             if record.kept and record.id in self._records:
-                values = record.to_dict() | {"state": state or record.state}
+                own = {"state": state or record.state, "server": self._server()}
+                values = record.to_dict() | own
                 lrcore.write_text(self.folder / f"{record.id}.json", json.dumps(values))
 
+    def _server(self) -> str:
+        """The name of this process in records, by which another server of the same folder knows
+        that it still runs; "" where that cannot be told.
+        """
+        try:
+            return lrcore.folder_of_this_process(self.folder / SERVERS).name
+        except OSError:
+            return ""
+
+    def _runs_elsewhere(self, server: str) -> bool:
+        """Whether a record is of another process, which still runs."""
+        there = bool(server) and lrcore.process_runs(self.folder / SERVERS / Path(server).name)
+        return there and server != self._server()
+
     def _read(self) -> None:
+        """The records that are there; those of jobs that another server has not ended are its
+        own.
+        """
         for left in self.folder.glob("*.tmp"):
             if left.stat().st_mtime < time.time() - ABANDONED:
                 left.unlink(missing_ok=True)
@@ -258,6 +277,9 @@ class Jobs:
                 record = JobRecord.from_dict(values, self._kinds)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 log.warning("%s is no job record and is left out: %s", path.name, error)
+                continue
+            if record.state not in ENDED and self._runs_elsewhere(values.get("server", "")):
+                log.info("job %s is one of another server, which runs", record.id)
                 continue
             self._records[record.id] = record
             if record.state not in ENDED:

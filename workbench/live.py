@@ -342,6 +342,6 @@ def _said(error: Exception) -> str:
     if isinstance(error, lrcore.InputError):
         return lrcore.without_paths(str(error))
     if short := lrcore.shortage(error):
-        return str(short)
+        return lrcore.without_paths(str(short))
     log.error("the live figure failed", exc_info=error)
     return f"{type(error).__name__}. The server's log has the details."

@@ -31,6 +31,9 @@ def run_in_address() -> gr.HTML:
     return unseen("run-address", "address.js", "run-address.js")
 
 
+MOST_DIGITS = 7  # of a layer's number in an address
+
+
 def open_linked(titles: Sequence[str], request: gr.Request) -> tuple[Any, Any, Any]:
     """What a page opened as ?tab=...&layer=...&component=... starts with: the selected slot, its
     mark and the open tab.
@@ -40,7 +43,7 @@ def open_linked(titles: Sequence[str], request: gr.Request) -> tuple[Any, Any, A
     opened = gr.Tabs(selected=tab) if tab in titles else gr.skip()
     if layer is None and component is None:  # FIRST is selected, or what was clicked meanwhile
         return gr.skip(), gr.skip(), opened
-    numbered = layer is not None and layer.isdigit()
+    numbered = layer is not None and layer.isdecimal() and len(layer) < MOST_DIGITS
     slot = [int(layer) if numbered else FIRST[0], component or FIRST[1]]
     return slot, mark_value(slot, numbered), opened
 

@@ -33,6 +33,9 @@ CONFIG = "config.json"
 OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
 ROW = 16  # bytes: what rows of PyTorch's grouped product begin at multiples of
 UNEVEN = "per_layer_config"  # of transformers: the sizes of layers that differ from the others
+# Layers that a config may name: transformers makes lists as long before any weight is looked at.
+MOST_LAYERS = 10_000
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # of an export, for its modeling file and for those who read its config alone
 OWN_FIELDS = (
     "architectures",
@@ -67,9 +70,12 @@ def read_config(folder: Path) -> PretrainedConfig:
         )
     values = read_json(path)
     family = _family(values.get("model_type"), str(path))
+    _check_depth(values, path)
     try:
         with quiet():
             config = _config_of(folder, family, values)
+            # A config may name kernels of the hub, which are code.
+            config._attn_implementation = config._experts_implementation = None
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise_shortage(error)
         raise InputError(
@@ -77,6 +83,22 @@ def read_config(folder: Path) -> PretrainedConfig:
         ) from error
     _check_text(config, family, str(path))
     return config
+
+
+def _check_depth(values: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError where a config, or one in it, names more layers than any model has."""
+    for part in (values, *(one for one in values.values() if isinstance(one, Mapping))):
+        kinds = part.get("attention_types")  # of GPT-Neo: [[kinds, how often], ...]
+        kinds = kinds if isinstance(kinds, list) else []
+        times = [one[-1] for one in kinds if isinstance(one, list) and one]
+        for name, count in [(name, part.get(name)) for name in LAYERS] + [
+            ("attention_types", count) for count in times
+        ]:
+            if isinstance(count, int | float) and count > MOST_LAYERS:
+                raise InputError(
+                    f"'{path}': {name} is {count}, and no model has more than {MOST_LAYERS:,} "
+                    "layers. The file is damaged or made up: copy it again."
+                )
 
 
 def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:

@@ -123,6 +123,7 @@ def _write_model(header: GgufHeader, folder: Path, dtype: torch.dtype) -> None:
     """
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    _check_depth(header)
     tokens, weights = folder / "tokenizer.gguf", folder / "weights.gguf"
     header.write_part(tokens, tensors=False)
     header.write_part(weights, without=VOCABULARY)
@@ -196,6 +197,20 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _check_depth(header: GgufHeader) -> None:
+    """Raise InputError for a part of a model, and for more layers than it has tensors, of which
+    transformers would make lists.
+    """
+    layers = header[f"{header.architecture}.block_count"]
+    names = {tensor.name for tensor in header.tensors}
+    many = isinstance(layers, int | float) and layers > len(names)
+    if many or "token_embd.weight" not in names:
+        raise InputError(
+            f"'{header.path}' holds {len(names)} tensors, too few for its {layers} layers and "
+            "embedding. It is a part of a model, or damaged."
+        )
+
+
 def _planned(header: GgufHeader, config: PretrainedConfig) -> PreTrainedModel:
     """The network of a config on the meta device, with a vocabulary as large as the embedding.
 
@@ -209,11 +224,6 @@ def _planned(header: GgufHeader, config: PretrainedConfig) -> PreTrainedModel:
         raise InputError(
             f"'{header.path}' has rotary positions scaled by '{scaling}', which transformers does "
             "not read from GGUF. Take the model as safetensors."
-        )
-    if "token_embd.weight" not in sizes or config.num_hidden_layers > len(sizes):
-        raise InputError(
-            f"'{header.path}' holds {len(sizes)} tensors, too few for its "
-            f"{config.num_hidden_layers} layers and embedding. It is a part of a model, or damaged."
         )
     config.vocab_size = sizes["token_embd.weight"].shape[0]
     with torch.device("meta"):

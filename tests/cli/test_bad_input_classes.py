@@ -226,6 +226,11 @@ MODELS = {
         }.items()
         for value in values
     },
+    # lists as long are made of these before any weight is looked at
+    "a billion layers in turns": config(model_type="qwen3", num_hidden_layers=10**9),
+    "a billion layers by kind": config(
+        model_type="gpt_neo", attention_types=[[["global", "local"], 10**9]]
+    ),
     "rope of an unknown kind": config(rope_scaling={"rope_type": "wild", "factor": 2.0}),
     "no tokenizer": without("tokenizer.json", "tokenizer_config.json"),
     "tokenizer cut short": text("tokenizer.json", '{"version": "1.0", "mod'),

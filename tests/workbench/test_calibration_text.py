@@ -49,6 +49,18 @@ def test_a_dropped_text_is_kept_and_chosen(tmp_path):
     assert not store.runs.ids()  # it is no run
 
 
+def test_where_others_reach_the_page_the_place_of_the_runs_stays_unknown(tmp_path):
+    store, given = Store(tmp_path / "runs"), tmp_path / "story.txt"
+    given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    lrcore.confine([tmp_path / "runs"])
+    try:
+        chosen, _ = calibration_text.take(store, str(given))
+        assert not chosen.startswith("/")
+        assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
+    finally:
+        lrcore.confine([])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

@@ -34,7 +34,7 @@ def read(config: str) -> dict[str, Any]:
     """The fields of a pasted config.json. Raises InputError for what is none."""
     try:
         fields = json.loads(config)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise lrcore.InputError(
             f"The pasted text is no JSON ({error}). Paste a whole config.json."
         ) from error

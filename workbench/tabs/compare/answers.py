@@ -10,7 +10,7 @@ import gradio as gr
 import lrcore
 
 from ... import text
-from ...components import Number, Slider, Textbox, panel, whole
+from ...components import MOST_TOKENS, Number, Slider, Textbox, panel, whole
 from ...events import LIVE, QUIET, bind, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
@@ -102,7 +102,7 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
     names = titles(store, ids, form)
     yield columns([gr.update(value=prompt, label=name) for name in names])
     settings = {
-        "max_new_tokens": whole(most, text.NEW_TOKENS),
+        "max_new_tokens": whole(most, text.NEW_TOKENS, MOST_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": int(seed or 0),

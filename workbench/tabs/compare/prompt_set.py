@@ -9,7 +9,7 @@ import pandas as pd
 import lrcore
 
 from ... import markup, run_text, text
-from ...components import Slider, Textbox, download, panel, whole
+from ...components import MOST_TOKENS, Slider, Textbox, download, panel, whole
 from ...events import QUIET, bind, listen
 from ...page import Page
 from ...store import Store
@@ -72,7 +72,7 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
         raise lrcore.InputError("There are no prompts: write one per line.")
     runs, compared = store.chosen_runs(ids), models(store, ids, form)
     settings = {
-        "max_new_tokens": whole(most, text.NEW_TOKENS),
+        "max_new_tokens": whole(most, text.NEW_TOKENS, MOST_TOKENS),
         "temperature": temperature,
         "top_p": top_p,
         "seed": 0,

@@ -1,0 +1,87 @@
+"""Two servers on one folder of runs: neither takes the jobs of the other for interrupted ones."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import fresh
+import pytest
+
+import lrcore
+from workbench.job_queue import SERVERS, Jobs
+from workbench.jobs import KINDS, CompressJob
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks of files")
+PATIENCE = 60  # seconds
+OTHER = """
+import sys, time
+from pathlib import Path
+import lrcore
+from workbench.job_queue import Jobs
+from workbench.jobs import KINDS, CompressJob
+
+def work(record):
+    Path(sys.argv[2]).touch()
+    time.sleep(600)
+
+Jobs(Path(sys.argv[1]), KINDS, work).submit(CompressJob(lrcore.Recipe()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A server whose job runs, in a process of its own."""
+    script, begun = tmp_path / "other.py", tmp_path / "begun"
+    script.write_text(OTHER)
+    process = fresh.page().start(
+        [str(script), str(tmp_path / "jobs"), str(begun)], dict(os.environ), tmp_path
+    )
+    wait_for(begun.exists)
+    wait_for(lambda: [*(tmp_path / "jobs").glob("*.json")])
+    yield process
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE)
+
+
+def wait_for(happened) -> None:
+    end = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def opened(folder: Path) -> Jobs:
+    return Jobs(folder, KINDS, lambda record: [])
+
+
+def test_a_job_that_another_server_runs_is_not_interrupted(other, tmp_path):
+    record = next((tmp_path / "jobs").glob("*.json"))
+    wait_for(lambda: '"running"' in record.read_text())
+    before = record.read_text()
+    assert opened(tmp_path / "jobs").all() == []
+    assert record.read_text() == before
+    other.send_signal(signal.SIGKILL)
+    other.wait(PATIENCE)
+    left = opened(tmp_path / "jobs").all()
+    assert [one.state for one in left] == ["interrupted"]
+    assert left[0].job == CompressJob(lrcore.Recipe())
+
+
+def test_what_another_server_has_ended_is_listed(other, tmp_path):
+    own = opened(tmp_path / "jobs")
+    done = own.submit(CompressJob(lrcore.Recipe(ratio=0.3)))
+    wait_for(lambda: own.get(done.id).state == "done")
+    assert [one.state for one in opened(tmp_path / "jobs").all()] == ["done"]
+
+
+def test_a_server_that_was_killed_leaves_no_lock_behind(other, tmp_path):
+    servers = tmp_path / "jobs" / SERVERS
+    assert len([*servers.glob("*.lock")]) == 1
+    other.send_signal(signal.SIGKILL)
+    other.wait(PATIENCE)
+    own = opened(tmp_path / "jobs")
+    own.submit(CompressJob(lrcore.Recipe()))
+    assert [lock.stem for lock in servers.glob("*.lock")] == [own._server()]

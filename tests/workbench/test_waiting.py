@@ -1,0 +1,56 @@
+"""One page cannot fill the queue of events: what it asks on top is refused, others are answered."""
+
+import threading
+
+import gradio as gr
+import httpx
+import pytest
+
+from workbench import waiting
+
+
+@pytest.fixture(scope="module")
+def busy():
+    """A server whose one event waits until it is let go; the address, and the gate."""
+    gate = threading.Event()
+
+    def slow() -> int:
+        gate.wait(60)
+        return 1
+
+    with gr.Blocks(analytics_enabled=False) as demo:
+        number = gr.Number()
+        gr.Button().click(slow, None, number, concurrency_limit=None)
+        demo.queue()
+    waiting.limit(demo._queue)
+    _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    yield url.rstrip("/"), gate, demo._queue
+    gate.set()
+    demo.close()
+
+
+def join(http, session):
+    asked = {"data": [], "fn_index": 0, "session_hash": session}
+    return http.post("/gradio_api/queue/join", json=asked)
+
+
+def test_a_page_that_asks_too_much_is_refused_and_others_are_not(busy, monkeypatch):
+    url, gate, queue = busy
+    with httpx.Client(base_url=url, timeout=60) as http:
+        taken = [join(http, "greedy").status_code for _ in range(waiting.OWN)]
+        assert taken == [200] * waiting.OWN
+        refused = join(http, "greedy")
+        assert (refused.status_code, refused.json()["detail"]) == (
+            503,
+            waiting.FULL.format(waiting.OWN),
+        )
+        assert join(http, "another").status_code == 200
+        monkeypatch.setattr(queue, "max_size", 0)
+        assert join(http, "a third").status_code == 503
+        monkeypatch.undo()
+        gate.set()
+        with http.stream("GET", "/gradio_api/queue/data?session_hash=another") as lines:
+            assert any("process_completed" in line for line in lines.iter_lines())
+        while waiting.waiting(queue, "greedy"):
+            gate.wait(0.01)
+        assert join(http, "greedy").status_code == 200
