@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .compression.evidence.pace import seconds_per_token
     from .compression.evidence.probes import probe
     from .compression.evidence.table import evidence_key, evidence_tokens, measure_evidence
+    from .compression.expert_pruning.prune import prune_experts
+    from .compression.expert_pruning.settings import ExpertPruning
     from .compression.factorise import Factorisation, factorise, method_options
     from .compression.healing.healing import heal
     from .compression.healing.settings import Healing
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from .hardware import Hardware, hardware
     from .history import (
         Compressed,
+        ExpertsPruned,
         Healed,
         Quantised,
         Shortened,
@@ -120,6 +123,8 @@ _HOMES = {
     "compression.evidence.probes": "probe",
     "compression.evidence.pace": "seconds_per_token",
     "compression.evidence.table": "evidence_key evidence_tokens measure_evidence",
+    "compression.expert_pruning.prune": "prune_experts",
+    "compression.expert_pruning.settings": "ExpertPruning",
     "compression.factorise": "Factorisation factorise method_options",
     "compression.healing.healing": "heal",
     "compression.healing.settings": "Healing",
@@ -144,8 +149,8 @@ _HOMES = {
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
     "hardware": "Hardware hardware",
-    "history": "Compressed Healed Quantised Shortened Sliced Sparsified Step StockFit last_step "
-    "stock_of",
+    "history": "Compressed ExpertsPruned Healed Quantised Shortened Sliced Sparsified Step "
+    "StockFit last_step stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
     "models.cancellation": "cancellable",
@@ -263,6 +268,8 @@ __all__ = [
     "CurvePoint",
     "Evaluation",
     "EvaluationSettings",
+    "ExpertPruning",
+    "ExpertsPruned",
     "Factorisation",
     "GenerationSettings",
     "GgufFile",
@@ -347,6 +354,7 @@ __all__ = [
     "probe",
     "process_runs",
     "progress_bar",
+    "prune_experts",
     "push",
     "quantise",
     "read_prompts",

@@ -60,6 +60,7 @@ class StockFit:
         return cls(values["qualifies"], tuple(values["reasons"]), named)
 
 
+DROPPED = -1  # in the place of the expert that one was merged into
 QUANTISED_STOCK = StockFit(False, ("its weights are quantised",))
 SPARSE_STOCK = StockFit(False, ("its weights are stored with masks (2:4)",))
 
@@ -221,9 +222,36 @@ class Sliced(_Step):
     stock: StockFit | None = None
 
 
-Step = Compressed | Healed | Quantised | Shortened | Sliced | Sparsified
+@dataclass(frozen=True)
+class ExpertsPruned(_Step):
+    """Routed experts that went, equally many in every layer that has some.
+
+    pruned: layer, expert and the expert that it was merged into, or `DROPPED`, counted from 0 as
+    there were, in the order in which they went; of: how many experts a layer had; by: what chose
+    them. calibration: the protocol of the windows on which they were chosen.
+    """
+
+    kind: ClassVar[str] = "experts_pruned"
+    by: str
+    pruned: tuple[tuple[int, int, int], ...]
+    of: int
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def experts(self) -> int:
+        """How many every layer has lost."""
+        return len(self.pruned) // len({layer for layer, _, _ in self.pruned})
+
+    @property
+    def merged(self) -> int:
+        """How many in all were merged into another."""
+        return sum(into != DROPPED for _, _, into in self.pruned)
+
+
+Step = Compressed | ExpertsPruned | Healed | Quantised | Shortened | Sliced | Sparsified
 STEPS: dict[str, type[Any]] = {
-    one.kind: one for one in (Compressed, Healed, Quantised, Shortened, Sliced, Sparsified)
+    one.kind: one
+    for one in (Compressed, ExpertsPruned, Healed, Quantised, Shortened, Sliced, Sparsified)
 }
 S = TypeVar("S", bound=_Step)
 
@@ -267,6 +295,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "ranks": _slot_ranks,
     "stock": StockFit.from_dict,
     "gone": tuple,
+    "pruned": lambda rows: tuple(tuple(row) for row in rows),
     "bounds": tuple,
     "cross_entropy": tuple,
     "divergence": tuple,

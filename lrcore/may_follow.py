@@ -9,6 +9,7 @@ from typing import Any
 from .errors import InputError
 from .history import (
     Compressed,
+    ExpertsPruned,
     Healed,
     Quantised,
     Shortened,
@@ -151,6 +152,16 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
             Compressed: _RANKS_BELONG,
             Quantised: _RANKS_BELONG,
             Sliced: _RANKS_BELONG,
+            Sparsified: _MASKED,
+        },
+    ),
+    ExpertsPruned: Rule(
+        None,
+        {
+            Compressed: "'{name}' is compressed: its ranks belong to the experts it has. Prune the "
+            "experts of the dense model, then compress it.",
+            Quantised: "'{name}' is quantised. Prune the experts of the model that it was made of, "
+            "then quantise.",
             Sparsified: _MASKED,
         },
     ),

@@ -10,7 +10,17 @@ from typing import Any
 import yaml
 
 from ..account import SizeAndCost
-from ..history import Compressed, Healed, Quantised, Shortened, Sliced, Sparsified, Step, last_step
+from ..history import (
+    Compressed,
+    ExpertsPruned,
+    Healed,
+    Quantised,
+    Shortened,
+    Sliced,
+    Sparsified,
+    Step,
+    last_step,
+)
 from ..models.gguf import note_of
 from ..models.weights import MARK, read_json
 from ..provenance import Provenance
@@ -98,6 +108,12 @@ def _opening(base: str, parameters: int, history: Sequence[Step]) -> str:
             sentences.append(
                 f"It lacks the decoder layers {gone} of {step.of}, counted from 0, chosen by "
                 f"{step.by}."
+            )
+        if isinstance(step, ExpertsPruned):
+            merged = f", {step.merged} of them merged into others" if step.merged else ""
+            sentences.append(
+                f"Every layer has lost {step.experts} of {step.of} routed experts{merged}, chosen "
+                f"by {step.by}."
             )
     if sliced := last_step(history, Sliced):
         sentences.append(

@@ -1,5 +1,5 @@
-"""The commands that make a model of another: fewer layers, a narrower residual stream, quantised
-or 2:4 sparse weights, healed factors. Heavy imports wait until they run.
+"""The commands that make a model of another: fewer layers or experts, a narrower residual stream,
+quantised or 2:4 sparse weights, healed factors. Heavy imports wait until they run.
 """
 
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..compression.expert_pruning.settings import ExpertPruning
 from ..compression.healing.settings import Healing
 from ..compression.quantising import Quantising
 from ..compression.shortening.settings import Shortening
@@ -45,6 +46,28 @@ def shorten(
     layers, by = shortening.layers, shortening.by
     made = lrcore.shorten(loading.load(model), recipe.with_(model=model), layers, by, progress)
     _keep(made, out, as_json)
+
+
+@app.command(name="prune-experts")
+@flags(recipe=TEXT, loading=("revision", "dtype", "device"))
+def prune_experts(
+    model: Model,
+    out: Out,
+    pruning: ExpertPruning,
+    recipe: Recipe,
+    loading: Loading,
+    as_json: AsJson = False,
+) -> None:
+    """Drop whole routed experts, or merge them into others.
+
+    Every layer loses equally many. What is left is a dense model of the same family: `compress`,
+    `evaluate` and `export --stock` take the folder.
+    """
+    import lrcore
+
+    _check(out)
+    recipe = recipe.with_(model=model)
+    _keep(lrcore.prune_experts(loading.load(model), recipe, pruning, progress), out, as_json)
 
 
 @app.command(name="slice")

@@ -13,6 +13,8 @@ from ..policies import find_policy
 from ..progress import Progress
 from ..recipe import Recipe
 from .compress import compress
+from .expert_pruning.prune import prune_experts
+from .expert_pruning.settings import ExpertPruning
 from .factorise import Factorisation
 from .healing.healing import heal
 from .healing.settings import LORA, Healing
@@ -194,6 +196,10 @@ def _shortened(model: LoadedModel, step: ChainStep, around: Around) -> LoadedMod
     return shorten(model, step.recipe, one.layers, one.by, around.progress)
 
 
+def _pruned(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
+    return prune_experts(model, step.recipe, step.settings, around.progress)
+
+
 def _sliced(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
     one: Slicing = step.settings
     return slice_hidden(model, step.recipe, one.rotations, one.multiple, around.progress)
@@ -238,6 +244,12 @@ TRANSFORMS: dict[str, Transform] = {
         lambda step: Label(f"shorten {step.settings.layers}", step.settings.by),
         TEXT,
         Shortening,
+    ),
+    "prune-experts": Transform(
+        _pruned,
+        lambda step: Label(f"prune-experts {step.settings.experts}", step.settings.by),
+        TEXT,
+        ExpertPruning,
     ),
     "slice": Transform(
         _sliced,

@@ -18,6 +18,10 @@ _NORMED = (
     "Queries and keys are normalised per head, which no narrower head keeps: their matrices can be "
     "low-rank pairs before the norm."
 )
+_NORMED_TOGETHER = (
+    "Queries and keys are normalised over all heads together, which no narrower head keeps: their "
+    "matrices can be low-rank pairs before the norm."
+)
 _BESIDE = "Rotary pairs stand side by side in a head; compressed attention has them as in Llama."
 _EXPERTS = (
     "Routed experts are solved one by one and have one rank per layer; the router and shared "
@@ -233,8 +237,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_over="width",
         norm_after=True,
         sequential=None,
-        note="Queries and keys are normalised over all heads together, so QK is left as it is. "
-        "Norms stand after the components.",
+        note=f"{_NORMED_TOGETHER} Norms stand after the components.",
     ),
     "olmo": Architecture(
         sequential=None,
@@ -322,8 +325,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         width=None,
         expert_width="intermediate_size",
         requires={"clip_qkv": None},
-        note="Queries and keys are normalised over all heads together, so QK is left as it is. "
-        f"{_EXPERTS}",
+        note=f"{_NORMED_TOGETHER} {_EXPERTS}",
     ),
     "ernie4_5_moe": Architecture(
         pairs="neighbours", experts=True, width=None, note=f"{_BESIDE} {_EXPERTS}"

@@ -5,19 +5,20 @@ and reads of a recipe only its text.
 from collections.abc import Sequence
 from typing import Any
 
-from ..history import Compressed, Shortened, Sliced, Sparsified, Step, last_step
+from ..history import Compressed, ExpertsPruned, Shortened, Sliced, Sparsified, Step, last_step
 from ..recipe import Recipe
 
 # What such a method is called, as the command line has it, and the field that says how it chose.
 WHOLE: dict[type[Any], tuple[str, str]] = {
     Sliced: ("slice", "rotations"),
     Shortened: ("shorten", "by"),
+    ExpertsPruned: ("prune-experts", "by"),
     Sparsified: ("sparsify", "criterion"),
 }
 READ = Recipe.fields_of("source", "windows")
 
 
-def whole(history: Sequence[Step]) -> Sliced | Shortened | Sparsified | None:
+def whole(history: Sequence[Step]) -> ExpertsPruned | Sliced | Shortened | Sparsified | None:
     """The step that changed the model as a whole; None where ranks made it."""
     if last_step(history, Compressed) is not None:
         return None

@@ -24,6 +24,7 @@ COMMANDS = (
     "generate",
     "quantise",
     "shorten",
+    "prune-experts",
     "slice",
     "sparsify",
     "export",
