@@ -14,6 +14,6 @@ setup(
     package_data={
         "lrcore": ["py.typed", "recipes/*.yaml"],
         "lrcore.assets": ["demo-*/*"],
-        "workbench.static": ["*.js", "*.css", "*.html"],
+        "workbench.static": ["*.js", "*.css", "*.html", "*.safetensors", "plotly/*"],
     },
 )

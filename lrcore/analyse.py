@@ -1,10 +1,13 @@
 """Analysis: spectra of every layer by component and by matrix, raw and activation-aware."""
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from .notebooks import Figure
 
 Kind = Literal["raw", "aware"]
+ABOUT = ("block_influence", "protocol", "layers", "components")  # what a file has beside the values
 FORMAT = 1  # of the cached files; raise it whenever what they hold changes its meaning
 
 
@@ -138,6 +142,43 @@ class Analysis:
         title = {"aware": "weighted by activations", "raw": "of the weights alone"}[kind]
         title = f"{measure.replace('_', ' ').capitalize()}, {title}"
         return measures_figure(table[table["kind"] == kind], measure, title)
+
+    def write(self, path: str | Path) -> None:
+        """Write the analysis as one safetensors file, which `Analysis.read` reads again.
+
+        Raises Shortage where it cannot be written.
+        """
+        values = {".".join(map(str, slot)): own for slot, own in self.spectra.items()}
+        about = {name: getattr(self, name) for name in ABOUT} | {"order": list(values)}
+        tensors = {name: own.cpu().contiguous() for name, own in values.items()}
+        with draft_of(path) as draft:
+            save_file(tensors, draft, {"analysis": json.dumps(about)})
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Analysis":
+        """An analysis that `write` has written.
+
+        Raises InputError where there is no such file, or it holds no analysis.
+        """
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise InputError(
+                f"No analysis at '{path}'. Check the path; `Analysis.write` makes the file."
+            )
+        try:
+            with safe_open(path, "pt") as opened:
+                about = json.loads(opened.metadata()["analysis"])
+                spectra = {
+                    (int(layer), component, kind): opened.get_tensor(name)
+                    for name in about["order"]
+                    for layer, component, kind in [name.split(".")]
+                }
+            known = {name: about[name] for name in ABOUT}
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"'{path}' holds no analysis: {error}. `Analysis.write` makes such a file."
+            ) from error
+        return cls(spectra, **known | {"components": tuple(known["components"])})
 
     @cached_property
     def _measures(self) -> "pd.DataFrame":

@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import lrcore
 from lrcore.linalg import singular_values, whitened_svd
@@ -109,3 +110,23 @@ def test_values_alone_are_those_of_the_decomposition(shape, rank) -> None:
     assert torch.allclose(singular_values(weight), expected, atol=1e-14 * expected[0], rtol=1e-6)
     expected = whitened_svd(weight, second)[1]
     assert torch.allclose(singular_values(weight, second), expected, atol=1e-7 * expected[0])
+
+
+def test_an_analysis_is_read_as_it_was_written(case, tmp_path) -> None:
+    _, _, analysis = case
+    analysis.write(tmp_path / "analysis.safetensors")
+    read = lrcore.Analysis.read(tmp_path / "analysis.safetensors")
+    assert list(read.spectra) == list(analysis.spectra)
+    assert all(torch.equal(read.spectra[slot], own) for slot, own in analysis.spectra.items())
+    for name in ("block_influence", "protocol", "layers", "components", "matrices"):
+        assert getattr(read, name) == getattr(analysis, name)
+
+
+def test_what_is_no_analysis_is_refused(tmp_path) -> None:
+    with pytest.raises(lrcore.InputError, match="No analysis at"):
+        lrcore.Analysis.read(tmp_path / "none.safetensors")
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    save_file({"0.q.raw": torch.ones(1, 2)}, tmp_path / "weights.safetensors")
+    for name in ("text", "weights"):
+        with pytest.raises(lrcore.InputError, match="holds no analysis"):
+            lrcore.Analysis.read(tmp_path / f"{name}.safetensors")

@@ -20,11 +20,13 @@ USE = """
 import json, lrcore
 from pathlib import Path
 from lrcore.models.hub import locate
-from workbench.assets import STYLE, page, script
+from workbench.assets import PLOTLY_JS, STYLE, page, script
+from workbench.first_analysis import FILE
 here = Path.cwd()
 assert Path(lrcore.__file__).is_relative_to(here) and STYLE.is_relative_to(here)
 assert json.loads((locate("demo-llama") / "config.json").read_text())["model_type"] == "llama"
 assert (locate("demo-opt") / "model.safetensors").is_file()
+assert lrcore.Analysis.read(FILE).layers and PLOTLY_JS.is_file()
 assert script("plot.js") and STYLE.is_file() and (STYLE.parent / "report.html").is_file()
 """
 

@@ -8,15 +8,16 @@ from starlette.middleware import Middleware
 
 import lrcore
 
-from . import api, polling, selection_events, sidebar, text, waiting
+from . import api, first_analysis, polling, selection_events, sidebar, text, waiting
 from .access import login
-from .assets import PLOTLY_JS, STYLE, script
+from .assets import STYLE, script
 from .events import QUIET, bind, present_browser
 from .first_script import FirstScript
 from .gate import LARGEST, Gate, Names
 from .gone_listeners import GoneListeners
 from .jobs import KINDS, start_analysis
 from .page import Page
+from .plotly_file import PlotlyFile
 from .security import SecurityHeaders
 from .store import Store
 from .tabs import TABS
@@ -31,6 +32,7 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
     gates = [
         Middleware(SecurityHeaders),
         Middleware(Gate, names=names),
+        Middleware(PlotlyFile),
         Middleware(FirstScript),
         Middleware(GoneListeners),
     ]
@@ -56,10 +58,10 @@ IDLE = 0.01
 
 def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
-    gr.set_static_paths([PLOTLY_JS.parent])
     store = store or Store(lrcore.runs_root(), KINDS, present_browser)
     with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
-        page = Page(demo.load, tuple(tab.TITLE for tab in TABS))
+        titles = tuple(tab.TITLE for tab in TABS)
+        page = Page(demo.load, titles, analysis_key=gr.State(first_analysis.put(store)))
         with gr.Sidebar(width=330, elem_id="sidebar"):
             sidebar.build(page, store)
         page.tabs.render()

@@ -5,15 +5,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import plotly
-
 _PACKAGE = Path(__file__).resolve().parent
 # Inside the package where it is installed (see setup.py), beside it in a clone.
 FOLDER = _PACKAGE / "static"
 if not FOLDER.is_dir():
     FOLDER = _PACKAGE.parent / "assets"
 STYLE = FOLDER / "style.css"
-PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+# The parts of plotly.js that draw bars, lines and heatmaps: a third of the whole, in bytes and in
+# the time until it runs. As npm has it (plotly.js-cartesian-dist-min).
+PLOTLY_JS = FOLDER / "plotly" / "plotly-cartesian.min.js"
 
 
 def script(*files: str, **values: Any) -> str:

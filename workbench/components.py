@@ -12,7 +12,7 @@ import gradio as gr
 import lrcore
 
 from . import saving_text
-from .assets import PLOTLY_JS, script
+from .assets import script
 
 MOST = 10**9  # that is typed where nothing lower is known
 MOST_TOKENS = 4096  # of one answer: a longer one would hold its place for minutes
@@ -55,7 +55,7 @@ def whole(value: float | None, what: str, most: int = MOST) -> int:
     return round(value)
 
 
-def plot(elem_id: str, height: int) -> gr.HTML:
+def plot(elem_id: str, height: int, value: str = "") -> gr.HTML:
     """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom
     of the point clicked. Above it are its caption and a list of the files that it is saved as.
     """
@@ -68,11 +68,10 @@ def plot(elem_id: str, height: int) -> gr.HTML:
         f"{saving_text.SAVE}</summary><div>{files}</div></details></div>"
     )
     return gr.HTML(
-        "",
+        value,
         html_template=f"{head}<div><div class='plot' style='width:100%;height:{height}px'></div>"
         "</div>",
         js_on_load=script("plot.js", "plot-saving.js"),
-        head=f'<script src="/gradio_api/file={PLOTLY_JS}"></script>',
         elem_id=elem_id,
     )
 

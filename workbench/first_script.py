@@ -1,15 +1,21 @@
-"""A script that runs before Gradio's own: Gradio has no place for one."""
+"""Scripts that come before Gradio's own: Gradio has no place for one. The page, which holds the
+whole of its layout, is compressed on the way.
+"""
 
+import gzip
 from typing import Any
 
 from .assets import script
+from .plotly_file import TAG, takes_gzip
 
 HEAD = b"<head>"
-FIRST = f"{HEAD.decode()}<script>{script('loading-clock.js')}</script>".encode()
+FIRST = f"{HEAD.decode()}<script>{script('loading-clock.js')}</script>{TAG}".encode()
 
 
 class FirstScript:
-    """ASGI middleware that puts assets/loading-clock.js first into the head of every HTML page."""
+    """ASGI middleware that puts assets/loading-clock.js and Plotly first into the head of every
+    HTML page, and compresses the page for a browser that takes that.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -29,8 +35,11 @@ class FirstScript:
                 if message.get("more_body"):
                     return
                 page, start, head = body.replace(HEAD, FIRST, 1), head, None
+                others = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+                if takes_gzip(scope):
+                    page = gzip.compress(page, 5)
+                    others += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
                 length = (b"content-length", str(len(page)).encode())
-                others = [pair for pair in start["headers"] if pair[0].lower() != length[0]]
                 await send(start | {"headers": [*others, length]})
                 await send(message | {"body": page})
 

@@ -30,7 +30,8 @@ FLAGS = [
 CALIBRATE = """
 import lrcore
 model = lrcore.load("demo-llama")
-lrcore.analyse(model, lrcore.calibrate(model, lrcore.Recipe()))
+analysis = lrcore.analyse(model, lrcore.calibrate(model, lrcore.Recipe()))
+analysis.write("analysis.safetensors")
 """
 
 

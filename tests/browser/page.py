@@ -21,8 +21,12 @@ SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 ANEW = 20_000
 
 
-def visit(browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None) -> Page:
-    """A page in a browser profile of its own. watch: is given every request of the page."""
+def visit(
+    browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None, hold: str = ""
+) -> Page:
+    """A page in a browser profile of its own. watch: is given every request of the page; hold: of
+    which addresses no request is answered.
+    """
     context = browser.new_context(
         viewport={"width": width, "height": height}, accept_downloads=True
     )
@@ -31,6 +35,8 @@ def visit(browser: Browser, url: str, width: int = 1360, height: int = 900, watc
     page = context.new_page()
     if watch:
         page.on("request", watch)
+    if hold:
+        page.route(hold, lambda route: None)
     page.goto(url, wait_until="commit")  # what a test waits for says when the page is ready
     return page
 

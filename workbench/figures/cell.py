@@ -17,7 +17,7 @@ ALL_LAYERS = -1
 @dataclass(frozen=True)
 class Cell:
     """A cell of the heatmap. head: one, ALL_HEADS or EVERY_HEAD; rank: what the allocation on show
-    keeps; beside: layers drawn with it.
+    keeps; beside: layers drawn with it; planned: whether there is an allocation to show.
     """
 
     layer: int
@@ -25,6 +25,7 @@ class Cell:
     head: int = ALL_HEADS
     rank: int | None = None
     beside: Collection[int] = ()
+    planned: bool = True
 
     def of(self, analysis: Any) -> "Cell":
         """The same with the heads and layers that the analysis has, and all of them by number."""
@@ -60,7 +61,8 @@ def cell_figures(analysis: Any, cell: Cell, log: bool) -> tuple[str, str, str]:
         Curves("singular value", series, rank, f"rank {rank}", log, keep=keep),
         Curves("energy lost", lost, rank, note, log, share=True, keep=keep + "e"),
     )
-    return *drawn(analysis, cell, *both), title + markup.note(note or text.NO_CUT.format(name=name))
+    note = note or (text.NO_CUT.format(name=name) if cell.planned else "")
+    return *drawn(analysis, cell, *both), title + markup.note(note)
 
 
 def drawn(analysis: Any, cell: Cell, values: Curves, lost: Curves) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from ..figures.base import captioned
 from ..figures.cell import ALL_HEADS, ALL_LAYERS, EVERY_HEAD, Cell, cell_figures
 from ..figures.sensitivity import against_energy, loss_map
 from ..figures.spectra import heat_figure
-from ..form import read_recipe, try_recipe
+from ..form import START, input_values, read_recipe, try_recipe
 from ..jobs import start_analysis, unmeasured_evidence
 from ..keys import calibrated
 from ..page import Page
@@ -38,6 +38,24 @@ from ..store import Store
 
 TITLE = "Spectra"
 LOSS = "increase"  # the measure that is no measure of a spectrum
+
+
+# What the controls say as the page opens: measure, threshold, kind; head, scale.
+MEASURE, CELL = ("effective_rank", 0.9, "aware"), (ALL_HEADS, "log")
+
+
+@dataclass(frozen=True)
+class FirstView:
+    """What the page opens with; heads, layers: (label, value) to choose from."""
+
+    heatmap: str
+    help_line: str
+    values: str
+    energy: str
+    heading: str
+    heads: list[tuple[str, int]]
+    layers: list[tuple[str, int]]
+    table: Any
 
 
 @dataclass(frozen=True)
@@ -62,10 +80,21 @@ class SpectraTab:
 
 
 def build(page: Page, store: Store, tab: gr.Tab) -> None:
-    parts = layout()
+    parts = layout(first_view(store, page.analysis_key.value))
     wire_heatmap(page, store, parts, tab)
     wire_cell(page, store, parts, tab)
     wire_table(page, store, parts)
+
+
+def first_view(store: Store, key: list[Any]) -> FirstView:
+    """What stands there before a listener has run: the analysis with this key."""
+    measure, cell, form = [*MEASURE], [*CELL, []], input_values(START)
+    heatmap, _, help_line = draw_heatmap(store, measure, key, *form)
+    slot = [*selection.FIRST]
+    heads, layers = head_choices(store, slot, key), layer_choices(store, key)
+    curves = draw_cell(store, slot, cell, key, *form)
+    table = fill_table(store, MEASURE[1], key)
+    return FirstView(heatmap, help_line, *curves, heads, layers, table)
 
 
 def heatmap_settings() -> tuple[gr.Dropdown, gr.Slider, gr.Radio]:
@@ -81,21 +110,21 @@ def heatmap_settings() -> tuple[gr.Dropdown, gr.Slider, gr.Radio]:
     return measure, threshold, kind
 
 
-def layout() -> SpectraTab:
+def layout(first: FirstView) -> SpectraTab:
     measure, threshold, kind = heatmap_settings()
-    help_line = panel("measure-help")
-    heatmap, scatter = plot("heatmap", 360), plot("loss-against-energy", 320)
+    help_line = panel("measure-help", value=first.help_line)
+    heatmap, scatter = plot("heatmap", 360, first.heatmap), plot("loss-against-energy", 320)
     with gr.Row(elem_classes="bottom"):
-        heading = gr.HTML(markup.note(text.CLICK_A_CELL), elem_id="cell-heading", scale=2)
+        heading = gr.HTML(first.heading, elem_id="cell-heading", scale=2)
         head = gr.Dropdown(
-            [(cell_text.ALL_HEADS, ALL_HEADS)],
+            first.heads,
             value=ALL_HEADS,
             label="Head",
             elem_id="head",
             min_width=140,
         )
         beside = gr.Dropdown(
-            [(cell_text.ALL_LAYERS, ALL_LAYERS)],
+            first.layers,
             value=[],
             multiselect=True,
             label=cell_text.BESIDE,
@@ -107,10 +136,14 @@ def layout() -> SpectraTab:
             ["log", "linear"], value="log", label="Scale", elem_id="scale", min_width=180
         )
     with gr.Row():
-        values, energy = plot("spectrum", 330), plot("energy", 330)
+        values, energy = plot("spectrum", 330, first.values), plot("energy", 330, first.energy)
     with gr.Accordion("Table", open=False):
         table = gr.Dataframe(
-            interactive=False, show_search="filter", elem_id="spectra-table", max_height=420
+            first.table,
+            interactive=False,
+            show_search="filter",
+            elem_id="spectra-table",
+            max_height=420,
         )
         csv = gr.Button("Download CSV", size="sm", elem_id="spectra-csv")
     return SpectraTab(
@@ -128,8 +161,8 @@ def layout() -> SpectraTab:
         energy,
         table,
         csv,
-        form_data([measure, threshold, kind], ["effective_rank", 0.9, "aware"]),
-        form_data([head, scale, beside], [ALL_HEADS, "log", []]),
+        form_data([measure, threshold, kind], [*MEASURE]),
+        form_data([head, scale, beside], [*CELL, []]),
         gr.State(None),
     )
 
@@ -286,8 +319,10 @@ def draw_cell(
     analysis = store.analysis_shown(key)
     if analysis is None:
         return "", "", markup.note(text.CLICK_A_CELL)
-    rank = planned_rank(store, try_recipe(values), slot)
-    cell = Cell(*slot, head, rank, beside).of(analysis)
+    recipe = try_recipe(values)
+    planned = recipe is not None and store.peek_factors(recipe) is not None
+    rank = planned_rank(store, recipe, slot)
+    cell = Cell(*slot, head, rank, beside, planned).of(analysis)
     *drawn, heading = cell_figures(analysis, cell, scale == "log")
     named = cell_text.slot(*slot, cell.head) + cell_text.beside(cell.beside, analysis.layers)
     caption = saving_text.source(calibrated(key), named)
@@ -325,22 +360,30 @@ def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) 
 
 def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) -> gr.Dropdown:
     """The heads of the selected component, to look at one alone, or at each side by side."""
+    choices = head_choices(store, slot, key)
+    several = len(choices) > 1
+    value = EVERY_HEAD if several and controls[0] == EVERY_HEAD else ALL_HEADS
+    return gr.Dropdown(choices, value=value, interactive=several)
+
+
+def head_choices(store: Store, slot: list, key: list | None) -> list[tuple[str, int]]:
     analysis = store.analysis_shown(key)
     count = analysis.heads(*slot) if analysis is not None else 0
-    choices = [(cell_text.ALL_HEADS, ALL_HEADS)]
-    if count:
-        choices.append((cell_text.EVERY_HEAD, EVERY_HEAD))
-    choices += [(cell_text.HEAD.format(i), i) for i in range(count)]
-    value = EVERY_HEAD if count and controls[0] == EVERY_HEAD else ALL_HEADS
-    return gr.Dropdown(choices, value=value, interactive=bool(count))
+    each = [(cell_text.EVERY_HEAD, EVERY_HEAD)] if count else []
+    each += [(cell_text.HEAD.format(i), i) for i in range(count)]
+    return [(cell_text.ALL_HEADS, ALL_HEADS), *each]
 
 
 def list_layers(store: Store, key: list | None) -> gr.Dropdown:
     """The layers that can be drawn beside the selected one."""
+    return gr.Dropdown(layer_choices(store, key))
+
+
+def layer_choices(store: Store, key: list | None) -> list[tuple[str, int]]:
     analysis = store.analysis_shown(key)
     count = analysis.layers if analysis is not None else 0
     layers = [(cell_text.LAYER_NUMBER.format(i), i) for i in range(count)]
-    return gr.Dropdown([(cell_text.ALL_LAYERS, ALL_LAYERS), *layers])
+    return [(cell_text.ALL_LAYERS, ALL_LAYERS), *layers]
 
 
 def fill_table(store: Store, threshold: float, key: list | None) -> Any:

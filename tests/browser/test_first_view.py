@@ -1,0 +1,28 @@
+"""What stands there while the server has answered nothing yet."""
+
+import numpy as np
+
+import lrcore
+from workbench import first_analysis
+
+
+def test_the_heatmap_stands_before_any_question_is_answered(open_page):
+    workbench = open_page(ready=False, hold="**/queue/join*")
+    workbench.analysed()
+    for plot in ("spectrum", "energy"):
+        workbench.drawn(plot)
+    shipped = lrcore.Analysis.read(first_analysis.FILE)
+    [cells] = [one for one in workbench.plot("heatmap")["traces"] if "Effective" in one["hover"]]
+    assert len(cells["y"]) >= len((*shipped.components, *shipped.matrices))
+    assert "done" not in workbench.status()["text"]
+
+
+def test_what_the_page_ships_with_is_what_analysing_gives(cache):
+    shipped = lrcore.Analysis.read(first_analysis.FILE)
+    made = lrcore.Analysis.read(cache.parent / "analysis.safetensors")
+    assert shipped.protocol == made.protocol
+    assert np.allclose(shipped.block_influence, made.block_influence, rtol=1e-3)
+    assert list(shipped.spectra) == list(made.spectra)
+    for slot, values in made.spectra.items():
+        largest = float(values.max())
+        assert np.allclose(shipped.spectra[slot], values, rtol=1e-3, atol=1e-5 * largest), slot

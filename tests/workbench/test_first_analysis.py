@@ -1,0 +1,70 @@
+"""The page opens with an analysis that it ships with: nobody waits for a job to see one."""
+
+import json
+
+import pytest
+import torch
+
+import lrcore
+from workbench import build_app, first_analysis
+from workbench.keys import START, calibration_key
+from workbench.store import Store
+from workbench.tabs import spectra
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return build_app(Store(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(scope="module")
+def values(page):
+    """What stands in the components of a page that nothing was computed for, by their id."""
+    parts = [part["props"] for part in page.config["components"]]
+    return {part["elem_id"]: part.get("value") for part in parts if part.get("elem_id")}
+
+
+def test_heatmap_and_curves_stand_before_any_listener_has_run(values):
+    shipped = lrcore.Analysis.read(first_analysis.FILE)
+    heat = json.loads(values["heatmap"])["data"][0]
+    assert len(heat["x"]) == shipped.layers
+    assert {*heat["y"]} >= {*shipped.components, *shipped.matrices}
+    for plot in ("spectrum", "energy"):
+        assert len(json.loads(values[plot])["data"]) >= 2
+    assert "Layer 0" in values["cell-heading"]
+    assert "does not allocate" not in values["cell-heading"]  # nothing is allocated yet
+    assert len(values["spectra-table"]["data"]) == len(shipped.spectra)
+
+
+def test_the_first_analysis_is_of_the_defaults(tmp_path):
+    store = Store(tmp_path)
+    assert tuple(first_analysis.put(store)) == calibration_key(START)
+    shipped = store.analysis_shown(calibration_key(START))
+    assert shipped.protocol["samples"] == START.samples
+    assert shipped.protocol["seq_len"] == START.seq_len
+    assert shipped.protocol["source"].startswith(START.data)
+    # what the weights alone give
+    layer = lrcore.load(START.model).network.model.layers[3]
+    for name, module in (("o", layer.self_attn.o_proj), ("down", layer.mlp.down_proj)):
+        values = torch.linalg.svdvals(module.weight.detach().double())
+        assert values.numpy() == pytest.approx(shipped.values(3, name, "raw"), rel=1e-6, abs=1e-9)
+
+
+def test_an_analysis_that_a_store_has_already_stays(tmp_path):
+    store = Store(tmp_path)
+    own = lrcore.Analysis({}, [], {}, 0)
+    store.objects.put("analysis", calibration_key(START), own)
+    first_analysis.put(store)
+    assert store.analysis_shown(calibration_key(START)) is own
+
+
+def test_the_controls_begin_with_what_is_drawn(values):
+    assert spectra.MEASURE[0] == values["measure"]
+    assert values["head"] == spectra.CELL[0]
+    assert values["scale"] == spectra.CELL[1]
+
+
+def test_every_list_on_the_page_has_a_name(page):
+    """What a handler returns inside the page's layout would be one more part of it."""
+    lists = [part["props"] for part in page.config["components"] if part["type"] == "dropdown"]
+    assert [one for one in lists if not one.get("label")] == []
