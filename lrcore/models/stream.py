@@ -18,7 +18,7 @@ from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..modules.own_tables import tables_of
 from ..statistics import Accumulator, Moments, Need, check_finite_moments
 from .architecture import Architecture
-from .architectures import architecture_of, decoder_layers
+from .architectures import architecture_of, decoder_layers, residual_multiplier
 from .layers import experts_path, layer_shapes, projection_paths, read_layer
 from .native import head_sizes, rows_of, take
 from .offload import present
@@ -157,8 +157,12 @@ class LayerStream:
         return moments
 
     @torch.inference_mode()
-    def look(self, index: int, number: int) -> Look:
-        """Run layer `index`, dense or compressed, on one batch without advancing."""
+    def look(self, index: int, number: int, o_in: Tensor | None = None) -> Look:
+        """Run layer `index`, dense or compressed, on one batch without advancing.
+
+        o_in [b, t, n_q * v_size]: the input of its output projection, where that is known: nothing
+        before it is computed again.
+        """
         layer, row = decoder_layers(self.network)[index], architecture_of(self.network)
         seen: dict[str, Tensor] = {}
 
@@ -173,12 +177,27 @@ class LayerStream:
                 stack.callback(
                     layer.get_submodule(paths[name]).register_forward_hook(note(name)).remove
                 )
+            if o_in is not None:
+                stack.enter_context(_attended(self.network, layer, o_in))
             hidden = self._hidden[number]
             args, kwargs = self._calls[len(hidden)][index]
             out = layer(hidden, *args, **kwargs)
         out = out[0] if isinstance(out, tuple) else out
         down_in = seen["down_in"].view(*out.shape[:-1], -1) if "down" in paths else None
         return Look(seen["o_in"], seen["o_out"].view_as(out), down_in, out)
+
+    @torch.inference_mode()
+    def advance(self, index: int, number: int, look: Look) -> None:
+        """Move one batch beyond layer `index`, whose output projection gave what `look` saw; its
+        down projection may be another one since. Only where nothing is normed before it is added.
+        """
+        out, times = look.out, residual_multiplier(self.network)
+        if look.down_in is not None:
+            layer = decoder_layers(self.network)[index]
+            path = projection_paths(architecture_of(self.network), layer)["down"]
+            down = layer.get_submodule(path)(look.down_in)
+            out = self._hidden[number] + times * look.o_out + times * down
+        self._hidden[number] = out
 
     @torch.inference_mode()
     def look_before(self, index: int, number: int, name: str) -> Tensor:
@@ -241,6 +260,26 @@ class LayerStream:
 
 class _Reached(Exception):
     """The projection has been reached."""
+
+
+@contextmanager
+def _attended(network: PreTrainedModel, layer: nn.Module, o_in: Tensor) -> Iterator[None]:
+    """Inside, the attention of a layer is its output projection of o_in [b, t, in] alone."""
+    row = architecture_of(network)
+    attention = layer.get_submodule(row.attention)
+    project = layer.get_submodule(projection_paths(row, layer)["o"])
+
+    def forward(
+        _hidden: Any = None, residual: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        out = project(o_in)
+        return (out if residual is None else out + residual), None
+
+    attention.forward = forward
+    try:
+        yield
+    finally:
+        del attention.forward  # the method of its class is there again
 
 
 def _states_module(layer: nn.Module, path: str, name: str) -> nn.Module:

@@ -1,0 +1,41 @@
+"""A layer that is looked at in two steps gives what it gives in one, in every family."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny
+
+from lrcore.compression import refit
+from lrcore.models.architectures import architecture_of, decoder_layers
+from lrcore.models.stream import LayerStream
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_before_the_output_projection_need_not_be_computed_again(family):
+    network = tiny(family)
+    tokens = torch.randint(2, 300, (3, 8), generator=torch.Generator().manual_seed(0))
+    stream, other = (LayerStream(network, tokens, batch=2) for _ in range(2))
+    for index in range(len(decoder_layers(network))):
+        for number in range(2):
+            whole = stream.look(index, number)
+            half = stream.look(index, number, stream.look_before(index, number, "o"))
+            for name in ("o_in", "o_out", "down_in", "out"):
+                one, two = getattr(half, name), getattr(whole, name)
+                assert (one is None) == (two is None)
+                assert one is None or torch.allclose(one, two, rtol=1e-4, atol=1e-5)
+            if not architecture_of(network).norm_after:
+                stream.advance(index, number, half)
+        other.run(index)
+        if architecture_of(network).norm_after:
+            stream.run(index)
+        for one, two in zip(stream.hidden, other.hidden, strict=True):
+            assert torch.allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_activations_beyond_what_is_kept_are_computed_again(monkeypatch):
+    network = tiny("llama").double()
+    tokens = torch.randint(2, 300, (3, 8), generator=torch.Generator().manual_seed(0))
+    dense, small, spare = (LayerStream(network, tokens, batch=1) for _ in range(3))
+    refit.refit_layer(network, 0, dense, small)
+    monkeypatch.setattr(refit, "KEPT", 5000)
+    refit.refit_layer(network, 0, LayerStream(network, tokens, batch=1), spare)
+    assert all(map(torch.allclose, small.hidden, spare.hidden))
