@@ -15,17 +15,18 @@ from torch import Tensor
 # products: inverting one of them puts noise of size 1 / sqrt(EPS) into the factors, and on models
 # with fewer tokens than dimensions the perplexity explodes.
 EPS = 1e-13
-# Columns that are eliminated before the matrices are brought up to date: the more, the fewer passes
-# over n x n numbers, and the longer the sums inside a block. 64 was fastest at n from 1536 to 8192.
-ELIMINATED = 64
 INVERTED = 256  # rows of a triangular matrix that are inverted at once
 SPANS = 8  # of columns that a product with a triangular matrix is made of
+# PyTorch documents the class, but its stubs do not export it.
+NOT_POSITIVE: Exception = torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+    "matrix is far from positive semi-definite or not finite"
+)
 
 
-def symmetric(m: Tensor) -> Tensor:
-    """The symmetric part, float64. [..., n, n]."""
+def symmetric(m: Tensor, out: Tensor | None = None) -> Tensor:
+    """The symmetric part, float64. [..., n, n]; into `out` where it is given."""
     m = m.double()
-    return (m + m.mT).div_(2)  # in place: m may take gigabytes
+    return torch.add(m, m.mT, out=out).div_(2)  # in place: m may take gigabytes
 
 
 def column_squares(m: Tensor) -> Tensor:
@@ -143,38 +144,53 @@ def damped(m: Tensor, strength: float) -> Tensor:
     return m
 
 
-def cholesky(m: Tensor, strength: float = 1e-8) -> Tensor:
+def cholesky(m: Tensor, strength: float = 1e-8, out: Tensor | None = None) -> Tensor:
     """Lower Cholesky factor of the damped m; damping grows tenfold until it exists. [n, n].
 
-    Raises torch.linalg.LinAlgError where m is far from positive semi-definite, or not finite.
+    out [n, n] float64: where the factor goes. Raises torch.linalg.LinAlgError where m is far from
+    positive semi-definite, or not finite.
     """
-    factor: Tensor
-    m = symmetric(m)  # the caller's may go: both take gigabytes
-    diagonal = m.diagonal().clone()
-    level = float(diagonal.mean())
+    return _damped_factor(lambda: symmetric(m, out), strength)
+
+
+def reordered_cholesky(m: Tensor, order: Tensor, strength: float) -> Tensor:
+    """`cholesky` of the rows and columns of a symmetric m [n, n] in an order [k], [k, k]."""
+    return _damped_factor(lambda: m.double()[order.unsqueeze(1), order], strength)
+
+
+def _damped_factor(fresh: Callable[[], Tensor], strength: float) -> Tensor:
+    """The lower factor of what `fresh` makes, damped; in its place, as it may take gigabytes."""
     for attempt in range(12):
-        damping = strength * 10**attempt * level if level > 0 else 1.0
-        m.diagonal().copy_(diagonal + damping)
-        factor, failed = torch.linalg.cholesky_ex(m)
-        if not int(failed):
-            return factor
-    # PyTorch documents the class, but its stubs do not export it.
-    raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
-        "matrix is far from positive semi-definite or not finite"
-    )
+        m = fresh()
+        level = float(m.diagonal().mean())
+        m.diagonal().add_(strength * 10**attempt * level if level > 0 else 1.0)
+        if cholesky_(m):
+            return m
+    raise NOT_POSITIVE
+
+
+def cholesky_(m: Tensor) -> bool:
+    """Replace a symmetric matrix [n, n], contiguous, by its lower factor; whether there is one. Of
+    one that has none nothing is left.
+    """
+    # LAPACK counts along columns: the upper factor of the transpose is the lower one of the rows
+    across, failed = m.mT, torch.zeros((), dtype=torch.int32, device=m.device)
+    torch.linalg.cholesky_ex(across, upper=True, out=(across, failed))
+    return not int(failed)
 
 
 def invert_lower_(lower: Tensor) -> Tensor:
-    """The inverse of a lower triangular matrix [n, n], in its place, by halves: matrix products,
-    which run at several times the rate of LAPACK's inverse of a Cholesky factor.
+    """The inverse of a lower triangular matrix [n, n], in its place, by blocks of rows: matrix
+    products, which run at several times the rate of LAPACK's inverse of a Cholesky factor.
     """
-    count = len(lower)
-    if count <= INVERTED:
-        eye = torch.eye(count, dtype=lower.dtype, device=lower.device)
-        return lower.copy_(torch.linalg.solve_triangular(lower, eye, upper=False))
-    half = count // 2
-    first, last = invert_lower_(lower[:half, :half]), invert_lower_(lower[half:, half:])
-    lower[half:, :half] = -(last @ (lower[half:, :half] @ first))
+    for start in range(0, len(lower), INVERTED):
+        end = min(start + INVERTED, len(lower))
+        own = lower[start:end, start:end]
+        eye = torch.eye(end - start, dtype=lower.dtype, device=lower.device)
+        own.copy_(torch.linalg.solve_triangular(own, eye, upper=False))
+        if start:
+            left = times_lower(lower[start:end, :start], lower[:start, :start])
+            torch.mm(own.neg(), left, out=lower[start:end, :start])
     return lower
 
 
@@ -212,51 +228,9 @@ def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
     """
     gram = symmetric(gram)
     gram.diagonal().add_(ridge)
-    lower = torch.linalg.cholesky(gram)
-    del gram  # gigabytes
-    return ridge * column_squares(invert_lower_(lower))
-
-
-def elimination_order(weight: Tensor, gram: Tensor, strength: float = 1e-8) -> Tensor:
-    """Columns of `weight` by importance for `weight @ z`, most important first. Returns [n].
-
-    weight [d, n]; gram C = E[z z^T] [n, n]. Greedy elimination (optimal brain surgeon), reversed:
-    each step removes the column j of least `|w_j|^2 / [C^{-1}]_jj` and lets the others compensate,
-    so of two near-duplicates the second becomes important once the first is gone.
-
-    Only C^{-1} and W^T W are downdated, by blocks as in GPTQ (Frantar et al., 2023): inside a block
-    the two rows that a step needs are brought up to date one by one, at n times the steps since the
-    block began, and the matrices once at its end. The order is that of one step at a time.
-    """
-    count = weight.shape[1]
-    inverse, weight = inverse_of(cholesky(gram, strength)), weight.double()
-    product = weight.mT @ weight
-    pivots, squares = inverse.diagonal().clone(), product.diagonal().clone()
-    removed: list[Tensor] = []
-    alive = torch.ones(count, dtype=torch.bool, device=weight.device)
-    tiny = torch.finfo(torch.float64).tiny
-    for start in range(0, count, ELIMINATED):
-        size = min(ELIMINATED, count - start)
-        # of every step in the block: the row of C^{-1}, it over its pivot, the row of W^T W
-        rows, steps, sides = (inverse.new_zeros(size, count) for _ in range(3))
-        left = inverse.new_zeros(size)  # |w_j|^2 of the column that the step removes
-        for k in range(size):
-            scores = torch.where(alive, squares / pivots.clamp_min(tiny), torch.inf)
-            j = scores.argmin().view(1)  # as an index tensor: no wait for the device
-            share, shared = (m[:k].index_select(1, j).squeeze(1) for m in (steps, sides))
-            torch.sub(inverse.index_select(0, j)[0], share @ rows[:k], out=rows[k])
-            torch.div(rows[k], rows[k].index_select(0, j), out=steps[k])
-            side = product.index_select(0, j)[0]
-            side = side - (shared - left[:k] * share) @ steps[:k] - share @ sides[:k]
-            sides[k], left[k] = side, side.index_select(0, j)[0]
-            pivots -= steps[k] * rows[k]
-            squares += steps[k] * (left[k] * steps[k] - 2 * side)
-            alive.index_fill_(0, j, False)
-            removed.append(j)
-        inverse.addmm_(steps.mT, rows, alpha=-1)
-        half = sides - left.unsqueeze(1) / 2 * steps
-        product.addmm_(half.mT, steps, alpha=-1).addmm_(steps.mT, half, alpha=-1)
-    return torch.cat(removed).flip(0)
+    if not cholesky_(gram):
+        raise NOT_POSITIVE
+    return ridge * column_squares(invert_lower_(gram))
 
 
 def conjugate_gradients(

@@ -125,7 +125,7 @@ class Moments:
     def centred(self, tap: str) -> Tensor:
         """The covariance S - mu mu^T at a tap, [n, n]."""
         mean = self.mean(tap)
-        return self.second(tap) - torch.outer(mean, mean)
+        return self.second(tap).addr(mean, mean, alpha=-1)
 
     @property
     def influence(self) -> float:

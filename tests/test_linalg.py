@@ -5,14 +5,13 @@ way.
 import pytest
 import torch
 
+from lrcore.elimination import elimination_order
 from lrcore.linalg import (
-    ELIMINATED,
     INVERTED,
     balanced,
     cholesky,
     damped,
     eigh_descending,
-    elimination_order,
     inverse_of,
     invert_lower_,
     leverage_complement,
@@ -146,33 +145,3 @@ def test_eigenvalues_come_largest_first_and_never_below_zero() -> None:
     assert (values >= 0).all()
     assert (values.diff() <= 0).all()
     assert torch.allclose((vectors * values) @ vectors.T, x.T @ x, atol=1e-10)
-
-
-def one_at_a_time(weight: torch.Tensor, gram: torch.Tensor) -> list[int]:
-    """Greedy elimination as the formula says it: every step on up-to-date matrices."""
-    weight, inverse = weight.clone(), torch.cholesky_inverse(cholesky(gram))
-    alive, removed = set(range(weight.shape[1])), []
-    while alive:
-        scores = (weight**2).sum(0) / inverse.diagonal()
-        j = min(alive, key=lambda column: float(scores[column]))
-        step = inverse[j] / inverse[j, j]
-        weight = weight - weight[:, j : j + 1] * step
-        inverse = inverse - torch.outer(step, inverse[j])
-        alive.remove(j)
-        removed.append(j)
-    return removed[::-1]
-
-
-@pytest.mark.parametrize("n", [5, ELIMINATED - 1, ELIMINATED, 2 * ELIMINATED + 9])
-def test_elimination_in_blocks_is_elimination_one_at_a_time(n: int) -> None:
-    x = random(3 * n, n, seed=n) * torch.linspace(0.05, 1, n, dtype=torch.float64)
-    weight, gram = random(7, n, seed=1), x.mT @ x / (3 * n)
-    assert elimination_order(weight, gram).tolist() == one_at_a_time(weight, gram)
-
-
-def test_one_of_two_near_duplicates_stays_at_any_width() -> None:
-    half = 520  # 1,040 columns: wide models took several columns per step, and both of a pair
-    x, twin = random(2 * half, half), random(2 * half, half, seed=1)
-    x = torch.cat((x, x + 1e-3 * twin), dim=1)
-    order = elimination_order(random(16, half, seed=2).repeat(1, 2), x.mT @ x / (2 * half))
-    assert set((order[:half] % half).tolist()) == set(range(half))

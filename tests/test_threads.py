@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lrcore.linalg import elimination_order, roots, whitened_svd
+from lrcore.elimination import elimination_order
+from lrcore.linalg import roots, whitened_svd
 
 SIZE, RANK = 256, 64
 

@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..elimination import elimination_order
 from ..layer import Attention, Layer, Linear, map_rows, output_heads
 from ..linalg import (
     cholesky,
     eigh_descending,
-    elimination_order,
     leading_refit,
+    reordered_cholesky,
     roots,
     times_lower,
 )
@@ -202,9 +203,10 @@ def mlp_elimination(layer: Layer, moments: Moments) -> NystromOrder:
     curve is exact.
     """
     mlp = mlp_of(layer)
-    covariance, down = moments.centred("mlp_hidden"), mlp.down.weight.double()
-    order = elimination_order(down, covariance, DAMPING)
-    lower = cholesky(covariance[order.unsqueeze(1), order], DAMPING)
+    down = mlp.down.weight.double()
+    # made twice: of a wide MLP it takes gigabytes, which nothing holds in between
+    order = elimination_order(down, moments.centred("mlp_hidden"), DAMPING)
+    lower = reordered_cholesky(moments.centred("mlp_hidden"), order, DAMPING)
     product = times_lower(down[:, order], lower)
     cost = mlp_cost(mlp)
     if mlp.down.bias is None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..elimination import elimination_order
 from ..layer import Attention, Layer, Linear, output_heads
-from ..linalg import cholesky, elimination_order, inverse_of, leading_refit, roots
+from ..linalg import cholesky, inverse_of, leading_refit, reordered_cholesky, roots
 from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
@@ -61,7 +62,7 @@ def surgeon_neurons(layer: Layer, moments: Moments, update: bool = True) -> Fact
         costs = costs[order]
         return NeuronOrder(costs.sqrt(), mlp_cost(m), None, order, scores=costs)
     order = elimination_order(sided, gram, DAMPING)
-    lower = cholesky(gram[order][:, order], DAMPING)
+    lower = reordered_cholesky(gram, order, DAMPING)
     values = (sided[:, order] @ lower).norm(dim=0) / 2**0.5
     product = down[:, order] @ lower
     return NystromOrder(values, mlp_cost(m), None, order, lower, product, scores=values**2)
@@ -110,7 +111,7 @@ def surgeon_heads(layer: Layer, moments: Moments, update: bool = True) -> Factor
         return GroupOrder(costs.sqrt(), heads_cost(a), None, order, scores=costs)
     order = group_elimination(sided, gram, a)
     inputs = torch.arange(len(gram), device=gram.device).view(a.n_kv, -1)[order].flatten()
-    lower = cholesky(gram[inputs][:, inputs], DAMPING)
+    lower = reordered_cholesky(gram, inputs, DAMPING)
     squares = (sided[:, inputs] @ lower).square().sum(0).view(a.n_kv, -1).sum(1) / 2
     product = a.o.weight.double()[:, inputs] @ lower
     return RefitGroups(squares.sqrt(), heads_cost(a), None, order, lower, product, squares)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..layer import Attention, Layer, output_heads
-from ..linalg import cholesky, eigh_descending, leverage_complement, times_lower
+from ..linalg import eigh_descending, leverage_complement, reordered_cholesky, times_lower
 from ..options import NO_OPTIONS, NoOptions
 from ..statistics import Moments
 from .a3 import per_head_values
@@ -115,8 +115,8 @@ def mlp_nystrom(layer: Layer, moments: Moments) -> NystromOrder:
     the loss curve is exact (see NystromOrder).
     """
     gram = moments.second("mlp_hidden")
-    order = leverage_complement(gram * moments.tokens, RIDGE).sort(stable=True).indices
-    lower = cholesky(gram[order.unsqueeze(1), order], DAMPING)
+    order = leverage_complement(gram, RIDGE / moments.tokens).sort(stable=True).indices
+    lower = reordered_cholesky(gram, order, DAMPING)
     product = times_lower(mlp_of(layer).down.weight.double()[:, order], lower)
     return NystromOrder(product.norm(dim=0), mlp_cost(mlp_of(layer)), None, order, lower, product)
 

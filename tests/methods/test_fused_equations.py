@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy_layer import HEAD, apply, relative, toy
 
+from lrcore.elimination import elimination_order
 from lrcore.layer import heads
-from lrcore.linalg import elimination_order
 from lrcore.methods import a3, fused, modegpt
 
 MHA, GQA = (3, 3, "none", True, False), (4, 2, "none", True, True)
