@@ -154,7 +154,10 @@ def cholesky(m: Tensor, strength: float = 1e-8, out: Tensor | None = None) -> Te
 
 
 def reordered_cholesky(m: Tensor, order: Tensor, strength: float) -> Tensor:
-    """`cholesky` of the rows and columns of a symmetric m [n, n] in an order [k], [k, k]."""
+    """`cholesky` of the rows and columns of a symmetric m [n, n] in an order [k], [k, k].
+
+    Raises torch.linalg.LinAlgError as it does.
+    """
     return _damped_factor(lambda: m.double()[order.unsqueeze(1), order], strength)
 
 
@@ -224,7 +227,7 @@ def leading_refit(lower: Tensor, product: Tensor, count: int) -> Tensor:
 def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
     """`ridge * [(C + ridge I)^{-1}]_jj`: one minus the ridge leverage, without the cancellation.
 
-    [n, n] -> [n].
+    [n, n] -> [n]. Raises torch.linalg.LinAlgError as `cholesky` does.
     """
     gram = symmetric(gram)
     gram.diagonal().add_(ridge)

@@ -3,12 +3,15 @@
 They are cached on disk under a key of everything they depend on.
 """
 
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import safe_open
+from torch import Tensor
 
 from .. import data
 from ..cache import hold
@@ -66,15 +69,14 @@ class Calibration:
         """The moments of one layer, read from disk onto the model's device."""
         own = self._read(self.folder, layer)
         if self.extra is not None:
-            own = Moments({**own.values, **self._read(self.extra, layer).values}, own.tokens)
+            further = self._read(self.extra, layer)
+            own = Moments(_together(further.values, own.values), own.tokens)
         return self.joined(own, layer)
 
     def joined(self, moments: Moments, layer: int) -> Moments:
         """A layer's moments with the statistics of gradients, where those were collected."""
-        values = dict(moments.values)
-        for folder in self.gradients:
-            values |= self._read(folder, layer).values
-        return Moments(values, moments.tokens)
+        found = [self._read(folder, layer).values for folder in reversed(self.gradients)]
+        return Moments(_together(*found, moments.values), moments.tokens)
 
     def _read(self, folder: Path, layer: int) -> Moments:
         return read_moments(layer_file(folder, layer), self.device)
@@ -177,6 +179,11 @@ def tokens_run(calibration: Calibration, needs: frozenset[Need]) -> float:
 def _further(calibration: Calibration, needs: frozenset[Need]) -> Path:
     """Where further statistics are kept."""
     return cache_folder() / "moments" / cache_key(calibration.key, sorted(needs))
+
+
+def _together(*parts: Mapping[Need, Tensor]) -> Mapping[Need, Tensor]:
+    """Statistics of several mappings, of those with the same name the first; none is read yet."""
+    return ChainMap(*(cast(MutableMapping[Need, Tensor], one) for one in parts))
 
 
 def _read_one(path: Path, need: Need) -> float:

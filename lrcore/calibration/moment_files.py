@@ -1,12 +1,15 @@
 """The moments of a layer as a file.
 
 Second moments are packed (packing.py), in the dtype that a writer asks for; what reads them gets
-[n, n] float64. Everything else is stored as it is.
+[n, n] float64. Everything else is stored as it is. A statistic is read when it is asked for: those
+of a wide MLP take gigabytes, which a solver has for as long as it holds them.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -68,11 +71,42 @@ def write_moments(moments: Moments, path: Path, dtype: torch.dtype = torch.float
 
 
 def read_moments(path: Path, device: str = "cpu") -> Moments:
-    """The inverse of `write_moments`."""
-    with safe_open(path, "pt", device=device) as file:
-        needs = [tuple(name.split(".")) for name in file.keys()]  # noqa: SIM118 (not a dict)
-        values = {(tap, statistic): _stored(file, tap, statistic) for tap, statistic in needs}
-        return Moments(values, int(file.metadata()["tokens"]))
+    """The inverse of `write_moments`; the file must stay as long as these are in use."""
+    file = MomentsFile.at(path)
+    return Moments(_Read(file, device), file.tokens)
+
+
+HELD = 2**26  # bytes of a statistic that stays in memory once it was read
+
+
+class _Read(Mapping[Need, Tensor]):
+    """The statistics of a file, each read from it when it is asked for; a large one again where
+    nobody holds it any more.
+    """
+
+    def __init__(self, file: MomentsFile, device: str) -> None:
+        self._file, self._device = file, device
+        self._held: dict[Need, Tensor] = {}
+        self._known: WeakValueDictionary[Need, Tensor] = WeakValueDictionary()
+
+    def __getitem__(self, need: Need) -> Tensor:
+        if need not in self._file.needs:
+            raise KeyError(need)
+        known = self._known.get(need)
+        if known is None:
+            known = self._known[need] = self._file.read(need, self._device)
+            if known.nbytes <= HELD:
+                self._held[need] = known
+        return known
+
+    def __contains__(self, need: object) -> bool:
+        return need in self._file.needs
+
+    def __iter__(self) -> Iterator[Need]:
+        return iter(self._file.needs)
+
+    def __len__(self) -> int:
+        return len(self._file.needs)
 
 
 def _stored(file: Any, tap: str, statistic: str) -> Tensor:

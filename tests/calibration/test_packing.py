@@ -1,8 +1,11 @@
 """Second moments on disk."""
 
+from weakref import ref
+
 import pytest
 import torch
 
+from lrcore.calibration import moment_files
 from lrcore.calibration.moment_files import MomentsFile, read_moments, write_moments
 from lrcore.calibration.packing import packed, unpacked
 from lrcore.statistics import Accumulator, Moments
@@ -52,3 +55,22 @@ def test_a_file_holds_a_quarter_of_the_numbers_and_gives_them_back(tmp_path):
     write_moments(moments, tmp_path / "exact", torch.float64)
     exact = read_moments(tmp_path / "exact")
     assert torch.allclose(exact.second("mlp_in"), moments.second("mlp_in"), rtol=1e-15, atol=0)
+
+
+def test_a_large_statistic_is_held_only_while_somebody_holds_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(moment_files, "HELD", 100)
+    x = torch.randn(40, 6, dtype=torch.float64)
+    second, mean = x.mT @ x / 40, x.mean(0)
+    values = {("t", "second"): second, ("t", "mean"): mean, ("t", "square"): second.diagonal()}
+    write_moments(Moments(values, 40), tmp_path / "layer")
+    read = read_moments(tmp_path / "layer")
+    assert set(read.values) == set(values)
+    held = read.second("t")
+    assert read.second("t") is held
+    assert read.mean("t") is read.mean("t")
+    gone = ref(held)
+    del held
+    assert gone() is None
+    assert torch.allclose(read.second("t"), second, rtol=1e-6)
+    with pytest.raises(KeyError):
+        read.second("another")
