@@ -13,7 +13,7 @@ setup(
     package_dir={"lrcore.assets": "assets", "workbench.static": "assets"},
     package_data={
         "lrcore": ["py.typed", "recipes/*.yaml"],
-        "lrcore.assets": ["demo-*/*"],
+        "lrcore.assets": ["demo-*/*", "evidence/*/*"],
         "workbench.static": ["*.js", "*.css", "*.html", "*.safetensors", "plotly/*"],
     },
 )

@@ -261,7 +261,7 @@ function draw() {
   layout.meta ||= {};
   layout.height += ofLegend(window.innerWidth);
   host.style.height = layout.height + 'px';
-  head.firstElementChild.textContent = figure.caption || '';
+  head.firstElementChild.textContent = head.firstElementChild.title = figure.caption || '';
   Plotly.react(
     host,
     figure.data,

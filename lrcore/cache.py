@@ -18,6 +18,7 @@ from typing import Any
 
 from .errors import InputError
 from .files import (
+    ASSETS,
     OFFLOADED,
     beside,
     cache_folder,
@@ -38,6 +39,7 @@ KINDS = {
     "gguf": "dequantised models",
     OFFLOADED: "tensors that running processes have offloaded",
 }
+SHIPPED = ASSETS / "evidence"  # what was measured on the demo, by folder and name as in the cache
 LIMIT = "20GB"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
@@ -109,15 +111,26 @@ def _make(folder: Path) -> None:
 
 
 def read_value(file: Path) -> Any:
-    """The value in a JSON file of the cache, which counts as used now; None where it is missing
-    or damaged, so that it is made anew.
+    """The value in a JSON file of the cache, which counts as used now, or the one that ships with
+    the package; None where it is missing or damaged, so that it is made anew.
     """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    _touch(file)
-    return value
+    for one in (file, shipped(file)):
+        with suppress(OSError, ValueError):
+            value = json.loads(one.read_text(encoding="utf-8"))
+            if one is file:
+                _touch(file)
+            return value
+    return None
+
+
+def has_value(file: Path) -> bool:
+    """Whether a JSON file is in the cache, or ships with the package."""
+    return file.is_file() or shipped(file).is_file()
+
+
+def shipped(file: Path) -> Path:
+    """Where the package has the value of a file of the cache, if it has."""
+    return SHIPPED / file.parent.name / file.name
 
 
 def keep_value(file: Path, value: Any) -> None:

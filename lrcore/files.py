@@ -28,6 +28,11 @@ from .errors import InputError, Shortage
 from .locks import AVAILABLE, Lock, take
 from .shortage import megabytes, why_not_written
 
+_PACKAGE = Path(__file__).resolve().parent
+# Inside the package where it is installed (see setup.py), beside it in a clone.
+ASSETS = _PACKAGE / "assets"
+if not ASSETS.is_dir():
+    ASSETS = _PACKAGE.parent / "assets"
 OFFLOADED = "offloaded"  # folder in the cache for tensors that a running process has offloaded
 DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 TRIES = 5  # names for a draft, where somebody who cleans up is faster than its lock

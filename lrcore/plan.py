@@ -210,10 +210,11 @@ class RankPlan:
         costs = [(s.cost, self.ranks[slot]) for slot, s in self.spectra.items()]
         removed = sum(cost.dense - cost.parameters(rank) for cost, rank in costs)
         uncached = sum(cost.kv_dense - cost.kv(rank) for cost, rank in costs)
+        energies = [s.energy(self.ranks[slot]) for slot, s in self.spectra.items()]
         check, predicted = self.against_uniform, self.predicted
         planned = Planned(
             self.requested,
-            float(self.table()["energy"].mean()),
+            sum(energies) / len(energies),
             self.temperature,
             self.suggested_temperature,
             None if predicted is None else predicted.perplexity,

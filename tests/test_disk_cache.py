@@ -186,3 +186,19 @@ def test_the_command_lists_trims_and_clears(capsys):
     for wrong in (["--clear", "--limit", "1GB"], ["--limit", "much"]):
         assert main(["cache", *wrong]) == 2
         assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_what_ships_with_the_package_is_read_where_the_cache_lacks_it(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(cache, "SHIPPED", tmp_path / "shipped")
+    own, other = (tmp_path / "cache" / "probes" / f"{name}.json" for name in "ab")
+    for file in (own, tmp_path / "shipped" / "probes" / own.name):
+        file.parent.mkdir(parents=True)
+    (tmp_path / "shipped" / "probes" / own.name).write_text("[1]")
+    assert (cache.read_value(own), cache.has_value(own)) == ([1], True)
+    assert (cache.read_value(other), cache.has_value(other)) == (None, False)
+    own.write_text("[2]")
+    assert cache.read_value(own) == [2]
+    own.write_text("damaged")
+    assert cache.read_value(own) == [1]

@@ -13,6 +13,7 @@ from .access import login
 from .assets import STYLE, script
 from .events import QUIET, bind, present_browser
 from .first_script import FirstScript
+from .form import START
 from .gate import LARGEST, Gate, Names
 from .gone_listeners import GoneListeners
 from .jobs import KINDS, start_analysis
@@ -84,4 +85,4 @@ def build_app(store: Store | None = None) -> gr.Blocks:
 
 def analyse_default(store: Store) -> None:
     """What a newcomer sees first: the analysis of the form's defaults."""
-    start_analysis(store, lrcore.Recipe())
+    start_analysis(store, START, measure=False)

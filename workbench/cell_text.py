@@ -6,7 +6,7 @@ AWARE = "activation-aware"
 LAYER, OF_HEAD, OF_EVERY_HEAD = "Layer {} · {}", " · head {}", " · every head"
 BESIDE_LAYERS, BESIDE_ALL = ", beside layers {}", ", thicker, beside all other layers"
 HEAD, ALL_HEADS, EVERY_HEAD = "Head {}", "All heads", "Side by side"
-BESIDE, BESIDE_INFO = "Layers beside it", "or Ctrl-click cells of the same row"
+BESIDE = "Layers beside it (or Ctrl-click)"
 LAYER_NUMBER, ALL_LAYERS = "layer {}", "all layers"
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import InputError, check_name
+from ..files import ASSETS
 from ..places import check_links, place_of
 from ..shortage import raise_shortage
 
@@ -42,11 +43,6 @@ PACKAGED = {
     )
 }
 _NAMES = (*DEMO_MODELS, *PACKAGED)
-_PACKAGE = Path(__file__).resolve().parents[1]
-# Inside the package where it is installed (see setup.py), beside it in a clone.
-ASSETS = _PACKAGE / "assets"
-if not ASSETS.is_dir():
-    ASSETS = _PACKAGE.parent / "assets"
 
 GGUF = ".gguf"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -30,8 +30,10 @@ FLAGS = [
 CALIBRATE = """
 import lrcore
 model = lrcore.load("demo-llama")
-analysis = lrcore.analyse(model, lrcore.calibrate(model, lrcore.Recipe()))
-analysis.write("analysis.safetensors")
+calibration = lrcore.calibrate(model, lrcore.Recipe())
+lrcore.analyse(model, calibration).write("analysis.safetensors")
+factors = lrcore.factorise(model, calibration, "a3")
+print(lrcore.evidence_tokens(factors, lrcore.Recipe(policy="probed")))
 """
 
 
@@ -73,7 +75,7 @@ def cache(tmp_path_factory):
             own = os.environ | {"LRCORE_CACHE": str(folder / "cache")}
             done = fresh.page().run(["-c", CALIBRATE], own, folder)
             assert done.returncode == 0, done.stderr
-            (folder / "calibrated").touch()
+            (folder / "calibrated").write_text(done.stdout)
     return folder / "cache"
 
 

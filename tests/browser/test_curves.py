@@ -130,7 +130,7 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
 
 def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbench):
     workbench.allocation()
-    workbench.choose("field-policy", "probed")
+    workbench.choose("field-policy", "fisher")
     summary = workbench.locator("#size-and-cost")
     summary.locator(".ask button", has_text="· Run").wait_for()
     assert "uniform, not chosen" in [one["name"] for one in workbench.plot("bars")["traces"]]

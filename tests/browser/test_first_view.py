@@ -26,3 +26,13 @@ def test_what_the_page_ships_with_is_what_analysing_gives(cache):
     for slot, values in made.spectra.items():
         largest = float(values.max())
         assert np.allclose(shipped.spectra[slot], values, rtol=1e-3, atol=1e-5 * largest), slot
+
+
+def test_what_policy_probed_measures_on_the_demo_ships(open_page, cache):
+    assert float((cache.parent / "calibrated").read_text()) == 0  # tokens to run before it
+    workbench = open_page()
+    workbench.allocation()
+    workbench.choose("field-policy", "probed")
+    workbench.drawn("budget-curve")
+    widths = [rank for (name, _), rank in workbench.ranks().items() if name == "mlp"]
+    assert max(widths) > 1.2 * min(widths)

@@ -193,3 +193,18 @@ def test_a_time_from_a_sample_has_no_digits_that_nobody_knows():
 def test_the_job_makes_the_very_factors_that_the_page_waits_for(method, budget, policy):
     recipe = lrcore.Recipe(method=method, budget=budget, policy=policy)
     assert factor_key(analysed(recipe)) == factor_key(recipe)
+
+
+def test_probes_that_ship_are_read_when_their_map_is_asked_for(
+    prepared, tmp_path, recipe, monkeypatch
+):
+    store, values = Store(tmp_path / "runs", KINDS), input_values(recipe)
+    store.jobs._work = lambda record: []
+    store.objects.put("factors", factor_key(recipe), prepared.factors(recipe))
+    store.objects.put("pace", model_key(recipe), 1.0)
+    for tokens, asked in ((1000, []), (0, [by_probes(recipe)])):
+        monkeypatch.setattr(lrcore, "evidence_tokens", lambda *_, tokens=tokens: tokens)
+        *_, note = spectra.draw_heatmap(store, [spectra.LOSS, 0.9, "aware"], None, *values)
+        assert ("being probed" in note) == bool(asked)
+        jobs = [record.job.recipe for record in store.jobs.waiting()]
+        assert [factor_key(one) for one in jobs] == [factor_key(one) for one in asked]

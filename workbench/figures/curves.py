@@ -1,5 +1,6 @@
 """Lines over the rank: singular values, and the energy that a rank loses."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,9 @@ import numpy as np
 
 from .base import AWARE, CUT, MOST_POINTS, RAW, figure, thinned
 
+HEIGHT = 270  # pixels
+LEAST = 1e-6  # of the energy
+MOST_DECADES = 2.5  # with ticks between the powers of ten
 TWO_LINES = ({"color": AWARE, "width": 2}, {"color": RAW, "width": 2})
 
 
@@ -42,20 +46,33 @@ def curves(drawn: Curves) -> str:
         "exponentformat": "power",
         "rangemode": "tozero",
     }
-    if drawn.log:
-        yaxis["dtick"] = 1 if drawn.share else "D2"
     if drawn.share:
         yaxis |= {"tickformat": "~%"}
+    if drawn.log:
+        yaxis |= log_axis(drawn)
     # a range of its own: the note beside the line would widen it, on a narrow page to below zero
     ranks = max(len(values) for _, values in drawn.series)
     return figure(
         data,
-        330,
+        HEIGHT,
         f"{drawn.keep}{drawn.log}",
         xaxis={"title": {"text": "rank"}, "zeroline": False, "range": [1, max(2, ranks)]},
         yaxis=yaxis,
         **cut_line(drawn),
     )
+
+
+def log_axis(drawn: Curves) -> dict[str, Any]:
+    """Ticks and range of a log axis: a tick per power of ten, more where there are few, and no
+    share below `LEAST`: to lose it is to lose nothing.
+    """
+    known = [float(one) for _, values in drawn.series for one in values if one > 0]
+    if not known:
+        return {}
+    low, high = math.log10(min(known)), math.log10(max(known))
+    if drawn.share:
+        return {"dtick": 1, "range": [max(low, math.log10(LEAST)), 0.1]}
+    return {"dtick": "D2" if high - low < MOST_DECADES else 1}
 
 
 def curve(drawn: Curves, number: int) -> dict[str, Any]:

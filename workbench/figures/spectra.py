@@ -93,7 +93,7 @@ def heatmap(heat: Heat) -> str:
     inside = [numbers(heat, layers)] if len(layers) <= 16 else []
     return figure(
         [cells(heat, layers), bars, *inside],
-        150 + 30 * len(heat.rows),
+        130 + 23 * len(heat.rows),
         f"heat{len(layers)}",
         xaxis=layer_axis(len(layers), showgrid=False, zeroline=False, anchor="y2"),
         yaxis={

@@ -128,7 +128,6 @@ def layout(first: FirstView) -> SpectraTab:
             value=[],
             multiselect=True,
             label=cell_text.BESIDE,
-            info=cell_text.BESIDE_INFO,
             elem_id="beside",
             min_width=220,
         )
@@ -136,7 +135,7 @@ def layout(first: FirstView) -> SpectraTab:
             ["log", "linear"], value="log", label="Scale", elem_id="scale", min_width=180
         )
     with gr.Row():
-        values, energy = plot("spectrum", 330, first.values), plot("energy", 330, first.energy)
+        values, energy = plot("spectrum", 270, first.values), plot("energy", 270, first.energy)
     with gr.Accordion("Table", open=False):
         table = gr.Dataframe(
             first.table,
@@ -281,13 +280,15 @@ def draw_again(store: Store, controls: list[Any], key: list | None, *values: Any
 
 def loss_figures(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str, str]:
     """The map of the probed increase in loss, the same against the energy lost, and what they say;
-    where nothing was probed, how to have it probed.
+    where nothing was probed, how to have it probed. Probes that are on disk are read at once.
     """
     if recipe is None:
         return "", "", markup.note(text.NO_FACTORS, "hint")
     probed = by_probes(recipe)
     factors, lacking = store.peek_factors(probed), unmeasured_evidence(store, probed)
     if lacking is not None and (lacking.running or lacking.seconds == 0):
+        if not lacking.running:
+            start_analysis(store, probed)  # of what is on disk, or ships
         return "", "", markup.note(measuring_text.PROBES_NOW.format(recipe.method), "hint")
     if lacking is not None:
         return "", "", markup.ask(measuring_text.PROBE_FIRST.format(recipe.method), lacking.seconds)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ...cache import has_value
 from ...evidence import Probe, Probes
 from ...models.load import LoadedModel
 from ...progress import Progress, silent
@@ -79,7 +80,7 @@ def _missing(factors: Factorisation) -> set[int]:
     files: dict[int, Path] = {
         layer: cache_file("probes", factors, *parts, layer) for layer in range(len(factors.layers))
     }
-    return {layer for layer, file in files.items() if not file.is_file()}
+    return {layer for layer, file in files.items() if not has_value(file)}
 
 
 def measure_divergences(

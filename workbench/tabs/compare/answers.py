@@ -35,16 +35,17 @@ class Answers:
 
 def layout() -> Answers:
     gr.Markdown("### Answers")
-    prompt = Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt")
     with gr.Row(elem_classes="bottom"):
+        prompt = Textbox(text.PROMPT, label="Prompt", lines=2, elem_id="prompt", scale=4)
+        go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
+        stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
+    with gr.Row():
         settings = [
             Slider(8, 512, 96, step=8, label=text.NEW_TOKENS, elem_id="new-tokens"),
             Slider(0, 2, 0, step=0.05, label=text.TEMPERATURE, elem_id="sampling-temperature"),
             Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="sampling-top-p"),
             Number(0, precision=0, label="Seed", elem_id="sampling-seed", min_width=110),
         ]
-        go = gr.Button("Generate", variant="primary", elem_id="generate", scale=0, min_width=130)
-        stop = gr.Button("Stop", elem_id="stop-generate", scale=0, min_width=100)
     with gr.Row():
         columns = [
             Textbox(

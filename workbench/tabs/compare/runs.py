@@ -49,7 +49,7 @@ class Differences:
 def layout(page: Page) -> RunChoice:
     page.chosen.render()
     figures = panel("compared")
-    with gr.Row(elem_classes="bottom"):
+    with gr.Row(elem_classes="bottom", elem_id="measured-row"):
         protocol = gr.Dropdown([], label="Measured on", elem_id="protocol", scale=2)
         axis = gr.Dropdown(list(AXES), value=next(iter(AXES)), label="Against", elem_id="axis")
         measure = gr.Button(
