@@ -70,6 +70,15 @@ CLICK = """([layer, name]) => {
   });
   return [box.x + xaxis._offset + xaxis.d2p(layer), box.y + yaxis._offset + yaxis.d2p(name)];
 }"""
+# Notes when the page was busy last; QUIET ms without, and the page was interactive where
+# that ended.
+BUSY = """window.busyUntil = 0;
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) window.busyUntil = one.startTime + one.duration;
+}).observe({type: 'longtask', buffered: true});"""
+SINCE_BUSY = "() => performance.now() - Math.max(window.busyUntil, 0)"
+QUIET = 5000  # ms, of the usual definition (longer than 50 ms is busy)
+PARTS = "() => [window.gradio_config.components.length, window.gradio_config.dependencies.length]"
 CELLS = ((3, "v"), (1, "mlp"), (4, "qk"), (0, "down"))
 
 
@@ -79,14 +88,15 @@ def ui(_: list[str]) -> None:
     """
     from playwright.sync_api import sync_playwright
 
-    rows = []
+    rows, weights = [], []
     with sync_playwright() as play:
         path = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         for title, script in MODELS.items():
             with served(script) as url:
+                weights.append([title, *weighed(browser, url)])
                 rows.append([title, *measured(browser, url, script == "app.py")])
-                note(f"page {rows[-1]}")
+                note(f"page {weights[-1]} {rows[-1]}")
         browser.close()
     header = [
         "model",
@@ -100,7 +110,20 @@ def ui(_: list[str]) -> None:
         f"{machine()}; load average {os.getloadavg()[0]:.1f} at the end. Medians of {LOADS} loads, "
         f"{MOVES} moves and {STARTS} starts."
     )
-    write_section("page", f"{words}\n\n{table(header, rows)}")
+    parts = [
+        "model",
+        "sent to a fresh browser, MB",
+        "requests",
+        "components",
+        "listeners",
+        "interactive, s",
+    ]
+    also = (
+        "What opening the page takes, before anything is kept by the browser; interactive is where "
+        "the last task of more than 50 ms ends before five seconds without one."
+    )
+    tables = f"{table(header, rows)}\n\n{also}\n\n{table(parts, weights)}"
+    write_section("page", f"{words}\n\n{tables}")
 
 
 def measured(browser, url: str, compresses: bool) -> list[str]:
@@ -133,6 +156,23 @@ def measured(browser, url: str, compresses: bool) -> list[str]:
     started = f"{statistics.median(starts(page)):.0f}" if compresses else "–"
     page.close()
     return [f"{statistics.median(loads):.2f}", *map(spread, (clicks, bars, heat)), started]
+
+
+def weighed(browser, url: str) -> list[str]:
+    """Megabytes, requests, components, listeners, and seconds until the page is interactive."""
+    opened(browser, url).close()  # what the server makes once
+    page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.add_init_script(BUSY)
+    done = []
+    page.on("requestfinished", lambda request: done.append(request))
+    page.goto(url)
+    page.wait_for_selector(f"{HEAT} .main-svg", timeout=300_000)
+    page.wait_for_function(f"({SINCE_BUSY})() > {QUIET}", timeout=300_000)
+    interactive = page.evaluate("() => window.busyUntil") / 1000
+    parts = page.evaluate(PARTS)
+    sizes = [request.sizes()["responseBodySize"] for request in [*done]]
+    page.close()
+    return [f"{sum(sizes) / 1e6:.2f}", len(sizes), *parts, f"{interactive:.2f}"]
 
 
 def opened(browser, url: str):

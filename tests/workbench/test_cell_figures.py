@@ -90,3 +90,11 @@ def test_the_choices_follow_the_analysis(store):
     layers = [value for _, value in spectra.list_layers(store, KEY).choices]
     assert layers == [ALL_LAYERS, *range(store.analysis(RECIPE).layers)]
     assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD]).value == EVERY_HEAD
+
+
+def test_the_axis_of_energy_lost_ends_where_nothing_is_lost():
+    lost = [("energy", np.array([0.5, 1e-3, 1e-9, 0.0]))]
+    axis = json.loads(curves(Curves("energy lost", lost, log=True, share=True)))["layout"]["yaxis"]
+    assert axis["range"][0] == pytest.approx(-6)  # "0%" would stand beside what is below
+    values = [("value", np.array([10.0, 1e-4]))]
+    assert json.loads(curves(Curves("value", values, log=True)))["layout"]["yaxis"]["dtick"] == 1
