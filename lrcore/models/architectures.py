@@ -356,6 +356,8 @@ MISFITS = {
     "llama4": "queries and keys are normalised after they are rotated",
     "deepseek_v2": "its keys and values are cached latents already",
     "deepseek_v3": "its keys and values are cached latents already",
+    "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "
+    "it was made of",
 }
 
 # Multimodal models and the path of their language model, of a family above; the rest is unchanged.

@@ -115,6 +115,8 @@ def test_the_command_says_what_remains(latents, tmp_path, capsys) -> None:
         capsys.readouterr().out.split()
     )
     assert (tmp_path / "out" / "README.md").read_text().count("trust_remote_code") == 0
+    with pytest.raises(lrcore.InputError, match="load the checkpoint that it was made of"):
+        lrcore.load(tmp_path / "out")
 
 
 def test_another_family_is_refused_in_one_sentence(tiny_opt, tmp_path) -> None:

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import lrcore
 
@@ -22,18 +25,22 @@ RUN_AGAIN = {  # a row of those that no other test has
 }
 
 
-def rows(name: str) -> dict[tuple[str, str], list[str]]:
-    """Cells by structure and target, as the document has them."""
-    found = re.search(f"<!-- begin where {name} -->\n(.*?)<!-- end", PAGE, re.DOTALL)
+def table(section: str) -> list[list[str]]:
+    """Cells by row, as the document has them; the header first."""
+    found = re.search(f"<!-- begin {section} -->\n(.*?)<!-- end", PAGE, re.DOTALL)
     assert found is not None
-    lines = [line for line in found[1].splitlines() if line.startswith("| ")][1:]
-    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
-    return {(one, target.strip("`")): rest for one, target, *rest in cells}
+    lines = [line for line in found[1].splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+
+
+def rows(section: str) -> dict[tuple[str, str], list[str]]:
+    """Cells by structure and target."""
+    return {(one, target.strip("`")): rest for one, target, *rest in table(section)[1:]}
 
 
 @pytest.mark.parametrize("name", where_it_runs.MODELS)
 def test_every_structure_has_a_row_for_every_target(name) -> None:
-    known = rows(name)
+    known = rows(f"where {name}")
     assert list(known) == [
         (structure, target)
         for structure in where_it_runs.STRUCTURES
@@ -46,7 +53,7 @@ def test_every_structure_has_a_row_for_every_target(name) -> None:
 
 
 def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
-    known = rows("demo-llama")
+    known = rows("where demo-llama")
     for structure, model in where_it_runs.structures("demo-llama", samples=2):
         for target in where_it_runs.TARGETS:
             refused = known[structure, target][0] == "refused"
@@ -56,3 +63,25 @@ def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
                 if not refused:
                     assert cell.same[0] == cell.same[1] == 48
                     assert abs(cell.perplexity) < 1e-3
+
+
+def test_what_vllm_runs_natively_gives_the_same_tokens_there() -> None:
+    known = rows("vllm smollm2-135m")
+    assert ("dense", "vllm") in known
+    for (structure, target), (tokens, perplexity, *_) in known.items():
+        assert target == "vllm"
+        assert structure in where_it_runs.STRUCTURES
+        assert tokens == "all"
+        assert abs(float(perplexity.rstrip("%"))) < 0.2
+
+
+def test_exports_load_on_the_oldest_release_that_is_allowed_and_the_one_of_here() -> None:
+    header, *found = table("transformers")
+    assert header[1:] == list(where_it_runs.STRUCTURES)
+    assert {cell for _, *cells in found for cell in cells} == {"yes"}
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (allowed,) = [Requirement(line) for line in lines if line.startswith("transformers")]
+    (oldest,) = [one.version for one in allowed.specifier if one.operator == ">="]
+    first, *_, last = [Version(version) for version, *_ in found]
+    assert first == Version(f"{oldest}.0")
+    assert last >= Version(transformers.__version__)
