@@ -1,7 +1,7 @@
 """The cache on disk: what is in it, its limit, and what goes first.
 
-An entry is a folder (of moments, gradients, or a dequantised model) or a file (of probes or
-searches). The limit is $LRCORE_CACHE_LIMIT. After each write, the entries that were used the
+An entry is a folder (of moments, gradients, or a dequantised model) or a file (of probes, searches
+or listings). The limit is $LRCORE_CACHE_LIMIT. After each write, the entries that were used the
 longest time ago go until the rest fits. What a process reads is locked, and never goes.
 """
 
@@ -37,6 +37,7 @@ KINDS = {
     "probes": "increases in loss, for the policies that probe",
     "searches": "shares of layers, for the policies that search",
     "gguf": "dequantised models",
+    "listings": "methods and policies, as commands list them",
     OFFLOADED: "tensors that running processes have offloaded",
 }
 SHIPPED = ASSETS / "evidence"  # what was measured on the demo, by folder and name as in the cache

@@ -14,6 +14,7 @@ from ..settings import check_least, setting
 from .arguments import AsJson, OnCluster, ToTrackio, load_dense, on_cluster
 from .console import print_json, print_table, progress, say, show
 from .flags import flags
+from .listing import kept
 from .reports import compressed_report, growth, in_few_lines, option_rows, ratio_counts
 
 app = typer.Typer()
@@ -51,17 +52,26 @@ Bounds = Annotated[
 ]
 
 
+def _described() -> dict[str, Any]:
+    import lrcore
+
+    return {"methods": lrcore.methods(), "policies": lrcore.policies()}
+
+
+def _summaries() -> list[Any]:
+    """Methods and policies, without what `lrcore.policies` adds, which takes transformers."""
+    import lrcore
+
+    return [lrcore.methods(), [policy.describe() for policy in lrcore.POLICIES.values()]]
+
+
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List compression methods and allocation policies, with their options."""
-    import lrcore
-
-    listed = lrcore.methods()
     if as_json:
-        print_json({"methods": listed, "policies": lrcore.policies()})
+        print_json(kept("described", _described))
         return
-    # without what `lrcore.policies` adds, which takes transformers
-    policies = [policy.describe() for policy in lrcore.POLICIES.values()]
+    listed, policies = kept("methods", _summaries)
     print_table(
         [
             {"method": row["name"], "components": row["components"], "paper": row["paper"]}

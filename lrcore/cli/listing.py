@@ -1,0 +1,33 @@
+"""Listings that the commands print, kept in the cache: making them takes torch, which is seconds,
+and they change with the code alone.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..cache import keep_value, read_value
+from ..errors import Shortage
+from ..files import cache_folder, cache_key
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def kept(name: str, make: Callable[[], Any]) -> Any:
+    """The JSON-able value that `make` gives, made once for this state of the code."""
+    file = cache_folder() / "listings" / f"{name}-{_state()}.json"
+    known = read_value(file)
+    if known is None:
+        known = json.loads(json.dumps(make()))
+        with suppress(Shortage):  # a cache that cannot be written
+            keep_value(file, known)
+    return known
+
+
+def _state() -> str:
+    """Sizes and times of all sources of the package, as a key."""
+    sources = sorted(PACKAGE.rglob("*.py"))
+    states = [(str(one.relative_to(PACKAGE)), one.stat()) for one in sources]
+    return cache_key(*((name, known.st_size, known.st_mtime_ns) for name, known in states))
