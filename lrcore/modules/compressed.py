@@ -109,39 +109,52 @@ class CompressedAttention(nn.Module):
 
         projected [b, t, n * qk_size] -> [b, n, t, qk_size].
         """
+        return self._turned(self._by_head(name, projected), self._angles(position_embeddings))
+
+    def _by_head(self, name: str, projected: Tensor) -> Tensor:
+        """`states` before rotary, [b, t, n * qk_size] -> [b, n, t, qk_size]."""
         count, (b, t, _) = self.n_q if name == "q" else self.n_kv, projected.shape
         if self.qk_norm == "width":
             projected = getattr(self, f"{name}_norm")(projected)
         states = projected.view(b, t, count, self.qk_size)
         if self.qk_norm == "head":
             states = getattr(self, f"{name}_norm")(states)
-        states = states.transpose(1, 2)
+        return states.transpose(1, 2)
+
+    def _angles(
+        self, position_embeddings: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """cos and sin of the kept pairs, [b, n_kv or 1, t, qk_size] each; None without rotary."""
         if self.position != "rotary":
-            return states
+            return None
         assert position_embeddings is not None
+        cos, sin = whole_head(*self.in_halves(position_embeddings), self.head_size)
+        if self.rotary_pairs is None:
+            return cos.unsqueeze(1), sin.unsqueeze(1)
         # 1, or what scaled frequencies (YaRN) multiply queries and keys by
         still = getattr(getattr(self, "rotary", None), "attention_scaling", 1.0)
-        both_tables = whole_head(*self.in_halves(position_embeddings), self.head_size)
-        tables = zip(both_tables, (still, 0.0), strict=True)
-        cos, sin = (self._angles(*both) for both in tables)
-        if cos.shape[1] not in (1, count):
-            cos, sin = (table.repeat_interleave(self.group, dim=1) for table in (cos, sin))
-        return rotated(states, cos, sin)
+        pairs = self.rotary_pairs
+        columns = torch.cat((pairs, pairs + self.head_size // 2), dim=1)  # [n_kv, qk_size]
+        without = (pairs < 0).repeat(1, 2)
+        cos, sin = (
+            torch.where(without, fixed, table[..., columns]).transpose(1, 2)
+            for table, fixed in ((cos, still), (sin, 0.0))
+        )
+        return cos, sin
+
+    def _turned(self, states: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        """States [b, n, t, qk_size] rotated by `_angles`."""
+        if angles is None:
+            return states
+        cos, sin = angles
+        if cos.shape[1] in (1, states.shape[1]):
+            return rotated(states, cos, sin)
+        by_group = states.unflatten(1, (cos.shape[1], -1))  # the heads of a group have one angle
+        return rotated(by_group, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1, 2)
 
     def in_halves(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The network's cos and sin as (first halves, second halves), [b, t, rotary part]."""
         return in_halves(self.tables, *tables)
-
-    def _angles(self, table: Tensor, still: float) -> Tensor:
-        """cos or sin of the kept pairs, [b, t, head_size] -> [b, n_kv or 1, t, qk_size]; `still`
-        for pairs without positions.
-        """
-        if self.rotary_pairs is None:
-            return table.unsqueeze(1)
-        pairs = self.rotary_pairs.long()
-        columns = torch.cat((pairs, pairs + self.head_size // 2), dim=1)  # [n_kv, qk_size]
-        own = torch.where((pairs < 0).repeat(1, 2), still, table[..., columns])
-        return own.transpose(1, 2)
 
     def forward(
         self,
@@ -193,8 +206,9 @@ class CompressedAttention(nn.Module):
 
         Returns q [b, n_q, t, size], k and v [b, heads, T, size], as they enter the attention.
         """
-        q = self.states("q", self.q_proj(x), position_embeddings)
-        k = self.states("k", self.k_proj(x), position_embeddings)
+        angles = self._angles(position_embeddings)  # of queries and keys: found once
+        q = self._turned(self._by_head("q", self.q_proj(x)), angles)
+        k = self._turned(self._by_head("k", self.k_proj(x)), angles)
         heads = self.n_q if self.summed else self.n_kv
         v = self.v_proj(x).unflatten(-1, (heads, self.v_size)).transpose(1, 2)
         if cache is not None:
