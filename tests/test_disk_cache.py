@@ -1,7 +1,11 @@
 """The cache on disk: its limit, what goes first, and what never goes."""
 
+import errno
 import json
 import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -202,3 +206,65 @@ def test_what_ships_with_the_package_is_read_where_the_cache_lacks_it(
     assert cache.read_value(own) == [2]
     own.write_text("damaged")
     assert cache.read_value(own) == [1]
+
+
+def test_everything_that_is_cached_is_of_a_kind_that_is_listed_and_evicted():
+    source = Path(cache.__file__).parent
+    written = {
+        name
+        for path in source.rglob("*.py")
+        for pair in re.findall(
+            r'cache_file\("(\w+)"|cache_folder\(\) / "(\w+)"', path.read_text(encoding="utf-8")
+        )
+        for name in pair
+        if name
+    }
+    assert written == cache.KINDS.keys() - {cache.OFFLOADED}
+
+
+def test_a_cache_that_may_only_be_read_serves_and_says_so_where_it_must_write(
+    recipe, tiny_llama, monkeypatch
+):
+    """A cache that somebody else has filled, as on a shared disk."""
+    dense = lrcore.load(str(tiny_llama))
+    before = lrcore.calibrate(dense, recipe)
+    folders = [cache_folder(), *(p for p in cache_folder().rglob("*") if p.is_dir())]
+    with closed(folders, monkeypatch):
+        again = lrcore.calibrate(dense, recipe)
+        assert again.key == before.key
+        with pytest.raises(lrcore.Shortage, match="LRCORE_CACHE to another folder"):
+            lrcore.calibrate(dense, recipe.with_(seed=1))
+    assert lrcore.calibrate(dense, recipe.with_(seed=1)).key != before.key
+
+
+@contextmanager
+def closed(folders, monkeypatch):
+    """Folders in which nothing can be made; root, whom modes do not stop, is stopped here."""
+    for folder in folders:
+        folder.chmod(0o555)
+    closed_to = {str(folder) for folder in folders}
+    make, opening = os.mkdir, os.open
+
+    def refuse(path):
+        if os.path.dirname(os.path.abspath(os.fsdecode(path))) in closed_to:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def mkdir(path, *more, **named):
+        refuse(path)
+        make(path, *more, **named)
+
+    def opened(path, flags, *more, **named):
+        if flags & os.O_CREAT:
+            refuse(path)
+        return opening(path, flags, *more, **named)
+
+    def utime(path, *more, **named):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", mkdir)
+        patch.setattr(os, "open", opened)
+        patch.setattr(os, "utime", utime)
+        yield
+    for folder in folders:
+        folder.chmod(0o755)

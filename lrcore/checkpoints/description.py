@@ -70,7 +70,8 @@ def _read_mark(folder: Path) -> Description:
     if version != FORMAT:
         raise InputError(
             f"'{folder}' has checkpoint format {version!r}, but this version reads {FORMAT}. Use "
-            "the version that wrote it."
+            "the version that wrote it, or make the model again by its recipe: lrcore compress "
+            f"--recipe '{folder / 'recipe.json'}' --out FOLDER."
         )
     lacking = [key for key in ("dtype", "structure", "tied") if key not in described]
     if lacking:
