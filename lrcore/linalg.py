@@ -15,6 +15,7 @@ from torch import Tensor
 # products: inverting one of them puts noise of size 1 / sqrt(EPS) into the factors, and on models
 # with fewer tokens than dimensions the perplexity explodes.
 EPS = 1e-13
+ATTEMPTS = 12  # dampings that are tried, each ten times the one before
 INVERTED = 256  # rows of a triangular matrix that are inverted at once
 SPANS = 8  # of columns that a product with a triangular matrix is made of
 # PyTorch documents the class, but its stubs do not export it.
@@ -163,7 +164,7 @@ def reordered_cholesky(m: Tensor, order: Tensor, strength: float) -> Tensor:
 
 def _damped_factor(fresh: Callable[[], Tensor], strength: float) -> Tensor:
     """The lower factor of what `fresh` makes, damped; in its place, as it may take gigabytes."""
-    for attempt in range(12):
+    for attempt in range(ATTEMPTS):
         m = fresh()
         level = float(m.diagonal().mean())
         m.diagonal().add_(strength * 10**attempt * level if level > 0 else 1.0)
@@ -227,13 +228,16 @@ def leading_refit(lower: Tensor, product: Tensor, count: int) -> Tensor:
 def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
     """`ridge * [(C + ridge I)^{-1}]_jj`: one minus the ridge leverage, without the cancellation.
 
-    [n, n] -> [n]. Raises torch.linalg.LinAlgError as `cholesky` does.
+    A ridge that is lost in the rounding of C, as beside massive activations, grows until there is
+    an inverse. [n, n] -> [n]. Raises torch.linalg.LinAlgError as `cholesky` does.
     """
-    gram = symmetric(gram)
-    gram.diagonal().add_(ridge)
-    if not cholesky_(gram):
-        raise NOT_POSITIVE
-    return ridge * column_squares(invert_lower_(gram))
+    least = max(ridge, EPS * float(gram.diagonal().mean()))
+    for tried in (ridge, *(least * 10**attempt for attempt in range(ATTEMPTS))):
+        m = symmetric(gram)
+        m.diagonal().add_(tried)
+        if cholesky_(m):
+            return tried * column_squares(invert_lower_(m))
+    raise NOT_POSITIVE
 
 
 def conjugate_gradients(

@@ -5,7 +5,9 @@ undisturbed one.
 import json
 import os
 import random
+import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import fresh
@@ -13,11 +15,13 @@ import pytest
 from killing import Place, without_times
 
 import lrcore
-from workbench.jobs import CompressJob, SweepJob
+from workbench.job import Job
+from workbench.jobs import CompressJob, ExportJob, HealJob, QuantiseJob, SweepJob
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SERVED = Path(__file__).with_name("served.py")
 ROUNDS, KILLS = 20, 3  # per job, kills in a row
+STATE = "healing.safetensors"  # of a training that goes on after a kill
 
 
 class Bench(Place):
@@ -28,9 +32,9 @@ class Bench(Place):
         command = [str(SERVED), kind, str(at), "job.json"]
         return fresh.page().run(command, environment, self.folder)
 
-    def begin(self, job) -> None:
-        self.start_from(None)
-        (self.folder / "job.json").write_text(json.dumps(job.to_dict()))
+    def begin(self, task: "Task") -> None:
+        self.start_from(task.state)
+        (self.folder / "job.json").write_text(json.dumps(task.job.to_dict()))
 
     def models(self) -> set[tuple]:
         """What every run that is there holds, each kind of run once."""
@@ -39,31 +43,56 @@ class Bench(Place):
             tuple(
                 (str(file.relative_to(folder)), self.digest(file))
                 for file in sorted(folder.rglob("*"))
-                if file.is_file()
+                if file.is_file() and not self.is_temporary(file) and file.name != STATE
             )
             for folder in folders
         }
 
 
+@dataclass(frozen=True)
+class Task:
+    """A job, and the folder that it begins in; None for an empty one."""
+
+    job: Job
+    state: Path | None = None
+
+
 @pytest.fixture(scope="module")
-def jobs(tiny_llama, story_file) -> list:
+def jobs(tiny_llama, story_file) -> list[Task]:
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16, ratio=0.3)
     measured = lrcore.EvaluationSettings(str(story_file), 2, 16).apart_from([recipe.data])
     sweep = SweepJob(recipe, ("svd", "a3"), (0.2, 0.4), evaluation=measured)
     probed = CompressJob(recipe.with_(policy="probed"), "its name", measured)
-    return [CompressJob(recipe, "its name", measured), probed, sweep]
+    return [Task(one) for one in (CompressJob(recipe, "its name", measured), probed, sweep)]
+
+
+@pytest.fixture(scope="module")
+def later_jobs(jobs, tmp_path_factory) -> list[Task]:
+    """Jobs on a run that is there."""
+    place = Bench(tmp_path_factory.mktemp("run") / "here")
+    place.begin(jobs[0])
+    done = place.run()
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(place.folder / "runs" / ".jobs")
+    (run,) = [file.parent.name for file in place.folder.glob("runs/[!.]*/report.json")]
+    healing = lrcore.Healing(samples=8, seq_len=16, steps=40, batch=2, test_samples=0)
+    made = [QuantiseJob(run, 8), HealJob(run, healing)]
+    made += [ExportJob(run, target) for target in ("transformers", "llama.cpp")]
+    return [Task(one, place.folder) for one in made]
 
 
 def killed(
-    place: Bench, job, chance: random.Random, kills: int, kinds=("calls", "files")
+    place: Bench, task: Task, chance: random.Random, kills: int, kinds=("calls", "files")
 ) -> tuple[int, list[str]]:
     """How often a server was killed, and what is wrong."""
-    place.begin(job)
+    job = task.job
+    place.begin(task)
+    before = place.models()
     done = place.run(kind=kinds[0])
     assert done.returncode == 0, done.stderr
     events = dict(zip(("files", "calls"), map(int, done.stderr.split()[-2:]), strict=True))
     models, result = place.models(), without_times(json.loads(done.stdout))
-    place.begin(job)
+    place.begin(task)
     count, wrong = 0, []
     for _ in range(kills):
         kind = chance.choice(kinds)
@@ -72,7 +101,7 @@ def killed(
         count += done.returncode == -signal.SIGKILL
         if done.returncode not in (0, -signal.SIGKILL):
             wrong.append(f"{job.kind} ({kind} {at}): {done.stderr[-600:]}")
-        if not place.models() <= models:
+        if not place.models() <= models | before:
             wrong.append(f"{job.kind} ({kind} {at}): a run is not whole")
     done = place.run()
     if done.returncode:
@@ -97,10 +126,12 @@ def test_a_job_of_a_killed_server_ends_as_an_undisturbed_one(jobs, tmp_path):
 
 
 @pytest.mark.soak
-def test_many_kills_of_servers(jobs, tmp_path, capsys):
+def test_many_kills_of_servers(jobs, later_jobs, tmp_path, capsys):
     chance = random.Random(SEED)
     outcomes = [
-        killed(Bench(tmp_path / "here"), job, chance, KILLS) for _ in range(ROUNDS) for job in jobs
+        killed(Bench(tmp_path / "here"), task, chance, KILLS)
+        for _ in range(ROUNDS)
+        for task in [*jobs, *later_jobs]
     ]
     with capsys.disabled():
         print(f"\nseed {SEED}: {sum(kills for kills, _ in outcomes)} kills of servers")
