@@ -236,7 +236,8 @@ def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
         m = symmetric(gram)
         m.diagonal().add_(tried)
         if cholesky_(m):
-            return tried * column_squares(invert_lower_(m))
+            rest: Tensor = tried * column_squares(invert_lower_(m))
+            return rest
     raise NOT_POSITIVE
 
 
