@@ -43,8 +43,10 @@ QUANTISED = lrcore.Quantised("hqq", 4, 64)
 SHORTENED = lrcore.Shortened("loss", (3, 1), 6)
 SLICED = lrcore.Sliced(28, 32, "one", 0.2, 0.21, 0, {"source": "stories"}, lrcore.StockFit(True))
 SPARSIFIED = lrcore.Sparsified("wanda", calibration={"source": "stories"})
+PRUNED = lrcore.ExpertsPruned("activation", ((0, 3, -1), (1, 2, 0)), 4, {"source": "stories"})
 EXAMPLES = {
-    type(step): step for step in (COMPRESSED, HEALED, QUANTISED, SHORTENED, SLICED, SPARSIFIED)
+    type(step): step
+    for step in (COMPRESSED, HEALED, QUANTISED, SHORTENED, SLICED, SPARSIFIED, PRUNED)
 }
 
 DENSE = lrcore.ModelAccount(1000, 800, 4000, 64, 5000)
@@ -107,7 +109,8 @@ def test_queries_of_a_history():
     assert stock_of((SHORTENED,)) is None
 
 
-C, H, Q, SH, SL, SP = EXAMPLES  # compressed, healed, quantised, shortened, sliced, sparse
+# compressed, healed, quantised, shortened, sliced, sparse, with fewer experts
+C, H, Q, SH, SL, SP, EP = EXAMPLES
 REFUSED = {
     (Q, C): "then quantise",
     (Q, H): "heal first, then quantise",
@@ -127,6 +130,10 @@ REFUSED = {
     (SP, SL): "2:4 sparse",
     (SP, SP): "2:4 sparse",
     (Q, SP): "is quantised",
+    (EP, H): "no compressed model",
+    (C, EP): "belong to the experts",
+    (Q, EP): "Prune the experts of the model",
+    (SP, EP): "2:4 sparse",
 }
 
 

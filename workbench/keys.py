@@ -1,7 +1,6 @@
 """What each heavy object depends on: its key in the object cache."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import lrcore
@@ -44,12 +43,7 @@ def plan_key(base: lrcore.Recipe, recipe: lrcore.Recipe) -> Key:
 
 def policy_row(recipe: lrcore.Recipe) -> dict[str, Any]:
     """What is known of the recipe's policy: a row of `lrcore.policies`."""
-    return _policy_row(recipe.policy)
-
-
-@cache  # asked for several times at every move of a slider
-def _policy_row(name: str) -> dict[str, Any]:
-    return next(row for row in lrcore.policies() if row["name"] == name)
+    return next(row for row in lrcore.policies() if row["name"] == recipe.policy)
 
 
 def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:

@@ -213,7 +213,8 @@ def test_cancelled_is_130(stop, capsys, monkeypatch):
     assert capsys.readouterr().err == "cancelled\n"
 
 
-def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch):
+def test_a_fault_of_ours_is_one_line_too(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path))  # where no listing of the methods is kept
     monkeypatch.setattr(lrcore, "methods", lambda: 1 / 0)
     monkeypatch.delenv("LRCORE_DEBUG", raising=False)
     assert main(["methods"]) == 1
