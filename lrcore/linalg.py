@@ -18,10 +18,6 @@ EPS = 1e-13
 ATTEMPTS = 12  # dampings that are tried, each ten times the one before
 INVERTED = 256  # rows of a triangular matrix that are inverted at once
 SPANS = 8  # of columns that a product with a triangular matrix is made of
-# PyTorch documents the class, but its stubs do not export it.
-NOT_POSITIVE: Exception = torch.linalg.LinAlgError(  # type: ignore[attr-defined]
-    "matrix is far from positive semi-definite or not finite"
-)
 
 
 def symmetric(m: Tensor, out: Tensor | None = None) -> Tensor:
@@ -170,7 +166,16 @@ def _damped_factor(fresh: Callable[[], Tensor], strength: float) -> Tensor:
         m.diagonal().add_(strength * 10**attempt * level if level > 0 else 1.0)
         if cholesky_(m):
             return m
-    raise NOT_POSITIVE
+    raise _not_positive()
+
+
+def _not_positive() -> Exception:
+    """A new error each time: a kept one holds the frames that raised it, and their matrices."""
+    # PyTorch documents the class, but its stubs do not export it.
+    error: Exception = torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+        "matrix is far from positive semi-definite or not finite"
+    )
+    return error
 
 
 def cholesky_(m: Tensor) -> bool:
@@ -238,7 +243,7 @@ def leverage_complement(gram: Tensor, ridge: float) -> Tensor:
         if cholesky_(m):
             rest: Tensor = tried * column_squares(invert_lower_(m))
             return rest
-    raise NOT_POSITIVE
+    raise _not_positive()
 
 
 def conjugate_gradients(

@@ -2,6 +2,9 @@
 way.
 """
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -97,6 +100,23 @@ def test_cholesky_damps_until_it_exists() -> None:
     assert torch.isfinite(cholesky(torch.zeros(4, 4))).all()
     with pytest.raises(torch.linalg.LinAlgError):
         cholesky(torch.full((3, 3), torch.nan))
+
+
+def test_a_matrix_without_a_factor_is_not_held_by_its_error() -> None:
+    class Marked(torch.Tensor):  # plain tensors of a failed attempt cannot be told apart
+        pass
+
+    gone = []
+
+    def fails() -> None:
+        m = torch.full((3, 3), torch.nan).as_subclass(Marked)
+        gone.append(weakref.ref(m))
+        with pytest.raises(torch.linalg.LinAlgError):
+            cholesky(m)
+
+    fails()
+    gc.collect()
+    assert gone[0]() is None
 
 
 def test_leverage_is_the_diagonal_of_the_smoother_and_its_complement_loses_no_digits() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from .assets import PLOTLY_JS
 
-VERSION = re.search(r"v(\d+\.\d+\.\d+)", PLOTLY_JS.read_text(encoding="utf-8")[:200])[1]
+with PLOTLY_JS.open(encoding="utf-8") as _opened:  # the first lines name the version
+    VERSION = re.search(r"v(\d+\.\d+\.\d+)", _opened.read(200))[1]
 NAME = f"plotly-{VERSION}.min.js"
 # Before Gradio's own scripts, and no page waits for it: the figures do.
 TAG = f'<script async src="./{NAME}"></script>'

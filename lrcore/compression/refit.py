@@ -34,8 +34,6 @@ Of = TypeVar("Of")
 # Share of the diagonal that pulls towards the closed form: without it a small calibration set is
 # overfitted.
 RIDGE = 0.3
-
-
 # Bytes of activations that are kept between the two projections of a layer; what is beyond them is
 # computed again.
 KEPT = 2**30
