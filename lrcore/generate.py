@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .errors import InputError
 from .generation_settings import GenerationSettings
+from .models.cached import cached
 from .models.load import LoadedModel
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer shows for the bytes of an unfinished character
@@ -142,8 +143,8 @@ def _step(model: LoadedModel, fresh: Tensor, cache: object | None) -> tuple[Tens
 
     Inference mode covers one step only: held across a `yield` it would leak into the caller.
     """
-    out = model.network(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return out.logits[0, -1].float().cpu(), out.past_key_values
+    out, cache = cached(model.network, fresh, cache, logits_to_keep=1)
+    return out.logits[0, -1].float().cpu(), cache
 
 
 def _choose(logits: Tensor, settings: GenerationSettings, generator: torch.Generator) -> int:

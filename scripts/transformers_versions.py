@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-# the oldest that requirements.txt allows, one between, and the newest
-VERSIONS = ("5.17.0", "5.20.2", "5.23.0")
+# the oldest and the newest that requirements.txt allows, and between them the last before
+# `past_key_values` became `cache`, in 5.24
+VERSIONS = ("5.17.0", "5.20.2", "5.23.0", "5.24.0")
 PROMPTS = ("Once upon a time", "The little dog")
 TOKENS, CLOSE = 24, 1e-4
 

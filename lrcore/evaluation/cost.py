@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import InputError
+from ..models.cached import cached
 from ..models.counting import count_flops
 from ..models.load import LoadedModel
 from ..models.weights import fingerprint, weight_files
@@ -205,16 +206,11 @@ def _time(model: LoadedModel, prompt: Tensor, new: int) -> tuple[float, float]:
     """Seconds of one prefill and of `new` decoded tokens after it."""
     begin = _now(model.device)
     with torch.inference_mode():
-        out = model.network(input_ids=prompt, use_cache=True, logits_to_keep=1)
+        out, cache = cached(model.network, prompt, None, logits_to_keep=1)
         between = _now(model.device)
         for _ in range(new):
             token = out.logits[:, -1:].argmax(-1)
-            out = model.network(
-                input_ids=token,
-                past_key_values=out.past_key_values,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            out, cache = cached(model.network, token, cache, logits_to_keep=1)
     return between - begin, _now(model.device) - between
 
 
@@ -234,7 +230,7 @@ def _prompt(model: LoadedModel, tokens: int) -> Tensor:
 
 @torch.inference_mode()
 def _forward(model: LoadedModel, tokens: Tensor, cache: Any = None) -> Any:
-    return model.network(input_ids=tokens, past_key_values=cache, use_cache=True).past_key_values
+    return cached(model.network, tokens, cache)[1]
 
 
 def reset_peak(device: torch.device) -> None:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ..gates import CLAMPED
 from .architecture import Architecture
+from .cached import CACHE_ARGUMENT
 
 
 def _fused(path: str) -> dict[str, Any]:
@@ -137,16 +138,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         down="mlp.fc_out",
         gate=None,
         pairs="neighbours",
-        scale=lambda attention: 1 / attention.scale_attn,
+        scale=lambda attention: attention.head_dim**-0.5,
         activation="activation_function",
         kernel="eager",
-        layer_returns="tuple",
+        layer_returns="tensor" if CACHE_ARGUMENT == "cache" else "tuple",
         width="n_inner",
         block_norms=("ln_1", "ln_1"),
         last_norm="transformer.ln_f",
         sequential=None,
         note=f"Attention and MLP share one norm. {_BESIDE} Partial rotary embedding as in "
-        "stablelm; every attention keeps its tables.",
+        "stablelm.",
     ),
     "gpt_neo": Architecture(
         layers="transformer.h",

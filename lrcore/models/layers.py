@@ -52,10 +52,12 @@ def rotary_frequencies(network: PreTrainedModel, head_size: int) -> Tensor | Non
     where there is neither, or more than one table.
     """
     layers = decoder_layers(network)
-    if (kept := own_table(layers[0].get_submodule(architecture_of(network).attention))) is not None:
-        sin, cos = kept[1].chunk(2)  # of position 1, at which no pair has turned by more than 1
-        return nn.functional.pad(torch.atan2(sin, cos), (0, head_size // 2 - len(sin)))
     language = network.get_submodule(architecture_of(network).layers.rpartition(".")[0])
+    attention = layers[0].get_submodule(architecture_of(network).attention)
+    for keeper in (attention, getattr(language, "rotary_emb", None)):
+        if (kept := own_table(keeper)) is not None:
+            sin, cos = kept[1].chunk(2)  # of position 1, at which no pair has turned by more than 1
+            return nn.functional.pad(torch.atan2(sin, cos), (0, head_size // 2 - len(sin)))
     # one layer is enough: walking through all of them for every layer takes quadratic time
     places = (*(child for child in language.children() if child is not layers), layers[0])
     tables = (getattr(module, "inv_freq", None) for place in places for module in place.modules())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..gates import clamped_swiglu, clamps_of
@@ -162,18 +163,18 @@ class CompressedAttention(nn.Module):
         residual: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The attention's output [b, t, d] for hidden_states [b, t, d], called as native modules;
         and its weights [b, n_q, t, T] where `output_attentions` asks an eager attention for them.
 
-        residual [b, t, d]: only from Bloom, which expects it added. others: `layer_past` (the cache
-        under its older name), `position_ids` where tables are its own (GPT-J), `alibi` (Bloom) and
-        `position_bias` (MPT); the rest is ignored.
+        residual [b, t, d]: only from Bloom, which expects it added. others: the cache, which is
+        `cache`, `past_key_values` or `layer_past` by version and family of transformers;
+        `position_ids` where tables are its own (GPT-J), `alibi` (Bloom) and `position_bias` (MPT);
+        the rest is ignored.
         """
         b, t, _ = hidden_states.shape
-        cache = others.get("layer_past") if past_key_values is None else past_key_values
+        cache = next((one for one in others.values() if isinstance(one, Cache)), None)
         angles = tables_of(
             self, position_embeddings, others.get("position_ids"), hidden_states.dtype
         )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..layer import Attention
 from .compressed import CompressedAttention, rotated
-from .own_tables import tables_of
+from .own_tables import own_table, tables_of
 from .projections import LowRankLinear, linear_module
 
 
@@ -168,14 +168,16 @@ class LatentAttention(CompressedAttention):
     def _all_angles(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0, 1, ..., [1, length, rotary part] each."""
         positions = torch.arange(length, device=like.device).unsqueeze(0)
-        own = tables_of(self, None, positions, like.dtype)
-        if own is not None:
+        if own_table(self) is not None:
+            own = tables_of(self, None, positions, like.dtype)
+            assert own is not None
             return own
         kind: tuple[str, ...] = ()
         if hasattr(self.rotary, "layer_types"):  # Gemma 3: a table per type of layer
             kind = (self.rotary.config.layer_types[self.layer_idx],)
-        cos, sin = self.rotary(like, positions, *kind)
-        return cos, sin
+        tables = tables_of(self, self.rotary(like, positions, *kind), positions, like.dtype)
+        assert tables is not None
+        return tables
 
 
 def _spaced(tables: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,22 @@
-"""Rotary tables of an attention that keeps its own, by position, instead of being given them."""
+"""Rotary tables of GPT-J, which has sines and cosines of its own making.
+
+Up to transformers 5.23 every attention keeps them by position; from 5.24 on the network has them in
+one module and gives them to the attention, sines first, with one column for both of a pair.
+"""
 
 import torch
 from torch import Tensor, nn
 
-# GPT-J: the buffer, and what transformers makes it anew of where a network is loaded
+# the buffer, and what transformers makes it anew of where a network is loaded
 FIELDS = ("embed_positions", "max_positions", "pos_embd_dim")
+SINES_FIRST = ("gptj",)  # by model_type
 
 
-def own_table(attention: nn.Module) -> Tensor | None:
+def own_table(module: nn.Module | None) -> Tensor | None:
     """The sines and then the cosines of every position, [positions, rotary part], which an
-    attention module keeps itself; None where the network gives them.
+    attention or rotary module keeps; None where it keeps none.
     """
-    table: Tensor | None = getattr(attention, FIELDS[0], None)
+    table: Tensor | None = getattr(module, FIELDS[0], None)
     return table
 
 
@@ -30,13 +35,18 @@ def tables_of(
     positions: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor] | None:
-    """cos and sin as the network gives them, or from the attention's own table: [b or 1, t, rotary
-    part] each, laid out as (first halves, second halves).
+    """cos and sin as the network gives them, or of the attention's own table, or of tables given
+    sines first: then [b or 1, t, rotary part] each, laid out as (first halves, second halves).
 
     positions [b or 1, t].
     """
     table = own_table(attention)
-    if given is not None or table is None or positions is None:
+    if given is None and table is not None and positions is not None:
+        sines, cosines = table.to(device=positions.device, dtype=dtype)[positions].chunk(2, dim=-1)
+        given = sines, cosines
+    elif getattr(getattr(attention, "config", None), "model_type", None) not in SINES_FIRST:
         return given
-    sin, cos = table.to(device=positions.device, dtype=dtype)[positions].chunk(2, dim=-1)
+    if given is None:
+        return None
+    sin, cos = given
     return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
