@@ -29,6 +29,11 @@ _EXPERTS = (
     "experts are left as they are and count in no budget but `total`."
 )
 
+# GPT-J was written anew in the release in which the cache argument was renamed.
+_GPTJ: dict[str, Any] = (
+    {} if CACHE_ARGUMENT == "cache" else {"kernel": "eager", "layer_returns": "tuple"}
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."
@@ -140,8 +145,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pairs="neighbours",
         scale=lambda attention: attention.head_dim**-0.5,
         activation="activation_function",
-        kernel="eager",
-        layer_returns="tensor" if CACHE_ARGUMENT == "cache" else "tuple",
+        **_GPTJ,
         width="n_inner",
         block_norms=("ln_1", "ln_1"),
         last_norm="transformer.ln_f",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 # the buffer, and what transformers makes it anew of where a network is loaded
 FIELDS = ("embed_positions", "max_positions", "pos_embd_dim")
-SINES_FIRST = ("gptj",)  # by model_type
+SINES_FIRST = ("GPTJAttention",)  # classes that compressed attention stands for
 
 
 def own_table(module: nn.Module | None) -> Tensor | None:
@@ -44,7 +44,7 @@ def tables_of(
     if given is None and table is not None and positions is not None:
         sines, cosines = table.to(device=positions.device, dtype=dtype)[positions].chunk(2, dim=-1)
         given = sines, cosines
-    elif getattr(getattr(attention, "config", None), "model_type", None) not in SINES_FIRST:
+    elif not any(kind.__name__ in SINES_FIRST for kind in type(attention).__mro__):
         return given
     if given is None:
         return None
