@@ -16,7 +16,7 @@ from .calibration.calibrate import Calibration
 from .calibration.moment_files import is_kept, layer_file
 from .errors import InputError, unknown
 from .files import cache_folder, cache_key, draft_of
-from .layer import MLP, Layer, heads, output_heads
+from .layer import LATENT_MATRICES, MLP, Layer, heads, output_heads
 from .linalg import (
     column_squares,
     eigenvalues_descending,
@@ -65,7 +65,9 @@ class Analysis:
     @property
     def matrices(self) -> tuple[str, ...]:
         """The matrices this model has, in forward order."""
-        return tuple(name for name in MATRICES if (0, name, "raw") in self.spectra)
+        return tuple(
+            name for name in (*LATENT_MATRICES, *MATRICES) if (0, name, "raw") in self.spectra
+        )
 
     def heads(self, layer: int, name: str) -> int:
         """Number of heads solved one by one; 0 where the slot is one matrix.
@@ -222,7 +224,7 @@ def analyse(
         spectra |= {
             (index, name, kind): values[f"{name}.{kind}"]
             for kind in ("raw", "aware")
-            for name in (*COMPONENTS, *MATRICES)  # a file has an order of its own
+            for name in (*COMPONENTS, *LATENT_MATRICES, *MATRICES)  # a file has an order of its own
             if f"{name}.{kind}" in values
         }
     trim()
@@ -249,14 +251,17 @@ def raw_values(layer: Layer) -> dict[str, Tensor]:
     MLP's neurons.
     """
     a = layer.attention
-    q, k, v = (
-        heads(p.weight.double(), count) for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv))
-    )
-    out = output_heads(a.o.weight.double(), a.n_q)
-    values = {
-        "qk": _product_values(symmetric(q @ q.mT), symmetric(k @ k.mT), a.group),
-        "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
-    }
+    values: dict[str, Tensor] = {}
+    if a.factors is None:
+        q, k, v = (
+            heads(p.weight.double(), count)
+            for p, count in ((a.q, a.n_q), (a.k, a.n_kv), (a.v, a.n_kv))
+        )
+        out = output_heads(a.o.weight.double(), a.n_q)
+        values = {
+            "qk": _product_values(symmetric(q @ q.mT), symmetric(k @ k.mT), a.group),
+            "ov": _product_values(symmetric(out.mT @ out), symmetric(v @ v.mT), a.group),
+        }
     if layer.mlp is not None:
         rows = (layer.mlp.up.weight.double() ** 2).sum(1)
         if layer.mlp.gate is not None:
@@ -274,11 +279,13 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
     the output of each matrix.
     """
     a = layer.attention
-    out = output_heads(a.o.weight.double(), a.n_q)
-    values = {
-        "qk": _product_values(head_gram(a, "q", moments), head_gram(a, "k", moments), a.group),
-        "ov": _root_values(symmetric(out.mT @ out), output_gram(a, moments)),
-    }
+    values: dict[str, Tensor] = {}
+    if a.factors is None:
+        out = output_heads(a.o.weight.double(), a.n_q)
+        values = {
+            "qk": _product_values(head_gram(a, "q", moments), head_gram(a, "k", moments), a.group),
+            "ov": _root_values(symmetric(out.mT @ out), output_gram(a, moments)),
+        }
     if layer.mlp is not None:
         values["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
     return values | {

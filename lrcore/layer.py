@@ -5,7 +5,7 @@ are stacked along the rows of the query, key and value weights and along the col
 weight. Tensors only; no model is needed.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -80,6 +80,9 @@ Tables = Literal["halves", "neighbours", "once"]
 # The dimension along which a matrix holds the weights of one state of a head or of the MLP: rows
 # give such states, columns of o and down read them.
 ACROSS = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}
+# Multi-head latent attention (DeepSeek-V2): to the latents of queries and of keys and values, and
+# from them; ACROSS has no place for these, whose rows are latents.
+LATENT_MATRICES = ("q_a", "q_b", "kv_a", "kv_b")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +140,11 @@ class Attention:
     summed: every query head has its own values, and one output projection is applied to the sum of
     the head outputs; v is then [n_q * v_size, d] and o [d, v_size].
     channel: only where k is a cached latent and positions are rotary.
+    kept: the module stays the family's own, and no more than its matrices are replaced.
+    factors: of multi-head latent attention in a family that has it, which is kept: its projections
+    by name in forward order, "q" or "q_a" and "q_b", "kv_a" (to the cached latent and the key that
+    all heads share), "kv_b" and "o". q is then what gives the queries, k kv_a and v kv_b.
+    latent_size: the cached numbers per token there.
     """
 
     q: Projection
@@ -160,6 +168,24 @@ class Attention:
     latent: str = ""
     summed: bool = False
     channel: RotaryChannel | None = None
+    kept: bool = False
+    factors: Mapping[str, Projection] | None = None
+    latent_size: int = 0
+
+    @property
+    def named(self) -> Mapping[str, Projection]:
+        """The projections by name, in forward order."""
+        own = {"q": self.q, "k": self.k, "v": self.v, "o": self.o}
+        return own if self.factors is None else self.factors
+
+    def with_named(self, changed: Mapping[str, Projection]) -> "Attention":
+        """A copy with some projections replaced; sizes stay as they are."""
+        if self.factors is None:
+            outer: dict[str, Any] = dict(changed)
+            return replace(self, **outer)
+        f = {**self.factors, **changed}
+        q = f["q_b"] if "q_b" in f else f["q"]
+        return replace(self, factors=f, q=q, k=f["kv_a"], v=f["kv_b"], o=f["o"])
 
     @property
     def group(self) -> int:
@@ -200,6 +226,8 @@ class Attention:
     @property
     def kv_values(self) -> int:
         """Cached numbers per token."""
+        if self.factors is not None:
+            return self.latent_size
         k, v = self.cached_latent("k"), self.cached_latent("v")
         if k is not None and v is not None and same_matrix(k.down, v.down):
             return k.rank
@@ -259,12 +287,12 @@ class Layer:
     @property
     def components(self) -> tuple[str, ...]:
         """The components that can be narrowed: no "qk" under a query-key norm, no "ov" whose heads
-        are summed, no absent "mlp"; of an expert the "mlp" alone.
+        are summed, neither in attention that is kept, no absent "mlp"; of an expert that alone.
         """
         a, whole = self.attention, self.expert is None
         possible = {
-            "qk": whole and a.qk_norm is None,
-            "ov": whole and not a.summed,
+            "qk": whole and a.qk_norm is None and not a.kept,
+            "ov": whole and not a.summed and not a.kept,
             "mlp": self.mlp is not None,
         }
         return tuple(name for name, there in possible.items() if there)
@@ -277,6 +305,7 @@ class Layer:
         """
         a = self.attention
         groups = a.n_kv > 1 and a.qk_norm != "width" and not a.summed and self.expert is None
+        groups = groups and not a.kept
         possible = {"heads": groups, "mlp": self.mlp is not None}
         return tuple(name for name, there in possible.items() if there)
 
@@ -284,8 +313,7 @@ class Layer:
         """The projections by name, in forward order; without those that the layer lacks. Those of
         experts are not among them.
         """
-        a = self.attention
-        own = {"q": a.q, "k": a.k, "v": a.v, "o": a.o} if self.expert is None else {}
+        own = {**self.attention.named} if self.expert is None else {}
         return own if self.mlp is None else own | self.mlp.matrices()
 
     def held(self, names: Collection[str]) -> list[Projection]:
@@ -296,9 +324,9 @@ class Layer:
 
     def with_matrices(self, **changed: Projection) -> "Layer":
         """A copy with some projections replaced; sizes stay as they are."""
-        outer: dict[str, Any] = {name: p for name, p in changed.items() if name in "qkvo"}
+        outer = {name: p for name, p in changed.items() if name in self.attention.named}
         inner: dict[str, Any] = {name: p for name, p in changed.items() if name not in outer}
-        attention, mlp = replace(self.attention, **outer), self.mlp
+        attention, mlp = self.attention.with_named(outer), self.mlp
         if inner:
             assert mlp is not None
             mlp = replace(mlp, **inner)
@@ -335,7 +363,11 @@ def rank_of(projection: Projection) -> int:
 
 
 def raised_keys(a: Attention) -> int:
-    """Multiply-adds that raise the keys of one cached token from their latent; 0 without one."""
+    """Multiply-adds that raise the keys of one cached token from their latent; 0 without one. Of
+    multi-head latent attention in a family that has it, those of its values too.
+    """
+    if a.factors is not None:
+        return sum(multiplied(part) for part in parts(a.factors["kv_b"]))
     latent = a.cached_latent("k")
     return 0 if latent is None else count(latent.up)
 

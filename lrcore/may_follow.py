@@ -19,6 +19,7 @@ from .history import (
     last_step,
 )
 from .methods import find_method
+from .methods.method import KEYS_AND_VALUES
 from .policies import find_policy
 from .recipe import Recipe
 
@@ -44,6 +45,12 @@ def _is_latentllm(recipe: Recipe) -> bool:
 
 def _joins_values(recipe: Recipe) -> bool:
     return recipe.method == "latentllm" and recipe.options.get("vo", "split") != "split"
+
+
+def _replaces_attention(recipe: Recipe) -> bool:
+    method = find_method(recipe.method)
+    latents = method.given(recipe.options, recipe.budget).get("forms") == "latents"
+    return method.covers <= KEYS_AND_VALUES or latents or _joins_values(recipe)
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,11 @@ UNFIT: dict[str, Unfit] = {
         "Attention weights of '{name}' do not sum to one, so values and output are not solved "
         "together. Choose vo=split.",
         _joins_values,
+    ),
+    "kept": Unfit(
+        "The attention of '{name}' stays as its family has it: its matrices are factored, but its "
+        "cache does not change. Choose a method and options that factor other matrices.",
+        _replaces_attention,
     ),
     "factored": Unfit(
         "'{name}' has factored matrices, and this method or policy reads gradients of dense ones. "

@@ -182,7 +182,7 @@ class RankPlan:
         for (layer, component), rank in self.ranks.items():
             cost, own = self.spectra[layer, component].cost, work[layer]
             if rank < cost.full:
-                cached = cost.per_cached * rank - cost.cached_dense
+                cached = cost.cached_products(rank) - cost.cached_dense
                 saved = cost.products(cost.full) - cost.products(rank)
                 work[layer] = LayerWork(own.weights - saved, own.cached + cached)
         return work

@@ -31,7 +31,8 @@ class Cost:
     kv_per_rank, kv_fixed: cached numbers per token, likewise; `kv_dense` at full.
     per_cached: multiply-adds per rank that every step spends on each token in the cache: with the
     column of every query head, to expand a latent of keys, or to weight one of values;
-    `cached_dense` at full.
+    `cached_dense` at full. recomputed: whether every step multiplies each of these tokens with all
+    weights of the slot, instead.
     latent: whether the KV cache holds a latent of this slot below full.
     copies, active: a slot of experts is so many copies of one MLP, a token passes through so many.
     cap, kv_cap: the largest rank below full that still saves parameters, or cache; 0 where there is
@@ -50,6 +51,7 @@ class Cost:
     entries: int = 1
     per_cached: int = 0
     cached_dense: int = 0
+    recomputed: bool = False
     latent: bool = False
     bits: int = 0
     chunk: int = 1
@@ -96,6 +98,12 @@ class Cost:
             return self._multiplied(self.dense - self.idle_dense)
         idle = self.idle_fixed + self.idle_per_rank * rank
         return self._multiplied(self.parameters(rank) - idle)
+
+    def cached_products(self, rank: int) -> int:
+        """Multiply-adds that every step spends on each token in the cache."""
+        if rank >= self.full:
+            return self.cached_dense
+        return self.products(rank) if self.recomputed else self.per_cached * rank
 
     def _multiplied(self, numbers: int) -> int:
         """Of the numbers of all copies, those that a token is multiplied with."""

@@ -2,6 +2,9 @@
 
 Taps, all per token:
   attn_in               input of the query, key and value projections [d]
+  q_latent, kv_latent   input of what gives queries, or keys and values, from a normalised latent
+                        [r], in multi-head latent attention; whatever is collected of attn_in is
+                        collected of them
   attn_out              input of the output projection: head outputs side by side [n_q * d_h]
   weighted_values       attention-weighted values: the value states of every kv head under the
                         attention weights of every query head [n_q * n_kv * d_h]; only where a
@@ -55,7 +58,13 @@ GRADIENTS = frozenset(
 )
 CROSS = "cross"
 PARTS = ("block", "attention", "mlp")  # the taps that have an influence
+COMMON_TAPS = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_hidden"})
+LATENT_TAPS = frozenset({"q_latent", "kv_latent"})
 TAPS = {  # the tap at the input of every matrix
+    "q_a": "attn_in",
+    "kv_a": "attn_in",
+    "q_b": "q_latent",
+    "kv_b": "kv_latent",
     "q": "attn_in",
     "k": "attn_in",
     "v": "attn_in",

@@ -40,8 +40,9 @@ Written by `scripts/architectures.py` from the rows in `lrcore/models/architectu
 outcomes of their tests; do not edit by hand. How to add a family: [extending.md](extending.md).
 
 For every row the tests make a tiny random-weight model of that family. Columns *a* to *e* count the
-methods, one of every structure that a layer can get (`STRUCTURES` in `tests/tiny_models.py`) and
-each with its default options, for which a check passed:
+methods, one of every structure that a layer can get (`STRUCTURES` in `tests/tiny_models.py`; none
+that caches latents where attention is kept) and each with its default options, for which a check
+passed:
 
 * (a) unchanged layers written back give bit-identical logits (no method has a part in this one);
 * (b) at full rank the logits are those of the dense model;
@@ -103,7 +104,7 @@ def measure(families: Collection[str]) -> dict[str, dict[str, list[int]]]:
 
 def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
     """One family as a row of the table."""
-    qk = "kept" if row.norms else "pairs" if row.position == "rotary" else "free"
+    qk = "kept" if row.norms or row.kept else "pairs" if row.position == "rotary" else "free"
     fused = [
         part
         for part, there in (
@@ -118,7 +119,7 @@ def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
     cells = [
         f"`{name}`",
         qk,
-        "free",
+        "kept" if row.kept else "free",
         "neurons of every expert" if row.experts else "neurons",
         ", ".join(fused) or "-",
         "yes" if row.width or row.expert_width else "no",

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import InputError
 from ..experts import STACKED
 from ..history import StockFit
-from ..layer import ACROSS, Layer, Linear
+from ..layer import ACROSS, LATENT_MATRICES, Layer, Linear
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import auto_class, quiet
 from ..models.layers import experts_path, read_layer
@@ -30,7 +30,7 @@ from ..models.load import LoadedModel
 from ..models.offload import stored_of
 from ..models.stacked import stacked
 from ..models.structure import sliced_modules
-from ..modules.compressed import CompressedAttention
+from ..modules.compressed import CompressedAttention, CompressedExperts
 from ..modules.projections import LowRankLinear, StoredLinear
 from ..modules.sliced import StreamNorm, has_residual_matrices
 from ..plan import RankPlan
@@ -98,6 +98,20 @@ def _is_compressed(network: PreTrainedModel) -> bool:
     return any(
         isinstance(module, CompressedAttention | LowRankLinear | StoredLinear)
         for module in decoder_layers(network).modules()
+    )
+
+
+def _has_its_experts(network: PreTrainedModel) -> bool:
+    """Whether a network of a family with experts has MLPs as wide as its config says: pruned of
+    experts or layers, it is a stock one whatever its widths follow from.
+    """
+    if not architecture_of(network).experts or sliced_modules(network):
+        return False
+    layers = decoder_layers(network)
+    width = text_config(network).intermediate_size
+    mlps = (read_layer(network, index).mlp for index in range(len(layers)))
+    return all(mlp is None or len(mlp.up.weight) == width for mlp in mlps) and not any(
+        isinstance(module, CompressedExperts) for module in layers.modules()
     )
 
 
@@ -181,7 +195,7 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
     text = config.get_text_config()
     family = text.model_type
     layers = [_facts(read_layer(network, index)) for index in range(len(decoder_layers(network)))]
-    reasons = structural_reasons(network)
+    reasons = [] if _has_its_experts(network) else structural_reasons(network)
     if any(layer.factored for layer in layers):
         reasons.append("factored or quantised matrices")
     if any(layer.narrowed for layer in layers):
@@ -236,8 +250,9 @@ class _Facts(NamedTuple):
 
 def _facts(layer: Layer) -> _Facts:
     a, downs = layer.attention, layer.held(("down",))
-    factored = any(not isinstance(p, Linear) for p in layer.held(ACROSS))
-    narrowed = (a.qk_size, a.v_size) != (a.head_size, a.head_size) or a.kept_heads is not None
+    factored = any(not isinstance(p, Linear) for p in layer.held({*ACROSS, *LATENT_MATRICES}))
+    sizes = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
+    narrowed = (sizes or a.kept_heads is not None) and not a.kept
     widths = frozenset(down.weight.shape[1] for down in downs if isinstance(down, Linear))
     biased = any(down.bias is not None for down in downs)
     empty = frozenset[int]()

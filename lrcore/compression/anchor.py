@@ -13,7 +13,7 @@ from ..methods import Method
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
 from ..models.offload import present
-from ..models.stream import READERS, LayerStream
+from ..models.stream import READERS, LayerStream, reader_of
 from ..spectra import Slot
 from ..statistics import CROSS, Moments, at_least_float32
 from .factorise import truncate_layer
@@ -33,26 +33,26 @@ def compress_anchored(
     """
     (dense, small), (method, options) = streams, solver
     with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
-        for tap, reader in READERS.items():
+        for tap in READERS:
             layer = read_layer(network, index)
-            if reader not in layer.matrices():  # a layer of experts
+            reader = reader_of(tap, layer.matrices())
+            if reader is None:  # a layer of experts, or without latents
                 continue
-            own = method.factor(layer, crossed(dense, small, index, tap), options)
+            own = method.factor(layer, crossed(dense, small, index, tap, reader), options)
             part = {slot: rank for slot, rank in ranks.items() if slot[1] in own}
             truncate_layer(network, index, own, part)
 
 
-def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str) -> Moments:
+def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str, reader: str) -> Moments:
     """`E[x' x'^T]` and `E[x x'^T]` at a tap of a layer, [n, n] float64 each: x in the dense
-    network, x' in the other.
+    network, x' in the other. reader: the projection whose input it is.
     """
     second: Any = 0.0  # a float until the first batch, then a tensor
     cross: Any = 0.0
     tokens = 0
     for number in range(len(small.hidden)):
         x, own = (
-            at_least_float32(stream.look_before(index, number, READERS[tap]))
-            for stream in (dense, small)
+            at_least_float32(stream.look_before(index, number, reader)) for stream in (dense, small)
         )
         x, own = x.reshape(-1, x.shape[-1]), own.reshape(-1, own.shape[-1])
         second = second + (own.mT @ own).double()

@@ -14,12 +14,12 @@ from torch import Tensor
 from ..layer import Layer
 from ..linalg import cholesky, symmetric, whitened_svd
 from ..options import option
-from ..statistics import TAPS, Moments
+from ..statistics import COMMON_TAPS, TAPS, Moments
 from .factors import LayerFactors
 from .method import MATRICES, Method
 from .svd import factored
 
-NEEDS = frozenset((tap, statistic) for tap in TAPS.values() for statistic in ("second", "cross"))
+NEEDS = frozenset((tap, statistic) for tap in COMMON_TAPS for statistic in ("second", "cross"))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> L
             JUNCTION,
         )
         for name in layer.matrices()
-        if name in FACTORED
+        if name != "v"
     }
 
 

@@ -147,6 +147,8 @@ def matrix_cost(layer: Layer, name: str) -> Cost:
     dense, idle = stored(projection)
     fixed = d_out * has_bias(projection)
     cost = Cost(rank_of(projection), d_out + d_in, dense, fixed, idle_fixed=fixed, idle_dense=idle)
+    if name == "kv_b":  # raises the latent of every cached token
+        return replace(cost, recomputed=True, cached_dense=raised_keys(a))
     if name not in ("k", "v"):
         return cost
     if name in a.latent:

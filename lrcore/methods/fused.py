@@ -33,7 +33,7 @@ from ..linalg import (
 )
 from ..options import option
 from ..spectra import Cost, Form
-from ..statistics import TAPS, Moments
+from ..statistics import COMMON_TAPS, Moments
 from .attention_factors import ColumnOrder, HeadMaps
 from .cached_latents import cached_latents
 from .costs import mlp_cost, ov_cost, qk_cost
@@ -47,7 +47,7 @@ from .scores import by_pairs, joint_blocks, joint_scores, ordered, still_directi
 
 NEEDS = frozenset(
     {("q_rotated", "square"), ("k_rotated", "square")}
-    | {(tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean")},
+    | {(tap, statistic) for tap in COMMON_TAPS for statistic in ("second", "mean")},
 )
 
 FORMS = (

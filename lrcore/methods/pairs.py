@@ -37,4 +37,4 @@ def pairs(layer: Layer, moments: Moments) -> LayerFactors:
         if joint
         else each("q", "k")
     )
-    return qk | each("v", "o", "gate", "up", "down")
+    return qk | each("q_a", "q_b", "kv_a", "kv_b", "v", "o", "gate", "up", "down")

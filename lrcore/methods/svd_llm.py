@@ -9,13 +9,13 @@ second part, the weight update after truncation, is the sequential calibration h
 from ..layer import Layer
 from ..linalg import whitened_svd
 from ..options import NO_OPTIONS, NoOptions
-from ..statistics import TAPS, Moments
+from ..statistics import COMMON_TAPS, TAPS, Moments
 from .experts import EachExpert
 from .factors import LayerFactors
 from .method import MATRICES, Method
 from .svd import factored
 
-NEEDS = frozenset((tap, "second") for tap in TAPS.values())
+NEEDS = frozenset((tap, "second") for tap in COMMON_TAPS)
 
 
 def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:

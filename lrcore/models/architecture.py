@@ -27,6 +27,8 @@ class Architecture:
     scale: field of the attention module, or what gives it of the module; None where scores are not
     scaled. activation, softcap, window: fields of the config.
     norms: of queries and keys before rotary, over a head or over the whole width (norm_over).
+    kept: attention that stays the family's own module, of which no more than matrices are replaced;
+    factors: the paths of its projections by name where it is multi-head latent attention.
     kernel: the attn_implementation of transformers that the family runs with.
     experts: some or all MLPs are mixtures of experts, with gated MLPs stacked in the module
     `experts` of the MLP; router: the path of the module that chooses between them. norm_after: a
@@ -63,6 +65,8 @@ class Architecture:
     activation: str = "hidden_act"
     softcap: str | None = None
     window: str | None = None
+    kept: bool = False
+    factors: Mapping[str, str] | None = None
     kernel: Literal["sdpa", "eager"] = "sdpa"
     layer_returns: Literal["tensor", "tuple"] = "tensor"
     width: str | None = "intermediate_size"
@@ -82,11 +86,9 @@ class Architecture:
 
     def paths(self) -> dict[str, str]:
         """The paths of the projections by name, in forward order."""
+        own = {"q": self.q, "k": self.k, "v": self.v, "o": self.o}
         named = {
-            "q": self.q,
-            "k": self.k,
-            "v": self.v,
-            "o": self.o,
+            **(own if self.factors is None else self.factors),
             "gate": self.gate,
             "up": self.up,
             "down": self.down,

@@ -34,6 +34,24 @@ _GPTJ: dict[str, Any] = (
     {} if CACHE_ARGUMENT == "cache" else {"kernel": "eager", "layer_returns": "tuple"}
 )
 
+_LATENT: dict[str, Any] = {
+    "kept": True,
+    "factors": {
+        "q": "self_attn.q_proj",
+        "q_a": "self_attn.q_a_proj",
+        "q_b": "self_attn.q_b_proj",
+        "kv_a": "self_attn.kv_a_proj_with_mqa",
+        "kv_b": "self_attn.kv_b_proj",
+        "o": "self_attn.o_proj",
+    },
+    "experts": True,
+    "width": None,  # that of shared experts follows from that of the others
+}
+_LATENT_NOTE = (
+    "Multi-head latent attention and its cache stay as they are: the matrices to its latents and "
+    "from them (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."
@@ -344,8 +362,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         width=None,
         expert_width="intermediate_size",
         note="Every head has a sink, a score that belongs to no key. Gates and ups of experts are "
-        f"clamped. Weights in MXFP4 are not read: give a checkpoint in bfloat16. {_EXPERTS}",
+        f"clamped. Weights in MXFP4 are dequantised on loading. {_EXPERTS}",
     ),
+    "deepseek_v2": Architecture(
+        **_LATENT,
+        requires={"mlp_bias": False},
+        note=f"{_LATENT_NOTE} {_EXPERTS}",
+    ),
+    "deepseek_v3": Architecture(**_LATENT, note=f"{_LATENT_NOTE} DeepSeek-R1, too. {_EXPERTS}"),
     "qwen3_moe": Architecture(
         norms=("q_norm", "k_norm"),
         experts=True,
@@ -358,9 +382,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
     "gemma3n": "layers share their keys and values, and carry several residual streams",
-    "llama4": "queries and keys are normalised after they are rotated",
-    "deepseek_v2": "its keys and values are cached latents already",
-    "deepseek_v3": "its keys and values are cached latents already",
+    "gemma4": "layers differ in head size; some have inputs of their own or share keys and values",
+    "llama4": "its experts run on every token, scaled by the router before they do",
     "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "
     "it was made of",
 }

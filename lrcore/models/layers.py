@@ -97,6 +97,8 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
             tables=attention.tables,
             channel=_read_channel(attention),
         )
+    elif row.factors is not None:
+        value = _read_latent(network, row, attention, own)
     else:
         value = _read_attention(network, row, attention, own)
     if "up" not in own:
@@ -180,7 +182,31 @@ def _read_attention(
         tables=row.tables,
         qk_norm=None if row.norms is None else row.norm_over,
         softcap=None if row.softcap is None else getattr(config, row.softcap),
+        kept=row.kept,
         window=None if row.window is None or not local else getattr(config, row.window),
+    )
+
+
+def _read_latent(
+    network: PreTrainedModel, row: Architecture, module: nn.Module, own: dict[str, nn.Module]
+) -> Attention:
+    """Multi-head latent attention of a family that has it."""
+    attention: Any = module
+    factors = {n: _read_projection(own[n]) for n in row.factors or () if n in own}
+    return Attention(
+        q=factors["q_b"] if "q_b" in factors else factors["q"],
+        k=factors["kv_a"],
+        v=factors["kv_b"],
+        o=factors["o"],
+        n_q=attention.num_heads,
+        n_kv=attention.num_heads,
+        head_size=attention.qk_head_dim,
+        qk_size=attention.qk_head_dim,
+        v_size=attention.v_head_dim,
+        scale=_scale(row, attention),
+        kept=True,
+        factors=factors,
+        latent_size=attention.kv_lora_rank + attention.qk_rope_head_dim,
     )
 
 
@@ -279,7 +305,7 @@ def _has_layout_of_its_own(
 
     They cannot be replaced one by one then.
     """
-    if isinstance(attention, CompressedAttention):
+    if isinstance(attention, CompressedAttention) or row.kept:
         return False
     sizes = head_sizes(network, attention)
     partial = 0 < sizes.rotary < sizes.head_size

@@ -4,7 +4,7 @@ The hidden states of all windows are kept for one depth at a time, on the networ
 statistics of one layer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ..experts import SHARES, needs_of, observe
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..modules.own_tables import tables_of
-from ..statistics import Accumulator, Moments, Need, check_finite_moments
+from ..statistics import LATENT_TAPS, Accumulator, Moments, Need, check_finite_moments
 from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers, residual_multiplier
 from .layers import experts_path, layer_shapes, projection_paths, read_layer
@@ -30,8 +30,16 @@ class _Stop(Exception):
 
 
 BATCH = 8  # windows per forward pass
-# A projection that reads the activations of a tap, in the order in which a layer runs them.
-READERS = {"attn_in": "q", "attn_out": "o", "mlp_in": "up", "mlp_hidden": "down"}
+# A projection that reads the activations of a tap, in the order in which a layer runs them; of
+# several that a layer may have, the first.
+READERS = {
+    "attn_in": ("q", "kv_a"),
+    "q_latent": ("q_b",),
+    "kv_latent": ("kv_b",),
+    "attn_out": ("o",),
+    "mlp_in": ("up",),
+    "mlp_hidden": ("down",),
+}
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a layer is called with besides its input
 
 
@@ -66,6 +74,13 @@ class Look:
     o_out: Tensor
     down_in: Tensor | None
     out: Tensor
+
+
+def reader_of(tap: str, names: Collection[str]) -> str | None:
+    """The projection by which a tap is read in a layer that has those of some names; None where it
+    has none.
+    """
+    return next((name for name in READERS[tap] if name in names), None)
 
 
 class LayerStream:
@@ -121,8 +136,12 @@ class LayerStream:
         Raises InputError where those are not finite.
         """
         layer = decoder_layers(self.network)[index]
-        experts = layer_shapes(self.network, index).experts
-        needs = needs if experts is None else needs_of(needs, len(experts.mlps))
+        shapes, needs = layer_shapes(self.network, index), frozenset(needs)
+        if shapes.experts is not None:
+            needs = needs_of(needs, len(shapes.experts.mlps))
+        if shapes.attention.factors is not None:
+            own = (one for tap, one in needs if tap == "attn_in")
+            needs |= {(tap, one) for one in own for tap in LATENT_TAPS}
         accumulator = Accumulator(needs, self.first)
         added: dict[str, Tensor] = {}
         with ExitStack() as stack:
@@ -239,8 +258,9 @@ class LayerStream:
 
             return observe
 
-        for tap, name in READERS.items():
-            if tap in accumulator.taps and name in paths:
+        for tap in READERS:
+            name = reader_of(tap, paths)
+            if tap in accumulator.taps and name is not None:
                 module = layer.get_submodule(paths[name])
                 stack.callback(module.register_forward_pre_hook(input_hook(tap)).remove)
         if SHARES in accumulator.needs:
@@ -253,7 +273,7 @@ class LayerStream:
             )
             stack.callback(hook.remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():
-            if tap in accumulator.taps:
+            if tap in accumulator.taps and not architecture_of(self.network).kept:
                 module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
 

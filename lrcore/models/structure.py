@@ -65,7 +65,8 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
     factored: low-rank or stored matrices; quantised: some of them in few bits; shared: a `down` of
     several projections; latent: cached in the place of keys or values; summed: heads before the
     output projection; sinks: scores that belong to no key; channel: a rotary channel; rotations:
-    bases in the residual stream; experts: mixtures of them, which a dense model may have, too.
+    bases in the residual stream; experts: mixtures of them, which a dense model may have, too;
+    kept: attention that stays the family's own, as it is in a dense model.
     """
     modules = list(decoder_layers(network).modules())
     attentions = [m for m in modules if isinstance(m, CompressedAttention)]
@@ -81,6 +82,7 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
         "channel": any(getattr(m, "q_channel", None) is not None for m in attentions),
         "rotations": has_residual_matrices(network),
         "experts": architecture_of(network).experts,
+        "kept": architecture_of(network).kept,
     }
     return frozenset(name for name, there in held.items() if there)
 

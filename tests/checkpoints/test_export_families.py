@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from elsewhere import TOKENS, loaded_elsewhere
-from tiny_models import STRUCTURES, family_folder
+from tiny_models import family_folder, structures_of
 
 import lrcore
 from lrcore.models.architectures import ARCHITECTURES
@@ -18,7 +18,7 @@ CASES = [
         family, method, id=f"{family}-{method}", marks=() if family in FEW else pytest.mark.slow
     )
     for family in ARCHITECTURES
-    for method in STRUCTURES
+    for method in structures_of(family)
 ]
 
 
@@ -38,8 +38,9 @@ def here_and_there(tiny_llama, story_file, tmp_path_factory, request):
         families = [n for n in ARCHITECTURES if (n in FEW) == few and n in wanted]
         for number, family in enumerate(families):
             dense = family_folder(family, tiny_llama, folder / f"dense-{family}")
-            for place, method in enumerate(STRUCTURES):
-                again.append(place == number % len(STRUCTURES))
+            methods = structures_of(family)
+            for place, method in enumerate(methods):
+                again.append(place == number % len(methods))
                 recipe = lrcore.Recipe(
                     model=str(dense),
                     data=str(story_file),

@@ -28,7 +28,10 @@ def recipe_of(folder, story_file):
     )
 
 
-@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family",
+    ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"],
+)
 def test_even_experts_load_without_code(family, tiny_llama, story_file, tmp_path) -> None:
     """Also beside layers without experts, whose MLPs have a width of their own."""
     folder = family_folder(family, tiny_llama, tmp_path / "dense")
@@ -44,9 +47,25 @@ def test_even_experts_load_without_code(family, tiny_llama, story_file, tmp_path
         assert torch.allclose(loaded(TOKENS).logits, logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["ernie4_5_moe", "deepseek_v2", "deepseek_v3"])
 def test_experts_of_other_widths_than_those_of_all_tokens_are_refused(
-    tiny_llama, story_file, tmp_path
+    family, tiny_llama, story_file, tmp_path
 ) -> None:
-    folder = family_folder("ernie4_5_moe", tiny_llama, tmp_path / "dense")
+    folder = family_folder(family, tiny_llama, tmp_path / "dense")
     with pytest.raises(InputError, match=r"width of experts that every token .* passes follows"):
         lrcore.compress(lrcore.load(str(folder)), recipe_of(folder, story_file))
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_moe", "deepseek_v2", "deepseek_v3"])
+def test_fewer_experts_of_such_a_family_load_without_code(
+    family, tiny_llama, story_file, tmp_path
+) -> None:
+    folder = family_folder(family, tiny_llama, tmp_path / "dense")
+    recipe = recipe_of(folder, story_file)
+    small = lrcore.prune_experts(lrcore.load(str(folder)), recipe, lrcore.ExpertPruning(2))
+    lrcore.export(small, tmp_path / "stock", stock=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", trust_remote_code=False)
+    assert loaded.num_parameters() == small.size.parameters
+    with torch.inference_mode():
+        logits = small.network(TOKENS).logits
+        assert torch.allclose(loaded(TOKENS).logits, logits, atol=1e-5)

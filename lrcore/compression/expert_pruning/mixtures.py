@@ -56,6 +56,11 @@ def expert_count(network: PreTrainedModel) -> int:
     return int(next(getattr(config, name) for name in COUNTS if hasattr(config, name)))
 
 
+def expert_groups(network: PreTrainedModel) -> int:
+    """The groups of adjacent experts between which a router chooses first (DeepSeek-V2), or 1."""
+    return int(getattr(text_config(network), "n_group", None) or 1)
+
+
 def _exchange(module: nn.Module, name: str, tensor: Tensor) -> None:
     parameter = isinstance(getattr(module, name), nn.Parameter)
     setattr(module, name, nn.Parameter(tensor, requires_grad=False) if parameter else tensor)

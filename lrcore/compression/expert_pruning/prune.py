@@ -33,6 +33,7 @@ from .mixtures import (
     Mixture,
     count_in_config,
     expert_count,
+    expert_groups,
     keep_experts,
     mixture_of,
     routed_to,
@@ -91,6 +92,13 @@ def check_pruned(model: LoadedModel, pruning: ExpertPruning) -> int:
             f"'{model.name}' has {count} routed experts in a layer and routes a token to {active}; "
             f"{pruning.experts} of them were to go. Drop at most {count - active}."
         )
+    groups = expert_groups(model.network)
+    small = count - pruning.experts < 2 * groups  # they are ranked by their best two
+    if groups > 1 and (pruning.experts % groups or small or pruning.by == "loss"):
+        raise InputError(
+            f"'{model.name}' routes tokens to some of {groups} groups of {count // groups} "
+            f"experts. Drop a multiple of {groups}, by activation, and keep two in each."
+        )
     if pruning.merge and pruning.by != "loss":
         raise InputError("Experts are merged by the loss that is measured with them: choose loss.")
     return count
@@ -140,8 +148,13 @@ def by_activation(
     for index in range(total):
         progress("activation", index, total)
         if (own := mixture_of(stream.network, index)) is not None:
-            order = _see(stream, index, own).activation.argsort(stable=True).tolist()
-            gone, kept = order[: pruning.experts], sorted(order[pruning.experts :])
+            activation = _see(stream, index, own).activation
+            groups = expert_groups(network)
+            each = activation.unflatten(0, (groups, -1)).argsort(dim=1, stable=True)
+            first = torch.arange(groups).unsqueeze(1) * each.shape[1]  # expert of every group
+            gone = (each + first)[:, : pruning.experts // groups].flatten()
+            gone = gone[activation[gone].argsort(stable=True)].tolist()
+            kept = [number for number in range(len(activation)) if number not in gone]
             pruned += [(index, number, DROPPED) for number in gone]
             mixture = mixture_of(network, index)
             assert mixture is not None  # as in the clone

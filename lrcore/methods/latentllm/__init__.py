@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...layer import Layer, LowRank
 from ...options import option
-from ...statistics import TAPS, Moments
+from ...statistics import COMMON_TAPS, TAPS, Moments
 from ..experts import EachExpert
 from ..factors import Factor, LayerFactors
 from ..method import Method
@@ -37,7 +37,7 @@ from .quantised import quantised
 from .sparse import plus_sparse
 
 NEEDS = frozenset(
-    (tap, statistic) for tap in TAPS.values() for statistic in ("second", "mean", "abs")
+    (tap, statistic) for tap in COMMON_TAPS for statistic in ("second", "mean", "abs")
 ) | {("mlp_in", "sample")}
 EXTRA_NEEDS = {
     ("vo", "attention"): frozenset({("weighted_values", "second"), ("weighted_values", "mean")})
@@ -181,6 +181,8 @@ def factor(layer: Layer, moments: Moments, options: LatentLLMOptions = DEFAULT) 
 def queries_and_keys(p: Problem) -> LayerFactors:
     """Slots q and k, or joint_qk, or joint_qkv."""
     a, attention = p.layer.attention, p.options.attention
+    if a.factors is not None:  # latents of its own, with norms between
+        return {name: p.alone(name) for name in a.factors if name != "o"}
     if attention == "joint_qkv":
         return {"joint_qkv": p.stacked("q", "k", "v")}
     # with a norm between projection and score there is no G_i to factor
@@ -195,6 +197,8 @@ def queries_and_keys(p: Problem) -> LayerFactors:
 def values_and_output(p: Problem) -> LayerFactors:
     """Slots v and o, or joint_vo; only o where v is in joint_qkv."""
     a, o = p.layer.attention, p.options
+    if a.factors is not None:
+        return {"o": p.alone("o")}
     if o.attention == "joint_qkv":
         return {"o": p.alone("o")}
     if o.vo != "split":

@@ -43,6 +43,8 @@ def stacked_cost(layer: Layer, names: tuple[str, ...], junction: str, add_bias: 
         kv_fixed=kv,
         kv_dense=kv,
         curve=curve,
+        cached_dense=sum(cost.cached_dense for cost in own if cost.recomputed),
+        recomputed=any(cost.recomputed for cost in own),
         idle_fixed=fixed,
         idle_dense=sum(cost.idle_dense for cost in own),
     )
