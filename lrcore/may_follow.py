@@ -49,8 +49,9 @@ def _joins_values(recipe: Recipe) -> bool:
 
 def _replaces_attention(recipe: Recipe) -> bool:
     method = find_method(recipe.method)
-    latents = method.given(recipe.options, recipe.budget).get("forms") == "latents"
-    return method.covers <= KEYS_AND_VALUES or latents or _joins_values(recipe)
+    given = method.given(recipe.options, recipe.budget)
+    joined = given.get("forms") == "latents" or given.get("attention") == "joint_qkv"
+    return method.covers <= KEYS_AND_VALUES or joined or _joins_values(recipe)
 
 
 @dataclass(frozen=True)

@@ -212,11 +212,15 @@ def _averages(
 
 
 def vectors(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
-    """fisher [in] and taylor [out or in] of one layer and one window."""
+    """fisher [in] and taylor [out or in] of one layer and one window; taylor of the matrices whose
+    rows or columns are of heads or neurons.
+    """
     weights = layer.matrices()
     statistics: dict[Need, Tensor] = {}
     for name, projection in slope.matrices().items():
         statistics[name, "fisher"] = column_squares(projection.weight)
+        if name not in ACROSS:
+            continue
         product = weights[name].weight.float() * projection.weight.float()
         statistics[name, "taylor"] = product.sum(ACROSS[name], dtype=torch.float64)
     return statistics
@@ -240,10 +244,12 @@ def entries(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
 
 def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:
     """param_first, param_second and param_mix of one layer, [out or in] each, from the means of
-    `entries`.
+    `entries`; of the matrices whose rows or columns are of heads or neurons.
     """
     statistics: dict[Need, Tensor] = {}
     for name, projection in layer.matrices().items():
+        if name not in ACROSS:
+            continue
         weight = projection.weight.float()
         first = weight * means[name, "slope"]
         second = weight**2 * means[name, "square"]

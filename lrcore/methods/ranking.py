@@ -66,9 +66,10 @@ def vector_scores(layer: Layer, moments: Moments, kind: str) -> dict[str, Tensor
     alone (Sun et al. 2024, per column). "taylor": `|sum w g|`, g the gradient of the loss;
     "param_first", "param_second" and "param_mix": the sums over entries of `|w g|`, of `w^2 g^2`
     and of both terms (LLM-Pruner, Ma et al. 2023, by vectors and by entries, see
-    lrcore/calibration/gradients.py). Biases are left out.
+    lrcore/calibration/gradients.py). Biases are left out, and so are the matrices of multi-head
+    latent attention that have latents for rows or columns.
     """
-    named = layer.matrices()
+    named = {name: p for name, p in layer.matrices().items() if name in ACROSS}
     if kind == "wanda":
         return {
             name: moments.square(TAPS[name]).sqrt() * _magnitudes(named[name], 0)

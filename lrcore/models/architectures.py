@@ -369,7 +369,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         requires={"mlp_bias": False},
         note=f"{_LATENT_NOTE} {_EXPERTS}",
     ),
-    "deepseek_v3": Architecture(**_LATENT, note=f"{_LATENT_NOTE} DeepSeek-R1, too. {_EXPERTS}"),
+    "deepseek_v3": Architecture(
+        **_LATENT,
+        note=f"{_LATENT_NOTE} DeepSeek-R1, too. Weights in FP8 are dequantised on loading. "
+        f"{_EXPERTS}",
+    ),
     "qwen3_moe": Architecture(
         norms=("q_norm", "k_norm"),
         experts=True,

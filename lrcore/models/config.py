@@ -32,6 +32,7 @@ from .weights import read_json
 CONFIG = "config.json"
 OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
 ROW = 16  # bytes: what rows of PyTorch's grouped product begin at multiples of
+PUBLISHED = ("mxfp4", "fp8")  # quantised as it is published (gpt-oss; DeepSeek-V3)
 UNEVEN = "per_layer_config"  # of transformers: the sizes of layers that differ from the others
 # Layers that a config may name: transformers makes lists as long before any weight is looked at.
 MOST_LAYERS = 10_000
@@ -189,6 +190,16 @@ def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, 
     widths = (text.hidden_size, getattr(text, "moe_intermediate_size", text.intermediate_size))
     whole = all(width * own.itemsize % ROW == 0 for width in widths)
     return {} if whole and own != torch.float64 else {"experts_implementation": "eager"}
+
+
+def dequantising(config: PretrainedConfig) -> PretrainedConfig:
+    """A config as it is read, with the order to dequantise on loading where it is published in one
+    of `PUBLISHED`: transformers else does so only where it finds no kernels for these numbers.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if isinstance(stored, dict) and stored.get("quant_method") in PUBLISHED:
+        config.quantization_config = stored | {"dequantize": True}
+    return config
 
 
 def auto_class(config: PretrainedConfig) -> type[Any]:

@@ -26,7 +26,16 @@ from ..recipe import Recipe
 from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in
 from .architectures import ARCHITECTURES, MULTIMODAL, decoder_layers, text_config
-from .config import auto_class, experts_of, has_own_type, kernel_of, one_line, quiet, read_config
+from .config import (
+    auto_class,
+    dequantising,
+    experts_of,
+    has_own_type,
+    kernel_of,
+    one_line,
+    quiet,
+    read_config,
+)
 from .gguf import dequantised, note_of
 from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
 from .mapped import map_weights
@@ -218,7 +227,7 @@ def _read_network(
         with quiet():
             network, info = auto_class(config).from_pretrained(
                 folder,
-                config=config,
+                config=dequantising(config),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
                 **options,

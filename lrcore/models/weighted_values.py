@@ -38,26 +38,9 @@ def weighted_values(
     Raises InputError where values are cached latents or heads are summed, or wider than `WIDEST`.
     """
     row = architecture_of(network)
-    attention = layer.get_submodule(row.attention)
     paths = projection_paths(row, layer)
-    if isinstance(attention, CompressedAttention):
-        if attention.latent or attention.summed:
-            raise InputError(
-                "Attention-weighted values are those of kv heads, but this model caches latents or "
-                "sums its heads. Start from the dense model."
-            )
-        n_q, n_kv, size = attention.n_q, attention.n_kv, attention.v_size
-        columns = torch.arange(n_kv * size, device=hidden.device)
-    else:
-        sizes = head_sizes(network, attention)
-        n_q, n_kv, size = sizes.n_q, sizes.n_kv, sizes.head_size
-        columns = rows_of(row, sizes, "v").to(hidden.device)
-    if n_q * n_kv * size > WIDEST:
-        raise InputError(
-            f"The attention-weighted values of {n_q} query heads and {n_kv} kv heads of size "
-            f"{size} are {n_q * n_kv * size} numbers per token; their moments are collected up to "
-            f"{WIDEST}. Choose another value of the option that needs them (vo=joint)."
-        )
+    n_q, n_kv, size, columns = _value_heads(network, layer.get_submodule(row.attention))
+    columns = columns.to(hidden.device)
     out = hidden.new_empty(*hidden.shape[:-1], n_q, n_kv, size)
     own = torch.arange(n_q, device=hidden.device) // (n_q // n_kv)
     for shift in range(n_kv):
@@ -81,3 +64,34 @@ def weighted_values(
             for hook in hooks:
                 hook.remove()
     return out.flatten(-3)
+
+
+def _value_heads(network: PreTrainedModel, attention: nn.Module) -> tuple[int, int, int, Tensor]:
+    """The query heads and kv heads of an attention, the size of a value head, and the columns of
+    what gives its values that they are. Raises InputError as `weighted_values` does.
+    """
+    row = architecture_of(network)
+    if row.factors is not None:
+        raise InputError(
+            "Attention-weighted values are those of kv heads, but the attention of this family "
+            "caches latents. Choose another value of the option that needs them (vo=split)."
+        )
+    if isinstance(attention, CompressedAttention):
+        if attention.latent or attention.summed:
+            raise InputError(
+                "Attention-weighted values are those of kv heads, but this model caches latents or "
+                "sums its heads. Start from the dense model."
+            )
+        n_q, n_kv, size = attention.n_q, attention.n_kv, attention.v_size
+        columns = torch.arange(n_kv * size)
+    else:
+        sizes = head_sizes(network, attention)
+        n_q, n_kv, size = sizes.n_q, sizes.n_kv, sizes.head_size
+        columns = rows_of(row, sizes, "v")
+    if n_q * n_kv * size > WIDEST:
+        raise InputError(
+            f"The attention-weighted values of {n_q} query heads and {n_kv} kv heads of size "
+            f"{size} are {n_q * n_kv * size} numbers per token; their moments are collected up to "
+            f"{WIDEST}. Choose another value of the option that needs them (vo=joint)."
+        )
+    return n_q, n_kv, size, columns

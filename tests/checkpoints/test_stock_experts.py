@@ -28,10 +28,7 @@ def recipe_of(folder, story_file):
     )
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"],
-)
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"])
 def test_even_experts_load_without_code(family, tiny_llama, story_file, tmp_path) -> None:
     """Also beside layers without experts, whose MLPs have a width of their own."""
     folder = family_folder(family, tiny_llama, tmp_path / "dense")

@@ -94,7 +94,7 @@ def test_each_part_is_solved_on_what_the_parts_before_it_give(model, small, tap,
     tokens, models = small
     network = models["aa_svd"].network
     dense, own = streams([model.network, network], tokens, 1)
-    moments = crossed(dense, own, 1, tap)
+    moments = crossed(dense, own, 1, tap, name)
     layer = read_layer(model.network, 1)
     factor = aa_svd.factor(layer, moments, EXACT)[name]
     weight = read_layer(network, 1).matrices()[name].weight

@@ -1,7 +1,10 @@
 """Families with multi-head latent attention: what is factored there, and what is not."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import family_folder, tiny
 from transformers import AutoModelForCausalLM
 
@@ -64,6 +67,22 @@ def test_plan_and_model_have_one_account(folder, recipe, method):
     assert again.size.parameters < small.size.parameters
 
 
+@pytest.mark.parametrize("scores", ["param_first", "taylor", "abs"])
+def test_neurons_of_dense_mlps_are_pruned_by_every_kind_of_score(folder, recipe, scores):
+    """Whose layers have matrices of latents too, which no neuron or head is a row or column of."""
+    recipe = recipe.with_(method="llm_pruner", ratio=0.02, options={"scores": scores})
+    small = lrcore.compress(lrcore.load(str(folder)), recipe)
+    assert [(row.layer, row.component) for row in small.ranks] == [(0, "mlp")]
+    first = read_layer(small.network, 0).mlp
+    assert len(first.up.weight) < small.network.config.intermediate_size
+
+
+def test_where_no_layer_of_experts_is_left_none_can_go(folder, recipe):
+    dense = lrcore.drop_layers(lrcore.load(str(folder)), [1])
+    with pytest.raises(InputError, match="has no routed experts"):
+        lrcore.prune_experts(dense, recipe, lrcore.ExpertPruning(2))
+
+
 def test_every_matrix_is_analysed_and_parts_are_exchanged(folder, recipe):
     model = lrcore.load(str(folder))
     analysis = lrcore.analyse(model, lrcore.calibrate(model, recipe))
@@ -83,6 +102,7 @@ def test_every_matrix_is_analysed_and_parts_are_exchanged(folder, recipe):
         {"method": "care"},
         {"method": "fused", "budget": "kv"},
         {"method": "latentllm", "options": {"vo": "joint"}},
+        {"method": "latentllm", "options": {"attention": "joint_qkv"}},
     ],
 )
 def test_what_would_replace_the_attention_is_refused(folder, recipe, fields):
@@ -106,3 +126,31 @@ def test_even_experts_and_mlps_load_without_code(folder, recipe, tmp_path):
     ):
         with pytest.raises(InputError, match="2 groups of 4"):
             lrcore.prune_experts(model, recipe, pruning)
+
+
+def test_weights_in_fp8_are_dequantised_on_loading(tiny_llama, tmp_path):
+    """As DeepSeek-V3 and R1 are published: float8 in square blocks with a scale each."""
+    folder, side, expected = family_folder("deepseek_v3", tiny_llama, tmp_path / "fp8"), 4, {}
+    stored = load_file(folder / "model.safetensors")
+    for name in [one for one in stored if "_proj" in one and one.endswith(".weight")]:
+        rows, columns = stored[name].shape
+        blocks = stored[name].view(rows // side, side, columns // side, side)
+        scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+        whole = scales.repeat_interleave(side, 0).repeat_interleave(side, 1)
+        stored[name] = (stored[name] / whole).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scales
+        expected[name] = stored[name].float() * whole
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [side, side]}
+    config |= {"quantization_config": quantised | {"activation_scheme": "dynamic"}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    layer = read_layer(lrcore.load(str(folder)).network, 1)
+    for name in NAMES["deepseek_v3"]:
+        own = "kv_a_proj_with_mqa" if name == "kv_a" else f"{name}_proj"
+        weight = layer.matrices()[name].weight
+        assert torch.equal(weight, expected[f"model.layers.1.self_attn.{own}.weight"])
+    for number, mlp in enumerate(layer.experts.mlps):
+        for name, projection in mlp.matrices().items():
+            own = f"model.layers.1.mlp.experts.{number}.{name}_proj.weight"
+            assert torch.equal(projection.weight, expected[own])

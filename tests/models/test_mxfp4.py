@@ -1,11 +1,13 @@
 """gpt-oss as it is published: experts in MXFP4, which transformers dequantises on loading."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, copy_tokenizer, noisy
+from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 
 import lrcore
 from lrcore.models.layers import read_layer
@@ -59,3 +61,17 @@ def test_experts_in_mxfp4_are_read_and_compressed(published, story_file, tmp_pat
     exported = lrcore.export(small, tmp_path / "exported")
     config = json.loads((exported / "config.json").read_text(encoding="utf-8"))
     assert "quantization_config" not in config
+
+
+def test_they_are_dequantised_wherever_transformers_has_kernels_for_them(
+    published, monkeypatch
+) -> None:
+    ordered, own = [], Mxfp4HfQuantizer.validate_environment
+
+    def seen(quantizer: Mxfp4HfQuantizer, *args: Any, **options: Any) -> None:
+        ordered.append(quantizer.quantization_config.dequantize)  # before it looks for kernels
+        own(quantizer, *args, **options)
+
+    monkeypatch.setattr(Mxfp4HfQuantizer, "validate_environment", seen)
+    lrcore.load(str(published[0]))
+    assert ordered == [True]

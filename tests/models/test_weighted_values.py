@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tiny_models import FAMILIES, tiny
+from tiny_models import tiny
 from transformers.pytorch_utils import Conv1D
 
 import lrcore
@@ -14,7 +14,7 @@ from lrcore.calibration.calibrate import all_needs
 from lrcore.errors import InputError
 from lrcore.methods import METHODS
 from lrcore.models import weighted_values
-from lrcore.models.architectures import architecture_of, decoder_layers
+from lrcore.models.architectures import ARCHITECTURES, architecture_of, decoder_layers
 from lrcore.models.layers import read_layer
 from lrcore.models.load import load_model
 from lrcore.models.native import head_sizes, rows_of
@@ -22,9 +22,11 @@ from lrcore.models.stream import LayerStream
 
 TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
 NEEDS = METHODS["latentllm"].extra_needs["vo", "attention"]
+LATENT = [name for name, row in ARCHITECTURES.items() if row.factors]
+WITH_VALUES = [name for name in ARCHITECTURES if name not in LATENT]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_VALUES)
 def test_what_a_head_makes_of_its_own_values_is_its_output(family):
     network = tiny(family)
     stream = LayerStream(network, TOKENS, batch=2)
@@ -45,7 +47,7 @@ def test_what_a_head_makes_of_its_own_values_is_its_output(family):
         assert torch.allclose(second, moments.second("attn_out"), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_VALUES)
 def test_where_all_heads_have_the_same_values_it_does_not_matter_whose_are_read(family):
     """The exchange touches values alone, wherever a family keeps them: keys and queries that
     moved along would change the weights.
@@ -140,3 +142,9 @@ def test_of_narrow_heads_too_and_not_of_cached_latents(tiny_llama):
     latent = lrcore.compress(small, recipe.with_(method="care", ratio=0.2))
     with pytest.raises(InputError, match="dense model"):
         LayerStream(latent.network, torch.arange(3, 35).unsqueeze(0)).run(0, NEEDS)
+
+
+@pytest.mark.parametrize("family", LATENT)
+def test_of_a_family_that_caches_latents_they_are_refused_in_words(family):
+    with pytest.raises(InputError, match="caches latents"):
+        LayerStream(tiny(family), TOKENS).run(0, NEEDS)

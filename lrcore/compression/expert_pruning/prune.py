@@ -78,15 +78,17 @@ def prune_experts(
 
 def check_pruned(model: LoadedModel, pruning: ExpertPruning) -> int:
     """The number of experts in a layer. Raises InputError where so many of them cannot go."""
-    count = expert_count(model.network)
-    if not count:
+    count, active = expert_count(model.network), 0
+    if count:
+        check_may_follow(ExpertsPruned, model.history, model.name)
+        layers = range(len(decoder_layers(model.network)))
+        mixtures = (mixture_of(model.network, index) for index in layers)
+        active = next((own.active for own in mixtures if own is not None), 0)
+    if not active:  # or no layer is left of those that had some
         raise InputError(
             f"'{model.name}' has no routed experts. `shorten` drops whole layers, `compress` makes "
             "them smaller."
         )
-    check_may_follow(ExpertsPruned, model.history, model.name)
-    layers = range(len(decoder_layers(model.network)))
-    active = next(own.active for i in layers if (own := mixture_of(model.network, i)) is not None)
     if count - pruning.experts < active:
         raise InputError(
             f"'{model.name}' has {count} routed experts in a layer and routes a token to {active}; "

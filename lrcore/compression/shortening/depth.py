@@ -21,6 +21,7 @@ PER_LAYER = (
     "no_rope_layers",
     "attention_layers",
 )  # fields of configs that list one value for every layer
+DENSE_FIRST = "first_k_dense_replace"  # layers before those of experts (DeepSeek)
 PLACE = {"layer_idx", "layer_id"}  # what modules call their place in the KV cache
 
 
@@ -61,6 +62,8 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
             setattr(config, field, [getattr(config, field)[i] for i in kept])
     if hasattr(config, "attention_types"):  # GPT-Neo derives attention_layers from it
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
+    if (dense := getattr(config, DENSE_FIRST, None)) is not None:
+        setattr(config, DENSE_FIRST, sum(i < dense for i in kept))
     config.num_hidden_layers = len(kept)
     if _shapes(short) != _described(short.config, architecture_of(short).kernel):
         raise InputError(
