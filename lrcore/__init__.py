@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .compression.predicted import CurvePoint, predicted_curve
     from .compression.quantise import quantise
     from .compression.settle import settle
+    from .compression.share import share_bases
     from .compression.shortening.shorten import drop_layers, shorten
     from .compression.slicing.slicing import slice_hidden, sliced_size
     from .compression.sparsify import sparsify
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         ExpertsPruned,
         Healed,
         Quantised,
+        SharedBases,
         Shortened,
         Sliced,
         Sparsified,
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from .methods import METHODS as METHODS
     from .models.cancellation import cancellable
     from .models.load import DEMO_MODELS, LoadedModel, built_in_models
+    from .models.quantised_cache import quantised_cache, quantised_kv_bytes
     from .models.structure import forms_of
     from .notebooks import progress_bar
     from .places import confine, without_paths
@@ -131,6 +134,7 @@ _HOMES = {
     "compression.predicted": "CurvePoint predicted_curve",
     "compression.quantise": "quantise",
     "compression.settle": "settle",
+    "compression.share": "share_bases",
     "compression.shortening.shorten": "drop_layers shorten",
     "compression.slicing.slicing": "slice_hidden sliced_size",
     "compression.sparsify": "sparsify",
@@ -149,12 +153,13 @@ _HOMES = {
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
     "hardware": "Hardware hardware",
-    "history": "Compressed ExpertsPruned Healed Quantised Shortened Sliced Sparsified Step "
-    "StockFit last_step stock_of",
+    "history": "Compressed ExpertsPruned Healed Quantised SharedBases Shortened Sliced Sparsified "
+    "Step StockFit last_step stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
     "models.cancellation": "cancellable",
     "models.load": "DEMO_MODELS LoadedModel built_in_models",
+    "models.quantised_cache": "quantised_cache quantised_kv_bytes",
     "models.structure": "forms_of",
     "notebooks": "progress_bar",
     "places": "confine without_paths",
@@ -290,6 +295,7 @@ __all__ = [
     "Recipe",
     "Run",
     "Runs",
+    "SharedBases",
     "Shortage",
     "Shortened",
     "SizeAndCost",
@@ -357,6 +363,8 @@ __all__ = [
     "prune_experts",
     "push",
     "quantise",
+    "quantised_cache",
+    "quantised_kv_bytes",
     "read_prompts",
     "refits",
     "refusal",
@@ -366,6 +374,7 @@ __all__ = [
     "score_choices",
     "seconds_per_token",
     "settle",
+    "share_bases",
     "shipped_sweeps",
     "shortage",
     "shorten",

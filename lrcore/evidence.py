@@ -109,7 +109,7 @@ class Evidence:
       probes     `Probes`
       gradients  {slot: mean squared gradient of its weights}, >= 0
       search     per layer, the share that its slots keep, in (0, 1]
-      type_weights  {component or matrix, queries and keys as qk: weight of its share, in (0, 1]}
+      type_weights  {type of slot, see policies/bolaco.py: weight of its share, in (0, 1]}
       angles     per layer, the mean angle between its input and output in half-turns, in [0, 1]
       slopes     {slot: first-order change of the loss without each of its terms [terms]}
     and whatever a policy of another file adds.

@@ -1,4 +1,4 @@
-"""Compact forms of a matrix: with an identity block, block-diagonal, sparse, 2:4, quantised.
+"""Compact forms of a matrix: with an identity block, block-diagonal, sparse, masked, quantised.
 
 A matrix M [out, in] acts on row activations, `apply(x) = x M^T`. Identity blocks and zeros are not
 stored, and `parameters` counts the stored numbers. Permutations are int32 and not counted, as kept
@@ -181,7 +181,7 @@ class Quantised:
     DTYPES: ClassVar = {"codes": torch.uint8, "order": torch.int32}
 
     @property
-    def matrix(self) -> "Matrix":
+    def matrix(self) -> "Tensor | Form":
         """The dequantised matrix [out, in], or form."""
         count = math.prod(self.whole)
         codes = unpack(self.codes, self.bits, count)
@@ -218,12 +218,12 @@ class Quantised:
 
 
 @dataclass(frozen=True, eq=False)
-class TwoOfFour:
-    """A matrix with two numbers kept of every four of a row (2:4 sparsity).
+class _WithMask:
+    """A matrix of which some numbers are kept.
 
-    values [out, in / 2]: those kept, in their order; mask uint8 [out, ceil(in / 8)]: a bit for
-    every number of a row, the first lowest. The mask counts in bytes, not as numbers. The product
-    is that of the dense matrix, which exists during it only: no CPU is faster by it.
+    values: those kept, row by row; mask uint8 [out, ceil(in / 8)]: a bit for every number of a row,
+    the first lowest. The mask counts in bytes, not as numbers. The product is that of the dense
+    matrix, which exists during it only: no CPU is faster by it.
     """
 
     values: Tensor
@@ -233,7 +233,7 @@ class TwoOfFour:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.values.shape[0], 2 * self.values.shape[1]
+        raise NotImplementedError
 
     @property
     def parameters(self) -> int:
@@ -242,18 +242,37 @@ class TwoOfFour:
     @property
     def matrix(self) -> Tensor:
         """The matrix [out, in] with its zeros."""
-        rows, columns = self.shape
         places = torch.arange(8, dtype=torch.uint8, device=self.mask.device)
-        kept = (self.mask[..., None] >> places & 1).flatten(1)[:, :columns].bool()
-        zeros = self.values.new_zeros(rows, columns)
-        return zeros.masked_scatter(kept, self.values)
+        kept = (self.mask[..., None] >> places & 1).flatten(1)[:, : self.shape[1]].bool()
+        return self.values.new_zeros(*self.shape).masked_scatter(kept, self.values)
 
     def apply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         return torch.nn.functional.linear(x, self.matrix)
 
 
-Form = IdentityColumns | IdentityRows | BlockDiagonal | PassedRows | Sparse | TwoOfFour | Quantised
+@dataclass(frozen=True, eq=False)
+class TwoOfFour(_WithMask):
+    """With two numbers kept of every four of a row (2:4 sparsity): values [out, in / 2]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], 2 * self.values.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(_WithMask):
+    """With any numbers kept (unstructured sparsity): values [k]."""
+
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.mask.shape[0], self.columns
+
+
+Blocks = IdentityColumns | IdentityRows | BlockDiagonal | PassedRows
+Form = Blocks | Sparse | TwoOfFour | Masked | Quantised
 Matrix = Tensor | Form
 FORMS: dict[str, type[Form]] = {
     "identity_columns": IdentityColumns,
@@ -262,6 +281,7 @@ FORMS: dict[str, type[Form]] = {
     "passed_rows": PassedRows,
     "sparse": Sparse,
     "two_of_four": TwoOfFour,
+    "masked": Masked,
     "quantised": Quantised,
 }
 
@@ -325,7 +345,7 @@ def quantise(
     chunk: numbers per group. grid: groups [n, chunk] and bits to low [n] and step [n]. A form
     without stored numbers, a sparse one and one that is quantised already stay as they are.
     """
-    if isinstance(matrix, Quantised | Sparse | TwoOfFour):
+    if isinstance(matrix, Quantised | Sparse | TwoOfFour | Masked):
         return matrix
     kind = "dense" if isinstance(matrix, Tensor) else kind_of(matrix)
     parts = {"": matrix} if isinstance(matrix, Tensor) else tensors_of(matrix)
@@ -346,10 +366,21 @@ def two_of_four(matrix: Tensor, kept: Tensor) -> TwoOfFour:
     """The form of a matrix [out, in] of which two numbers of every four are kept, as `kept`
     [out, in], true or false, says. in: a multiple of four.
     """
+    return TwoOfFour(matrix[kept].view(len(matrix), -1), _mask(kept))
+
+
+def masked(matrix: Tensor, kept: Tensor) -> Masked:
+    """The form of a matrix [out, in] of which the numbers are kept that `kept` [out, in], true or
+    false, says.
+    """
+    return Masked(matrix[kept], _mask(kept), matrix.shape[1])
+
+
+def _mask(kept: Tensor) -> Tensor:
+    """[out, in], true or false, as bits: uint8 [out, ceil(in / 8)]."""
     rows = torch.nn.functional.pad(kept.to(torch.uint8), (0, -kept.shape[1] % 8))
     places = torch.arange(8, dtype=torch.uint8, device=kept.device)
-    mask = (rows.view(len(rows), -1, 8) << places).sum(2, dtype=torch.uint8)
-    return TwoOfFour(matrix[kept].view(len(matrix), -1), mask)
+    return (rows.view(len(rows), -1, 8) << places).sum(2, dtype=torch.uint8)
 
 
 def _columns(x: Tensor, index: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ class StockFit:
 
 DROPPED = -1  # in the place of the expert that one was merged into
 QUANTISED_STOCK = StockFit(False, ("its weights are quantised",))
-SPARSE_STOCK = StockFit(False, ("its weights are stored with masks (2:4)",))
+SHARED_STOCK = StockFit(False, ("layers share bases of their matrices",))
+SPARSE_STOCK = StockFit(False, ("its weights are stored with masks",))
 
 
 class _Step:
@@ -180,12 +181,32 @@ class Quantised(_Step):
 
 @dataclass(frozen=True)
 class Sparsified(_Step):
-    """Two of every four weights of the decoder layers kept, by a criterion, with a mask."""
+    """Two of every four weights of the decoder layers kept, or a share `kept` of them where the
+    pattern is "unstructured", by a criterion, with a mask.
+    """
 
     kind: ClassVar[str] = "sparsified"
     criterion: str
     stock: StockFit = SPARSE_STOCK
     calibration: Mapping[str, Any] = field(default_factory=dict)
+    pattern: str = "2:4"
+    kept: float = 0.5
+
+
+@dataclass(frozen=True)
+class SharedBases(_Step):
+    """Every matrix of the decoder layers factored, most of them with a basis that `group`
+    neighbouring layers share.
+
+    requested, removed: shares of the decoder parameters. calibration: the protocol of the windows.
+    """
+
+    kind: ClassVar[str] = "shared"
+    group: int
+    requested: float
+    removed: float
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    stock: StockFit = SHARED_STOCK
 
 
 @dataclass(frozen=True)
@@ -248,10 +269,21 @@ class ExpertsPruned(_Step):
         return sum(into != DROPPED for _, _, into in self.pruned)
 
 
-Step = Compressed | ExpertsPruned | Healed | Quantised | Shortened | Sliced | Sparsified
+Step = (
+    Compressed | ExpertsPruned | Healed | Quantised | SharedBases | Shortened | Sliced | Sparsified
+)
 STEPS: dict[str, type[Any]] = {
     one.kind: one
-    for one in (Compressed, ExpertsPruned, Healed, Quantised, Shortened, Sliced, Sparsified)
+    for one in (
+        Compressed,
+        ExpertsPruned,
+        Healed,
+        Quantised,
+        SharedBases,
+        Shortened,
+        Sliced,
+        Sparsified,
+    )
 }
 S = TypeVar("S", bound=_Step)
 

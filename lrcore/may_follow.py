@@ -12,6 +12,7 @@ from .history import (
     ExpertsPruned,
     Healed,
     Quantised,
+    SharedBases,
     Shortened,
     Sliced,
     Sparsified,
@@ -39,8 +40,8 @@ def _reads_gradients_of_experts(recipe: Recipe) -> bool:
     return find_method(recipe.method).experts and (slopes or _reads_gradients(recipe))
 
 
-def _is_latentllm(recipe: Recipe) -> bool:
-    return recipe.method == "latentllm"
+def _stores_identities(recipe: Recipe) -> bool:
+    return recipe.method == "latentllm" or recipe.options.get("stored") == "pivots"
 
 
 def _joins_values(recipe: Recipe) -> bool:
@@ -90,15 +91,15 @@ _FULL_PRECISION = (
     "Compress the model that it was made of, then quantise."
 )
 _MASKED = (
-    "'{name}' has 2:4 sparse matrices, and their masks would be lost. Take this step first, then "
+    "'{name}' has sparse matrices, and their masks would be lost. Take this step first, then "
     "make it sparse."
+)
+_BASES_APART = (
+    "Layers of '{name}' share bases, which would be written apart. Take this step on the model "
+    "that it was made of."
 )
 UNFIT: dict[str, Unfit] = {
     "quantised": Unfit(_FULL_PRECISION),
-    "rotations": Unfit(
-        "The residual stream of '{name}' has another basis before every component, which no method "
-        "supports. Compress the dense model, or one sliced with one rotation for all."
-    ),
     "channel": Unfit(
         "'{name}' has a rotary channel, which belongs to the latents it has. Compress its "
         "dense model, then heal."
@@ -108,9 +109,10 @@ UNFIT: dict[str, Unfit] = {
         "Compress the model that it was made of."
     ),
     "latent": Unfit(
-        "'{name}' caches latents of keys and values, which latentllm does not make smaller. "
-        "Choose another method, or use latentllm first and care after it.",
-        _is_latentllm,
+        "'{name}' caches latents of keys and values, which latentllm and stored=pivots do not make "
+        "smaller. Choose another method or stored=pairs, or take this step first and care after "
+        "it.",
+        _stores_identities,
     ),
     "summed": Unfit(
         "'{name}' sums its heads before the output projection (ov=overall), so values and output "
@@ -139,7 +141,11 @@ UNFIT: dict[str, Unfit] = {
     ),
 }
 MAY_FOLLOW: dict[type[Any], Rule] = {
-    Compressed: Rule(None, {Quantised: _FULL_PRECISION, Sparsified: _MASKED}, UNFIT),
+    Compressed: Rule(
+        None,
+        {Quantised: _FULL_PRECISION, Sparsified: _MASKED, SharedBases: _BASES_APART},
+        UNFIT,
+    ),
     Healed: Rule(
         (
             Compressed,
@@ -155,15 +161,24 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
         None,
         {
             Quantised: "'{name}' is quantised already. Quantise the model that it was made of.",
-            Sparsified: "'{name}' has 2:4 sparse matrices, which stay in full precision. Quantise "
+            SharedBases: _BASES_APART,
+            Sparsified: "'{name}' has sparse matrices, which stay in full precision. Quantise "
             "the model that it was made of.",
         },
+    ),
+    SharedBases: Rule(
+        None,
+        dict.fromkeys(
+            (Compressed, Quantised, SharedBases, Sliced, Sparsified),
+            "'{name}' is changed already. Share bases of the dense model, or of a shortened one.",
+        ),
     ),
     Shortened: Rule(
         None,
         {
             Compressed: _RANKS_BELONG,
             Quantised: _RANKS_BELONG,
+            SharedBases: _RANKS_BELONG,
             Sliced: _RANKS_BELONG,
             Sparsified: _MASKED,
         },
@@ -175,6 +190,7 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
             "experts of the dense model, then compress it.",
             Quantised: "'{name}' is quantised. Prune the experts of the model that it was made of, "
             "then quantise.",
+            SharedBases: _BASES_APART,
             Sparsified: _MASKED,
         },
     ),
@@ -183,6 +199,7 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
         {
             Compressed: _ONE_BASIS,
             Quantised: _ONE_BASIS,
+            SharedBases: _ONE_BASIS,
             Sliced: _ONE_BASIS,
             Sparsified: _MASKED,
         },
@@ -191,7 +208,8 @@ MAY_FOLLOW: dict[type[Any], Rule] = {
         None,
         {
             Quantised: "'{name}' is quantised. Make the model sparse that it was made of.",
-            Sparsified: "'{name}' has 2:4 sparse matrices already. Start from the model that it "
+            SharedBases: _BASES_APART,
+            Sparsified: "'{name}' has sparse matrices already. Start from the model that it "
             "was made of.",
         },
     ),

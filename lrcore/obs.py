@@ -17,7 +17,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .forms import Quantised, TwoOfFour, extremes, groups_of, quantise, two_of_four
+from .forms import (
+    Masked,
+    Quantised,
+    TwoOfFour,
+    extremes,
+    groups_of,
+    masked,
+    quantise,
+    two_of_four,
+)
 from .linalg import invert_lower_
 
 DAMPING = 0.01  # share of the mean diagonal of H that is added to it
@@ -82,41 +91,46 @@ def gptq(weight: Tensor, moment: Tensor, bits: int, group: int) -> Quantised:
     )
 
 
-def sparsegpt(weight: Tensor, moment: Tensor) -> TwoOfFour:
+def sparsegpt(weight: Tensor, moment: Tensor, share: float | None = None) -> TwoOfFour | Masked:
     """A matrix [out, in] with two of every four numbers of a row kept, the others made up for.
 
-    Of four columns as they are when their turn comes, the two with the least w^2 / C_jj^2 go.
+    Of four columns as they are when their turn comes, the two with the least w^2 / C_jj^2 go. share
+    in (0, 1): of the numbers of every BLOCK columns, wherever they are, so many are kept instead.
     """
     kept = torch.zeros_like(weight, dtype=torch.bool)
 
     def value(j: int, rest: Tensor, c: Tensor) -> Tensor:
-        if j % 4 == 0:
+        if share is None and j % 4 == 0:
             kept[:, j : j + 4] = best_two((rest[:, :4] / c[:4]).abs())
+        elif share is not None and j % BLOCK == 0:
+            scores = (rest / c).abs()
+            kept[:, j : j + BLOCK] = best_share(scores.flatten()[None], share).view_as(scores)
         return rest[:, 0] * kept[:, j]
 
     made = swept(weight, moment, value)
-    return two_of_four(made.to(weight.dtype), kept)
+    return _kept(made.to(weight.dtype), kept, share)
 
 
-def wanda(weight: Tensor, moment: Tensor) -> TwoOfFour:
+def wanda(weight: Tensor, moment: Tensor, share: float | None = None) -> TwoOfFour | Masked:
     """A matrix [out, in] with the two of every four numbers of a row kept that have the largest
-    |W_ij| sqrt(E x_j^2), as they are (Wanda, Sun et al., ICLR 2024).
+    |W_ij| sqrt(E x_j^2), as they are (Wanda, Sun et al., ICLR 2024). share in (0, 1): of every row
+    so many, wherever they are.
     """
     scores = weight.double().abs() * moment.double().diagonal().sqrt()
-    return two_of_four(weight, best_two(scores))
+    return _kept(weight, _best(scores, share), share)
 
 
-def pruner_zero(weight: Tensor, gradient: Tensor) -> TwoOfFour:
+def pruner_zero(weight: Tensor, gradient: Tensor, share: float | None = None) -> TwoOfFour | Masked:
     """A matrix [out, in] with the two of every four numbers of a row kept, as they are, that have
     the largest `W^2 minmax(G)` (Pruner-Zero, Dong et al., ICML 2024, the formula that its search
-    found).
+    found). share: as of `wanda`.
 
     gradient G [out, in], >= 0: norms of the gradients over samples. minmax takes the least of the
     matrix to 0 and the largest to 1; where all are the same, the largest weights stay.
     """
     low, high = gradient.double().aminmax()
     scaled = (gradient.double() - low) / (high - low) if high > low else 1.0
-    return two_of_four(weight, best_two(weight.double() ** 2 * scaled))
+    return _kept(weight, _best(weight.double() ** 2 * scaled, share), share)
 
 
 def best_two(scores: Tensor) -> Tensor:
@@ -124,3 +138,18 @@ def best_two(scores: Tensor) -> Tensor:
     fours = scores.unflatten(1, (-1, 4))
     chosen = torch.zeros_like(fours, dtype=torch.bool)
     return chosen.scatter(2, fours.topk(2, 2).indices, True).flatten(1)
+
+
+def best_share(scores: Tensor, share: float) -> Tensor:
+    """Whether each of scores [out, n] is among so many of its row, one at least, [out, n]."""
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    count = max(1, round(share * scores.shape[1]))
+    return chosen.scatter(1, scores.topk(count, 1).indices, True)
+
+
+def _best(scores: Tensor, share: float | None) -> Tensor:
+    return best_two(scores) if share is None else best_share(scores, share)
+
+
+def _kept(matrix: Tensor, kept: Tensor, share: float | None) -> TwoOfFour | Masked:
+    return two_of_four(matrix, kept) if share is None else masked(matrix, kept)

@@ -118,7 +118,7 @@ def test_a_module_is_described_rebuilt_and_read_back(name, bias):
     value = LowRank(form, randn(6, out), randn(6) if bias else None)
     other = LowRank(randn(inp, 5), form, randn(out) if bias else None)
     made = projection_modules({"q": value, "o": other, "v": Linear(randn(2, 3))})
-    empty = rebuild(describe(made), torch.float64)
+    empty = rebuild(describe(made), torch.float64, made.__getitem__)
     for key, module in made.items():
         empty[key].load_state_dict(module.state_dict(), strict=True, assign=True)
         x = randn(4, module.in_features)
@@ -140,7 +140,7 @@ def test_a_shared_down_is_one_module_before_and_after():
     down = columns(1, 3, 7)
     made = projection_modules({name: LowRank(down, randn(4, 3)) for name in "qkv"})
     assert made["q"].down is made["k"].down is made["v"].down
-    empty = rebuild(describe(made), torch.float64)
+    empty = rebuild(describe(made), torch.float64, made.__getitem__)
     assert empty["q"].down is empty["v"].down
 
 

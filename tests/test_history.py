@@ -43,10 +43,11 @@ QUANTISED = lrcore.Quantised("hqq", 4, 64)
 SHORTENED = lrcore.Shortened("loss", (3, 1), 6)
 SLICED = lrcore.Sliced(28, 32, "one", 0.2, 0.21, 0, {"source": "stories"}, lrcore.StockFit(True))
 SPARSIFIED = lrcore.Sparsified("wanda", calibration={"source": "stories"})
+SHARED = lrcore.SharedBases(2, 0.3, 0.31, {"source": "stories"})
 PRUNED = lrcore.ExpertsPruned("activation", ((0, 3, -1), (1, 2, 0)), 4, {"source": "stories"})
 EXAMPLES = {
     type(step): step
-    for step in (COMPRESSED, HEALED, QUANTISED, SHORTENED, SLICED, SPARSIFIED, PRUNED)
+    for step in (COMPRESSED, HEALED, QUANTISED, SHORTENED, SLICED, SPARSIFIED, SHARED, PRUNED)
 }
 
 DENSE = lrcore.ModelAccount(1000, 800, 4000, 64, 5000)
@@ -109,8 +110,8 @@ def test_queries_of_a_history():
     assert stock_of((SHORTENED,)) is None
 
 
-# compressed, healed, quantised, shortened, sliced, sparse, with fewer experts
-C, H, Q, SH, SL, SP, EP = EXAMPLES
+# compressed, healed, quantised, shortened, sliced, sparse, with shared bases, with fewer experts
+C, H, Q, SH, SL, SP, SB, EP = EXAMPLES
 REFUSED = {
     (Q, C): "then quantise",
     (Q, H): "heal first, then quantise",
@@ -124,16 +125,22 @@ REFUSED = {
     (SH, H): "no compressed model",
     (SL, H): "no compressed model",
     (SP, H): "no compressed model",
-    (SP, C): "2:4 sparse",
-    (SP, Q): "2:4 sparse",
-    (SP, SH): "2:4 sparse",
-    (SP, SL): "2:4 sparse",
-    (SP, SP): "2:4 sparse",
+    (SP, C): "sparse matrices",
+    (SP, Q): "sparse matrices",
+    (SP, SH): "sparse matrices",
+    (SP, SL): "sparse matrices",
+    (SP, SP): "sparse matrices",
     (Q, SP): "is quantised",
+    **dict.fromkeys([(SB, C), (SB, Q), (SB, SP)], "share bases"),
+    (SB, H): "no compressed model",
     (EP, H): "no compressed model",
     (C, EP): "belong to the experts",
     (Q, EP): "Prune the experts of the model",
-    (SP, EP): "2:4 sparse",
+    (SP, EP): "sparse matrices",
+    (SB, EP): "share bases",
+    (SB, SH): "Shorten the dense model",
+    (SB, SL): "Slice the dense model",
+    **dict.fromkeys([(one, SB) for one in (C, Q, SL, SP, SB)], "changed already"),
 }
 
 

@@ -145,3 +145,40 @@ def test_an_input_that_is_always_zero_loses_its_column():
     factor = inverse_factor(moment)
     assert torch.isfinite(factor).all()
     assert torch.equal(factor, factor.triu())
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
+def test_without_a_pattern_the_masks_and_updates_are_those_of_brute_force(share, monkeypatch):
+    """Of every block, so many of all rows together, by what each costs when its turn comes."""
+    monkeypatch.setattr(obs, "BLOCK", 6)
+    weight, moment = problem()
+    form, h = sparsegpt(weight, moment, share), damped(moment)
+    rows = weight.clone()
+    for start in (0, 6):
+        costs = torch.tensor(
+            [
+                [price(row, target, h, start, j) for j in range(start, start + 6)]
+                for row, target in zip(rows, weight, strict=True)
+            ]
+        )
+        count = round(share * costs.numel())
+        kept = (costs >= costs.flatten().topk(count).values[-1]).double()
+        for j in range(start, start + 6):
+            rows[:, j] *= kept[:, j - start]
+            pairs = zip(rows, weight, strict=True)
+            rows = torch.stack([freed(row, target, h, j) for row, target in pairs])
+    assert torch.allclose(dense(form), rows, atol=1e-8)
+    assert form.parameters == 2 * round(share * 30)
+
+
+def test_a_share_of_every_row_stays_as_it_is_by_wanda():
+    weight, moment = problem(rows=6, columns=10)
+    form = wanda(weight, moment, 0.3)
+    scores = weight.abs() * moment.diagonal().sqrt()
+    for row, made, own in zip(weight, dense(form), scores, strict=True):
+        kept = sorted(own.topk(3).indices.tolist())
+        assert made.nonzero().flatten().tolist() == kept
+        assert torch.equal(made[kept], row[kept])
+    assert form.parameters == 18
+    assert form.mask.shape == (6, 2)
+    assert form.shape == (6, 10)

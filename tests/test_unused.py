@@ -15,7 +15,7 @@ SOURCES = sorted(
 )
 OTHERS = [ROOT / "app.py", *(ROOT / "scripts").rglob("*.py"), *(ROOT / "assets").glob("*.js")]
 CALLED_BY_OTHERS = {"forward", "extra_repr", "describe", "persistent_id", "persistent_load"}
-CALLED_BY_OTHERS |= {"_repr_html_"}
+CALLED_BY_OTHERS |= {"_repr_html_", "reorder_cache", "batch_repeat_interleave"}
 """Methods that torch, transformers, pickle, Jupyter or a public object's caller call by name."""
 DOCS = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
 

@@ -17,13 +17,10 @@ from .. import data
 from ..cache import hold
 from ..experts import COUNTS, OF_EXPERTS, tap_of
 from ..files import cache_folder, cache_key
-from ..history import Compressed
 from ..locks import Lock
-from ..may_follow import check_may_follow
 from ..methods import METHODS
 from ..models.architectures import decoder_layers
 from ..models.load import LoadedModel
-from ..models.structure import forms_of
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need, of_activations
@@ -128,11 +125,10 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     """Collect the moments that every method needs from the dense model; instant when cached.
 
     The key covers model files, window tokens, dtype, needs and file format. Cached layers are not
-    collected again, so a cancelled or killed pass continues where it stopped. Raises InputError for
-    a model sliced with one rotation per block, and as `make_calibration_windows` does.
+    collected again, so a cancelled or killed pass continues where it stopped. Raises InputError as
+    `make_calibration_windows` does.
     """
     progress = progress or silent
-    check_may_follow(Compressed, (), model.name, forms_of(model.network) & {"rotations"})
     texts, windows = _texts_and_windows(model, recipe)
     needs = all_needs()
     key = cache_key(FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs))

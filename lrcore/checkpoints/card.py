@@ -15,6 +15,7 @@ from ..history import (
     ExpertsPruned,
     Healed,
     Quantised,
+    SharedBases,
     Shortened,
     Sliced,
     Sparsified,
@@ -99,8 +100,13 @@ def _opening(base: str, parameters: int, history: Sequence[Step]) -> str:
         )
     if sparse := last_step(history, Sparsified):
         sentences.append(
-            "Two of every four weights of its decoder layers are kept (2:4), by "
-            f"{sparse.criterion}; they are dense during a product, so that no CPU is faster by it."
+            f"{_how_many(sparse)} of its decoder layers are kept, by {sparse.criterion}; they are "
+            "dense during a product, so that no CPU is faster by it."
+        )
+    if shared := last_step(history, SharedBases):
+        sentences.append(
+            f"{shared.group} neighbouring decoder layers share a basis for each of their query, "
+            "key, value, gate and up projections (Basis Sharing)."
         )
     for step in history:
         if isinstance(step, Shortened):
@@ -121,6 +127,12 @@ def _opening(base: str, parameters: int, history: Sequence[Step]) -> str:
             f"rotations: {sliced.rotations})."
         )
     return " ".join(sentences)
+
+
+def _how_many(sparse: Sparsified) -> str:
+    if sparse.pattern == "2:4":
+        return "Two of every four weights (2:4)"
+    return f"Of the weights {sparse.kept:.0%}"
 
 
 def licence(folder: str | Path) -> dict[str, str]:

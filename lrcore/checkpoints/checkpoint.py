@@ -178,6 +178,7 @@ def load_checkpoint(
     assert isinstance(stored, torch.dtype)  # a checkpoint names one
     into = None if isinstance(wanted, str) or wanted == stored else wanted
     if offload:
+        _check_apart(folder, described)
         free_at_once()
     try:
         network = _empty_network(config, stored, described.structure)
@@ -236,6 +237,18 @@ def _empty_network(
     with torch.device("meta"), no_init_weights():
         install(network, shapes)
     return network
+
+
+def _check_apart(folder: Path, described: Description) -> None:
+    """Raise InputError where layers share tensors, of which each has to be on disk alone."""
+    entries = (
+        one for layer in described.structure.values() for one in layer["projections"].values()
+    )
+    if any("down_at" in entry for entry in entries):
+        raise InputError(
+            f"Layers of '{folder}' share a basis, so they cannot be offloaded one at a time. Load "
+            "it without offload."
+        )
 
 
 def _wait(

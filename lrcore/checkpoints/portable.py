@@ -1,7 +1,8 @@
 """The code an exported checkpoint carries, cut from the sources of the modules themselves: what
 `install` reaches, and nothing else.
 
-Making modules from the values of a layer stays here: methods named `of` and `fill` are left out.
+Making modules from the values of a layer stays here, and so do describing them and counting their
+numbers: methods named as in LEFT_OUT are left out.
 """
 
 import ast
@@ -21,7 +22,7 @@ ALSO = (
     (HERE / "install.py", "shared_names"),
     (HERE / "adapters.py", "known_to_peft"),
 )
-LEFT_OUT = ("of", "fill")
+LEFT_OUT = ("of", "fill", "sizes", "parameters", "uncounted")
 
 HEAD = '''"""A compressed {base}: `lowrank` in config.json names what is factored.
 

@@ -175,6 +175,10 @@ def cost(
         str | None,
         typer.Option(help="Measure speed, in turns with this model.", show_default=False),
     ] = None,
+    kv_bits: Annotated[
+        int | None,
+        typer.Option(help="Bits of cached keys and values: 8, 4 or 2.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what a model costs.
@@ -184,7 +188,7 @@ def cost(
     import lrcore
 
     loaded = loading.load(model)
-    values = lrcore.measure_cost(loaded, context).to_dict()
+    values = lrcore.measure_cost(loaded, context, kv_bits).to_dict()
     speeds = []
     if dense is not None:
         pair = [lrcore.load(dense, None, loading.dtype, loading.device), loaded]

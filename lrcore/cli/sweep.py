@@ -29,6 +29,7 @@ class Lists:
     calibration_sets: str | None = setting(None, "Data sets to calibrate on.")
     sample_counts: str | None = setting(None, "Numbers of calibration windows.")
     seeds: str | None = setting(None, "Seeds of the calibration windows.")
+    temperatures: str | None = setting(None, "Temperatures of policy softmax.")
     rows: str | None = setting(
         None, "File with rows: what is done for each combination, steps and chains of steps."
     )
@@ -105,13 +106,18 @@ def _entries(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def _ratios(text: str) -> list[float]:
-    try:
-        return [float(entry) for entry in _entries(text)]
-    except ValueError:
-        raise InputError(
-            f"--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2; got '{text}'."
-        ) from None
+def _numbers(flag: str, what: str, example: str) -> Callable[[str], list[float]]:
+    """How a list of numbers is read; what it says of one that is none."""
+
+    def read(text: str) -> list[float]:
+        try:
+            return [float(entry) for entry in _entries(text)]
+        except ValueError:
+            raise InputError(
+                f"{flag} reads {what} with commas, such as {example}; got '{text}'."
+            ) from None
+
+    return read
 
 
 def _counts(text: str) -> list[int]:
@@ -126,7 +132,8 @@ def _counts(text: str) -> list[int]:
 READ: dict[str, Callable[[str], list[Any]]] = {
     "methods": _entries,
     "policies": _entries,
-    "ratios": _ratios,
+    "ratios": _numbers("--ratios", "shares between 0 and 1", "0.1,0.2"),
+    "temperatures": _numbers("--temperatures", "positive numbers", "0.05,0.1"),
     "calibration_sets": _entries,
     "sample_counts": _counts,
     "seeds": _counts,

@@ -1,5 +1,6 @@
 """The commands that make a model of another: fewer layers or experts, a narrower residual stream,
-quantised or 2:4 sparse weights, healed factors. Heavy imports wait until they run.
+bases that layers share, quantised or sparse weights, healed factors. Heavy imports wait until they
+run.
 """
 
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 from ..compression.expert_pruning.settings import ExpertPruning
 from ..compression.healing.settings import Healing
 from ..compression.quantising import Quantising
+from ..compression.sharing import Sharing
 from ..compression.shortening.settings import Shortening
 from ..compression.slicing.settings import Slicing
 from ..compression.sparsifying import Sparsifying
@@ -95,6 +97,27 @@ def slice_(
 
 
 @app.command()
+@flags(recipe=(*TEXT, "ratio"), loading=("revision", "dtype", "device"))
+def share(
+    model: Model,
+    out: Out,
+    sharing: Sharing,
+    recipe: Recipe,
+    loading: Loading,
+    as_json: AsJson = False,
+) -> None:
+    """Factor matrices of neighbouring layers with one basis (Basis Sharing).
+
+    The ratio counts decoder-linear parameters. `evaluate`, `generate` and `export` take the folder.
+    """
+    import lrcore
+
+    _check(out)
+    dense, text = loading.load(model), recipe.with_(model=model)
+    _keep(lrcore.share_bases(dense, text, sharing.group, progress), out, as_json)
+
+
+@app.command()
 @flags(recipe=TEXT, loading=("dtype", "device"))
 def quantise(
     model: Annotated[
@@ -142,7 +165,7 @@ def sparsify(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Keep two of every four weights (2:4), by SparseGPT, Wanda or Pruner-Zero.
+    """Keep two of every four weights (2:4), or a share of all.
 
     The size falls, masks counted; no CPU is faster by it.
     """
@@ -150,7 +173,7 @@ def sparsify(
 
     _check(out)
     before, text = loading.load(model), recipe.with_(model=model)
-    _keep(lrcore.sparsify(before, text, sparsifying.criterion, progress), out, as_json)
+    _keep(lrcore.sparsify(before, text, sparsifying, progress), out, as_json)
 
 
 @app.command()

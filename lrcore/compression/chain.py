@@ -20,6 +20,8 @@ from .healing.healing import heal
 from .healing.settings import LORA, Healing
 from .quantise import quantise
 from .quantising import Quantising
+from .share import share_bases
+from .sharing import Sharing
 from .shortening.settings import Shortening
 from .shortening.shorten import shorten
 from .slicing.settings import Slicing
@@ -205,6 +207,11 @@ def _sliced(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
     return slice_hidden(model, step.recipe, one.rotations, one.multiple, around.progress)
 
 
+def _shared(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
+    one: Sharing = step.settings
+    return share_bases(model, step.recipe, one.group, around.progress)
+
+
 def _quantised(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
     one: Quantising = step.settings
     return quantise(
@@ -219,7 +226,7 @@ def _quantised(model: LoadedModel, step: ChainStep, around: Around) -> LoadedMod
 
 def _sparsified(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
     one: Sparsifying = step.settings
-    return sparsify(model, step.recipe, one.criterion, around.progress)
+    return sparsify(model, step.recipe, one, around.progress)
 
 
 def _healed(model: LoadedModel, step: ChainStep, around: Around) -> LoadedModel:
@@ -257,6 +264,12 @@ TRANSFORMS: dict[str, Transform] = {
         (*TEXT, "ratio"),
         Slicing,
     ),
+    "share": Transform(
+        _shared,
+        lambda step: Label("share", str(step.settings.group), step.recipe.ratio),
+        (*TEXT, "ratio"),
+        Sharing,
+    ),
     "quantise": Transform(
         _quantised,
         lambda step: Label(f"{step.settings.quantiser} {step.settings.bits} bit"),
@@ -265,7 +278,7 @@ TRANSFORMS: dict[str, Transform] = {
     ),
     "sparsify": Transform(
         _sparsified,
-        lambda step: Label("2:4", step.settings.criterion),
+        lambda step: Label(step.settings.title, step.settings.criterion),
         TEXT,
         Sparsifying,
     ),

@@ -26,7 +26,7 @@ from ..linalg import cholesky
 from ..models.architectures import decoder_layers, residual_multiplier
 from ..models.layers import read_layer, write_layer
 from ..models.offload import present
-from ..models.stream import LayerStream, Look
+from ..models.stream import LayerStream, Look, along
 from ..statistics import SecondSum, at_least_float32
 
 Of = TypeVar("Of")
@@ -105,12 +105,14 @@ def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: Laye
     is between it and the down projection.
     """
     batches, times = range(len(small.hidden)), residual_multiplier(network)
+    layer = decoder_layers(network)[index]
     fit, has_down = Regression(), False
     inputs: _Kept[Tensor] = _Kept()
     for number in batches:
         then, o_in = dense.look(index, number), small.look_before(index, number, "o")
         inputs.add(number, o_in, o_in.nbytes)
-        wanted = dense.hidden[number] + times * then.o_out - small.hidden[number]
+        goal, before = (along(layer, "attention", one.hidden[number]) for one in (dense, small))
+        wanted = goal + times * then.o_out - before
         fit.add(o_in, wanted / times)
         dense.hidden[number], has_down = then.out, then.down_in is not None
     _install(network, index, "o", fit)
@@ -120,7 +122,8 @@ def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: Laye
         now = small.look(index, number, inputs.get(number))
         assert now.down_in is not None  # the dense layer has one, too
         looks.add(number, now, now.down_in.nbytes + now.o_out.nbytes + now.out.nbytes)
-        wanted = dense.hidden[number] - small.hidden[number] - times * now.o_out
+        before = along(layer, "mlp", along(layer, "attention", small.hidden[number]))
+        wanted = dense.hidden[number] - before - along(layer, "mlp", times * now.o_out)
         fit.add(now.down_in, wanted / times)
     if has_down:
         _install(network, index, "down", fit)

@@ -1,6 +1,7 @@
 """Texts by one name: built in, a local file, or a data set of the hub."""
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ BUILTIN: Mapping[str, Callable[..., list[str]]] = {
 }
 SPLITS = ("calibration", "test", "train")
 MIXED = "+"  # between the data sets of a mixture
+_WEIGHTED = re.compile(r"\s*(?:([0-9.]+)\s*\*)?\s*(.*?)\s*")  # one of them: "3*stories"
 _HALF = re.compile("[\ud800-\udfff]")
 _HINT = (
     "Otherwise give a local .txt, .jsonl, .json or .parquet file, or a hub data set as "
@@ -87,8 +89,10 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
     - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows;
       without a split, "test" for ``role="test"`` and "train" for ``role="calibration"``;
       ``revision`` (hub only) is a branch, tag or commit. Its code is never run;
-    - a mixture of built-in and hub data sets, such as "stories+python-docs": documents of all in
-      turns, as many characters of each as the shortest has. Splits follow ``role``.
+    - a mixture of built-in and hub data sets, such as "stories+python-docs", or with weights,
+      "3*stories+python-docs": documents of all in turns, their characters in proportion to the
+      weights (1 where none is given), as many as the set allows that runs out first. Splits follow
+      ``role``.
 
     Raises InputError where the name or split is unknown, a file is missing, empty or unreadable, no
     field holds text, or the hub cannot be reached.
@@ -100,7 +104,7 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
             f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
         )
     check_name(data, "a data set")
-    if MIXED in data and not files.looks_like_path(data):
+    if (MIXED in data or "*" in data) and not files.looks_like_path(data):
         return _mixture(data.split(MIXED), role, revision)
     name, _, split = data.partition("/")
     path, part = ("", "") if name in BUILTIN else file_and_split(data)
@@ -119,25 +123,49 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
 
 
 def _mixture(names: list[str], role: Role, revision: str | None) -> Texts:
-    """Equal shares of data sets, in characters, to about a document."""
-    for name in names:
+    """Data sets in proportion to their weights, in characters, to about a document."""
+    parts = [_weighted(name) for name in names]
+    for _, name in parts:
         first, _, split = name.partition("/")
         if files.looks_like_path(name) or (first in BUILTIN and split) or name.count(":") > 1:
             raise InputError(
                 f"A mixture holds built-in and hub data sets without a split; '{name}' is a file "
                 "or names a split. Put files together in one file."
             )
-    texts = [load_texts(name, role, revision) for name in names]
-    share = min(sum(map(len, one.documents)) for one in texts)
+    texts = [load_texts(name, role, revision) for _, name in parts]
+    weights = [weight for weight, _ in parts]
+    unit = min(
+        sum(map(len, one.documents)) / weight for one, weight in zip(texts, weights, strict=True)
+    )
     placed = []  # each document with the share of its set that is before it
-    for one in texts:
-        before = 0
+    for one, weight in zip(texts, weights, strict=True):
+        before, share = 0, round(unit * weight)
         for document in one.documents:
             if before < share:
                 placed.append((before / share, document[: share - before]))
             before += len(document)
     documents = tuple(document for _, document in sorted(placed, key=lambda each: each[0]))
-    return Texts(documents, f" {MIXED} ".join(one.source for one in texts))
+    sources = (
+        one.source if weight == 1 else f"{weight:g}*{one.source}"
+        for one, weight in zip(texts, weights, strict=True)
+    )
+    return Texts(documents, f" {MIXED} ".join(sources))
+
+
+def _weighted(part: str) -> tuple[float, str]:
+    """Weight and name of a part of a mixture, such as "3*stories"."""
+    found = _WEIGHTED.fullmatch(part)
+    weight, name = found.groups() if found else (None, part)
+    try:
+        number = 1.0 if weight is None else float(weight)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise InputError(
+            f"'{weight}' is no weight of a data set in a mixture: write a positive number, such as "
+            f"3*{name or 'stories'}."
+        )
+    return number, name
 
 
 def held_out(data: str) -> str:

@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..models.cached import cached
 from ..models.counting import count_flops
 from ..models.load import LoadedModel
+from ..models.quantised_cache import QuantisedLayer, quantised_cache
 from ..models.weights import fingerprint, weight_files
 from ..modules.compressed import CompressedAttention
 from ..progress import Progress, silent
@@ -72,18 +73,20 @@ class Speed:
         return asdict(self)
 
 
-def measure_cost(model: LoadedModel, context: int = 256) -> ModelCost:
+def measure_cost(model: LoadedModel, context: int = 256, kv_bits: int | None = None) -> ModelCost:
     """The exact costs of a model; `context` tokens are the prompt of a prefill, and what a decoded
-    token looks back on.
+    token looks back on. kv_bits: of a quantised cache, see `quantised_cache`; its newest tokens are
+    in full precision, so a short context says little.
 
-    Raises InputError for a context below 1, and where the model has no positions for context + 1
-    tokens.
+    Raises InputError for a context below 1, where the model has no positions for context + 1
+    tokens, and for other kv_bits than 8, 4 and 2.
     """
     check_least("context", context, 1)
+    cache = None if kv_bits is None else quantised_cache(kv_bits)
     model.check_length(context + 1)
     prompt = _prompt(model, context)
     with _counting(model) as counter:
-        cache = _forward(model, prompt)
+        cache = _forward(model, prompt, cache)
     prefill = counter.get_total_flops() / context
     kv = cache_bytes(cache) / context
     with _counting(model) as counter:
@@ -134,11 +137,12 @@ def predicted_flops(model: LoadedModel, context: int) -> int:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of every key and value tensor that a KV cache holds."""
+    """Bytes of all keys and values that a KV cache holds; of rounded ones, codes and grids."""
     return sum(
-        tensor.numel() * tensor.itemsize
+        layer.nbytes
+        if isinstance(layer, QuantisedLayer)
+        else layer.keys.nbytes + layer.values.nbytes
         for layer in cache.layers
-        for tensor in (layer.keys, layer.values)
     )
 
 

@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..generate import Decoder
 from ..models.architectures import text_config
+from ..models.cached import cached
 from ..models.load import LoadedModel
+from ..models.quantised_cache import GROUP, quantised_cache
 from ..progress import Progress
 from ..settings import check_least
 from ..units import Work, each
@@ -28,6 +30,7 @@ from .settings import EvaluationSettings
 
 # Logits of one forward pass; with a vocabulary of 128 k, 2048 tokens take 1 GB in float32.
 _LOGIT_BYTES = 2**29
+FIRST = 256  # positions of the first part of a window whose perplexity is told apart
 _ROWS = 2**24  # float32 numbers per piece of the loss, 64 MB
 
 
@@ -43,6 +46,9 @@ class Evaluation:
     word_perplexity, byte_perplexity: only by protocols that count words.
     window_nll: mean loss of every window, nats/token, for differences between models on the same
     windows; no part of `to_dict`.
+    by_position: of windows of 512 tokens and more, the perplexity of the tokens up to a position,
+    from half of it on: {"256": ..., "512": ..., "1024": ...}, the first from the beginning, the
+    last to the end of the window. None of shorter windows, and where a loss is not finite.
     """
 
     perplexity: float
@@ -57,11 +63,14 @@ class Evaluation:
     word_perplexity: float | None = None
     byte_perplexity: float | None = None
     window_nll: tuple[float, ...] = field(default=(), repr=False)
+    by_position: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no NaN or infinity: those become None."""
         figures = asdict(self)
         del figures["window_nll"]
+        if self.by_position is None:
+            del figures["by_position"]
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in figures.items()
@@ -86,7 +95,9 @@ def evaluate(
     began = time.perf_counter()
     check_least("batch", batch, 1)
     passages = make_passages(model, EvaluationSettings.of(data, settings))
-    losses = [part.double() for _, part in row_losses(model, passages.rows, batch, progress)]
+    kv_bits = passages.protocol.get("kv_bits")
+    rows = row_losses(model, passages.rows, batch, progress, kv_bits)
+    losses = [part.double() for _, part in rows]
     return summarise(model, passages, losses, time.perf_counter() - began)
 
 
@@ -123,7 +134,26 @@ def summarise(
         word_perplexity=None if per_word is None else _exp(per_word),
         byte_perplexity=None if per_word is None or per_byte is None else _exp(per_byte),
         window_nll=tuple(float(one) for part in losses for one in part.mean(1)),
+        by_position=None if nonfinite or len(losses) > 1 else by_position(losses[0]),
     )
+
+
+def by_position(losses: Tensor) -> dict[str, float] | None:
+    """Perplexity of tokens by where they are, see `Evaluation`, of the losses [n, scored] of
+    windows; None where they are shorter than 2 FIRST.
+    """
+    length = losses.shape[1] + 1
+    if length < 2 * FIRST:
+        return None
+    ends = [FIRST]
+    while 2 * ends[-1] <= length:
+        ends.append(2 * ends[-1])
+    ends[-1:] = [length] if length < 1.5 * ends[-1] else [ends[-1], length]
+    starts = [1, *ends]  # nothing predicts the first token
+    return {
+        str(end): _exp(float(losses[:, start - 1 : end - 1].mean()))
+        for start, end in zip(starts, ends, strict=False)
+    }
 
 
 def measured_with(model: LoadedModel) -> dict[str, str]:
@@ -142,9 +172,16 @@ def groups(rows: list[Row]) -> Iterator[tuple[Tensor, int]]:
 
 
 def row_losses(
-    model: LoadedModel, rows: list[Row], batch: int = 8, progress: Progress | None = None
+    model: LoadedModel,
+    rows: list[Row],
+    batch: int = 8,
+    progress: Progress | None = None,
+    kv_bits: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The groups of `rows` with the losses of their scored tokens, ([n, t], [n, scored])."""
+    """The groups of `rows` with the losses of their scored tokens, ([n, t], [n, scored]).
+
+    kv_bits: as of `window_losses`.
+    """
     done = 0
     for tokens, scored in groups(rows):
         before = done
@@ -153,16 +190,21 @@ def row_losses(
             if progress is not None:
                 progress(stage, before + now, len(rows))
 
-        yield tokens, window_losses(model, tokens, batch, counted)[:, -scored:]
+        yield tokens, window_losses(model, tokens, batch, counted, kv_bits)[:, -scored:]
         done += len(tokens)
 
 
 def window_losses(
-    model: LoadedModel, tokens: Tensor, batch: int = 8, progress: Progress | None = None
+    model: LoadedModel,
+    tokens: Tensor,
+    batch: int = 8,
+    progress: Progress | None = None,
+    kv_bits: int | None = None,
 ) -> Tensor:
     """Loss of every predicted token.
 
     tokens [n, T] -> [n, T - 1], float32 on the CPU; entry (i, t) is -log p(token t + 1 | 0..t).
+    kv_bits: of a quantised cache through which the tokens pass, see `quantised_cache`.
     """
     parts = list(batches(model, tokens, batch))
     windows = [0, *accumulate(map(len, parts))]
@@ -171,7 +213,7 @@ def window_losses(
         if progress is not None and done:
             progress(stage, windows[done], len(tokens))
 
-    return torch.cat(list(each(Work("evaluate", _Losses(model)), parts, counted)))
+    return torch.cat(list(each(Work("evaluate", _Losses(model, kv_bits)), parts, counted)))
 
 
 def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
@@ -191,16 +233,20 @@ class _Losses:
     """The task of `window_losses`: the losses of one forward pass."""
 
     model: LoadedModel
+    kv_bits: int | None = None
 
     def __call__(self, tokens: Tensor, progress: Progress) -> Tensor:
         del progress
-        return _losses(self.model, tokens)
+        return _losses(self.model, tokens, self.kv_bits)
 
 
 @torch.inference_mode()
-def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
-    out = model.network(input_ids=tokens[:, :-1], use_cache=False)
-    logits = out.logits.flatten(0, 1)  # [b (T - 1), vocab]
+def _losses(model: LoadedModel, tokens: Tensor, kv_bits: int | None) -> Tensor:
+    if kv_bits is None:
+        logits = model.network(input_ids=tokens[:, :-1], use_cache=False).logits
+    else:
+        logits = _through_cache(model, tokens[:, :-1], kv_bits)
+    logits = logits.flatten(0, 1)  # [b (T - 1), vocab]
     targets = tokens[:, 1:].flatten()
     step = max(1, _ROWS // logits.shape[1])
     pieces = zip(logits.split(step), targets.split(step), strict=True)
@@ -208,6 +254,15 @@ def _losses(model: LoadedModel, tokens: Tensor) -> Tensor:
         [F.cross_entropy(piece.float(), target, reduction="none") for piece, target in pieces]
     )
     return losses.view(len(tokens), -1).cpu()
+
+
+def _through_cache(model: LoadedModel, tokens: Tensor, kv_bits: int) -> Tensor:
+    """Logits [b, t, vocab] of tokens that read those before them from a quantised cache, as if they
+    came one by one.
+    """
+    cache = quantised_cache(kv_bits)
+    parts = [cached(model.network, part, cache)[0].logits for part in tokens.split(GROUP, 1)]
+    return torch.cat(parts, 1)
 
 
 def token_losses(model: LoadedModel, text: str) -> list[tuple[str, float]]:

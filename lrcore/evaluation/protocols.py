@@ -24,6 +24,7 @@ from ..data import (
 from ..errors import InputError
 from ..history import texts_seen
 from ..models.load import LoadedModel
+from ..models.quantised_cache import check_kv_bits
 from ..settings import check_settings
 from .settings import DEFAULT_LENGTH, EvaluationSettings, Protocol, find_protocol
 
@@ -107,10 +108,18 @@ def make_passages(
             "protocol 'windows' for your own."
         )
     check_settings(settings)
+    if settings.kv_bits is not None:
+        check_kv_bits(settings.kv_bits)
+        if others:
+            raise InputError(
+                "Models are compared in whole windows, without a cache. Measure one with kv_bits "
+                "by `evaluate`, or several by a sweep."
+            )
     texts = _read((model, *others), settings.data)
     passages = _CUTS[row.kind](_Source(model, texts, settings, row))
     model.check_tokens(max((int(tokens.max()) for tokens, _ in passages.rows), default=0))
-    return replace(passages, overlapping=overlapping(texts))
+    cached = {} if settings.kv_bits is None else {"kv_bits": settings.kv_bits}
+    return replace(passages, protocol=passages.protocol | cached, overlapping=overlapping(texts))
 
 
 def _windows(source: _Source) -> Passages:

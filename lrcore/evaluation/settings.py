@@ -86,7 +86,8 @@ class EvaluationSettings:
     the most windows (documents, for a protocol on documents); None: all. seq_len: tokens per
     window; None: the protocol's own, 256 for "windows" and "strided". sampling ("first" or
     "random") and seed: of "windows". protocol: a name in `PROTOCOLS`. stride: of "strided"; None:
-    half of seq_len.
+    half of seq_len. kv_bits: 8, 4 or 2 bits of cached keys and values, see `quantised_cache`; None:
+    as they are.
     """
 
     data: str = setting("stories", "Text to score: built-in name, file, or name:config:split.")
@@ -99,6 +100,14 @@ class EvaluationSettings:
         "windows, gptq-2048, gptq-4096, gptq-2048-c4, gptq-2048-ptb, strided or lm-eval-word.",
     )
     stride: int | None = setting(None, "Of protocol strided. Default: half a window.", low=1)
+    kv_bits: int | None = setting(
+        None, "Bits of cached keys and values: 8, 4 or 2. Default: as they are."
+    )
+
+    @property
+    def title(self) -> str:
+        """The data set, and the bits of the cache where it is quantised: "stories, KV 4 bit"."""
+        return self.data if self.kv_bits is None else f"{self.data}, KV {self.kv_bits} bit"
 
     @classmethod
     def of(

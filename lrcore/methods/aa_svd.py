@@ -17,7 +17,7 @@ from ..options import option
 from ..statistics import COMMON_TAPS, TAPS, Moments
 from .factors import LayerFactors
 from .method import MATRICES, Method
-from .svd import factored
+from .svd import factored, stored_option
 
 NEEDS = frozenset((tap, statistic) for tap in COMMON_TAPS for statistic in ("second", "cross"))
 
@@ -37,6 +37,7 @@ class AaSvdOptions:
         low=1e-8,
         high=10.0,
     )
+    stored: str = stored_option()
 
 
 DEFAULT = AaSvdOptions()
@@ -57,7 +58,7 @@ def factor(layer: Layer, moments: Moments, options: AaSvdOptions = DEFAULT) -> L
         second = moments.second(tap)
         apart = moments.cross(tap) - second
         target = anchored(projection.weight, apart, second, options)
-        solved[name] = factored(layer, name, *whitened_svd(target, second))
+        solved[name] = factored(layer, name, *whitened_svd(target, second), options.stored)
     return solved
 
 

@@ -4,9 +4,15 @@ without the data.
 Option weights=fisher is FWSVD (Hsu et al., ICLR 2022): the error of every input is weighted by the
 empirical Fisher information of its weights. The paper's layer is `X W` with W [in, out], so its
 rows are the inputs; here, in `W x`, the columns are.
+
+Option stored=pivots, which `svd_llm` and `aa_svd` have too, stores a product as PIFA does (Zhao et
+al., ICML 2025): r of its rows as they are, and the others as combinations of these. It is the same
+matrix in `r (d + d') - r^2` numbers in the place of `r (d + d')`, so that at the same size it has a
+higher rank.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +23,21 @@ from ..statistics import Moments
 from .costs import matrix_cost
 from .experts import EachExpert
 from .factors import FactoredMatrix, LayerFactors
+from .latentllm.junction import nested
+from .latentllm.local import StackedMatrices, stacked_cost
 from .method import MATRICES, Method
+
+PIVOTS = "pivots"
+
+
+def stored_option() -> Any:
+    """The option of methods that factor each matrix on its own."""
+    return option(
+        "pairs",
+        "pairs: two factors; pivots: some rows of their product, and the others as combinations of "
+        "these (PIFA): the same matrix in fewer numbers",
+        choices=("pairs", PIVOTS),
+    )
 
 
 @dataclass(frozen=True)
@@ -27,6 +47,7 @@ class SvdOptions:
         "weight of every input's error: equal; fisher: its squared gradients (FWSVD)",
         choices=("equal", "fisher"),
     )
+    stored: str = stored_option()
 
 
 DEFAULT = SvdOptions()
@@ -43,15 +64,24 @@ def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> Lay
     for name, projection in layer.matrices().items():
         fisher = None if options.weights == "equal" else moments.values[name, "fisher"]
         metric = fisher.diag() if fisher is not None and bool(fisher.any()) else None
-        solved[name] = factored(layer, name, *whitened_svd(projection.weight, metric))
+        product = whitened_svd(projection.weight, metric)
+        solved[name] = factored(layer, name, *product, options.stored)
     return solved
 
 
-def factored(layer: Layer, name: str, up: Tensor, values: Tensor, down: Tensor) -> FactoredMatrix:
-    """The factor of one matrix, `up @ down` with the scale shared evenly between both.
+def factored(
+    layer: Layer, name: str, up: Tensor, values: Tensor, down: Tensor, stored: str = "pairs"
+) -> FactoredMatrix | StackedMatrices:
+    """The factor of one matrix, `up @ down`: as pairs, with the scale shared evenly between both;
+    or as pivots, `up @ down = P [I; C] W_p` with r rows `W_p` of the product, at every rank r.
 
     up [out, k], values [k], down [k, in].
     """
+    if stored == PIVOTS:
+        side = "left_identity"
+        cost = stacked_cost(layer, (name,), side, add_bias=False)
+        product = nested(up.unsqueeze(0), down.unsqueeze(0), values.unsqueeze(0), side)
+        return StackedMatrices(values[: cost.full], cost, None, (name,), product, None)
     cost, (up, down) = matrix_cost(layer, name), balanced(up, down)
     return FactoredMatrix(values[: cost.full], cost, None, name, up, down)
 

@@ -6,26 +6,36 @@ gives the same optimum, and the projection form needs none (see `linalg.whitened
 second part, the weight update after truncation, is the sequential calibration here.
 """
 
+from dataclasses import dataclass
+
 from ..layer import Layer
 from ..linalg import whitened_svd
-from ..options import NO_OPTIONS, NoOptions
 from ..statistics import COMMON_TAPS, TAPS, Moments
 from .experts import EachExpert
 from .factors import LayerFactors
 from .method import MATRICES, Method
-from .svd import factored
+from .svd import factored, stored_option
 
 NEEDS = frozenset((tap, "second") for tap in COMMON_TAPS)
 
 
-def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:
+@dataclass(frozen=True)
+class SvdLlmOptions:
+    stored: str = stored_option()
+
+
+DEFAULT = SvdLlmOptions()
+
+
+def factor(layer: Layer, moments: Moments, options: SvdLlmOptions = DEFAULT) -> LayerFactors:
     """Every matrix at every rank r with an error of `sum_{j>=r} sigma_j^2` in the metric S, sigma
     the singular values of `W S^{1/2}`.
     """
-    return {
-        name: factored(layer, name, *whitened_svd(projection.weight, moments.second(TAPS[name])))
-        for name, projection in layer.matrices().items()
-    }
+    solved: LayerFactors = {}
+    for name, projection in layer.matrices().items():
+        product = whitened_svd(projection.weight, moments.second(TAPS[name]))
+        solved[name] = factored(layer, name, *product, options.stored)
+    return solved
 
 
 METHOD = Method(
@@ -33,9 +43,10 @@ METHOD = Method(
     paper="SVD-LLM (Wang et al., ICLR 2025)",
     notes="Every matrix on its own, whitened by its input. Biases stay as they are; with "
     "calibration 'sequential' each layer is whitened by the outputs of the compressed layers "
-    "before it.",
+    "before it. stored=pivots is PIFA's lossless form of the factors.",
     factor=EachExpert(factor),
     components=MATRICES,
     needs=NEEDS,
     shrinks_kv=False,
+    options=SvdLlmOptions,
 )

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..experts import SHARES, needs_of, observe
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..modules.own_tables import tables_of
+from ..modules.sliced import SlicedLayer
 from ..statistics import LATENT_TAPS, Accumulator, Moments, Need, check_finite_moments
 from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers, residual_multiplier
@@ -165,8 +166,9 @@ class LayerStream:
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
-                    middle = hidden + added["o"].view_as(hidden) if added else None
-                    accumulator.observe_block(hidden, out, middle)
+                    before = along(layer, "attention", hidden)
+                    middle = before + added["o"].view_as(out) if added else None
+                    accumulator.observe_block(*_in_one_basis(layer, before, out, middle))
                 if advance:
                     self._hidden[number] = out
         if not accumulator.needs:
@@ -213,9 +215,10 @@ class LayerStream:
         out, times = look.out, residual_multiplier(self.network)
         if look.down_in is not None:
             layer = decoder_layers(self.network)[index]
+            before = along(layer, "attention", self._hidden[number]) + times * look.o_out
             path = projection_paths(architecture_of(self.network), layer)["down"]
             down = layer.get_submodule(path)(look.down_in)
-            out = self._hidden[number] + times * look.o_out + times * down
+            out = along(layer, "mlp", before) + times * down
         self._hidden[number] = out
 
     @torch.inference_mode()
@@ -276,6 +279,23 @@ class LayerStream:
             if tap in accumulator.taps and not architecture_of(self.network).kept:
                 module = _states_module(layer, paths[name], name)
                 stack.callback(module.register_forward_hook(score_hook(tap, name)).remove)
+
+
+def along(layer: nn.Module, component: str, hidden: Tensor) -> Tensor:
+    """The residual stream beside a component ("attention", "mlp") of a decoder layer, in the basis
+    after it, [b, t, d]; only a sliced layer changes the basis.
+    """
+    return layer.passed(component, hidden) if isinstance(layer, SlicedLayer) else hidden
+
+
+def _in_one_basis(
+    layer: nn.Module, before: Tensor, after: Tensor, middle: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Input, output and middle of a layer, in the basis of its output: only there can they be
+    compared. before, middle: in the basis after the attention.
+    """
+    between = None if middle is None else along(layer, "mlp", middle)
+    return along(layer, "mlp", before), after, between
 
 
 class _Reached(Exception):

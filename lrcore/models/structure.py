@@ -11,7 +11,7 @@ from ..forms import Quantised
 from ..modules.compressed import CompressedAttention
 from ..modules.install import describe_module
 from ..modules.projections import LowRankLinear, StoredLinear, describe
-from ..modules.sliced import SlicedLayer, has_residual_matrices, residual_parameters
+from ..modules.sliced import SlicedLayer, residual_parameters
 from ..tensor_files import StoredTensor
 from .architectures import architecture_of, decoder_layers
 from .layers import expert_modules, module_at, projection_paths, read_layer
@@ -43,6 +43,7 @@ def structure(network: PreTrainedModel) -> dict[str, Any]:
     """The replaced modules by layer, as `install` needs them to rebuild: JSON-able, no tensors."""
     row = architecture_of(network)
     described: dict[str, Any] = {}
+    owners: dict[int, str] = {}  # of the bases of earlier layers
     for index, layer in enumerate(decoder_layers(network)):
         paths = [row.attention, row.mlp]
         more: dict[str, Any] = {}
@@ -54,7 +55,13 @@ def structure(network: PreTrainedModel) -> dict[str, Any]:
         own |= expert_modules(row, layer)
         if isinstance(layer, SlicedLayer):
             own |= {path: getattr(layer, path) for path in ("attention_skip", "mlp_skip")}
-        described[f"{row.layers}.{index}"] = more | _described(own)
+        place = f"{row.layers}.{index}"
+        described[place] = more | _described(own)
+        for path, module in own.items():
+            if isinstance(module, LowRankLinear):
+                owner = owners.setdefault(id(module.down), f"{place}.{path}")
+                if not owner.startswith(f"{place}."):
+                    described[place]["projections"][path]["down_at"] = owner
     outside = sliced_modules(network)
     return described | ({"": _described(outside)} if outside else {})
 
@@ -64,9 +71,9 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
 
     factored: low-rank or stored matrices; quantised: some of them in few bits; shared: a `down` of
     several projections; latent: cached in the place of keys or values; summed: heads before the
-    output projection; sinks: scores that belong to no key; channel: a rotary channel; rotations:
-    bases in the residual stream; experts: mixtures of them, which a dense model may have, too;
-    kept: attention that stays the family's own, as it is in a dense model.
+    output projection; sinks: scores that belong to no key; channel: a rotary channel; experts:
+    mixtures of them, which a dense model may have, too; kept: attention that stays the family's
+    own, as it is in a dense model.
     """
     modules = list(decoder_layers(network).modules())
     attentions = [m for m in modules if isinstance(m, CompressedAttention)]
@@ -80,7 +87,6 @@ def forms_of(network: PreTrainedModel) -> frozenset[str]:
         "summed": any(m.summed for m in attentions),
         "sinks": any(getattr(m, "sinks", None) is not None for m in modules),
         "channel": any(getattr(m, "q_channel", None) is not None for m in attentions),
-        "rotations": has_residual_matrices(network),
         "experts": architecture_of(network).experts,
         "kept": architecture_of(network).kept,
     }
@@ -139,10 +145,14 @@ class ModelSize:
 def measure(network: PreTrainedModel) -> ModelSize:
     """The size of a network, compressed or not."""
     kv = decoder_linear = 0
-    for index in range(len(decoder_layers(network))):
+    bases: dict[int, int] = {}  # of the low-rank projections, and the layer that has them first
+    for index, module in enumerate(decoder_layers(network)):
         layer = read_layer(network, index)
         kv += layer.attention.kv_values
-        decoder_linear += layer.parameters + residual_parameters(decoder_layers(network)[index])
+        decoder_linear += layer.parameters + residual_parameters(module)
+        downs = {id(m.down): m.down for m in module.modules() if isinstance(m, LowRankLinear)}
+        shared = [one for key, one in downs.items() if bases.setdefault(key, index) != index]
+        decoder_linear -= sum(one.weight.numel() for one in shared)
     parameters = sum(p.numel() for p in network.parameters())
     parameters += sum(
         module.uncounted for module in network.modules() if isinstance(module, StoredLinear)

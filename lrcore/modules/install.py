@@ -87,7 +87,8 @@ def install(network: PreTrainedModel, places: Mapping[str, Mapping[str, Any]]) -
         for path, described in entry["modules"].items():
             native = holder.get_submodule(path)
             holder.set_submodule(path, _empty_module(network, place, described, native))
-        for path, projection in rebuild(entry["projections"], network.dtype).items():
+        made = rebuild(entry["projections"], network.dtype, network.get_submodule)
+        for path, projection in made.items():
             parent, _, leaf = path.rpartition(".")
             beside = holder.get_submodule(parent)
             setattr(beside, leaf, in_place_of(getattr(beside, leaf, None), projection))
@@ -114,13 +115,20 @@ def places_in(places: Mapping[str, Mapping[str, Any]], inside: str) -> dict[str,
     kept: dict[str, dict[str, Any]] = {}
     for place, entry in places.items():
         if place:
-            kept[place.removeprefix(start)] = dict(entry)
+            own = {path: _inside(start, one) for path, one in entry["projections"].items()}
+            kept[place.removeprefix(start)] = dict(entry) | {"projections": own}
             continue
         kept[""] = {
             kind: {p.removeprefix(start): one for p, one in own.items() if p.startswith(start)}
             for kind, own in entry.items()
         }
     return kept
+
+
+def _inside(start: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    """A projection whose basis is one of an earlier layer, by the path from there."""
+    owner = described.get("down_at")
+    return {**described, **({"down_at": owner.removeprefix(start)} if owner else {})}
 
 
 def shared_names(network: nn.Module) -> dict[str, str]:

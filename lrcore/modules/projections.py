@@ -174,8 +174,13 @@ def _describe_form(part: str, module: nn.Module | None) -> dict[str, Any]:
     return {part: entry | ({"settings": module.settings} if module.settings else {})}
 
 
-def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, nn.Module]:
-    """Empty modules of the described shapes; the caller loads the state dict."""
+def rebuild(
+    described: Mapping[str, dict[str, Any]], dtype: torch.dtype, find: Callable[[str], Any]
+) -> dict[str, nn.Module]:
+    """Empty modules of the described shapes; the caller loads the state dict.
+
+    find: a projection of an earlier layer by its path, whose `down` another one shares.
+    """
     modules: dict[str, Any] = {}
     for name, entry in described.items():
         size_in, size_out, rank, bias = entry["in"], entry["out"], entry["rank"], entry["bias"]
@@ -184,6 +189,8 @@ def rebuild(described: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict
             continue
         if "down_of" in entry:
             down = modules[entry["down_of"]].down
+        elif "down_at" in entry:
+            down = find(entry["down_at"]).down
         else:
             down = _empty(entry.get("down"), (rank, size_in), False, dtype)
         up, sparse = _empty(entry.get("up"), (size_out, rank), bias, dtype), None

@@ -5,7 +5,16 @@ and reads of a recipe only its text.
 from collections.abc import Sequence
 from typing import Any
 
-from ..history import Compressed, ExpertsPruned, Shortened, Sliced, Sparsified, Step, last_step
+from ..history import (
+    Compressed,
+    ExpertsPruned,
+    SharedBases,
+    Shortened,
+    Sliced,
+    Sparsified,
+    Step,
+    last_step,
+)
 from ..recipe import Recipe
 
 # What such a method is called, as the command line has it, and the field that says how it chose.
@@ -14,11 +23,14 @@ WHOLE: dict[type[Any], tuple[str, str]] = {
     Shortened: ("shorten", "by"),
     ExpertsPruned: ("prune-experts", "by"),
     Sparsified: ("sparsify", "criterion"),
+    SharedBases: ("share", "group"),
 }
 READ = Recipe.fields_of("source", "windows")
 
 
-def whole(history: Sequence[Step]) -> ExpertsPruned | Sliced | Shortened | Sparsified | None:
+def whole(
+    history: Sequence[Step],
+) -> ExpertsPruned | Sliced | Shortened | Sparsified | SharedBases | None:
     """The step that changed the model as a whole; None where ranks made it."""
     if last_step(history, Compressed) is not None:
         return None
@@ -31,7 +43,7 @@ def method_and_policy(recipe: Recipe, history: Sequence[Step]) -> tuple[str, str
     if step is None:
         return recipe.method, recipe.policy
     method, choice = WHOLE[type(step)]
-    return method, getattr(step, choice)
+    return method, str(getattr(step, choice))
 
 
 def fields(recipe: Recipe, history: Sequence[Step]) -> dict[str, Any]:

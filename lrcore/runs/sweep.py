@@ -23,6 +23,7 @@ LISTS = {
     "seeds": "seed",
     "methods": "method",
     "policies": "policy",
+    "temperatures": "temperature",
     "ratios": "ratio",
 }  # each with the field of the recipe that it stands for, the first varying slowest
 NAMES = ("calibration_sets", "methods", "policies")  # lists of text
@@ -36,9 +37,9 @@ class Sweep:
     """What to try.
 
     base: all that the cells have in common; its `options` go with its own method only. methods,
-    policies, ratios, calibration_sets, sample_counts, seeds: lists of fields of the base, every
-    combination of which is tried; an empty one leaves the base's own. rows: what is done for
-    each combination, see `read_chains`; none stands for one compression.
+    policies, ratios, calibration_sets, sample_counts, seeds, temperatures: lists of fields of the
+    base, every combination of which is tried; an empty one leaves the base's own. rows: what is
+    done for each combination, see `read_chains`; none stands for one compression.
 
     evaluations: what every cell, and the dense model, is measured on; of a file that is calibrated
     on as well, the held-out tail. tasks: answered by each of them as well. speed: also tokens per
@@ -57,6 +58,7 @@ class Sweep:
     seeds: Sequence[int] = ()
     rows: Sequence[Any] = ()
     tasks: Sequence[TaskSettings] = ()
+    temperatures: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         for name in LISTS:

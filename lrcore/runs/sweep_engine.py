@@ -11,8 +11,10 @@ from typing import Any
 
 from ..calibration.calibrate import calibrate
 from ..errors import InputError, Shortage
+from ..evaluation.settings import EvaluationSettings
 from ..models.counting import count_account
 from ..models.load import LoadedModel
+from ..models.quantised_cache import quantised_kv_bytes
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..units import HERE, Work, workers
@@ -96,7 +98,7 @@ def _run(
     except Shortage:
         raise  # the next cell would lack room as well, and this one can be made once there is some
     except InputError as error:
-        texts: list[str | None] = [one.data for one in sweep.evaluations]
+        texts: list[str | None] = [one.title for one in sweep.evaluations]
         texts += [one.title for one in sweep.tasks]
         return [
             SweepRow.of(cell.steps, {}, {}, measured_on=text, error=str(error))
@@ -107,13 +109,25 @@ def _run(
     costs = store.costs(model, models.dense, sweep.speed, progress)
     if sweep.speed and cell.steps:
         costs = {**costs, "making_seconds": seconds}
-    found = [(one.data, store.measure(cell, model, one, progress)) for one in sweep.evaluations]
-    found += [(one.title, store.answer(model, one, progress)) for one in sweep.tasks]
+    found = [
+        (one.title, _cached(account, model, one), store.measure(cell, model, one, progress))
+        for one in sweep.evaluations
+    ]
+    found += [(one.title, account, store.answer(model, one, progress)) for one in sweep.tasks]
     more = {"context": sweep.base.seq_len}
     return [
-        SweepRow.of(cell.steps, account, {**costs, **figures}, measured_on=name, **more)
-        for name, figures in found
+        SweepRow.of(cell.steps, own, {**costs, **figures}, measured_on=name, **more)
+        for name, own, figures in found
     ]
+
+
+def _cached(
+    account: Mapping[str, Any], model: LoadedModel, settings: EvaluationSettings
+) -> Mapping[str, Any]:
+    """The account, with the cache in the bits in which an evaluation has it."""
+    if settings.kv_bits is None:
+        return account
+    return {**account, "kv_bytes_per_token": round(quantised_kv_bytes(model, settings.kv_bits))}
 
 
 def _made(models: ChainModels, cell: Cell, store: SweepStore, progress: Progress) -> LoadedModel:

@@ -73,8 +73,17 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     elif chain:
         steps = [step.to_dict() for step in chain]
         made |= {"steps": steps, "device": str(model.device)}
-    measured = [asdict(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
+    measured = [_named(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
     return cache_key(FORMAT, model.fingerprint, model.dtype, made, measured, sweep.speed)
+
+
+def _named(settings: EvaluationSettings) -> dict[str, Any]:
+    """Its fields; kv_bits only where it is given, so that cells of earlier versions stay."""
+    return {
+        name: value
+        for name, value in asdict(settings).items()
+        if name != "kv_bits" or value is not None
+    }
 
 
 class SweepStore(ABC):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from prose import wrap
@@ -57,6 +58,15 @@ class Subject:
     def evaluation(self) -> lrcore.EvaluationSettings:
         """What its perplexity is measured by."""
         return lrcore.EvaluationSettings(self.data, samples=self.windows, seq_len=self.length)
+
+
+# What a method is measured with where a recipe's default would make it another one.
+OWN: dict[str, dict[str, str]] = {"aa_svd": {"calibration": "sequential"}}  # else it is svd_llm
+
+
+def recipe_of(base: lrcore.Recipe, method: str, **fields: Any) -> lrcore.Recipe:
+    """The recipe of a method among the tables."""
+    return base.with_(**OWN.get(method, {}), method=method, **fields)
 
 
 def check(models: list[str]) -> None:

@@ -14,7 +14,7 @@ import lrcore
 from lrcore.evaluation import report
 from lrcore.evaluation.report import COLOURS, Axis, Point
 
-from .page import RATIOS, ROOT, note, subjects
+from .page import RATIOS, ROOT, note, recipe_of, subjects
 from .quality import BUDGETS, keep, read_record
 
 PICTURE = ROOT / "assets" / "pictures" / "pareto.svg"
@@ -59,7 +59,7 @@ def measure(own: dict[str, Any], recipe: lrcore.Recipe, save: Callable[[], None]
     for key, method, policy, ratio, cell in chosen(own["cells"]):
         if "milliseconds" in cell:
             continue
-        single = recipe.with_(method=method, policy=policy, ratio=ratio)
+        single = recipe_of(recipe, method, policy=policy, ratio=ratio)
         if factors is None or factors.method != method:
             factors = lrcore.prepare(model, single)
         factors = lrcore.measure_evidence(model, factors, single)

@@ -18,7 +18,16 @@ from typing import Any
 import lrcore
 
 from .choice import write_choice
-from .page import DOCUMENT, RATIOS, Subject, note, subjects, table, write_section
+from .page import (
+    DOCUMENT,
+    RATIOS,
+    Subject,
+    note,
+    recipe_of,
+    subjects,
+    table,
+    write_section,
+)
 from .standing import write_standing
 
 RECORD = DOCUMENT.with_suffix(".json")
@@ -43,7 +52,7 @@ class Cells:
             for ratio in self.ratios:
                 there = any(f"{method} {policy} {budget} {ratio}" in known for budget in BUDGETS)
                 if (not self.policies or policy in self.policies) and not (self.missing and there):
-                    yield base.with_(method=method, policy=policy, ratio=ratio)
+                    yield recipe_of(base, method, policy=policy, ratio=ratio)
 
 
 def quality(only: list[str], wanted: Cells) -> None:
@@ -124,7 +133,7 @@ def solve(only: list[str]) -> None:
         calibration = lrcore.calibrate(model, subject.recipe)
         for method in lrcore.methods():
             began = time.perf_counter()
-            single = subject.recipe.with_(method=method["name"], ratio=RATIOS[-1])
+            single = recipe_of(subject.recipe, method["name"], ratio=RATIOS[-1])
             lrcore.compress(model, single, lrcore.factorise(model, calibration, method["name"]))
             seconds[method["name"]] = round(time.perf_counter() - began, 2)
             note(f"solve {subject.title} {method['name']} {seconds[method['name']]}")

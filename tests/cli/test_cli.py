@@ -26,6 +26,7 @@ COMMANDS = (
     "shorten",
     "prune-experts",
     "slice",
+    "share",
     "sparsify",
     "export",
 )

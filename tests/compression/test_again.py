@@ -21,8 +21,8 @@ MORE = {
 }
 TOKENS = torch.arange(3, 23).unsqueeze(0)
 SENTENCES = {
-    ("care", "latentllm"): "use latentllm first",
-    ("palu", "latentllm"): "use latentllm first",
+    ("care", "latentllm"): "do not make smaller",
+    ("palu", "latentllm"): "do not make smaller",
     **{("joint", method): "share one latent" for method in METHODS},
     **{("qkv", method): "share one latent" for method in METHODS},
 }
@@ -146,10 +146,16 @@ def test_after_other_steps(tiny_llama, first, recipe) -> None:
     healing = lrcore.Healing(data=recipe.data, samples=2, seq_len=24, steps=1, batch=2)
     healed = lrcore.heal(first["a3"], healing, teacher=dense)
     sliced = lrcore.slice_hidden(dense, recipe, rotations="one")
-    for model in (healed, sliced, lrcore.drop_layers(dense, [1])):
+    in_blocks = lrcore.slice_hidden(dense, recipe)  # with matrices in the residual path
+    for model in (healed, sliced, in_blocks, lrcore.drop_layers(dense, [1])):
         small = lrcore.compress(model, again)
         assert small.account.model.decoder_parameters == small.size.decoder_linear
         assert small.size.decoder_linear <= 0.8 * model.size.decoder_linear
         assert torch.isfinite(logits(small)).all()
-    with pytest.raises(lrcore.InputError, match="another basis before every component"):
-        lrcore.compress(lrcore.slice_hidden(dense, recipe), again)
+
+
+def test_pivots_are_refused_where_latents_are_cached(first, recipe) -> None:
+    wanted = recipe.with_(method="svd_llm", options={"stored": "pivots"})
+    with pytest.raises(lrcore.InputError, match="stored=pairs"):
+        lrcore.compress(first["care"], wanted)
+    assert lrcore.compress(first["a3"], wanted).size.parameters < first["a3"].size.parameters

@@ -13,8 +13,10 @@ import lrcore
 from lrcore.calibration.calibrate import make_calibration_windows
 from lrcore.cli import main
 from lrcore.compression.rewriting import rewritten_network
+from lrcore.compression.sparsify import shrunk
+from lrcore.compression.sparsifying import Sparsifying
 from lrcore.evaluation.cost import bytes_on_disk
-from lrcore.forms import dense
+from lrcore.forms import dense, masked
 from lrcore.models.layers import read_layer
 from lrcore.obs import pruner_zero
 
@@ -115,7 +117,7 @@ def test_what_would_lose_the_masks_is_refused_in_one_sentence(then, recipe):
         "sparsify": lambda: lrcore.sparsify(made, recipe),
         "shorten": lambda: lrcore.shorten(made, recipe, 1),
     }
-    with pytest.raises(lrcore.InputError, match="2:4 sparse"):
+    with pytest.raises(lrcore.InputError, match="sparse matrices"):
         steps[then]()
 
 
@@ -156,3 +158,55 @@ def test_they_are_rows_of_a_sweep(recipe):
         "hqq 4 bit",
         "gptq 4 bit",
     }
+
+
+@pytest.mark.parametrize("criterion", ["sparsegpt", "wanda", "pruner_zero", "shrinkage"])
+def test_a_share_of_all_weights_is_kept_and_comes_back_bit_for_bit(criterion, recipe, tmp_path):
+    model = lrcore.load(recipe.model)
+    made = lrcore.sparsify(model, recipe, criterion, pattern="unstructured", kept=0.3)
+    numbers = left = bits = 0
+    for index in range(3):
+        for p in read_layer(made.network, index).matrices().values():
+            numbers, left = numbers + p.weight.numel(), left + int((p.weight != 0).sum())
+            bits += p.weight.shape[0] * -(-p.weight.shape[1] // 8)
+    assert left == pytest.approx(0.3 * numbers, rel=0.03)
+    assert model.size.parameters - made.size.parameters == numbers - left
+    assert model.size.stored - made.size.stored == 4 * (numbers - left) - bits
+    step = made.step(lrcore.Sparsified)
+    assert (step.pattern, step.kept) == ("unstructured", 0.3)
+    back = lrcore.load(str(lrcore.save(made, tmp_path / "made")))
+    assert torch.equal(logits(back), logits(made))
+    assert back.history == made.history
+    out = lrcore.export(made, tmp_path / "out")
+    assert "weights 30% of its decoder layers" in (out / "README.md").read_text()
+    assert torch.equal(logits(lrcore.load(str(out))), logits(made))
+
+
+def test_shrinkage_never_loses_more_than_what_it_begins_with_and_finds_what_is_sparse():
+    torch.manual_seed(2)
+    mixed = torch.randn(24, 40, dtype=torch.float64)
+    moment = mixed @ mixed.T / 40
+    weight = torch.randn(16, 24, dtype=torch.float64)
+
+    def error(form):
+        lost = dense(form) - weight
+        return float((lost @ moment * lost).sum())
+
+    begins = weight * moment.diagonal().sqrt()
+    entries = begins.abs() >= begins.abs().flatten().topk(192).values[-1]
+    made = shrunk(weight, moment, 0.5)
+    assert made.parameters == 192
+    assert error(made) < 0.8 * error(masked(weight, entries))
+    weight = weight * (torch.rand(16, 24) < 0.4)
+    assert error(shrunk(weight, moment, 0.5)) < 1e-20
+
+
+def test_what_makes_no_sense_together_is_refused():
+    for settings in (
+        {"criterion": "shrinkage"},
+        {"kept": 0.3},
+        {"pattern": "unstructured", "kept": 1.0},
+        {"pattern": "1:4"},
+    ):
+        with pytest.raises(lrcore.InputError, match=r"unstructured"):
+            Sparsifying(**settings)

@@ -179,3 +179,19 @@ def test_a_mixture_has_as_much_of_every_set_spread_over_all_of_it():
 def test_a_mixture_names_no_splits_and_no_files(name):
     with pytest.raises(InputError, match="without a split"):
         load_texts(name)
+
+
+def test_a_mixture_has_its_sets_by_their_weights():
+    mixed = load_texts("3*stories + 0.5*python-docs")
+    assert mixed.source == "3*stories/calibration + 0.5*python-docs/calibration"
+    docs = load_texts("python-docs").documents
+    own = sum(len(d) for d in mixed.documents if any(d in one for one in docs))
+    total = sum(map(len, mixed.documents))
+    assert own / total == pytest.approx(0.5 / 3.5, abs=1e-4)
+    assert total == pytest.approx(7 * own, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["0*stories+python-docs", "1.2.3*stories+python-docs"])
+def test_a_weight_is_a_positive_number(name):
+    with pytest.raises(InputError, match="weight"):
+        load_texts(name)

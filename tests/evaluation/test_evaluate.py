@@ -10,7 +10,13 @@ import pytest
 import torch
 
 import lrcore
-from lrcore.evaluation.evaluate import Evaluation, evaluate, token_losses, window_losses
+from lrcore.evaluation.evaluate import (
+    Evaluation,
+    by_position,
+    evaluate,
+    token_losses,
+    window_losses,
+)
 
 module = importlib.import_module(
     "lrcore.evaluation.evaluate"
@@ -171,3 +177,21 @@ def test_pieces_of_a_real_tokenizer_give_the_text_back(reference):
     model = lrcore.load(str(reference / "models" / "stories260K"))
     text = "Once upon a time, there was a café. “Hi!” said Tom."
     assert "".join(piece for piece, _ in token_losses(model, text)) == text
+
+
+def test_long_windows_say_how_well_tokens_are_predicted_by_position() -> None:
+    losses = torch.arange(2 * 2047, dtype=torch.float64).view(2, 2047) / 1000
+    found = by_position(losses)
+    assert list(found) == ["256", "512", "1024", "2048"]
+    assert found["256"] == pytest.approx(math.exp(float(losses[:, :255].mean())))
+    assert found["512"] == pytest.approx(math.exp(float(losses[:, 255:511].mean())))
+    assert found["2048"] == pytest.approx(math.exp(float(losses[:, 1023:].mean())))
+    assert list(by_position(losses[:, :1999])) == ["256", "512", "1024", "2000"]
+    assert list(by_position(losses[:, :1099])) == ["256", "512", "1100"]
+    assert by_position(losses[:, :510]) is None
+
+
+def test_it_is_part_of_an_evaluation_of_long_windows(tiny_llama, story_file) -> None:
+    model = lrcore.load(str(tiny_llama))
+    short = lrcore.evaluate(model, str(story_file), samples=1, seq_len=64)
+    assert "by_position" not in short.to_dict()

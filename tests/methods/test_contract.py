@@ -69,7 +69,8 @@ VARIANTS = {
     "fused": [{"forms": "latents"}],
     "llm_surgeon": [{"update": False}],
     "llm_pruner": [{"scores": "wanda"}, {"scores": "random"}],
-    "svd": [{"weights": "fisher"}],
+    "svd": [{"weights": "fisher"}, {"stored": "pivots"}],
+    "svd_llm": [{"stored": "pivots"}],
     "care": [
         {"whitening": "root", "shrinkage": 0.0},
         {"whitening": "identity"},

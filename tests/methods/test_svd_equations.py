@@ -62,3 +62,24 @@ def test_svd_llm_needs_no_inverse_when_few_tokens_leave_the_moment_singular() ->
         )
         assert torch.isfinite(factor.up).all()
         assert abs(float((gap @ second @ gap.T).trace()) - expected) < 1e-6 * total
+
+
+@pytest.mark.parametrize("name", ["q", "down"])
+@pytest.mark.parametrize("rank", [1, 4, 9])
+def test_pivots_are_rows_of_the_same_product_in_fewer_numbers(name: str, rank: int) -> None:
+    """PIFA: r rows as they are, the others by coefficients, `r (d + d') - r^2` numbers."""
+    case = toy(4, 2, "rotary", True, True)
+    pairs, pivots = (
+        svd_llm.factor(case.layer, case.moments, svd_llm.SvdLlmOptions(stored))[name]
+        for stored in ("pairs", "pivots")
+    )
+    product, small = (
+        factor.truncate(case.layer, rank).matrices()[name] for factor in (pairs, pivots)
+    )
+    assert torch.allclose(small.weight, product.weight, atol=1e-9)
+    rows = small.up.place[0].argsort()[:rank]
+    assert torch.equal(small.weight[rows], small.down)
+    d_out, d_in = product.weight.shape
+    bias = 0 if product.bias is None else d_out
+    assert small.parameters == rank * (d_out + d_in) - rank**2 + bias
+    assert small.parameters == product.parameters - rank**2

@@ -16,6 +16,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.errors import InputError
 from lrcore.methods import find_method
 from lrcore.policies import find_policy
 from lrcore.runs.shipped import shipped_sweeps
@@ -426,6 +427,15 @@ def test_lists_vary_what_the_rows_do_not_name():
     factors = [(one.seed, one.method) for one in made]
     assert len(list(dict.fromkeys(factors))) == 4
     assert factors == sorted(factors, key=list(dict.fromkeys(factors)).index)
+
+
+def test_temperatures_are_a_list_too():
+    base = lrcore.Recipe(method="modegpt", policy="softmax")
+    sweep = lrcore.Sweep.from_dict(base.to_dict() | {"temperatures": [0.05, 0.2]})
+    assert [chain[0].recipe.temperature for chain in sweep.cells()] == [0.05, 0.2]
+    assert sweep.to_dict()["temperatures"] == [0.05, 0.2]
+    with pytest.raises(InputError, match="positive number"):
+        replace(sweep, temperatures=[-1.0])
 
 
 @pytest.mark.parametrize(

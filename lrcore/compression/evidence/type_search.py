@@ -12,7 +12,8 @@ from typing import Any
 from ...cache import keep_value, read_value
 from ...errors import InputError
 from ...models.load import LoadedModel
-from ...policies.bolaco import slot_type
+from ...policies import find_policy
+from ...policies.bolaco import slot_types
 from ...progress import Progress
 from ...recipe import Recipe
 from ..allocate import allocation_key
@@ -40,7 +41,7 @@ def measure(
     if (kept := read_value(path)) is not None:
         return dict(kept)
     loss = plan_loss(model, factors, recipe, "type_weights")
-    weights = best_weights(_types(factors), loss, progress)
+    weights = best_weights(_types(factors, recipe), loss, progress)
     keep_value(path, weights)
     return weights
 
@@ -77,8 +78,9 @@ def _optuna() -> Any:
     return optuna
 
 
-def _types(factors: Factorisation) -> list[str]:
-    return sorted({slot_type(slot) for slot in factors.spectra})
+def _types(factors: Factorisation, recipe: Recipe) -> list[str]:
+    options: Any = find_policy("bolaco").choose(recipe.policy_options)
+    return sorted(set(slot_types(factors.spectra, options.groups).values()))
 
 
 def tokens_run(factors: Factorisation, recipe: Recipe) -> float:

@@ -6,7 +6,8 @@
 
 What is trained: of `care` the latents W^a and W^b of keys and values, of every other method all
 matrices that compression has changed, with their biases; the rest is frozen. With "lora" low-rank
-adapters are trained in their place and merged, see `lora`. Where positions are
+adapters are trained in their place and merged, see `lora`. Quantised factors are trained through
+their rounding, see `straight_through`. Where positions are
 rotary, `rotary_channel` adds a decoupled channel of that width to every layer whose keys are
 latents (W_Q^R small and random, W_K^R zero, so that the model starts as it was) and trains it as
 well. The paper divides the scores by sqrt(d_h + d_r); here they keep the scale that the queries and
@@ -40,6 +41,7 @@ from ...progress import Progress, silent
 from .distillation import Descent, Terms, terms
 from .lora import add_adapters, merge_adapters
 from .settings import LORA, Healing
+from .straight_through import let_through, round_again
 from .trainable import add_channel, set_free, trainable
 
 
@@ -76,8 +78,6 @@ def heal(
         texts, model.tokenizer, chosen.samples, chosen.seq_len, "random", chosen.seed
     )
     network = clone(model.network)
-    if chosen.rotary_channel:
-        add_channel(network, chosen.rotary_channel, chosen.seed)
     parameters = _free(network, teacher.network, chosen)
     made = replace(model, name=f"{model.name} healed", network=network)
     score = _scorer(chosen, windows, progress)
@@ -91,6 +91,7 @@ def heal(
     finally:
         network.requires_grad_(False)
         merge_adapters(network, chosen.train)
+        round_again(network)
     step = Healed(
         **asdict(chosen) | _course(chosen, losses),
         teacher=teacher.name,
@@ -106,7 +107,12 @@ def heal(
 
 
 def _free(network: PreTrainedModel, dense: PreTrainedModel, chosen: Healing) -> list[nn.Parameter]:
-    """What is trained, as parameters of this network alone."""
+    """What is trained, as parameters of this network alone: of quantised matrices their numbers; a
+    rotary channel is added where one is asked for.
+    """
+    let_through(network)
+    if chosen.rotary_channel:
+        add_channel(network, chosen.rotary_channel, chosen.seed)
     if chosen.train in LORA:
         return add_adapters(network, chosen.train, chosen.lora_rank, chosen.lora_alpha, chosen.seed)
     return set_free(network, trainable(network, dense, chosen.train))

@@ -110,8 +110,7 @@ def trainable(network: PreTrainedModel, teacher: PreTrainedModel, train: str) ->
             "factors": "no number that compression changed",
         }
         raise InputError(
-            f"There is nothing to train: the model has {what[train]}. Quantised weights "
-            "are not trained; heal first, then quantise."
+            f"There is nothing to train: the model has {what[train]}. Choose another part to train."
         )
     return list(parameters.values())
 

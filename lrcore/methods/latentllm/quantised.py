@@ -1,7 +1,7 @@
 """Factors as quantised weights of q bits, chunk by chunk (LatentLLM appendix I.1, eq. 239-242).
 
-Rounding to nearest after factorising; the paper's straight-through training of the factors is not
-implemented.
+Rounding to nearest after factorising; healing trains them through it, see
+lrcore/compression/healing/straight_through.py.
 """
 
 from dataclasses import dataclass, replace

@@ -11,9 +11,8 @@ from lrcore.budget import Budget
 from lrcore.compression.evidence import type_search
 from lrcore.compression.evidence.search import plan_loss
 from lrcore.compression.evidence.type_search import best_weights
-from lrcore.options import NO_OPTIONS
 from lrcore.policies import find_policy
-from lrcore.policies.bolaco import slot_type
+from lrcore.policies.bolaco import BolacoOptions, slot_types
 
 
 def test_the_search_goes_downhill_from_equal_weights(monkeypatch) -> None:
@@ -49,16 +48,33 @@ def test_types_keep_one_share_no_worse_than_equal_ones_and_come_from_disk(
     weights = factors.evidence.get("type_weights")
     assert weights.keys() == {"qk", "o", "gate", "up", "down"}
     budget = Budget("params", limit=7, dense=10)
-    targets = find_policy("bolaco").share(factors.evidence, budget, NO_OPTIONS)
-    assert len({(slot_type(slot), round(share, 9)) for slot, share in targets.items()}) == 5
+    targets = find_policy("bolaco").share(factors.evidence, budget, BolacoOptions())
+    types = slot_types(targets, 1)
+    assert len({(types[slot], round(share, 9)) for slot, share in targets.items()}) == 5
     loss = plan_loss(model, plain, recipe, "type_weights")
     assert loss(weights) <= loss(dict.fromkeys(weights, 1.0)) + 1e-9
     monkeypatch.setattr(type_search, "best_weights", lambda *_: pytest.fail("nothing was kept"))
     assert lrcore.allocate(lrcore.prepare(model, recipe), recipe).ranks == plan.ranks
 
 
-def test_queries_and_keys_are_one_type() -> None:
-    assert [slot_type((3, name)) for name in ("q", "k", "o", "qk")] == ["qk", "qk", "o", "qk"]
+def test_queries_and_keys_are_one_type_and_groups_have_their_own() -> None:
+    slots = [(layer, name) for layer in range(6) for name in ("q", "k", "o")]
+    types = slot_types(slots, 1)
+    assert [types[3, name] for name in ("q", "k", "o")] == ["qk", "qk", "o"]
+    types = slot_types(slots, 4)
+    assert [types[layer, "k"] for layer in range(6)] == [f"qk.{n}" for n in (0, 0, 1, 2, 2, 3)]
+
+
+def test_every_group_of_layers_has_shares_of_its_own(tiny_llama, story_file, monkeypatch) -> None:
+    monkeypatch.setattr(type_search, "RUNS", 11)
+    model, options = lrcore.load(str(tiny_llama)), {"groups": 3}
+    recipe = lrcore.Recipe(
+        data=str(story_file), samples=6, seq_len=32, method="bolaco", policy="bolaco", ratio=0.3
+    ).with_(policy_options=options)
+    factors = lrcore.prepare(model, recipe)
+    weights = factors.evidence.get("type_weights")
+    assert len(weights) == 15
+    assert lrcore.allocate(factors, recipe).summary()["achieved"] >= 0.3
 
 
 def test_without_optuna_one_sentence_says_what_to_install(monkeypatch) -> None:

@@ -475,9 +475,8 @@ def test_what_cannot_be_is_refused_in_words(request_made):
     with pytest.raises(InputError, match="offload"):
         lrcore.slice_hidden(lrcore.load(recipe.model, offload=True), recipe)
     small = lrcore.slice_hidden(model, recipe)
-    for job in (lrcore.slice_hidden, lrcore.compress):
-        with pytest.raises(InputError, match=r"Slice the dense|Compress the dense"):
-            job(small, recipe)
+    with pytest.raises(InputError, match="Slice the dense"):
+        lrcore.slice_hidden(small, recipe)
     with pytest.raises(InputError, match="compressed"):
         lrcore.shorten(small, recipe, 1)
     with pytest.raises(InputError, match="compressed"):

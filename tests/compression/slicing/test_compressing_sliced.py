@@ -1,0 +1,79 @@
+"""Compressing on top of SliceGPT, with a basis before every component: MoDeGPT's table 16."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lrcore
+from lrcore.compression.slicing.slicing import sliced_network
+from lrcore.models.architectures import decoder_layers
+from lrcore.modules.sliced import residual_parameters
+
+TOKENS = torch.arange(48).view(2, 24)
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.network(input_ids=TOKENS).logits
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return lrcore.load(str(tiny_llama), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def turned(model, story_file):
+    """The same function in another basis before every component: nothing is sliced."""
+    tokens = lrcore.calibrate(model, recipe_on(story_file)).tokens
+    network = sliced_network(model.network, tokens, 32, "block", lambda *_: None)
+    return replace(model, network=network, fingerprint="turned")
+
+
+def recipe_on(story_file) -> lrcore.Recipe:
+    return lrcore.Recipe(data=str(story_file), samples=8, seq_len=32, ratio=0.3, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "modegpt", "policy": "softmax_dual"},
+        {"method": "fused", "policy": "flat"},
+        {"method": "svd_llm", "calibration": "sequential"},
+        {"method": "latentllm"},
+    ],
+    ids=lambda fields: fields["method"],
+)
+def test_in_another_basis_it_is_compressed_as_the_dense_model(
+    model, turned, story_file, fields
+) -> None:
+    """Influence, angles, moments and refits are of the stream, whatever basis it is in. (Methods
+    with a ridge on the inputs are not here: the scale of a norm is in the matrices now.)
+    """
+    recipe = recipe_on(story_file).with_(**fields)
+    share = model.size.decoder_linear / turned.size.decoder_linear
+    plain = lrcore.compress(model, recipe)
+    other = lrcore.compress(turned, recipe.with_(ratio=0.3 * share))
+    ranks = [[one.rank for one in small.history[-1].ranks] for small in (plain, other)]
+    assert ranks[0] == ranks[1]
+    expected = logits(plain)
+    assert (expected - logits(model)).abs().max() > 1e-3 * expected.abs().max()
+    assert torch.allclose(logits(other), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_opt"])
+def test_narrowed_on_top_it_is_counted_saved_and_generates(
+    request, story_file, tmp_path, folder
+) -> None:
+    dense = lrcore.load(str(request.getfixturevalue(folder)))
+    recipe = recipe_on(story_file).with_(dtype="float32", method="modegpt")
+    sliced = lrcore.slice_hidden(dense, recipe.with_(ratio=0.15))
+    small = lrcore.compress(sliced, recipe.with_(ratio=0.2, component_ratios={"mlp": 0.25}))
+    residual = sum(map(residual_parameters, decoder_layers(small.network)))
+    assert residual == sliced.step(lrcore.Sliced).residual_parameters > 0
+    assert small.size.decoder_linear == small.account.model.decoder_parameters
+    assert small.size.decoder_linear <= 0.8 * sliced.size.decoder_linear
+    for out in (lrcore.save(small, tmp_path / "saved"), lrcore.export(small, tmp_path / "out")):
+        assert torch.equal(logits(lrcore.load(str(out))), logits(small))
+    assert lrcore.generate(small, "Once", max_new_tokens=4)
