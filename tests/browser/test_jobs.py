@@ -42,9 +42,16 @@ def quiet_after(workbench):
 
 
 def running(workbench):
+    """The status of a job that the test started, once it has steps: a page that opens may analyse
+    first.
+    """
+
+    def started(status: dict) -> bool:
+        steps = status["state"] == "running" and status["total"] > 1
+        return steps and not status["text"].startswith("Analyse")
+
     return workbench.until(
-        lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s,
-        "no job with steps is shown",
+        lambda: started(status := workbench.status()) and status, "no job with steps is shown"
     )
 
 

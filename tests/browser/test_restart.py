@@ -7,7 +7,7 @@ import time
 import pytest
 
 from .page import PATIENCE
-from .test_jobs import cancel, make_run
+from .test_jobs import cancel, make_run, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
@@ -17,10 +17,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench = open_page()
     make_run(workbench, "kept over a restart")
     workbench.start("interrupted", samples=20_000, seq_len=8)
-    job = workbench.until(
-        lambda: (s := workbench.status())["state"] == "running" and s["total"] > 1 and s["job"],
-        "no job runs",
-    )
+    job = running(workbench)["job"]
     server.stop(signal.SIGKILL)
     workbench.page.context.close()
     server.start()
@@ -32,8 +29,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     row.wait_for()
     workbench.answered()
     row.get_by_text("Start again").click()
-    running = workbench.page.wait_for_selector(".job[data-state=running]")
-    cancel(workbench, running.get_attribute("data-job-id"))  # it would take a while
+    cancel(workbench, running(workbench)["job"])  # it would take a while
     workbench.until_idle()
 
 
