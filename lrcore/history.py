@@ -6,7 +6,7 @@ step may follow which, `provenance` how all of it is kept.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from .recipe import Recipe
 from .targets import DEFAULT, TARGETS, Target
@@ -272,19 +272,7 @@ class ExpertsPruned(_Step):
 Step = (
     Compressed | ExpertsPruned | Healed | Quantised | SharedBases | Shortened | Sliced | Sparsified
 )
-STEPS: dict[str, type[Any]] = {
-    one.kind: one
-    for one in (
-        Compressed,
-        ExpertsPruned,
-        Healed,
-        Quantised,
-        SharedBases,
-        Shortened,
-        Sliced,
-        Sparsified,
-    )
-}
+STEPS: dict[str, type[Any]] = {one.kind: one for one in get_args(Step)}
 S = TypeVar("S", bound=_Step)
 
 

@@ -106,34 +106,26 @@ def _entries(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def _numbers(flag: str, what: str, example: str) -> Callable[[str], list[float]]:
-    """How a list of numbers is read; what it says of one that is none."""
+def _numbers(kind: Callable[[str], Any], rule: str) -> Callable[[str], list[Any]]:
+    """How a list of numbers of a kind is read; of one that is none it says the rule."""
 
-    def read(text: str) -> list[float]:
+    def read(text: str) -> list[Any]:
         try:
-            return [float(entry) for entry in _entries(text)]
+            return [kind(entry) for entry in _entries(text)]
         except ValueError:
-            raise InputError(
-                f"{flag} reads {what} with commas, such as {example}; got '{text}'."
-            ) from None
+            raise InputError(f"{rule}; got '{text}'.") from None
 
     return read
 
 
-def _counts(text: str) -> list[int]:
-    try:
-        return [int(entry) for entry in _entries(text)]
-    except ValueError:
-        raise InputError(
-            f"A list of whole numbers has commas, such as 16,64; got '{text}'."
-        ) from None
-
-
+_counts = _numbers(int, "A list of whole numbers has commas, such as 16,64")
 READ: dict[str, Callable[[str], list[Any]]] = {
     "methods": _entries,
     "policies": _entries,
-    "ratios": _numbers("--ratios", "shares between 0 and 1", "0.1,0.2"),
-    "temperatures": _numbers("--temperatures", "positive numbers", "0.05,0.1"),
+    "ratios": _numbers(float, "--ratios reads shares between 0 and 1 with commas, such as 0.1,0.2"),
+    "temperatures": _numbers(
+        float, "--temperatures reads positive numbers with commas, such as 0.05,0.1"
+    ),
     "calibration_sets": _entries,
     "sample_counts": _counts,
     "seeds": _counts,

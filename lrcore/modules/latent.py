@@ -168,14 +168,13 @@ class LatentAttention(CompressedAttention):
     def _all_angles(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0, 1, ..., [1, length, rotary part] each."""
         positions = torch.arange(length, device=like.device).unsqueeze(0)
-        if own_table(self) is not None:
-            own = tables_of(self, None, positions, like.dtype)
-            assert own is not None
-            return own
-        kind: tuple[str, ...] = ()
-        if hasattr(self.rotary, "layer_types"):  # Gemma 3: a table per type of layer
-            kind = (self.rotary.config.layer_types[self.layer_idx],)
-        tables = tables_of(self, self.rotary(like, positions, *kind), positions, like.dtype)
+        given = None
+        if own_table(self) is None:
+            kind: tuple[str, ...] = ()
+            if hasattr(self.rotary, "layer_types"):  # Gemma 3: a table per type of layer
+                kind = (self.rotary.config.layer_types[self.layer_idx],)
+            given = self.rotary(like, positions, *kind)
+        tables = tables_of(self, given, positions, like.dtype)
         assert tables is not None
         return tables
 
