@@ -1,7 +1,5 @@
 """The options of a method: boxes of their kind, and a plan and a recipe that follow."""
 
-import json
-
 import pytest
 
 from .test_selection import click_bar
@@ -36,6 +34,16 @@ def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     assert workbench.recipe()["options"] == {}
 
 
+def quiet(workbench) -> bool:
+    """Whether the page asks nothing while it looks at the server three times. A live figure may
+    have been measured meanwhile, which asks for the ranking anew.
+    """
+    workbench.answered()
+    asked = workbench.evaluate("questions.asked")
+    workbench.looked(3)
+    return workbench.evaluate("questions.asked") == asked
+
+
 def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     """A dropdown says `input` whenever it is left."""
     workbench.allocation()
@@ -57,22 +65,10 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.until(lambda: not pending.count(), "the live figures are not measured")
     workbench.looked()  # another live figure asks for the ranking anew
 
-    requested = []
-    workbench.page.on(
-        "request",
-        lambda request: (
-            "queue/join" in request.url
-            and requested.append(json.loads(request.post_data)["fn_index"])
-        ),
-    )
     for name in ("method", "policy"):
         workbench.locator(f"#field-{name} input").focus()
         workbench.page.keyboard.press("Tab")
-    workbench.answered()
-    requested.clear()
-    workbench.looked(3)
-    clock = "indices => indices.every(i => tests.isClock(i) || tests.isWake(i))"
-    assert workbench.evaluate(clock, requested)
+    workbench.until(lambda: quiet(workbench), "the page asks and asks")
     assert (workbench.recipe()["options"], workbench.recipe()["overrides"]) == (
         {"junction": "symmetric"},
         kept,
