@@ -7,7 +7,7 @@ from typing import Any
 import lrcore
 
 from .assets import FOLDER
-from .keys import START, calibration_key
+from .keys import DEFAULTS, calibration_key
 from .store import Store
 
 FILE = FOLDER / "first-analysis.safetensors"
@@ -15,7 +15,7 @@ FILE = FOLDER / "first-analysis.safetensors"
 
 def put(store: Store) -> list[Any]:
     """Put the analysis into a store that has none of these settings, and return its key."""
-    key = calibration_key(START)
+    key = calibration_key(DEFAULTS)
     if store.analysis_shown(key) is None:
         store.objects.put("analysis", key, lrcore.Analysis.read(FILE))
     return list(key)

@@ -15,7 +15,9 @@ from .events import FormData, form_data
 from .field_text import FIELDS
 from .text import budget
 
-START = lrcore.Recipe()
+# What the page opens with: a policy that needs no measurement on the model and whose ranks differ
+# from uniform ones.
+START = lrcore.Recipe(policy="marginal")
 # of the form's values, in their order; the last: whether the temperature is the policy's rule of
 # thumb
 NAMES = (*START.to_dict(), "rule")

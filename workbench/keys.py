@@ -8,8 +8,8 @@ import lrcore
 MODEL = lrcore.Recipe.fields_of("source")
 WINDOWS = lrcore.Recipe.fields_of("windows")
 PLANNED = lrcore.Recipe.fields_of("plan")  # what a search for a plan depends on
-START = lrcore.Recipe()
-UNIFORM = START.policy
+DEFAULTS = lrcore.Recipe()
+UNIFORM = DEFAULTS.policy
 
 Key = tuple
 
@@ -24,7 +24,7 @@ def calibration_key(recipe: lrcore.Recipe) -> Key:
 
 def calibrated(key: Sequence[Any]) -> lrcore.Recipe:
     """The recipe of a calibration key, every other field at its default."""
-    return START.with_(**dict(zip((*MODEL, *WINDOWS), key, strict=True)))
+    return DEFAULTS.with_(**dict(zip((*MODEL, *WINDOWS), key, strict=True)))
 
 
 def factor_key(recipe: lrcore.Recipe) -> Key:
@@ -54,8 +54,8 @@ def analysed(recipe: lrcore.Recipe) -> lrcore.Recipe:
     names = [*MODEL, *WINDOWS, "method", *own]
     kept = {name: getattr(recipe, name) for name in names}
     kept["options"] = lrcore.method_options(recipe)  # a budget may bring some
-    measures = lrcore.evidence_key(recipe.with_(budget=START.budget))
-    return START.with_(**kept, policy=recipe.policy if measures else UNIFORM)
+    measures = lrcore.evidence_key(recipe.with_(budget=DEFAULTS.budget))
+    return DEFAULTS.with_(**kept, policy=recipe.policy if measures else UNIFORM)
 
 
 def timed(recipe: lrcore.Recipe) -> bool:
@@ -65,7 +65,7 @@ def timed(recipe: lrcore.Recipe) -> bool:
 
 def unmeasured(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """The same by a policy and a budget that measure nothing on the model."""
-    return even(recipe).with_(budget=START.budget) if timed(recipe) else even(recipe)
+    return even(recipe).with_(budget=DEFAULTS.budget) if timed(recipe) else even(recipe)
 
 
 def even(recipe: lrcore.Recipe) -> lrcore.Recipe:

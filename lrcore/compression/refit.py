@@ -11,8 +11,15 @@ stream,
 
 W_0 the closed-form weights of the method. Only second and cross moments of a^ and the target are
 kept. A projection without a bias gets none here, so the parameters stay as planned.
+
+The first token of a window attends to itself alone, and many models give it activations that are
+hundreds of times larger than all others, which every later token relies on (Sun et al. 2024,
+"Massive Activations in Large Language Models"). The calibration windows hold one such token each:
+so few are fitted one by one, and those of another text lose what is large. Tokens of the
+calibration windows join the regression once more, each as the first token of a window of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +44,43 @@ RIDGE = 0.3
 # Bytes of activations that are kept between the two projections of a layer; what is beyond them is
 # computed again.
 KEPT = 2**30
+# Of how many calibration tokens one joins as a first token; how many of these run at once.
+PER_FIRST, FIRST_BATCH = 16, 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """The same windows in the dense and in the compressed model, at the input of one layer."""
+
+    dense: LayerStream
+    small: LayerStream
+
+
+def refit_key() -> tuple[float | int, ...]:
+    """What a refit depends on besides its model, recipe and windows: part of the key of whatever
+    is kept of a refit model.
+    """
+    return RIDGE, PER_FIRST
+
+
+def with_first_tokens(streams: Streams, tokens: Tensor) -> tuple[Streams, ...]:
+    """The streams of the calibration windows tokens [n, t], at their beginning, and those of
+    windows of one token.
+    """
+    firsts = first_tokens(tokens)
+    dense, small = (
+        LayerStream(one.network, firsts, FIRST_BATCH) for one in (streams.dense, streams.small)
+    )
+    return streams, Streams(dense, small)
+
+
+def first_tokens(tokens: Tensor) -> Tensor:
+    """Windows [m, 1] of tokens drawn from windows tokens [n, t], m = n t / PER_FIRST, at least 1;
+    always the same ones.
+    """
+    every = tokens.flatten()
+    drawn = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))
+    return every[drawn[: max(1, len(every) // PER_FIRST)]].unsqueeze(1)
 
 
 @dataclass
@@ -88,29 +132,29 @@ class Regression:
         return Linear(weight.to(start.weight.dtype), bias)
 
 
-def refit_layer(
-    network: PreTrainedModel, index: int, dense: LayerStream, small: LayerStream
-) -> None:
-    """Refit the output and down projections of layer `index` of the compressed network, then
-    advance both streams beyond the layer.
+def refit_layer(network: PreTrainedModel, index: int, streams: Sequence[Streams]) -> None:
+    """Refit the output and down projections of layer `index` of the compressed network on the
+    windows of all streams, then advance them beyond the layer.
 
-    dense and small are streams that have reached the layer; `network` is the one that small runs.
+    The streams have reached the layer; `network` is the one that the small ones run.
     """
-    with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
-        _refit(network, index, dense, small)
+    dense = streams[0].dense.network
+    with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
+        _refit(network, index, streams)
 
 
-def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: LayerStream) -> None:
+def _refit(network: PreTrainedModel, index: int, streams: Sequence[Streams]) -> None:
     """What is before the output projection of the compressed layer is computed once, and so is what
     is between it and the down projection.
     """
-    batches, times = range(len(small.hidden)), residual_multiplier(network)
-    layer = decoder_layers(network)[index]
+    batches = [(one, number) for one in streams for number in range(len(one.small.hidden))]
+    layer, times = decoder_layers(network)[index], residual_multiplier(network)
     fit, has_down = Regression(), False
     inputs: _Kept[Tensor] = _Kept()
-    for number in batches:
+    for both, number in batches:
+        dense, small = both.dense, both.small
         then, o_in = dense.look(index, number), small.look_before(index, number, "o")
-        inputs.add(number, o_in, o_in.nbytes)
+        inputs.add((both, number), o_in, o_in.nbytes)
         goal, before = (along(layer, "attention", one.hidden[number]) for one in (dense, small))
         wanted = goal + times * then.o_out - before
         fit.add(o_in, wanted / times)
@@ -118,36 +162,39 @@ def _refit(network: PreTrainedModel, index: int, dense: LayerStream, small: Laye
     _install(network, index, "o", fit)
     fit = Regression()
     looks: _Kept[Look] = _Kept()
-    for number in batches if has_down else ():
-        now = small.look(index, number, inputs.get(number))
+    for both, number in batches if has_down else ():
+        dense, small = both.dense, both.small
+        now = small.look(index, number, inputs.get((both, number)))
         assert now.down_in is not None  # the dense layer has one, too
-        looks.add(number, now, now.down_in.nbytes + now.o_out.nbytes + now.out.nbytes)
+        size = now.down_in.nbytes + now.o_out.nbytes + now.out.nbytes
+        looks.add((both, number), now, size)
         before = along(layer, "mlp", along(layer, "attention", small.hidden[number]))
         wanted = dense.hidden[number] - before - along(layer, "mlp", times * now.o_out)
         fit.add(now.down_in, wanted / times)
     if has_down:
         _install(network, index, "down", fit)
-    for number in batches:
-        seen = looks.get(number)
-        small.advance(index, number, seen or small.look(index, number, inputs.get(number)))
+    for both, number in batches:
+        seen = looks.get((both, number))
+        seen = seen or both.small.look(index, number, inputs.get((both, number)))
+        both.small.advance(index, number, seen)
 
 
 class _Kept(Generic[Of]):
-    """What batches gave, by number, as far as KEPT bytes hold it."""
+    """What batches gave, by stream and number, as far as KEPT bytes hold it."""
 
     def __init__(self) -> None:
-        self._own: dict[int, Of] = {}
+        self._own: dict[tuple[Streams, int], Of] = {}
         self._left = KEPT
 
-    def add(self, number: int, value: Of, size: int) -> None:
+    def add(self, batch: tuple[Streams, int], value: Of, size: int) -> None:
         """Keep the value of a batch if its bytes have room."""
         if size <= self._left:
-            self._own[number] = value
+            self._own[batch] = value
             self._left -= size
 
-    def get(self, number: int) -> Of | None:
+    def get(self, batch: tuple[Streams, int]) -> Of | None:
         """The value of a batch where it was kept."""
-        return self._own.get(number)
+        return self._own.get(batch)
 
 
 def _install(network: PreTrainedModel, index: int, name: str, fit: Regression) -> None:

@@ -17,7 +17,7 @@ from ..recipe import Recipe
 from ..spectra import Slot
 from .anchor import compress_anchored
 from .factorise import Factorisation, truncate_layer
-from .refit import refit_layer
+from .refit import Streams, refit_layer, with_first_tokens
 
 
 def refits(recipe: Recipe, network: PreTrainedModel) -> bool:
@@ -60,6 +60,9 @@ def written(
     anchored = sequential and row.anchored
     small = LayerStream(network, tokens) if sequential or refit else None
     dense = LayerStream(clone(model.network), tokens) if refit or anchored else None
+    fitted: tuple[Streams, ...] = ()
+    if refit and dense is not None and small is not None:
+        fitted = with_first_tokens(Streams(dense, small), tokens)
     for index in range(total):
         progress("compress", index, total)
         if anchored and dense is not None and small is not None:
@@ -67,8 +70,8 @@ def written(
         else:
             again = small if sequential else None
             truncate_layer(network, index, _solved(network, index, factors, again), ranks)
-        if refit and dense is not None and small is not None:
-            refit_layer(network, index, dense, small)
+        if fitted:
+            refit_layer(network, index, fitted)
             continue
         for stream in (dense, small):
             if stream is not None:

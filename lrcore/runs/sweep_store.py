@@ -22,7 +22,7 @@ from ..recipe import Recipe
 from .sweep import Sweep
 from .sweep_rows import SweepRow
 
-FORMAT = 2  # of the cells; raise it whenever what is measured changes its meaning
+FORMAT = 3  # of the cells; raise it whenever what is measured changes its meaning
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from tiny_models import family_folder, tiny
 
 import lrcore
 from lrcore.compression import refit as refit_module
+from lrcore.compression import write as write_module
 from lrcore.compression.compress import refits
-from lrcore.compression.refit import Regression, solved
+from lrcore.compression.refit import PER_FIRST, Regression, first_tokens, solved
 from lrcore.forms import IdentityRows, Sparse, dense, quantise
 from lrcore.layer import Linear, LowRank
 from lrcore.methods import METHODS
@@ -174,3 +175,26 @@ def test_auto_is_what_the_method_does_where_the_family_can():
     assert not refits(lrcore.Recipe(method="fused"), tiny("olmo2"))
     with pytest.raises(lrcore.InputError, match="olmo2 model norms"):
         refits(lrcore.Recipe(refit="on"), tiny("olmo2"))
+
+
+def test_first_tokens_are_drawn_from_the_calibration_windows():
+    tokens = torch.arange(320).view(8, 40)
+    firsts = first_tokens(tokens)
+    assert firsts.shape == (320 // PER_FIRST, 1)
+    assert len({*firsts.flatten().tolist()} & {*range(320)}) == len(firsts)
+    assert len({int(first) // 40 for first in firsts}) > 4
+    assert torch.equal(firsts, first_tokens(tokens))
+    assert first_tokens(tokens[:1, :1]).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("kind", ["tiny_llama", "tiny_opt"])
+def test_first_tokens_of_other_windows_are_fitted_as_well(kind, request, story_file, monkeypatch):
+    requested = recipe(request.getfixturevalue(kind), story_file, samples=4, seq_len=64)
+    model = lrcore.load(requested.model, dtype="float64")
+    others = lrcore.calibrate(model, requested.with_(samples=64, seq_len=8, seed=5)).tokens
+    fitted = lrcore.compress(model, requested)
+    monkeypatch.setattr(write_module, "with_first_tokens", lambda streams, _tokens: (streams,))
+    without = lrcore.compress(model, requested)
+    with torch.inference_mode():
+        errors = [stream_error(model, one, others[:, :1]) for one in (fitted, without)]
+    assert errors[0] < errors[1]

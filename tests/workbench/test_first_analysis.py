@@ -7,7 +7,7 @@ import torch
 
 import lrcore
 from workbench import build_app, first_analysis
-from workbench.keys import START, calibration_key
+from workbench.keys import DEFAULTS, calibration_key
 from workbench.store import Store
 from workbench.tabs import spectra
 
@@ -38,13 +38,13 @@ def test_heatmap_and_curves_stand_before_any_listener_has_run(values):
 
 def test_the_first_analysis_is_of_the_defaults(tmp_path):
     store = Store(tmp_path)
-    assert tuple(first_analysis.put(store)) == calibration_key(START)
-    shipped = store.analysis_shown(calibration_key(START))
-    assert shipped.protocol["samples"] == START.samples
-    assert shipped.protocol["seq_len"] == START.seq_len
-    assert shipped.protocol["source"].startswith(START.data)
+    assert tuple(first_analysis.put(store)) == calibration_key(DEFAULTS)
+    shipped = store.analysis_shown(calibration_key(DEFAULTS))
+    assert shipped.protocol["samples"] == DEFAULTS.samples
+    assert shipped.protocol["seq_len"] == DEFAULTS.seq_len
+    assert shipped.protocol["source"].startswith(DEFAULTS.data)
     # what the weights alone give
-    layer = lrcore.load(START.model).network.model.layers[3]
+    layer = lrcore.load(DEFAULTS.model).network.model.layers[3]
     for name, module in (("o", layer.self_attn.o_proj), ("down", layer.mlp.down_proj)):
         values = torch.linalg.svdvals(module.weight.detach().double())
         assert values.numpy() == pytest.approx(shipped.values(3, name, "raw"), rel=1e-6, abs=1e-9)
@@ -53,9 +53,9 @@ def test_the_first_analysis_is_of_the_defaults(tmp_path):
 def test_an_analysis_that_a_store_has_already_stays(tmp_path):
     store = Store(tmp_path)
     own = lrcore.Analysis({}, [], {}, 0)
-    store.objects.put("analysis", calibration_key(START), own)
+    store.objects.put("analysis", calibration_key(DEFAULTS), own)
     first_analysis.put(store)
-    assert store.analysis_shown(calibration_key(START)) is own
+    assert store.analysis_shown(calibration_key(DEFAULTS)) is own
 
 
 def test_the_controls_begin_with_what_is_drawn(values):

@@ -23,6 +23,7 @@ from ...progress import Progress, silent
 from ...recipe import Recipe
 from ..allocate import allocate
 from ..factorise import Factorisation
+from ..refit import refit_key
 from ..write import asks_for_refit, written
 from .cache import cache_file
 from .divergence import DensePredictions
@@ -31,7 +32,7 @@ from .losses import BATCH, WINDOWS, window_losses
 FORMAT = 3  # of the files on disk; increase it whenever what is measured changes its meaning
 # Policy and ratio of the plans, in the method's own budget
 PLANS = (("probed", 0.3), ("probed", 0.5), ("uniform", 0.3))
-REFIT, SEQUENTIAL = 4, 2  # how often the calibration windows pass through each for one compression
+REFIT, SEQUENTIAL = 5, 2  # how often the calibration windows pass through each for one compression
 
 
 def measure_interaction(
@@ -46,7 +47,8 @@ def measure_interaction(
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
     passes = (recipe.refit, recipe.calibration)
     ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
-    inputs = (passes, ranks, tokens.tolist(), windows.tolist())
+    refits = refit_key() if asks_for_refit(recipe) else ()
+    inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits)
     path = cache_file("probes", factors, "joint", FORMAT, *inputs)
     if (kept := read_value(path)) is None:
         losses = window_losses(model.network, windows.to(model.network.device))
