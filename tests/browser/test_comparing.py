@@ -38,7 +38,7 @@ def test_a_sweep_is_compared(workbench):
         lambda: workbench.open_tab() == "Compare",
         "the next step does not open",
     )
-    newest = page.locator("#compare-runs .token", has_text="svd 30% uniform · demo-llama")
+    newest = page.locator("#compare-runs .token", has_text="svd 30% marginal · demo-llama")
     newest.wait_for()
     workbench.until(lambda: "runs=" in page.url, "the address does not name the chosen runs")
     workbench.until(
@@ -47,7 +47,7 @@ def test_a_sweep_is_compared(workbench):
     )
     workbench.answered()
     workbench.choose_all(
-        "compare-runs", ["a3 30% uniform · demo-llama", "svd 30% uniform · demo-llama"]
+        "compare-runs", ["a3 30% marginal · demo-llama", "svd 30% marginal · demo-llama"]
     )
     table = page.locator("#recipe-differences")
     table.wait_for(state="visible")
@@ -85,7 +85,7 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
     workbench.set_range("new-tokens", 24)
     workbench.type_into("prompt", "Once upon a time")
     labels = [page.locator(f"#answer-{i} label > span").first for i in range(3)]
-    runs = {"a3 30% uniform · demo-llama", "svd 30% uniform · demo-llama"}
+    runs = {"a3 30% marginal · demo-llama", "svd 30% marginal · demo-llama"}
 
     def named(within: str = "") -> list[str] | None:
         words = [label.inner_text() for label in labels]
@@ -129,7 +129,7 @@ def test_measured_speed_is_an_axis(workbench):
     )
     workbench.until(
         lambda: (
-            {"dense", "a3 · uniform", "svd · uniform", "best so far"}
+            {"dense", "a3 · marginal", "svd · marginal", "best so far"}
             <= {trace["name"] for trace in workbench.plot("scatter")["traces"]}
         ),
         "no front over time is drawn",
@@ -178,7 +178,7 @@ def test_a_cross_calibration_study_measures_all_pairs_and_gives_its_tables(workb
 def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     sweep, run = tmp_path / "sweep.html", tmp_path / "run.html"
     sweep.write_text(table_of(workbench, "Sweep of 4 runs", "report.html"), encoding="utf-8")
-    workbench.open_run("svd 30% uniform · demo-llama")
+    workbench.open_run("svd 30% marginal · demo-llama")
     run.write_text(workbench.download("run-report"), encoding="utf-8")
     context, requested = workbench.page.context.browser.new_context(offline=True), []
     context.set_default_timeout(PATIENCE * 1000)
