@@ -11,6 +11,8 @@ from ..calibration.calibrate import calibrate
 from ..compression.chain import Chain
 from ..compression.evidence.table import measure_evidence
 from ..compression.factorise import Factorisation, factorise, method_options
+from ..compression.refit import refit_key
+from ..compression.write import asks_for_refit
 from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
 from ..evaluation.settings import EvaluationSettings, TaskSettings
@@ -22,7 +24,7 @@ from ..recipe import Recipe
 from .sweep import Sweep
 from .sweep_rows import SweepRow
 
-FORMAT = 3  # of the cells; raise it whenever what is measured changes its meaning
+FORMAT = 2  # of the cells; raise it whenever what is measured changes its meaning
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def _key(model: LoadedModel, sweep: Sweep, chain: Chain) -> str:
     elif chain:
         steps = [step.to_dict() for step in chain]
         made |= {"steps": steps, "device": str(model.device)}
+    if any(step.kind == "compress" and asks_for_refit(step.recipe) for step in chain):
+        made["refit_key"] = refit_key()
     measured = [_named(one) for one in sweep.evaluations] + [asdict(one) for one in sweep.tasks]
     return cache_key(FORMAT, model.fingerprint, model.dtype, made, measured, sweep.speed)
 

@@ -16,6 +16,7 @@ import pytest
 
 import lrcore
 from lrcore.cli import main
+from lrcore.compression import refit
 from lrcore.errors import InputError
 from lrcore.methods import find_method
 from lrcore.policies import find_policy
@@ -223,6 +224,18 @@ def test_keys_of_cells_stay_what_they_were_so_that_old_sweeps_go_on():
     sweep = lrcore.Sweep(base, ["a3"], evaluations=(lrcore.EvaluationSettings("stories"),))
     keys = ["eaf0341092cf0d9e794d06b8", "3b22592db781ba1ec0bf36ba"]
     assert [cell.key for cell in cells(model, sweep)] == keys
+
+
+def test_keys_of_refit_cells_follow_what_the_refit_is(monkeypatch):
+    model = SimpleNamespace(fingerprint="0123abcd", dtype="float32", device="cpu")
+    evaluations = (lrcore.EvaluationSettings("stories"),)
+    sweep = lrcore.Sweep(lrcore.Recipe(), ["a3", "fused"], evaluations=evaluations)
+    before = {cell.title: cell.key for cell in cells(model, sweep)}
+    monkeypatch.setattr(refit, "PER_FIRST", 8)
+    after = {cell.title: cell.key for cell in cells(model, sweep)}
+    assert ["fused" in title for title in before] == [
+        after[title] != key for title, key in before.items()
+    ]
 
 
 def test_every_column_says_what_it_is():
