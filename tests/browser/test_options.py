@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 def test_the_options_of_a_method_change_its_plan_and_its_recipe(workbench):
     workbench.allocation()
+    workbench.choose("field-policy", "uniform")
     workbench.open("Options of")
     workbench.choose("field-method", "latentllm")
     workbench.page.wait_for_selector("#option-junction")
@@ -59,7 +60,7 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
     workbench.until_idle()
     click_bar(workbench, 2, "joint_qk")
     workbench.answered()
-    workbench.locator("#bars .handle").press("ArrowUp")
+    workbench.locator("#bars .handle").press("ArrowDown")
     kept = workbench.until(lambda: workbench.recipe()["overrides"], "no rank is set by hand")
     pending = workbench.locator("#size-and-cost [data-known='False']")
     workbench.until(lambda: not pending.count(), "the live figures are not measured")

@@ -83,15 +83,15 @@ def test_a_rank_set_by_hand_can_be_undone_and_redone(workbench):
     workbench.locator("#bars .handle").focus()
     workbench.evaluate(STOP_THE_CLOCK)
     for _ in range(3):
-        workbench.page.keyboard.press("ArrowUp")
+        workbench.page.keyboard.press("ArrowDown")
     workbench.evaluate("() => { Date.now = window.now; }")
     workbench.until(
-        lambda: workbench.ranks().get(("qk", 2)) == before["qk", 2] + 6,
+        lambda: workbench.ranks().get(("qk", 2)) == before["qk", 2] - 6,
         "the keys do not move the rank",
     )  # pairs: steps of 2
     workbench.answered()
     changed = workbench.ranks()
-    assert changed["qk", 2] == before["qk", 2] + 6
+    assert changed["qk", 2] == before["qk", 2] - 6
     workbench.until(
         lambda: "1 set by hand" in workbench.locator("#hand-changes").inner_text(),
         "the change is not told",
