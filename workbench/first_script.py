@@ -9,12 +9,13 @@ from .assets import script
 from .plotly_file import TAG, takes_gzip
 
 HEAD = b"<head>"
-FIRST = f"{HEAD.decode()}<script>{script('loading-clock.js')}</script>{TAG}".encode()
+OWN = script("opening-address.js", "loading-clock.js")
+FIRST = f"{HEAD.decode()}<script>{OWN}</script>{TAG}".encode()
 
 
 class FirstScript:
-    """ASGI middleware that puts assets/loading-clock.js and Plotly first into the head of every
-    HTML page, and compresses the page for a browser that takes that.
+    """ASGI middleware that puts assets/opening-address.js, assets/loading-clock.js and Plotly first
+    into the head of every HTML page, and compresses the page for a browser that takes that.
     """
 
     def __init__(self, app: Any) -> None:

@@ -13,9 +13,12 @@ import lrcore
 from . import hand, run_text, selection, steps, text
 from .components import downloader, panel, pending_cells
 from .evaluation_controls import EvaluationControls
+from .events import QUIET
 from .form import START, Form, form_values
 
 MOST_RUNS = 6  # that are compared at once
+# what assets/opening-address.js keeps, as an object
+OPENED_WITH = "() => Object.fromEntries(new URLSearchParams(window.openedWith))"
 
 
 def chosen_runs() -> gr.Dropdown:
@@ -39,6 +42,8 @@ class Page:
 
     opened: Callable[..., Any]
     titles: tuple[str, ...]
+    # query parameters of the address that the page was opened with, from `address_first` on
+    address: gr.JSON = field(default_factory=partial(gr.JSON, {}, visible=False))
     form: Form = field(default_factory=Form)
     evaluation: EvaluationControls = field(default_factory=EvaluationControls)
     downloads: gr.HTML = field(default_factory=downloader)
@@ -74,6 +79,12 @@ class Page:
     run_address: gr.HTML = field(default_factory=selection.run_in_address)
     # method and policy whose options the form holds, and when a recipe was put into it
     choice: gr.State = field(default_factory=partial(gr.State, [START.method, START.policy, 0.0]))
+
+    def address_first(self, *events: Any) -> gr.events.Dependency:
+        """The event that follows these once `address` has its value, for handlers that are given
+        that: gr.Request has the address as it is when the browser asks, which is later.
+        """
+        return gr.on(list(events), None, None, self.address, js=OPENED_WITH, **QUIET)
 
     @property
     def recipe_outputs(self) -> list[gr.components.Component]:

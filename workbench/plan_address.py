@@ -66,16 +66,18 @@ def wire(page: Page, store: Store, written: gr.HTML, settled: list[Any]) -> None
 
     written: what `link_button` made; settled: events after which the plan may be another.
     """
-    opened = page.opened(bind(open_plan), None, page.recipe_outputs, **QUIET)
-    listen(opened, bind(prepare_linked, store), page.form.inputs, None, **QUIET)
+    read = page.address_first(page.opened)
+    opened = read.then(bind(open_plan), page.address, page.recipe_outputs, **QUIET)
+    inputs = [page.address, *page.form.inputs]
+    listen(opened, bind(prepare_linked, store), inputs, None, **QUIET)
     listen(settled, bind(address_of), page.form.inputs, written, **LIVE)
 
 
-def open_plan(request: gr.Request) -> list[Any] | Any:
+def open_plan(query: Mapping[str, str]) -> list[Any] | Any:
     """What to put into the form for the address that the page was opened with; what of it no recipe
     has is said, and left out.
     """
-    plan = linked(request.query_params)
+    plan = linked(query)
     if plan is None:
         return gr.skip()
     for sentence in plan.refused:
@@ -83,12 +85,14 @@ def open_plan(request: gr.Request) -> list[Any] | Any:
     return put_recipe(plan.recipe)
 
 
-def prepare_linked(store: Store, browser: gr.Request, *values: Any) -> None:
+def prepare_linked(
+    store: Store, browser: gr.Request, query: Mapping[str, str], *values: Any
+) -> None:
     """Queue what a linked plan needs. Only of a built-in model and text: a link must not make the
     server ask another host.
     """
     recipe = try_recipe(values)
-    if recipe is None or linked(browser.query_params) is None:
+    if recipe is None or linked(query) is None:
         return
     if recipe.model in lrcore.built_in_models() and recipe.data in lrcore.DATASETS:
         start_analysis(store, recipe, browser.session_hash, measure=False)

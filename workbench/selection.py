@@ -3,7 +3,7 @@ all of them, kept in the address bar.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -34,11 +34,10 @@ def run_in_address() -> gr.HTML:
 MOST_DIGITS = 7  # of a layer's number in an address
 
 
-def open_linked(titles: Sequence[str], request: gr.Request) -> tuple[Any, Any, Any]:
+def open_linked(titles: Sequence[str], query: Mapping[str, str]) -> tuple[Any, Any, Any]:
     """What a page opened as ?tab=...&layer=...&component=... starts with: the selected slot, its
     mark and the open tab.
     """
-    query = request.query_params
     layer, component, tab = (query.get(name) for name in ("layer", "component", "tab"))
     opened = gr.Tabs(selected=tab) if tab in titles else gr.skip()
     if layer is None and component is None:  # FIRST is selected, or what was clicked meanwhile

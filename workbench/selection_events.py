@@ -11,12 +11,9 @@ from .selection import open_linked, select_clicked, select_row
 
 def wire(page: Page) -> None:
     """Start with what the address names."""
-    # in a second step: a run named in the address opens its tab in the first one, and a tab named
-    # there as well wins
     outputs = [page.selected, page.selection_mark, page.tabs]
-    page.opened(lambda: None, None, None, **QUIET).then(
-        bind(open_linked, page.titles), None, outputs, **QUIET
-    )
+    read = page.address_first(page.opened)
+    read.then(bind(open_linked, page.titles), page.address, outputs, **QUIET)
 
 
 def select_on_click(page: Page, *clicks: Any) -> None:

@@ -22,10 +22,10 @@ ANEW = 20_000
 
 
 def visit(
-    browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None, hold: str = ""
+    browser: Browser, url: str, width: int = 1360, height: int = 900, watch=None, hold=None
 ) -> Page:
-    """A page in a browser profile of its own. watch: is given every request of the page; hold: of
-    which addresses no request is answered.
+    """A page in a browser profile of its own. watch: is given every request of the page; hold: is
+    given the route of every question to the server, which waits until that is continued.
     """
     context = browser.new_context(
         viewport={"width": width, "height": height}, accept_downloads=True
@@ -35,8 +35,8 @@ def visit(
     page = context.new_page()
     if watch:
         page.on("request", watch)
-    if hold:
-        page.route(hold, lambda route: None)
+    if hold is not None:
+        page.route("**/queue/join*", hold)
     page.goto(url, wait_until="commit")  # what a test waits for says when the page is ready
     return page
 
@@ -120,6 +120,7 @@ class Workbench:
     def tab(self, title: str) -> None:
         tab = self.page.get_by_role("tab", name=title, exact=True)
         listed = self.page.locator(".overflow-dropdown button", has_text=title)
+        self.page.locator("#tabs [role=tab]").first.wait_for()  # else the menu is waited for
 
         def opened() -> bool:
             with suppress(PlaywrightTimeout):  # the tabs move while they are laid out

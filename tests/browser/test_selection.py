@@ -183,3 +183,24 @@ def test_the_address_holds_the_run_that_is_open(workbench, open_page):
     heading = other.locator("#run-heading h3")
     other.until(lambda: heading.inner_text() == "to be linked", "the run is not open")
     other.until(lambda: other.open_tab() == "Runs & export", "the tab is not open")
+
+
+def test_a_tab_opened_while_the_page_starts_stays_open(open_page):
+    held, free = [], []
+
+    def hold(route):
+        route.continue_() if free else held.append(route)
+
+    workbench = open_page(ready=False, hold=hold)
+    workbench.tab("Runs & export")
+    workbench.until(lambda: "tab=Runs" in workbench.page.url, "the address does not follow")
+    first = [*held]
+    for route in first:  # what the page asks next, it asks with the tab in its address
+        route.continue_()
+    workbench.until(lambda: len(held) > len(first), "the page asks nothing more")
+    workbench.tab("Compress")
+    free.append(True)
+    for route in held[len(first) :]:
+        route.continue_()
+    workbench.answered()
+    assert workbench.open_tab() == "Compress"

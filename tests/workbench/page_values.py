@@ -9,4 +9,4 @@ def click(**data: Any) -> SimpleNamespace:
     return SimpleNamespace(_data=data)
 
 
-BROWSER = SimpleNamespace(session_hash="one", query_params={})
+BROWSER = SimpleNamespace(session_hash="one")

@@ -137,11 +137,10 @@ def test_the_next_step_compares_the_newest_run_and_the_address_keeps_the_choice(
         runs=SimpleNamespace(all=lambda: made, ids=lambda: [*known], get=known.get),
         chosen_runs=lambda ids: [known[one] for one in ids or [] if one in known],
     )
-    page = SimpleNamespace(query_params={})
-    linked = SimpleNamespace(query_params={"runs": "old,gone,middle"})
-    assert choice.list_runs(store, [], None, page)[0]["value"] == ["new"]
-    assert choice.list_runs(store, [], None, linked)[0]["value"] == ["old", "middle"]
-    assert "value" not in choice.list_runs(store, ["middle"], None, linked)[0]
+    linked = {"runs": "old,gone,middle"}
+    assert choice.list_runs(store, {}, [], None)[0]["value"] == ["new"]
+    assert choice.list_runs(store, linked, [], None)[0]["value"] == ["old", "middle"]
+    assert "value" not in choice.list_runs(store, linked, ["middle"], None)[0]
     assert choice.add_newest(store, ["old"])[0]["value"] == ["new", "old"]
     assert "value" not in choice.add_newest(store, ["new"])[0]
 

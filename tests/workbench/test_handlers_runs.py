@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
-from page_values import BROWSER, click
+from page_values import click
 
 import lrcore
 from workbench import job_markup, polling, run_markup, selection, sidebar, text
@@ -116,10 +116,10 @@ def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
 
 def test_runs_are_listed_compared_and_drawn(store):
     (run,) = store.runs.all()
-    chosen, protocol = choice.list_runs(store, [], None, BROWSER)
+    chosen, protocol = choice.list_runs(store, {}, [], None)
     measured = protocol["value"]
     assert chosen["value"] == [run.id]
-    again = choice.list_runs(store, [run.id], measured, BROWSER)
+    again = choice.list_runs(store, {}, [run.id], measured)
     # what was chosen meanwhile must not be overwritten
     assert not [part for part in again if "value" in part]
     cards, _, note = runs.draw_runs(store, [run.id], measured)
@@ -194,9 +194,11 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     details.set_tags(store, run.id, "a, b")
     details.set_tags(store, run.id, "b")
     assert list(store.runs.get(run.id).tags) == ["b"]
-    linked = SimpleNamespace(query_params={"run": run.id})
-    assert table.open_linked(store, "Runs", linked)[0] == run.id
-    assert table.open_linked(store, "Runs", BROWSER)[0]["__type__"] == "update"
+    opened, tabs = table.open_linked(store, "Runs", {"run": run.id})
+    assert (opened, tabs.selected) == (run.id, "Runs")
+    in_a_tab = table.open_linked(store, "Runs", {"run": run.id, "tab": "Compare"})
+    assert in_a_tab == (run.id, gr.skip())
+    assert table.open_linked(store, "Runs", {})[0]["__type__"] == "update"
     report = json.loads(details.download_report(store, run.id))
     assert report["text"].startswith("<!doctype html>")
     assert "0,qk" in json.loads(details.download_ranks(store, run.id))["text"]
@@ -332,14 +334,12 @@ def test_a_saved_recipe_is_loaded_again(tmp_path, recipe, monkeypatch):
 
 def test_an_address_opens_a_slot_and_a_tab():
     query = {"tab": "Compare", "layer": "2", "component": "ov"}
-    slot, mark, tabs = selection.open_linked(
-        ("Spectra", "Compare"), SimpleNamespace(query_params=query)
-    )
+    slot, mark, tabs = selection.open_linked(("Spectra", "Compare"), query)
     assert slot == [2, "ov"]
     assert json.loads(mark) == [2, "ov", True]
     assert tabs.selected == "Compare"
     # a click that came before this answer stays
-    plain = selection.open_linked(("Spectra",), SimpleNamespace(query_params={}))
+    plain = selection.open_linked(("Spectra",), {})
     assert [one["__type__"] for one in plain] == ["update"] * 3
 
 

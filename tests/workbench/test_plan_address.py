@@ -63,9 +63,9 @@ def test_a_parameter_that_python_cannot_nest_is_refused() -> None:
 
 def test_an_address_without_a_plan_leaves_the_form_as_it_is() -> None:
     query = {"tab": "Allocation", "layer": "3", "runs": "abc"}
-    kept = open_plan(SimpleNamespace(query_params=query))
+    kept = open_plan(query)
     assert kept["__type__"] == "update"
-    filled = open_plan(SimpleNamespace(query_params=query | {"ratio": "0.4", "method": "svd"}))
+    filled = open_plan(query | {"ratio": "0.4", "method": "svd"})
     assert filled[NAMES.index("ratio")] == 0.4
     assert filled[NAMES.index("method")] == "svd"
 
@@ -74,7 +74,7 @@ def test_a_link_never_makes_the_server_ask_another_host(monkeypatch) -> None:
     started = []
     monkeypatch.setattr(plan_address, "start_analysis", lambda *given, **_: started.append(given))
     for query, count in (({"model": "someone/model"}, 0), ({"ratio": "0.4"}, 1), ({}, 1)):
-        browser = SimpleNamespace(query_params=query, session_hash="here")
+        browser = SimpleNamespace(session_hash="here")
         recipe = linked(query).recipe if query else lrcore.Recipe()
-        plan_address.prepare_linked(None, browser, *input_values(recipe))
+        plan_address.prepare_linked(None, browser, query, *input_values(recipe))
         assert len(started) == count

@@ -1,6 +1,6 @@
 """The lists of runs and of protocols to choose from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -14,15 +14,16 @@ from .protocols import protocol_of
 
 
 def list_runs(
-    store: Store, ids: list[str], protocol: str | None, page: gr.Request
+    store: Store, query: Mapping[str, str], ids: list[str], protocol: str | None
 ) -> tuple[Any, Any]:
     """The runs to choose from and the protocols they were measured under; what is chosen stays.
 
-    A page that has chosen none yet begins with those in its address, else with the newest.
+    A page that has chosen none yet begins with those in the address that it was opened with, else
+    with the newest.
     """
     runs = store.runs.all()[::-1]
     known = {run.id for run in runs}
-    linked = page.query_params.get("runs", "").split(",")[:MOST_RUNS]
+    linked = query.get("runs", "").split(",")[:MOST_RUNS]
     chosen = ([one for one in some or [] if one in known] for some in (ids, linked))
     return lists(runs, next(filter(None, chosen), [run.id for run in runs[:1]]), ids, protocol)
 

@@ -78,7 +78,8 @@ def differences_layout() -> Differences:
 def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -> None:
     stamp = page.runs_stamp.change
     choice = [page.chosen, parts.protocol]
-    listen([page.opened, stamp], bind(list_runs, store), choice, choice, **LIVE)
+    read = page.address_first(page.opened, stamp)
+    read.then(bind(list_runs, store), [page.address, *choice], choice, **LIVE)
     # the step after Compress is to compare what was made there
     added = page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
     for chosen in (page.chosen.input, added.then):

@@ -3,6 +3,7 @@ and the ticked ones are compared.
 """
 
 import json
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -74,7 +75,9 @@ def wire(page: Page, store: Store, table: gr.HTML) -> None:
 
 def wire_link(page: Page, store: Store, title: str) -> None:
     """Open the run that the address names, in the tab of this title."""
-    page.opened(bind(open_linked, store, title), None, [page.opened_run, page.tabs], **QUIET)
+    outputs = [page.opened_run, page.tabs]
+    read = page.address_first(page.opened)
+    read.then(bind(open_linked, store, title), page.address, outputs, **QUIET)
 
 
 def table_value(stamp: str, chosen: list[str], opened: str) -> str:
@@ -99,9 +102,11 @@ def choose_ticked(store: Store, event: gr.EventData) -> Any:
     return choose(store, [str(one) for one in event_data(event).get("runs", [])])
 
 
-def open_linked(store: Store, title: str, request: gr.Request) -> tuple[Any, Any]:
-    """A page opened as ?run=<id> starts at that run."""
-    run_id = request.query_params.get("run", "")
+def open_linked(store: Store, title: str, query: Mapping[str, str]) -> tuple[Any, Any]:
+    """A page opened as ?run=<id> starts at that run, in the tab of this title unless the address
+    names one.
+    """
+    run_id = query.get("run", "")
     if run_id not in store.runs.ids():
         return gr.skip(), gr.skip()
-    return run_id, gr.Tabs(selected=title)
+    return run_id, gr.skip() if "tab" in query else gr.Tabs(selected=title)
