@@ -44,9 +44,9 @@ class Recipe:
     samples windows of seq_len tokens, drawn by sampling with seed. calibration: "independent"
     (every layer sees the dense model) or "sequential" (each layer sees the compressed ones before
     it).
-    refit: "on" or "off": whether output and down projections are solved again on what the
-    compressed layers before them give, towards the dense model's residual stream; "auto" leaves it
-    to the method (on for fused).
+    refit: "on" or "off": whether the projections are solved again on what the compressed layers
+    before them give, towards what they give in the dense model; "auto" leaves it to the method (on
+    for fused).
     ratio in (0, 1): the share removed of what `budget` names. temperature > 0 (policy softmax;
     None: its rule of thumb).
     rounding: "down" never exceeds the budget; "nearest" rounds each slot to its nearest rank, as

@@ -17,12 +17,12 @@ def needed(
     calibration windows, logits.
 
     megabytes: what the plan's model weighs. A sequential calibration keeps the states of the
-    compressed layers, a refit those of the dense ones as well. Raises InputError where the recipe
-    demands a refit that the architecture cannot have.
+    compressed layers, a refit those of the dense ones as well and the inputs of a dense MLP. Raises
+    InputError where the recipe demands a refit that the architecture cannot have.
     """
     config = model.network.config.get_text_config()
     refits = lrcore.refits(recipe, model.network)
-    streams = 2 if refits else int(recipe.calibration == "sequential")
+    streams = 3 if refits else int(recipe.calibration == "sequential")
     tokens = streams * recipe.samples * recipe.seq_len
     states = tokens * config.hidden_size * model.network.dtype.itemsize
     logits = 0

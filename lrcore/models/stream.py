@@ -65,14 +65,15 @@ class _Identity(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """One batch inside a layer: inputs of the output and down projections, and two outputs.
+    """One batch inside a layer: inputs of its projections, and two outputs.
 
-    o_in [b, t, n_q * v_size]; o_out [b, t, d], the attention's output; down_in [b, t, d_f], None in
-    a layer of experts; out [b, t, d], the layer's output.
+    o_in [b, t, n_q * v_size]; o_out [b, t, d], the attention's output; up_in [b, t, d] and down_in
+    [b, t, d_f], None in a layer of experts; out [b, t, d], the layer's output.
     """
 
     o_in: Tensor
     o_out: Tensor
+    up_in: Tensor | None
     down_in: Tensor | None
     out: Tensor
 
@@ -194,7 +195,7 @@ class LayerStream:
 
         paths = projection_paths(row, layer)
         with ExitStack() as stack:
-            for name in {"o", "down"} & paths.keys():
+            for name in {"o", "up", "down"} & paths.keys():
                 stack.callback(
                     layer.get_submodule(paths[name]).register_forward_hook(note(name)).remove
                 )
@@ -204,8 +205,11 @@ class LayerStream:
             args, kwargs = self._calls[len(hidden)][index]
             out = layer(hidden, *args, **kwargs)
         out = out[0] if isinstance(out, tuple) else out
-        down_in = seen["down_in"].view(*out.shape[:-1], -1) if "down" in paths else None
-        return Look(seen["o_in"], seen["o_out"].view_as(out), down_in, out)
+        up_in, down_in = (
+            seen[f"{name}_in"].view(*out.shape[:-1], -1) if name in paths else None
+            for name in ("up", "down")
+        )
+        return Look(seen["o_in"], seen["o_out"].view_as(out), up_in, down_in, out)
 
     @torch.inference_mode()
     def advance(self, index: int, number: int, look: Look) -> None:
@@ -222,9 +226,9 @@ class LayerStream:
         self._hidden[number] = out
 
     @torch.inference_mode()
-    def look_before(self, index: int, number: int, name: str) -> Tensor:
+    def look_before(self, index: int, number: int, name: str, o_in: Tensor | None = None) -> Tensor:
         """The input of projection `name` ("q", "o", ...) of layer `index` on one batch, [..., in];
-        the layer is left there.
+        the layer is left there. o_in: as in `look`.
         """
         layer = decoder_layers(self.network)[index]
         path = projection_paths(architecture_of(self.network), layer)[name]
@@ -235,14 +239,15 @@ class LayerStream:
             seen.append(args[0])
             raise _Reached
 
-        handle = layer.get_submodule(path).register_forward_pre_hook(leave)
         hidden = self._hidden[number]
         args, kwargs = self._calls[len(hidden)][index]
-        try:
-            with suppress(_Reached):
-                layer(hidden, *args, **kwargs)
-        finally:
-            handle.remove()
+        with ExitStack() as stack:
+            handle = layer.get_submodule(path).register_forward_pre_hook(leave)
+            stack.callback(handle.remove)
+            if o_in is not None:
+                stack.enter_context(_attended(self.network, layer, o_in))
+            stack.enter_context(suppress(_Reached))
+            layer(hidden, *args, **kwargs)
         return seen[0]
 
     def _tap(

@@ -10,7 +10,8 @@ import lrcore
 from lrcore.compression import refit as refit_module
 from lrcore.compression import write as write_module
 from lrcore.compression.compress import refits
-from lrcore.compression.refit import PER_FIRST, Regression, first_tokens, solved
+from lrcore.compression.refit import LIGHT, PER_FIRST, first_tokens, mean_squares, token_weights
+from lrcore.compression.regression import Regression, solved
 from lrcore.forms import IdentityRows, Sparse, dense, quantise
 from lrcore.layer import Linear, LowRank
 from lrcore.methods import METHODS
@@ -57,6 +58,45 @@ def test_the_ridge_solution_is_that_of_least_squares_on_the_rows(bias, ridge):
     assert torch.allclose(got.weight, weight, atol=1e-6)
     assert (got.bias is None) == (not bias)
     assert not bias or torch.allclose(got.bias, shift, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_of_tokens_are_those_of_weighted_least_squares(bias):
+    x, y, start, _ = rows(bias)
+    weights = torch.rand(200, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    fit = Regression()
+    fit.add(x.view(4, 50, 12), y.view(4, 50, 6), weights.view(4, 50))
+    if bias:
+        mean_x, mean_y = ((weights @ one) / weights.sum() for one in (x, y))
+        x, y = x - mean_x, y - mean_y
+    own = weights.sqrt().unsqueeze(1)
+    weight, _ = slow_ridge(own * x, own * y, start.weight, 0.3, bias=False)
+    got = fit.solve(start, 0.3)
+    assert torch.allclose(got.weight, weight, atol=1e-6)
+    assert not bias or torch.allclose(got.bias, mean_y - weight @ mean_x, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_a_projection_gives_is_regressed_without_its_rows(bias):
+    x, y, _, fit = rows(bias)
+    g = torch.Generator().manual_seed(7)
+    shift = torch.randn(5, generator=g, dtype=torch.float64) if bias else None
+    old = Linear(torch.randn(5, 6, generator=g, dtype=torch.float64), shift)
+    direct = Regression()
+    direct.add(x, y @ old.weight.mT + (0.0 if shift is None else shift))
+    start = Linear(torch.randn(5, 12, generator=g, dtype=torch.float64), shift)
+    got, expected = fit.through(old).solve(start), direct.solve(start)
+    assert torch.allclose(got.weight, expected.weight)
+    assert not bias or torch.allclose(got.bias, expected.bias)
+
+
+def test_tokens_count_by_the_size_of_the_stream_and_small_ones_not_too_much():
+    stream = torch.ones(2, 8, 4)
+    stream[0, 0], stream[0, 2], stream[1, 3], stream[1, 4] = 1000.0, 2.0, 1e-6, 0.0
+    weights = token_weights(stream, mean_squares(stream).median())
+    assert weights[0, 0] == pytest.approx(1e-6)
+    assert weights[0, 1:3].tolist() == [1, 0.25]
+    assert weights[1, 3] == weights[1, 4] == LIGHT
 
 
 def test_a_factored_projection_keeps_its_down_factor():
@@ -198,3 +238,18 @@ def test_first_tokens_of_other_windows_are_fitted_as_well(kind, request, story_f
     with torch.inference_mode():
         errors = [stream_error(model, one, others[:, :1]) for one in (fitted, without)]
     assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("kind", ["tiny_llama", "tiny_opt"])
+def test_projections_that_read_the_stream_make_up_for_what_was_lost_before_them(
+    kind, request, story_file, monkeypatch
+):
+    requested = recipe(request.getfixturevalue(kind), story_file, method="a3", refit="on")
+    model = lrcore.load(requested.model, dtype="float64")
+    tokens = lrcore.calibrate(model, requested).tokens
+    every = lrcore.compress(model, requested)
+    monkeypatch.setattr(refit_module, "READ_BY", {"q": (), "up": ()})
+    without = lrcore.compress(model, requested)
+    with torch.inference_mode():
+        assert stream_error(model, every, tokens) < stream_error(model, without, tokens)
+    assert every.size == without.size

@@ -17,8 +17,12 @@ def test_what_is_before_the_output_projection_need_not_be_computed_again(family)
     for index in range(len(decoder_layers(network))):
         for number in range(2):
             whole = stream.look(index, number)
-            half = stream.look(index, number, stream.look_before(index, number, "o"))
-            for name in ("o_in", "o_out", "down_in", "out"):
+            o_in = stream.look_before(index, number, "o")
+            half = stream.look(index, number, o_in)
+            if whole.up_in is not None:
+                before = stream.look_before(index, number, "up", o_in).view_as(whole.up_in)
+                assert torch.allclose(before, whole.up_in, rtol=1e-4, atol=1e-5)
+            for name in ("o_in", "o_out", "up_in", "down_in", "out"):
                 one, two = getattr(half, name), getattr(whole, name)
                 assert (one is None) == (two is None)
                 assert one is None or torch.allclose(one, two, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,116 @@
+"""The linear regression of a projection's outputs on its inputs, from sums over tokens."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..forms import Quantised, dense, quantise
+from ..layer import Linear, LowRank, Projection, Stored
+from ..linalg import cholesky
+from ..statistics import SecondSum, at_least_float32
+
+# Share of the diagonal that pulls towards the closed form: without it a small calibration set is
+# overfitted.
+RIDGE = 0.3
+
+
+@dataclass
+class Regression:
+    """Weighted sums over tokens of a regression of y [n, out] on x [n, in], float64.
+
+    xx: a SecondSum while rows are added, then [in, in].
+    """
+
+    count: float = 0.0
+    x: Any = 0.0  # a float until the first batch, then a tensor
+    y: Any = 0.0
+    yx: Any = 0.0
+    xx: Any = field(default_factory=SecondSum)
+
+    def add(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
+        """Add a batch x [..., in], y [..., out] of tokens that count by weights [...] >= 0, each as
+        one without them: products in float32 at least, sums in float64.
+        """
+        x, y = at_least_float32(x.flatten(0, -2)), at_least_float32(y.flatten(0, -2))
+        if weights is None:
+            self._add(x, y, x, y, len(x))
+            return
+        own = weights.flatten().to(x.dtype).unsqueeze(1)
+        root = own.sqrt()
+        self._add(root * x, root * y, own * x, own * y, float(own.sum(dtype=torch.float64)))
+
+    def _add(self, x: Tensor, y: Tensor, first_x: Tensor, first_y: Tensor, count: float) -> None:
+        """Add rows that are weighted already: x, y for the products, the others for the sums."""
+        self.count += count
+        self.x = self.x + first_x.sum(0, dtype=torch.float64)
+        self.y = self.y + first_y.sum(0, dtype=torch.float64)
+        self.xx.add(x)
+        self.yx = self.yx + (y.mT @ x).double()
+
+    def through(self, projection: Projection) -> "Regression":
+        """The same of what a projection gives for y; nothing is added after it."""
+        weight = projection.weight.double()
+        y, yx = weight @ self.y, weight @ self.yx
+        if projection.bias is not None:
+            bias = projection.bias.double()
+            y, yx = y + self.count * bias, yx + torch.outer(bias, self.x)
+        return replace(self, xx=self.seconds(), y=y, yx=yx)
+
+    def seconds(self) -> Tensor:
+        """The sum of x x^T, [in, in]; nothing is added after it."""
+        if isinstance(self.xx, SecondSum):
+            self.xx = self.xx.total()
+        whole: Tensor = self.xx
+        return whole
+
+    def solve(self, start: Linear | Stored, ridge: float = RIDGE) -> Linear:
+        """The ridge solution towards `start`, with a bias where start has one.
+
+        ridge >= 0: share of the diagonal of E[x x^T].
+        """
+        xx, yx = self.seconds() / self.count, self.yx / self.count
+        if start.bias is not None:
+            mean_x, mean_y = self.x / self.count, self.y / self.count
+            xx.addr_(mean_x, mean_x, alpha=-1)
+            yx.addr_(mean_y, mean_x, alpha=-1)
+        weight = start.weight.double()
+        missing = yx - weight @ xx
+        xx.diagonal().mul_(1 + ridge)
+        lower = cholesky(xx)
+        # the step from W_0, zero where nothing is lost
+        weight = weight + torch.cholesky_solve(missing.mT, lower).mT
+        bias = None if start.bias is None else (mean_y - weight @ mean_x).to(start.weight.dtype)
+        return Linear(weight.to(start.weight.dtype), bias)
+
+
+def is_free(projection: Projection) -> bool:
+    """Whether `solved` can solve a projection: as a plain matrix, or by a plain up factor."""
+    if not isinstance(projection, LowRank):
+        return isinstance(projection, Linear)
+    up = projection.up.matrix if isinstance(projection.up, Quantised) else projection.up
+    return isinstance(up, Tensor)
+
+
+def solved(projection: Projection, fit: Regression) -> Projection:
+    """The projection refit on the sums; of a factored one only the up factor, whose input the down
+    factor fixes.
+
+    Quantised weights are quantised again, and a sparse term stays. An up factor whose identity
+    block is left out cannot be refit freely and stays as well.
+    """
+    if not isinstance(projection, LowRank):
+        return fit.solve(projection)
+    if not is_free(projection):
+        return projection
+    stored = projection.up if isinstance(projection.up, Quantised) else None
+    if projection.sparse is not None:
+        sparse = dense(projection.sparse).double()
+        fit = replace(fit, y=fit.y - sparse @ fit.x, yx=fit.yx - sparse @ fit.seconds())
+    down = dense(projection.down).double()
+    xx = down @ fit.seconds() @ down.mT
+    inner = replace(fit, x=down @ fit.x, xx=xx, yx=fit.yx @ down.mT)
+    up = inner.solve(Linear(dense(projection.up), projection.bias))
+    weight = up.weight if stored is None else quantise(up.weight, stored.bits, stored.chunk)
+    return replace(projection, up=weight, bias=up.bias)
