@@ -98,3 +98,18 @@ def test_the_axis_of_energy_lost_ends_where_nothing_is_lost():
     assert axis["range"][0] == pytest.approx(-6)  # "0%" would stand beside what is below
     values = [("value", np.array([10.0, 1e-4]))]
     assert json.loads(curves(Curves("value", values, log=True)))["layout"]["yaxis"]["dtick"] == 1
+
+
+def note_of(figure: str) -> dict:
+    return json.loads(figure)["layout"]["annotations"][0]
+
+
+def test_the_rank_on_show_is_named_where_no_curve_runs(store):
+    analysis = store.analysis(RECIPE)
+    full = len(analysis.values(2, "ov"))
+    for rank, place in ((2, "bottom"), (full, "top")):
+        values, lost, heading = cell_figures(analysis, Cell(2, "ov", rank=rank), log=True)
+        assert {note_of(one)["yanchor"] for one in (values, lost)} == {place}
+        words = "loses nothing" if rank == full else "loses at least"
+        assert f"rank {rank} {words}" in note_of(lost)["text"]
+        assert note_of(lost)["text"] in heading

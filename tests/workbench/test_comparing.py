@@ -15,7 +15,7 @@ from lrcore.account import ModelAccount, SizeAndCost
 from lrcore.provenance import Provenance
 from workbench import sweeps, text
 from workbench.evaluation_controls import read_settings
-from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto
+from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto, title
 from workbench.job_record import JobRecord
 from workbench.jobs import SweepJob
 from workbench.jobs.models import run_name
@@ -328,3 +328,10 @@ def test_time_is_an_axis_as_a_share_of_the_dense_models():
     assert chart.points([one], wanted, "decode", {}) == []
     table = forms.html(metrics.tables([two], None, metrics.Known(speeds)))
     assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table
+
+
+def test_a_panel_is_named_in_two_short_lines():
+    protocol = "stories/test · 8 windows × 64 = 512 tokens · first windows"
+    named = title(Panel("tiny", protocol, []), 1.0)["text"]
+    assert named == "<b>tiny</b> · stories/test<br>8 windows × 64 = 512 tokens · first windows"
+    assert title(Panel("tiny", "", []), 1.0)["text"] == "<b>tiny</b><br>"

@@ -53,7 +53,7 @@ def cell_figures(analysis: Any, cell: Cell, log: bool) -> tuple[str, str, str]:
     lost = [(label, energy_lost(values)) for label, values in series]
     # a method that selects columns or rotary pairs keeps less than the best subspace does; its own
     # figure is under Allocation
-    note = "" if rank is None else f"rank {rank} loses at least {lost_at(lost[0][1], rank)}"
+    note = "" if rank is None else f"rank {rank} {lost_at(lost[0][1], rank)}"
     keep = f"{layer}{name}{cell.head}{cell.beside}"
     heading = escape(cell_text.slot(layer, name, cell.head))
     title = f"<h3 data-layer='{layer}' data-name='{name}'>{heading}</h3>"

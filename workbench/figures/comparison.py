@@ -128,10 +128,11 @@ def loss_axis(panel: Panel, domain: list[float]) -> dict[str, Any]:
 
 
 def title(panel: Panel, top: float) -> dict[str, Any]:
-    """The model and what it was measured on, above its panel."""
+    """The model and what it was measured on, above its panel; short lines for a narrow page."""
+    on, _, windows = panel.protocol.partition(" · ")
     return {
         "name": "title",
-        "text": f"<b>{escape(panel.model)}</b><br>{escape(panel.protocol)}",
+        "text": f"<b>{escape(panel.model)}</b>{escape(on and f' · {on}')}<br>{escape(windows)}",
         "xref": "paper",
         "yref": "paper",
         "x": 0,

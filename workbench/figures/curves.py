@@ -100,7 +100,10 @@ def drawable(values: Sequence[float], log: bool, most: int) -> list[int]:
 
 
 def cut_line(drawn: Curves) -> dict[str, Any]:
-    """The shape and the annotation of the line at the rank on show; nothing where there is none."""
+    """The shape and the annotation of the line at the rank on show; nothing where there is none.
+
+    The curves fall: what is said stands beneath them at a low rank, above them at a high one.
+    """
     if drawn.cut is None:
         return {}
     line = {"color": CUT, "width": 2, "dash": "dash"}
@@ -108,9 +111,9 @@ def cut_line(drawn: Curves) -> dict[str, Any]:
     left = drawn.cut > 0.6 * max(len(values) for _, values in drawn.series)
     note = {
         "x": drawn.cut,
-        "y": 0.04,
+        "y": 0.98 if left else 0.04,
         "yref": "paper",
-        "yanchor": "bottom",
+        "yanchor": "top" if left else "bottom",
         "text": drawn.note,
         "showarrow": False,
         "font": {"color": CUT},
@@ -131,6 +134,8 @@ def energy_lost(values: np.ndarray) -> np.ndarray:
 
 
 def lost_at(lost: np.ndarray, rank: int) -> str:
-    """The share lost at a rank, in percent; also where two decimals do not show it."""
+    """What a rank loses at least, in percent; also where two decimals do not show it."""
     share = float(lost[min(rank, len(lost)) - 1])
-    return f"{share:.2%}" if share >= 1e-4 or share == 0 else f"{100 * share:.1g}%"
+    if share == 0:
+        return "loses nothing"
+    return f"loses at least {share:.2%}" if share >= 1e-4 else f"loses at least {100 * share:.1g}%"
