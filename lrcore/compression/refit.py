@@ -44,8 +44,8 @@ from .regression import RIDGE, Regression, is_free, solved
 
 Of = TypeVar("Of")
 
-# Part of what `refit_key` gives; raise it where a refit gives others than before.
-FORMAT = 2
+# Part of what `refit_key` gives: raise it where a refit gives other weights than before.
+REVISION = 2
 # The projections that read one input, by the first of them.
 READ_BY = {"q": ("q", "k", "v"), "up": ("gate", "up")}
 LIGHT = 4.0  # the most that a token counts beside one of median size: small streams are noise
@@ -71,7 +71,7 @@ def refit_key() -> tuple[float | int, ...]:
     """What a refit depends on besides its model, recipe and windows: part of the key of whatever
     is kept of a refit model.
     """
-    return FORMAT, RIDGE, LIGHT, PER_FIRST
+    return REVISION, RIDGE, LIGHT, PER_FIRST
 
 
 def with_first_tokens(streams: Streams, tokens: Tensor) -> tuple[Streams, ...]:
