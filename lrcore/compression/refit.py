@@ -99,7 +99,8 @@ def token_weights(stream: Tensor, median: Tensor) -> Tensor:
     of the mean squares of tokens there.
     """
     squares = mean_squares(stream)
-    return (median / squares.clamp_min(torch.finfo(squares.dtype).tiny)).clamp_max(LIGHT)
+    least = torch.finfo(squares.dtype).tiny  # of a stream of zeros
+    return (median.clamp_min(least) / squares.clamp_min(least)).clamp_max(LIGHT)
 
 
 def mean_squares(stream: Tensor) -> Tensor:

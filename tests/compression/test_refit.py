@@ -97,6 +97,7 @@ def test_tokens_count_by_the_size_of_the_stream_and_small_ones_not_too_much():
     assert weights[0, 0] == pytest.approx(1e-6)
     assert weights[0, 1:3].tolist() == [1, 0.25]
     assert weights[1, 3] == weights[1, 4] == LIGHT
+    assert token_weights(torch.zeros(1, 2, 4), torch.tensor(0.0)).tolist() == [[1.0, 1.0]]
 
 
 def test_a_factored_projection_keeps_its_down_factor():
