@@ -114,8 +114,8 @@ def refit_layer(network: PreTrainedModel, index: int, streams: Sequence[Streams]
 
     The streams have reached the layer; `network` is the one that the small ones run.
     """
-    layers = (decoder_layers(one)[index] for one in (network, streams[0].dense.network))
-    with present(next(layers)), present(next(layers)):
+    dense = streams[0].dense.network
+    with present(decoder_layers(network)[index]), present(decoder_layers(dense)[index]):
         _Fitting(network, index, streams).run()
 
 

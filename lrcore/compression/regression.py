@@ -97,8 +97,8 @@ def solved(projection: Projection, fit: Regression) -> Projection:
     """The projection refit on the sums; of a factored one only the up factor, whose input the down
     factor fixes.
 
-    Quantised weights are quantised again, and a sparse term stays. An up factor whose identity
-    block is left out cannot be refit freely and stays as well.
+    Quantised weights are quantised again, and a sparse term stays. An up factor that is stored in a
+    form, as where an identity block is left out, cannot be refit freely and stays as well.
     """
     if not isinstance(projection, LowRank):
         return fit.solve(projection)

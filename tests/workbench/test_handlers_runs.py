@@ -194,11 +194,12 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     details.set_tags(store, run.id, "a, b")
     details.set_tags(store, run.id, "b")
     assert list(store.runs.get(run.id).tags) == ["b"]
-    opened, tabs = table.open_linked(store, "Runs", {"run": run.id})
-    assert (opened, tabs.selected) == (run.id, "Runs")
-    in_a_tab = table.open_linked(store, "Runs", {"run": run.id, "tab": "Compare"})
-    assert in_a_tab == (run.id, gr.skip())
-    assert table.open_linked(store, "Runs", {})[0]["__type__"] == "update"
+    link = bind(table.open_linked, store, "Runs", ("Runs", "Compare"))
+    for query in ({"run": run.id}, {"run": run.id, "tab": "no such tab"}):
+        opened, tabs = link(query)
+        assert (opened, tabs.selected) == (run.id, "Runs")
+    assert link({"run": run.id, "tab": "Compare"}) == (run.id, gr.skip())
+    assert link({})[0]["__type__"] == "update"
     report = json.loads(details.download_report(store, run.id))
     assert report["text"].startswith("<!doctype html>")
     assert "0,qk" in json.loads(details.download_ranks(store, run.id))["text"]

@@ -3,7 +3,7 @@ and the ticked ones are compared.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -77,7 +77,7 @@ def wire_link(page: Page, store: Store, title: str) -> None:
     """Open the run that the address names, in the tab of this title."""
     outputs = [page.opened_run, page.tabs]
     read = page.address_first(page.opened)
-    read.then(bind(open_linked, store, title), page.address, outputs, **QUIET)
+    read.then(bind(open_linked, store, title, page.titles), page.address, outputs, **QUIET)
 
 
 def table_value(stamp: str, chosen: list[str], opened: str) -> str:
@@ -102,11 +102,13 @@ def choose_ticked(store: Store, event: gr.EventData) -> Any:
     return choose(store, [str(one) for one in event_data(event).get("runs", [])])
 
 
-def open_linked(store: Store, title: str, query: Mapping[str, str]) -> tuple[Any, Any]:
+def open_linked(
+    store: Store, title: str, titles: Sequence[str], query: Mapping[str, str]
+) -> tuple[Any, Any]:
     """A page opened as ?run=<id> starts at that run, in the tab of this title unless the address
-    names one.
+    names one of `titles`.
     """
     run_id = query.get("run", "")
     if run_id not in store.runs.ids():
         return gr.skip(), gr.skip()
-    return run_id, gr.skip() if "tab" in query else gr.Tabs(selected=title)
+    return run_id, gr.skip() if query.get("tab") in titles else gr.Tabs(selected=title)
