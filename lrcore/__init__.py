@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from .compression.compress import check_recipe, compress, prepare
     from .compression.evidence.pace import seconds_per_token
     from .compression.evidence.probes import probe
-    from .compression.evidence.table import evidence_key, evidence_tokens, measure_evidence
+    from .compression.evidence.table import (
+        evidence_key,
+        evidence_tokens,
+        measure_evidence,
+        with_kept_probes,
+    )
     from .compression.expert_pruning.prune import prune_experts
     from .compression.expert_pruning.settings import ExpertPruning
     from .compression.factorise import Factorisation, factorise, method_options
@@ -125,7 +130,7 @@ _HOMES = {
     "compression.compress": "check_recipe compress prepare",
     "compression.evidence.probes": "probe",
     "compression.evidence.pace": "seconds_per_token",
-    "compression.evidence.table": "evidence_key evidence_tokens measure_evidence",
+    "compression.evidence.table": "evidence_key evidence_tokens measure_evidence with_kept_probes",
     "compression.expert_pruning.prune": "prune_experts",
     "compression.expert_pruning.settings": "ExpertPruning",
     "compression.factorise": "Factorisation factorise method_options",
@@ -387,6 +392,7 @@ __all__ = [
     "sweep_tables",
     "token_losses",
     "what_if",
+    "with_kept_probes",
     "without_paths",
     "write_text",
     "write_texts",

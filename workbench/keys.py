@@ -68,6 +68,11 @@ def unmeasured(recipe: lrcore.Recipe) -> lrcore.Recipe:
     return even(recipe).with_(budget=DEFAULTS.budget) if timed(recipe) else even(recipe)
 
 
+def by_probes(recipe: lrcore.Recipe) -> lrcore.Recipe:
+    """The recipe whose factors have the probes of a method."""
+    return unmeasured(recipe).with_(policy="probed")
+
+
 def even(recipe: lrcore.Recipe) -> lrcore.Recipe:
     """The same budget shared evenly."""
     return recipe.with_(policy=UNIFORM, policy_options={})

@@ -111,9 +111,10 @@ def factors_state(store: Store, recipe: lrcore.Recipe) -> list[Any] | None:
     the policy measures is missing, what is known of that.
     """
     if store.peek_factors(recipe) is not None:
+        key = factor_key(store.factored_by(recipe))
         with suppress(lrcore.InputError):  # a budget that cannot be met has no plan
-            return [*factor_key(recipe), store.drafted(recipe)]
-        return list(factor_key(recipe))
+            return [*key, store.drafted(recipe)]
+        return list(key)
     lacking = unmeasured_evidence(store, recipe)
     if lacking is None:
         return None

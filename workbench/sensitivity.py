@@ -9,8 +9,6 @@ import numpy as np
 
 import lrcore
 
-from .keys import unmeasured
-
 
 @dataclass(frozen=True)
 class ProbedSlot:
@@ -37,11 +35,6 @@ class ProbedSlot:
             f"<br>+{self.increase:.3g} ± {self.error:.1g} nats/token"
             f"<br>energy lost {self.energy_lost:.2%}"
         )
-
-
-def by_probes(recipe: lrcore.Recipe) -> lrcore.Recipe:
-    """The recipe whose factors have the probes of a method."""
-    return unmeasured(recipe).with_(policy="probed")
 
 
 def probed_slots(factors: lrcore.Factorisation, ratio: float) -> list[ProbedSlot]:

@@ -12,6 +12,7 @@ import lrcore
 from .job import Job
 from .job_queue import Jobs
 from .keys import (
+    by_probes,
     calibration_key,
     even,
     factor_key,
@@ -90,7 +91,11 @@ class Store:
                 return lrcore.measure_evidence(dense, plain, recipe, progress=progress)
             moments = self.calibration(recipe, progress)
             options = lrcore.method_options(recipe)
-            return lrcore.factorise(dense, moments, recipe.method, progress, options)
+            plain = lrcore.factorise(dense, moments, recipe.method, progress, options)
+            probed = lrcore.with_kept_probes(dense, plain, recipe)
+            if probed is not plain:
+                self.objects.put("factors", factor_key(by_probes(recipe)), probed)
+            return plain
 
         return self.objects.get("factors", factor_key(recipe), make)
 
@@ -113,7 +118,16 @@ class Store:
         return self.objects.peek("analysis", calibration_key(recipe))
 
     def peek_factors(self, recipe: lrcore.Recipe) -> lrcore.Factorisation | None:
-        return self.objects.peek("factors", factor_key(recipe))
+        return self.objects.peek("factors", factor_key(self.factored_by(recipe)))
+
+    def factored_by(self, recipe: lrcore.Recipe) -> lrcore.Recipe:
+        """The recipe whose factors stand for those of a recipe: where its policy measures nothing,
+        those with probes if they are here, so that its plans are predicted.
+        """
+        probed = by_probes(recipe)
+        if lrcore.evidence_key(recipe):
+            return recipe
+        return recipe if self.objects.peek("factors", factor_key(probed)) is None else probed
 
     def analysis_shown(self, key: Sequence[Any] | None) -> lrcore.Analysis | None:
         """The analysis with this key, while it is in the object cache."""
@@ -172,7 +186,7 @@ class Store:
             except lrcore.InputError as error:
                 return error  # as often asked for as a plan, while a slider is too far
 
-        plan = self.objects.get("plan", plan_key(base, recipe), make)
+        plan = self.objects.get("plan", plan_key(self.factored_by(base), recipe), make)
         if isinstance(plan, lrcore.InputError):
             raise lrcore.InputError(str(plan))
         return plan

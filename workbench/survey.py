@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import lrcore
 
-from .keys import UNIFORM, factor_key
+from .keys import UNIFORM, plan_key
 from .live import LiveRequest, figure_key
 from .store import Store
 
@@ -96,7 +96,7 @@ def policy_lines(store: Store, recipe: lrcore.Recipe) -> dict[str, Line] | None:
     """
     for base in (recipe, recipe.with_(policy=UNIFORM)):
         if store.peek_factors(base) is not None:
-            key = (factor_key(base), recipe.to_json())
+            key = plan_key(store.factored_by(base), recipe)
             return store.objects.get("lines", key, lambda base=base: _lines(store, base, recipe))
     return None
 

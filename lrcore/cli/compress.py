@@ -157,13 +157,12 @@ def allocate(
     probed, JSON has the predicted perplexity at every ratio as `curve`.
     """
     import lrcore
-    from lrcore.compression.evidence.table import with_kept_probes
 
     recipe = by_latency(recipe) if speed else recipe
     model = load_dense(recipe)
     with on_cluster(cluster):
         factors = lrcore.prepare(model, recipe, progress=progress)
-    factors = with_kept_probes(model, factors, recipe, progress)
+    factors = lrcore.with_kept_probes(model, factors, recipe)
     plan = lrcore.settle(model, factors, recipe)
     values: dict[str, Any] = {"recipe": recipe.to_dict(), "summary": plan.summary()}
     if other.what_if:

@@ -33,6 +33,17 @@ def test_what_policy_probed_measures_on_the_demo_ships(open_page, cache):
     workbench = open_page()
     workbench.allocation()
     workbench.choose("field-policy", "probed")
-    workbench.drawn("budget-curve")
+    workbench.until(
+        lambda: "a3, probed" in [one["name"] for one in workbench.plot("budget-curve")["traces"]],
+        "the plan of policy probed is not drawn",
+    )
     widths = [rank for (name, _), rank in workbench.ranks().items() if name == "mlp"]
     assert max(widths) > 1.2 * min(widths)
+
+
+def test_the_first_plan_on_show_is_predicted_and_has_a_curve(open_page):
+    workbench = open_page()
+    workbench.allocation()
+    workbench.drawn("budget-curve")
+    names = [one["name"] for one in workbench.plot("budget-curve")["traces"]]
+    assert {"a3, marginal", "a3, uniform", "this plan"} <= {*names}

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import lrcore
+from lrcore.compression.evidence import probing
+from workbench import polling
 from workbench.figures.budget_curve import FLOOR, BudgetCurves, budget_curves
 from workbench.form import input_values
 from workbench.store import Store
@@ -88,3 +90,27 @@ def test_without_probes_it_says_what_to_press(store) -> None:
     figure, words = budget_curve.draw(store, *input_values(uniform))
     assert figure == ""
     assert "press Run" in words
+
+
+def test_probes_on_disk_draw_the_curve_of_a_policy_that_needs_none(
+    store, tmp_path, monkeypatch
+) -> None:
+    """As on a server that starts again, or with what ships with the page."""
+    _, recipe = store
+    monkeypatch.setattr(probing.Probing, "_divergences", None)  # nothing is measured for it
+    fresh, even = Store(tmp_path), recipe.with_(policy="marginal")
+    fresh.factors(even)
+    figure, _ = budget_curve.draw(fresh, *input_values(even))
+    assert "svd, marginal" in {trace["name"] for trace in json.loads(figure)["data"]}
+    assert fresh.plan(even).predicted is not None
+
+
+def test_plans_made_before_their_method_was_probed_are_predicted_after_it(store) -> None:
+    store, recipe = store
+    even = recipe.with_(method="a3", policy="uniform")
+    store.factors(even)
+    assert store.plan(even).predicted is None
+    before = polling.factors_state(store, even)
+    store.factors(even.with_(policy="probed"))
+    assert store.plan(even).predicted is not None
+    assert polling.factors_state(store, even) != before  # so that the page draws it

@@ -13,8 +13,8 @@ from lrcore.evidence import AgainstUniform
 from workbench import markup, measuring_text, polling, text
 from workbench.form import input_values
 from workbench.jobs import KINDS, AnalyseJob, start_analysis
-from workbench.keys import analysed, factor_key, model_key
-from workbench.sensitivity import ProbedSlot, agreement, by_probes, probed_slots
+from workbench.keys import analysed, by_probes, factor_key, model_key
+from workbench.sensitivity import ProbedSlot, agreement, probed_slots
 from workbench.store import Store
 from workbench.tabs import spectra
 from workbench.tabs.allocation import handlers

@@ -30,10 +30,10 @@ from ..figures.sensitivity import against_energy, loss_map
 from ..figures.spectra import heat_figure
 from ..form import START, input_values, read_recipe, try_recipe
 from ..jobs import start_analysis, unmeasured_evidence
-from ..keys import calibrated
+from ..keys import by_probes, calibrated
 from ..page import Page
 from ..selection_events import select_on_click, select_on_row
-from ..sensitivity import agreement, by_probes, probed_slots
+from ..sensitivity import agreement, probed_slots
 from ..store import Store
 
 TITLE = "Spectra"

@@ -2,8 +2,9 @@
 does and measured whole, on windows of the calibration text that the moments have not seen.
 """
 
-from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,51 @@ def measure_interaction(
 
     Raises InputError where the recipe's refit cannot be.
     """
+    joint = _joint(model, factors, recipe)
+    if (kept := read_value(joint.file)) is None:
+        losses = window_losses(model.network, joint.target.to(model.network.device))
+        measured = _measure(model, factors, recipe, joint, progress)
+        kept = {"loss": float(losses.mean()), "joint": [astuple(one) for one in measured]}
+        keep_value(joint.file, kept)
+    return joint.interaction(kept)
+
+
+def kept_interaction(
+    model: LoadedModel, factors: Factorisation, recipe: Recipe
+) -> Interaction | None:
+    """What `measure_interaction` left on disk, None where it did not. Raises InputError as it
+    does.
+    """
+    joint = _joint(model, factors, recipe)
+    kept = read_value(joint.file)
+    return None if kept is None else joint.interaction(kept)
+
+
+@dataclass(frozen=True, eq=False)
+class _Joint:
+    """What is compressed and measured as a whole.
+
+    plans: on windows tokens [n, t] of the calibration text. The dense model: on windows target
+    [m, u] of the text with this name. passes: see `Interaction`. file: where it is kept.
+    """
+
+    plans: list[RankPlan]
+    tokens: Tensor
+    name: str
+    target: Tensor
+    passes: tuple[str, str]
+    file: Path
+
+    def interaction(self, kept: dict[str, Any]) -> Interaction:
+        """By what the file holds."""
+        target = Target(self.name, kept["loss"], self.target[:, 1:].numel())
+        return Interaction(
+            tuple(JointMeasurement(*one) for one in kept["joint"]), target, self.passes
+        )
+
+
+def _joint(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> _Joint:
+    """Of probed factors. Raises InputError where the recipe's refit cannot be."""
     plans, tokens = measured_plans(factors, recipe), _tokens(factors)
     passages = target_windows(model, recipe)
     name, windows = ("windows of the calibration text", tokens) if passages is None else passages
@@ -49,14 +95,8 @@ def measure_interaction(
     ranks = [sorted([*slot, rank] for slot, rank in plan.ranks.items()) for plan in plans]
     refits = refit_key() if asks_for_refit(recipe) else ()
     inputs = (passes, ranks, tokens.tolist(), windows.tolist(), *refits)
-    path = cache_file("probes", factors, "joint", FORMAT, *inputs)
-    if (kept := read_value(path)) is None:
-        losses = window_losses(model.network, windows.to(model.network.device))
-        joint = _measure(model, factors, recipe, plans, tokens, progress)
-        kept = {"loss": float(losses.mean()), "joint": [astuple(one) for one in joint]}
-        keep_value(path, kept)
-    target = Target(name, kept["loss"], windows[:, 1:].numel())
-    return Interaction(tuple(JointMeasurement(*one) for one in kept["joint"]), target, passes)
+    file = cache_file("probes", factors, "joint", FORMAT, *inputs)
+    return _Joint(plans, tokens, name, windows, passes, file)
 
 
 def tokens_run(factors: Factorisation, recipe: Recipe) -> float:
@@ -122,17 +162,16 @@ def _measure(
     model: LoadedModel,
     factors: Factorisation,
     recipe: Recipe,
-    plans: Sequence[RankPlan],
-    tokens: Tensor,
+    whole: _Joint,
     progress: Progress,
 ) -> list[JointMeasurement]:
-    """Every plan on tokens [n, t]."""
-    network, joint = clone(model.network), []
+    """Every plan, on its tokens."""
+    network, joint, tokens = clone(model.network), [], whole.tokens
     dense, hidden = DensePredictions(network, tokens), LayerStream(network, tokens, BATCH).hidden
     tokens = tokens.to(network.device)
     before = window_losses(network, tokens)
-    for number, plan in enumerate(plans):
-        progress("probe", number, len(plans))
+    for number, plan in enumerate(whole.plans):
+        progress("probe", number, len(whole.plans))
         small = written(model, recipe, factors, plan.ranks, silent)
         divergence = float(dense.divergences(small, 0, hidden).mean())
         rises = window_losses(small, tokens) - before
@@ -147,5 +186,5 @@ def _measure(
                 plan.by_probes,
             )
         )
-    progress("probe", len(plans), len(plans))
+    progress("probe", len(whole.plans), len(whole.plans))
     return joint

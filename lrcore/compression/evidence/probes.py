@@ -51,9 +51,15 @@ def measure(model: LoadedModel, factors: Factorisation, progress: Progress) -> P
     return Probes(base, curves, points, windows.held_out)
 
 
-def are_kept(factors: Factorisation) -> bool:
-    """Whether the probes are on disk."""
-    return not _missing(factors)
+def kept(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> Probes | None:
+    """What `measure_together` left on disk; None where a part of it is missing. Raises InputError
+    as it does.
+    """
+    if _missing(factors):
+        return None
+    probes = measure(model, factors, silent)
+    together = joint.kept_interaction(model, factors.with_measurement("probes", probes), recipe)
+    return None if together is None else replace(probes, interaction=together)
 
 
 def tokens_run(factors: Factorisation, recipe: Recipe) -> float:

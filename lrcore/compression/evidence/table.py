@@ -78,13 +78,11 @@ def measure_evidence(
     return factors
 
 
-def with_kept_probes(
-    model: LoadedModel, factors: Factorisation, recipe: Recipe, progress: Progress | None = None
-) -> Factorisation:
-    """The factorisation with the probes that an earlier recipe left on disk, for predictions of a
-    policy that needs none; the factorisation as it is where there are none.
+def with_kept_probes(model: LoadedModel, factors: Factorisation, recipe: Recipe) -> Factorisation:
+    """The factorisation with the probes that an earlier recipe left on disk, so that plans of a
+    policy that needs none are predicted as well; as it is where there are none. Measures nothing.
     """
-    if factors.evidence.has("probes") or not probes.are_kept(factors):
+    if factors.evidence.has("probes"):
         return factors
-    value = probes.measure_together(model, factors, recipe, progress or silent)
-    return factors.with_measurement("probes", value)
+    value = probes.kept(model, factors, recipe)
+    return factors if value is None else factors.with_measurement("probes", value)

@@ -132,3 +132,17 @@ def test_the_command_predicts_uniform_ranks_where_probes_are_kept_and_says_where
     assert point["perplexity"] == values["summary"]["predicted_perplexity"]
     main([*given, "--method", "svd", "--seed", "91"])
     assert "No perplexity is predicted" in capsys.readouterr().out
+
+
+def test_probes_are_kept_for_policies_that_need_none_and_nothing_is_measured_for_them(
+    case, monkeypatch
+) -> None:
+    model, recipe, factors = case
+    monkeypatch.setattr(joint, "_measure", None)
+    bare = replace(factors, evidence=replace(factors.evidence, measurements={}))
+    found = lrcore.with_kept_probes(model, bare, recipe.with_(policy="uniform"))
+    kept, measured = found.evidence.get("probes"), factors.evidence.get("probes")
+    assert (kept.points, kept.interaction) == (measured.points, measured.interaction)
+    assert lrcore.with_kept_probes(model, found, recipe) is found
+    never = recipe.with_(refit="off")  # no joint measurement by these passes
+    assert lrcore.with_kept_probes(model, bare, never) is bare
