@@ -54,10 +54,7 @@ NO_FACTORS = (
 MORE = "implementation notes"
 
 UNIFORM_BARS = "Uniform ranks: every bar ends where the grey bar behind it does."
-BARS = (
-    "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%}); grey is "
-    "what uniform ranks would keep."
-)
+BARS = "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%})."
 OPTIONS = "Options of {}"
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"

@@ -87,7 +87,7 @@ def test_an_analysis_is_queued_once_and_not_where_it_is(store, recipe):
     assert store.peek_analysis(recipe) is not None
     assert store.plan(recipe) is not None
     assert start_analysis(store, recipe) is None
-    assert store.methods_factorised(recipe) == ["a3"]
+    assert store.methods_factorised(recipe)[0] == "a3"
 
 
 @pytest.mark.parametrize("family", ["gemma2", "olmo2"])

@@ -35,7 +35,7 @@ def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> N
 
 
 def test_where_nothing_is_predicted_it_says_what_runs_there(store, recipe) -> None:
-    even = recipe.with_(policy="uniform", ratio=0.15, method="modegpt")  # was never probed
+    even = recipe.with_(policy="uniform", ratio=0.15, seed=73)  # no probes on disk
     there = even.with_(target="llama.cpp")
     store.factors(there)
     said = handlers.cost_of_target(store, there, store.plan(there))

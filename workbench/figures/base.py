@@ -24,7 +24,7 @@ def figure(data: list[dict], height: int, keep: str, **layout: Any) -> str:
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "uirevision": keep,
-        "margin": {"t": 28, "r": 12, "b": 44, "l": 72},
+        "margin": {"t": 28, "r": 12, "b": 40, "l": 72},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "bgcolor": CLEAR},
         "modebar": {"bgcolor": CLEAR, "orientation": "h"},
     }
@@ -40,7 +40,7 @@ def captioned(drawn: str, caption: str) -> str:
 
 def layer_axis(layers: int, **more: Any) -> dict[str, Any]:
     """The x axis over layers: every number where there is room for it."""
-    return {"title": {"text": "layer"}, "dtick": 1 if layers <= 32 else 4, **more}
+    return {"title": {"text": "layer", "standoff": 4}, "dtick": 1 if layers <= 32 else 4, **more}
 
 
 def stacked_axis(name: str, i: int, count: int, gap: float) -> dict[str, Any]:

@@ -65,9 +65,13 @@ def budget_curves(drawn: BudgetCurves) -> str:
         data.append(mark(drawn, *drawn.now))
     return figure(
         data,
-        210,
+        190,
         "budget-curves",
-        xaxis={"title": {"text": "share removed"}, "tickformat": ".0%", "range": [0, 0.95]},
+        xaxis={
+            "title": {"text": "share removed", "standoff": 4},
+            "tickformat": ".0%",
+            "range": [0, 0.95],
+        },
         yaxis={
             "title": {"text": "perplexity<br>above dense"},
             "type": "log",

@@ -15,7 +15,7 @@ PALE = 0.4  # the opacity of what is not chosen
 WIDE, NARROW = 0.9, 0.6  # bars of uniform ranks and of the plan, in layers
 GAP = 0.02  # between slots of one form, in layers
 # pixels: of legend and layer axis, of a part at most and at least, of all parts where they can
-HEAD, PART, LEAST_PART, ROOM = 74, 72, 42, 310
+HEAD, PART, LEAST_PART, ROOM = 68, 64, 42, 310
 MOST_NUMBERS = 24  # bars into which their ranks fit as numbers
 
 

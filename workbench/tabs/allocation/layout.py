@@ -95,7 +95,7 @@ def layout(page: Page) -> AllocationTab:
         with gr.Column(scale=0, min_width=340, elem_id="controls"):
             options, about, temperature, summary, more = controls(page)
         with gr.Column(scale=1, min_width=320, elem_id="drawn"):
-            bars = plot("bars", 290)
+            bars = plot("bars", 260)
             with gr.Row(elem_id="bars-foot"):
                 caption = panel("bars-caption")
                 pin = small_button(pin_text.PIN, "pin", 64)
@@ -139,7 +139,7 @@ def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.
 
 def budget_curve() -> BudgetCurve:
     with gr.Accordion(budget_text.BUDGET_CURVE, open=True):
-        return BudgetCurve(plot("budget-curve", 210), panel("budget-curve-help"))
+        return BudgetCurve(plot("budget-curve", 190), panel("budget-curve-help"))
 
 
 def continued() -> Continued:
