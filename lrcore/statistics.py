@@ -11,6 +11,7 @@ Taps, all per token:
                         method's options need them
   mlp_in                input of the up (and gate) projection [d]
   mlp_hidden            input of the down projection [d_f]
+  attended_keys         keys under the attention weights of each query, without positions only
   q_rotated, k_rotated  queries and keys as they enter the score, after rotary embedding [n * d_h]
   block                 the layer's input and output [d]
   attention, mlp        the residual stream before and after each of them [d]
@@ -32,6 +33,8 @@ Statistics of a tap:
              block, attention and mlp
   angle      E arccos(cos(x_in, x_out)) / pi (FLAT-LLM); of the same taps
 
+  softmax    E of the covariance of the keys under the attention weights of a query, averaged over
+             the query heads of a kv head [n_kv, d_h, d_h]; only of attended_keys
   cross      E[x x'^T], x of the dense model and x' of one whose layers before are compressed;
              collected by compression/anchor.py where layers are compressed in sequence
 
@@ -57,6 +60,7 @@ GRADIENTS = frozenset(
     {"fisher", "taylor", "param_first", "param_second", "param_mix", "slope", "curvature"}
 )
 CROSS = "cross"
+ATTENDED_KEYS: Need = ("attended_keys", "softmax")
 PARTS = ("block", "attention", "mlp")  # the taps that have an influence
 COMMON_TAPS = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_hidden"})
 LATENT_TAPS = frozenset({"q_latent", "kv_latent"})
@@ -318,6 +322,10 @@ class Accumulator:
                 cosine = cosine_similarity(start.float(), end.float(), dim=-1)
                 for name in asked:
                     self._add((part, name), TURNS[name](cosine).sum(dtype=torch.float64))
+
+    def observe_sum(self, need: Need, value: Tensor) -> None:
+        """Add the sum over the tokens of a batch, value [...], to what becomes an average."""
+        self._add(need, value)
 
     def _add(self, need: Need, value: Tensor) -> None:
         value = value.double()

@@ -16,6 +16,7 @@ from ..history import Compressed
 from ..may_follow import check_may_follow
 from ..methods import LayerFactors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
+from ..models.attended_keys import has_attended_keys
 from ..models.counting import network_work
 from ..models.layers import read_layer, write_layer
 from ..models.load import LoadedModel
@@ -25,6 +26,7 @@ from ..plan import Shape
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
+from ..statistics import ATTENDED_KEYS
 from ..tensor_files import OffloadedList, Temporary, put_away
 from ..units import Work, each, workers
 
@@ -78,7 +80,10 @@ def factorise(
     check_may_follow(Compressed, model.history, model.name, forms_of(model.network), wanted)
     calibration = with_gradients(model, calibration, row.gradients(chosen), progress)
     total = len(decoder_layers(model.network))
-    seen = also(model, calibration, row.reads(chosen) - row.needs, progress)
+    more = row.reads(chosen) - row.needs
+    if not has_attended_keys(model.network):
+        more -= {ATTENDED_KEYS}
+    seen = also(model, calibration, more, progress)
     known = read_outliers(calibration.folder)
     work = Work("factorise", _Factoring(model, seen, method, chosen, count=not known))
     away = model.offloaded or workers().apart

@@ -77,10 +77,14 @@ class Regression:
             yx.addr_(mean_y, mean_x, alpha=-1)
         weight = start.weight.double()
         missing = yx - weight @ xx
-        xx.diagonal().mul_(1 + ridge)
-        lower = cholesky(xx)
+        # of inputs of one size each: what damps the factor must not drown small ones beside massive
+        # activations
+        squares = xx.diagonal().clone()
+        scale = torch.where(squares > 0, squares, 1).rsqrt()
+        xx.mul_(scale).mul_(scale.unsqueeze(1)).diagonal().mul_(1 + ridge)
         # the step from W_0, zero where nothing is lost
-        weight = weight + torch.cholesky_solve(missing.mT, lower).mT
+        step = torch.cholesky_solve((missing * scale).mT, cholesky(xx)).mT
+        weight = weight + step * scale
         bias = None if start.bias is None else (mean_y - weight @ mean_x).to(start.weight.dtype)
         return Linear(weight.to(start.weight.dtype), bias)
 

@@ -1,7 +1,8 @@
 """`fused`: the best parts of the papers in one method. Ours; in no paper.
 
 * QK without rotary: A3's joint SVD on the *centred* keys. A shift of every key moves all scores of
-  a query alike and leaves its softmax unchanged, so the mean of the keys costs no rank. With
+  a query alike and leaves its softmax unchanged, so the mean of the keys costs no rank; or on the
+  keys under the attention weights of each query (lrcore/models/attended_keys.py). With
   rotary: whole pairs, by MoDeGPT's post-rotary scores; columns that do not turn as without rotary,
   two directions in the place of a pair, whichever loses least.
 * OV: the value map is computed from the centred moments of the head *outputs*, summed over the
@@ -33,7 +34,7 @@ from ..linalg import (
 )
 from ..options import option
 from ..spectra import Cost, Form
-from ..statistics import COMMON_TAPS, Moments
+from ..statistics import ATTENDED_KEYS, COMMON_TAPS, Moments
 from .attention_factors import ColumnOrder, HeadMaps
 from .cached_latents import cached_latents
 from .costs import mlp_cost, ov_cost, qk_cost
@@ -60,6 +61,13 @@ FORMS = (
 
 @dataclass(frozen=True)
 class FusedOptions:
+    qk: str = option(
+        "centred",
+        "The metric of the keys, without rotary. centred: their covariance over the tokens. "
+        "softmax: their covariance under the attention weights of each query; takes a pass more "
+        "over the calibration windows, where the family has it (not bloom, mpt and gpt_neo).",
+        choices=("centred", "softmax"),
+    )
     forms: str = option(
         "auto",
         "The forms that parts have besides narrowed heads and removed neurons. pairs: every matrix "
@@ -91,12 +99,15 @@ def factor(layer: Layer, moments: Moments, options: FusedOptions = DEFAULT) -> L
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
     """Joint SVD of the scores up to a shift per query: `V`, the eigenvectors of
-    `K^{1/2} (sum_i G_q,i) K^{1/2}`, K the centred key moments.
+    `K^{1/2} (sum_i G_q,i) K^{1/2}`, K the covariance of the keys; under the attention weights
+    where the moments have that.
 
     q_maps [n_q, d_h, d_h], k_maps [n_kv, d_h, d_h]. Equals `a3.qk_svd` (MHA) or `a3.qk_joint` (GQA)
     where the keys have mean zero; never worse in the variance of the scores over keys.
     """
-    squares, q_maps, k_maps = joint_scores(*centred_grams(a, moments))
+    query, key = centred_grams(a, moments)
+    key = moments.values.get(ATTENDED_KEYS, key)
+    squares, q_maps, k_maps = joint_scores(query, key)
     s = squares.sqrt()
     return HeadMaps(pooled(s), qk_cost(a), s, q_maps.repeat_interleave(a.group, 0), k_maps)
 
@@ -230,6 +241,7 @@ METHOD = Method(
     factor=EachExpert(factor),
     components=COMPONENTS,
     needs=NEEDS,
+    extra_needs={("qk", "softmax"): frozenset({ATTENDED_KEYS})},
     shrinks_kv=True,
     holds={
         **COMPONENT_MATRICES,

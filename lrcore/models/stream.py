@@ -7,6 +7,7 @@ statistics of one layer.
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,17 @@ from ..experts import SHARES, needs_of, observe
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..modules.own_tables import tables_of
 from ..modules.sliced import SlicedLayer
-from ..statistics import LATENT_TAPS, Accumulator, Moments, Need, check_finite_moments
+from ..statistics import (
+    ATTENDED_KEYS,
+    LATENT_TAPS,
+    Accumulator,
+    Moments,
+    Need,
+    check_finite_moments,
+)
 from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers, residual_multiplier
+from .attended_keys import has_attended_keys, observed
 from .layers import experts_path, layer_shapes, projection_paths, read_layer
 from .native import head_sizes, rows_of, take
 from .offload import present
@@ -154,6 +163,9 @@ class LayerStream:
                     call = self._calls[len(hidden)][index]
                     states = weighted_values(self.network, layer, hidden, *call)
                     accumulator.observe("weighted_values", states)
+            if ATTENDED_KEYS in accumulator.needs and has_attended_keys(self.network):
+                add = partial(accumulator.observe_sum, ATTENDED_KEYS)
+                stack.enter_context(observed(self.network, layer, add))
             self._tap(layer, index, accumulator, stack)
             if accumulator.taps & {"attention", "mlp"}:
                 path = projection_paths(architecture_of(self.network), layer)["o"]

@@ -9,7 +9,7 @@ from ..factorise import Factorisation
 
 # Options that came later, each with the default that measurements before it were made with: left
 # out, so that these are found.
-LATER = {"stored": "pairs"}
+LATER = {"stored": "pairs", "qk": "centred"}
 
 
 def cache_file(folder: str, factors: Factorisation, *parts: Any) -> Path:

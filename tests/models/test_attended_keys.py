@@ -1,0 +1,137 @@
+"""The keys under the attention weights: measured on networks, against the same done one query at a
+time.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import family_folder, tiny
+from toy_layer import toy
+
+import lrcore
+from lrcore.calibration import calibrate as calibration
+from lrcore.methods import fused
+from lrcore.models.architectures import decoder_layers
+from lrcore.models.attended_keys import NAME, covariances, has_attended_keys
+from lrcore.models.layers import clone, read_layer
+from lrcore.models.stream import LayerStream
+from lrcore.statistics import ATTENDED_KEYS, Moments
+
+TOKENS = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(5))
+WITHOUT_POSITIONS = ("gpt2", "opt")
+
+
+def one_by_one(query, key, mask, scaling) -> torch.Tensor:
+    """Every head's every query alone."""
+    group, total = len(query) // len(key), torch.zeros(*key.shape[::2], key.shape[2]).double()
+    for head, states in enumerate(query.double()):
+        keys = key[head // group].double()
+        for place, state in enumerate(states):
+            score = scaling * (keys @ state) + mask[place]
+            p = score.softmax(0).unsqueeze(1)
+            away = keys - (p * keys).sum(0)
+            total[head // group] += (p * away).T @ away / group
+    return total
+
+
+@pytest.mark.parametrize("mask", ["causal", "boolean", "added"])
+def test_covariances_are_those_of_every_query_alone(mask: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(n, 7, 4, generator=generator) for n in (6, 2))
+    key = key + 1000.0  # their mean must not cancel
+    allowed = torch.ones(7, 7, dtype=torch.bool).tril()
+    added = torch.zeros(7, 7).masked_fill(~allowed, float("-inf"))
+    if mask == "added":
+        added = added - 0.3 * torch.arange(7)
+    given = {"causal": None, "boolean": allowed[None], "added": added[None]}[mask]
+    # a shift of the keys moves the scores of a query alike
+    expected = one_by_one(query, key - 1000.0, added.double(), 0.5)
+    assert torch.allclose(covariances(query, key, given, 0.5), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", WITHOUT_POSITIONS)
+def test_what_is_collected_is_what_the_network_attends_to(family: str) -> None:
+    network = tiny(family)
+    slow = clone(network)
+    slow.set_attn_implementation("eager")
+    with torch.inference_mode():
+        out = slow(TOKENS, output_attentions=True, output_hidden_states=True)
+    stream, plain = LayerStream(clone(network), TOKENS, batch=2), LayerStream(network, TOKENS, 2)
+    for index, weights in enumerate(out.attentions):
+        found = stream.run(index, {ATTENDED_KEYS, ("attn_in", "mean")})
+        a, seen = read_layer(network, index).attention, []
+        layer = decoder_layers(network)[index]
+        norm = layer.ln_1 if family == "gpt2" else layer.self_attn_layer_norm
+        x = norm(out.hidden_states[index])
+        keys = (x @ a.k.weight.T + a.k.bias).unflatten(-1, (a.n_kv, -1)).transpose(1, 2).double()
+        for p, k in zip(weights.flatten(0, 1).double(), keys.flatten(0, 1), strict=True):
+            away = k - (p @ k).unsqueeze(1)  # [queries, keys, d_h]
+            seen.append(torch.einsum("qk,qki,qkj->ij", p, away, away))
+        expected = torch.stack(seen).unflatten(0, (len(TOKENS), -1)).sum(0) / TOKENS.numel()
+        assert torch.allclose(found.values[ATTENDED_KEYS], expected, rtol=1e-3, atol=1e-6)
+        plain.run(index)
+    for ours, theirs in zip(stream.hidden, plain.hidden, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert stream.network.config._attn_implementation != NAME  # it is as it was
+    assert network.config._attn_implementation != NAME
+
+
+def test_the_maps_leave_the_least_of_what_the_softmax_sees() -> None:
+    case = toy(3, 3, "none", True, False)
+    a = case.layer.attention
+    query = fused.centred_grams(a, case.moments)[0]
+    root = torch.randn(3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    metric = root @ root.mT
+    seen = Moments({**case.moments.values, ATTENDED_KEYS: metric}, case.moments.tokens)
+    own, other = fused.qk_centred(a, seen), fused.qk_centred(a, case.moments)
+
+    def lost(factors, rank: int) -> float:
+        maps = (one[:, :rank] for one in (factors.q_maps, factors.k_maps))
+        q, k = maps
+        error = torch.eye(8, dtype=torch.float64) - q.mT @ k
+        return float((query * (error @ metric @ error.mT)).sum())
+
+    for rank in (1, 3, 6):
+        tail = float((own.values[rank:] ** 2).sum())
+        assert lost(own, rank) == pytest.approx(tail, rel=1e-6)
+        assert lost(own, rank) < lost(other, rank)
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_where_they_cannot_be_observed_nothing_is_run_for_them(
+    family, tiny_llama, story_file, tmp_path, monkeypatch
+) -> None:
+    """Rotary embedding, or a family whose attention calls no function that its config names."""
+    model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / "model")))
+    assert not has_attended_keys(model.network)
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=24, method="fused")
+    moments = lrcore.calibrate(model, recipe)
+    monkeypatch.setattr(calibration, "collect", None)
+    given = (lrcore.factorise(model, moments, "fused", None, {"qk": q}) for q in QK)
+    softmax, centred = (replace(one, options=None).evidence.spectra for one in given)
+    assert {slot: one.tail(1) for slot, one in softmax.items()} == {
+        slot: one.tail(1) for slot, one in centred.items()
+    }
+
+
+QK = ("softmax", "centred")
+
+
+@pytest.mark.parametrize("passes", ["independent", "sequential"])
+def test_an_opt_is_compressed_by_them(passes, tiny_opt, story_file) -> None:
+    model = lrcore.load(str(tiny_opt))
+    recipe = lrcore.Recipe(
+        data=str(story_file),
+        samples=4,
+        seq_len=24,
+        method="fused",
+        ratio=0.3,
+        calibration=passes,
+        refit="off",
+    )
+    small = [lrcore.compress(model, recipe.with_(options={"qk": q})) for q in QK]
+    weights = [dict(one.network.named_parameters()) for one in small]
+    differ = [name for name, one in weights[0].items() if not torch.allclose(one, weights[1][name])]
+    assert any("k_proj" in name for name in differ)
+    assert all(torch.isfinite(one).all() for one in weights[0].values())

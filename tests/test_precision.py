@@ -1,0 +1,191 @@
+"""The decompositions against the same in arithmetic of sixty digits, on matrices that float64 has
+trouble with.
+"""
+
+import mpmath
+import pytest
+import torch
+
+from lrcore.compression.regression import Regression
+from lrcore.elimination import elimination_order
+from lrcore.layer import Linear
+from lrcore.linalg import cholesky, inverse_of, roots, singular_values, whitened_svd
+from lrcore.methods.scores import joint_scores
+from lrcore.statistics import Accumulator
+
+N, OUT, TOKENS, RANKS = 8, 6, 40, (1, 3, 5)
+DIGITS = 60
+SHARE = 1e-6  # of the whole: the most that a result may be away from the exact one
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def ill_scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.logspace(3, -3, N, dtype=x.dtype)
+
+
+def massive_activation(x: torch.Tensor) -> torch.Tensor:
+    x[0, 2] = 1e4
+    return x
+
+
+def near_duplicates(x: torch.Tensor) -> torch.Tensor:
+    x[:, 1] = x[:, 0] + 1e-7 * x[:, 1]
+    return x
+
+
+def few_tokens(x: torch.Tensor) -> torch.Tensor:
+    return x[:5]
+
+
+def large_mean(x: torch.Tensor) -> torch.Tensor:
+    return x + 50.0
+
+
+CASES = {
+    f.__name__: f
+    for f in (plain, ill_scaled, massive_activation, near_duplicates, few_tokens, large_mean)
+}
+
+
+@pytest.fixture(autouse=True)
+def digits():
+    with mpmath.workdps(DIGITS):
+        yield
+
+
+@pytest.fixture(params=CASES)
+def rows(request) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(3)
+    return CASES[request.param](torch.randn(TOKENS, N, generator=chance, dtype=torch.float64))
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    return torch.randn(OUT, N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def exact(m: torch.Tensor) -> mpmath.matrix:
+    return mpmath.matrix(m.double().tolist())
+
+
+def squares(m: mpmath.matrix) -> mpmath.mpf:
+    return mpmath.fsum(value**2 for value in m)
+
+
+def tails(m: mpmath.matrix) -> list[mpmath.mpf]:
+    """The squared singular values after each rank, summed; the first is the whole."""
+    values = sorted(mpmath.svd_r(m if m.rows <= m.cols else m.T, compute_uv=False), reverse=True)
+    own = [value**2 for value in values]
+    return [mpmath.fsum(own[rank:]) for rank in range(len(own) + 1)]
+
+
+def gram(rows: torch.Tensor) -> torch.Tensor:
+    return rows.mT @ rows / len(rows)
+
+
+def near(found, wanted, whole) -> bool:
+    return abs(mpmath.mpf(found) - wanted) <= SHARE * whole
+
+
+def test_a_low_rank_product_leaves_the_exact_tail(rows, weight) -> None:
+    up, _, down = whitened_svd(weight, gram(rows))
+    x, w = exact(rows), exact(weight)
+    best = tails(x * w.T)
+    for rank in RANKS:
+        error = x * (w - exact(up[:, :rank]) * exact(down[:rank])).T
+        assert near(squares(error), best[rank], best[0]), rank
+
+
+def test_singular_values_are_the_exact_ones(rows, weight) -> None:
+    found = singular_values(weight, gram(rows))
+    x, w = exact(rows) / mpmath.sqrt(len(rows)), exact(weight)
+    wanted = sorted(mpmath.svd_r(w * x.T, compute_uv=False), reverse=True)
+    wanted += [mpmath.mpf(0)] * (len(found) - len(wanted))  # of few tokens
+    for one, other in zip(found.tolist(), wanted, strict=True):
+        assert near(one, other, wanted[0])
+
+
+def test_a_root_squares_to_the_matrix(rows) -> None:
+    root, inverse = (exact(one) for one in roots(gram(rows)))
+    whole = exact(gram(rows))
+    largest = max(abs(value) for value in whole)
+    for error in (root * root - whole, root * inverse * root - root):
+        assert max(abs(value) for value in error) <= SHARE * largest
+
+
+def test_scores_of_a_joint_decomposition_leave_the_exact_tail(rows) -> None:
+    """Queries of the case, keys that are turned another way."""
+    turned = rows.flip(1) @ torch.linalg.qr(torch.vander(torch.linspace(-1, 1, N).double()))[0]
+    _, q_maps, k_maps = joint_scores(gram(rows), gram(turned))
+    queries, keys = exact(rows), exact(turned)
+    best = tails(queries * keys.T)
+    for rank in RANKS:
+        kept = exact(q_maps[:rank]).T * exact(k_maps[:rank])
+        error = queries * (mpmath.eye(N) - kept) * keys.T
+        assert near(squares(error), best[rank], best[0]), rank
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("centre", [0.0, 50.0])
+def test_the_covariance_of_activations_in_16_bits_keeps_its_digits(dtype, centre) -> None:
+    chance = torch.Generator().manual_seed(5)
+    x = (torch.randn(TOKENS, N, generator=chance) + centre).to(dtype)
+    accumulator = Accumulator({("attn_in", "second"), ("attn_in", "mean")})
+    for part in x.split(7):
+        accumulator.observe("attn_in", part)
+        accumulator.observe_block(part, part)
+    found = exact(accumulator.moments().centred("attn_in"))
+    rows = exact(x)
+    mean = mpmath.matrix([[mpmath.fsum(rows[:, j]) / TOKENS for j in range(N)]])
+    away = rows - mpmath.ones(TOKENS, 1) * mean
+    wanted = away.T * away / TOKENS
+    largest = max(abs(value) for value in wanted)
+    # float32 products of numbers around 50^2 in sums of a few tokens each
+    share = 1e-6 if centre == 0 else 1e-3
+    assert max(abs(value) for value in found - wanted) <= share * largest
+
+
+def test_a_refit_is_the_exact_ridge_solution(rows, weight) -> None:
+    noise = torch.randn(len(rows), OUT, generator=torch.Generator().manual_seed(6)).double()
+    targets = rows @ weight.mT + noise
+    fit = Regression()
+    fit.add(rows, targets)
+    found = exact(fit.solve(Linear(weight), ridge=0.3).weight)
+    x, y, w = exact(rows), exact(targets), exact(weight)
+    xx = x.T * x / len(rows)
+    left = xx + mpmath.diag([0.3 * xx[i, i] for i in range(N)])
+    missing = y.T * x / len(rows) - w * xx
+    wanted = w + missing * mpmath.inverse(left)
+    assert squares(x * (found - wanted).T) <= SHARE**2 * squares(x * wanted.T)
+
+
+def test_neurons_are_eliminated_in_the_exact_order(weight) -> None:
+    """Where every step has one least score by far more than rounding."""
+    chance = torch.Generator().manual_seed(7)
+    x = torch.randn(TOKENS, N, generator=chance, dtype=torch.float64)
+    x = x * torch.logspace(3, -3, N, dtype=x.dtype)
+    second = gram(x)
+    damping = 1e-8 * float(second.diagonal().mean())
+    left, order = list(range(N)), []
+    inverse = mpmath.inverse(exact(second) + damping * mpmath.eye(N))
+    w = exact(weight) * 1
+    while left:  # optimal brain surgeon, one at a time
+        scores = {j: mpmath.fsum(w[i, j] ** 2 for i in range(OUT)) / inverse[j, j] for j in left}
+        least = min(scores, key=scores.get)
+        w = w - w[:, least] * inverse[least, :] / inverse[least, least]
+        inverse = inverse - inverse[:, least] * inverse[least, :] / inverse[least, least]
+        left.remove(least)
+        order.append(least)
+    assert elimination_order(weight, second).tolist() == order[::-1]
+
+
+def test_an_inverse_by_its_factor_is_the_exact_one() -> None:
+    x = torch.randn(TOKENS, N, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    second = gram(x * torch.logspace(2, -2, N, dtype=x.dtype))
+    found = exact(inverse_of(cholesky(second, 0.0)))
+    wanted = mpmath.inverse(exact(second))
+    largest = max(abs(value) for value in wanted)
+    assert max(abs(value) for value in found - wanted) <= SHARE * largest
