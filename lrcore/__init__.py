@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .compression.predicted import CurvePoint, predicted_curve
     from .compression.quantise import quantise
     from .compression.settle import settle
-    from .compression.share import share_bases
+    from .compression.share import share_bases, shared_size
     from .compression.shortening.shorten import drop_layers, shorten
     from .compression.slicing.slicing import slice_hidden, sliced_size
     from .compression.sparsify import sparsify
@@ -139,7 +139,7 @@ _HOMES = {
     "compression.predicted": "CurvePoint predicted_curve",
     "compression.quantise": "quantise",
     "compression.settle": "settle",
-    "compression.share": "share_bases",
+    "compression.share": "share_bases shared_size",
     "compression.shortening.shorten": "drop_layers shorten",
     "compression.slicing.slicing": "slice_hidden sliced_size",
     "compression.sparsify": "sparsify",
@@ -380,6 +380,7 @@ __all__ = [
     "seconds_per_token",
     "settle",
     "share_bases",
+    "shared_size",
     "shipped_sweeps",
     "shortage",
     "shorten",

@@ -173,10 +173,10 @@ QUANTISE_HELP = (
     "measured as this one was and stands beside it in Compare. A matrix is dequantised whenever it "
     "is used: memory and disk shrink, time does not."
 )
-LAYERS_AND_WIDTH = "Drop whole layers, or slice the hidden size"
+LAYERS_AND_WIDTH = "Drop whole layers, slice the hidden size, or share a basis between layers"
 LAYERS_AND_WIDTH_HELP = (
-    "Two ways to make the whole model smaller, without the ranks of the Allocation tab. The result "
-    "is a run like any other, measured as set above."
+    "Three ways to make the whole model smaller, without the ranks of the Allocation tab. The "
+    "result is a run like any other, measured as set above."
 )
 DROP = (
     "**Drop whole layers.** What is left is a dense model of the same family, with a smaller KV "
@@ -216,7 +216,10 @@ DROPPED_SIZE = (
     "token{}."
 )
 DROPPED_ALIKE = ", where all layers are of one size"
-NO_RANKS = "This run has no ranks: layers were dropped or the hidden size was sliced."
+NO_RANKS = (
+    "This run has no ranks of slots: layers were dropped, share a basis, or the hidden size was "
+    "sliced."
+)
 SHORT_STOCK = "The model still has its stock architecture: a stock export needs no custom code."
 HEAL_HELP = (
     "Fine-tunes what compression changed (of `care` the latents) on the run's calibration text, by "

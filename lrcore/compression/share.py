@@ -49,11 +49,7 @@ def share_bases(
     experts, and a ratio that leaves a matrix without a rank.
     """
     chosen, report = Sharing(group), progress or silent
-    check_may_follow(SharedBases, model.history, model.name)
-    if model.offloaded:
-        raise InputError("Offloaded layers cannot share a basis. Load the model without offload.")
-    if architecture_of(model.network).experts:
-        raise InputError(f"'{model.name}' has experts, which share no basis. Choose a dense model.")
+    check(model)
     calibration = calibrate(model, recipe, progress)
     network = shared_network(model, calibration, recipe.ratio, chosen.group, report)
     name = f"{model.name} shared by {group} {recipe.ratio:.0%}"
@@ -62,6 +58,31 @@ def share_bases(
     account = compared(model, made, recipe.seq_len)
     step = SharedBases(group, recipe.ratio, account.removed_params, calibration.protocol)
     return replace(made, history=(*model.history, step), account=account)
+
+
+def shared_size(model: LoadedModel, ratio: float, group: int = 2) -> int:
+    """The decoder-linear parameters that `share_bases` leaves, biases among them; nothing is
+    decomposed. Raises InputError as it does.
+    """
+    check(model)
+    keep, left = kept_share(model, ratio), 0
+    for members in groups_of_layers(model.network, Sharing(group).group):
+        for name, one in read_layer(model.network, members[0]).matrices().items():
+            bias = 0 if one.bias is None else one.bias.numel()
+            together = len(members) if name in SHARED else 1
+            d_out, d_in = one.weight.shape
+            numbers = rank_of(name, d_out, d_in, together, keep) * (d_in + together * d_out)
+            left += numbers * (len(members) // together) + bias * len(members)
+    return left
+
+
+def check(model: LoadedModel) -> None:
+    """Raise InputError for a model whose layers cannot share a basis."""
+    check_may_follow(SharedBases, model.history, model.name)
+    if model.offloaded:
+        raise InputError("Offloaded layers cannot share a basis. Load the model without offload.")
+    if architecture_of(model.network).experts:
+        raise InputError(f"'{model.name}' has experts, which share no basis. Choose a dense model.")
 
 
 def shared_network(
@@ -131,18 +152,26 @@ def factor_together(
     """
     own = [layer.matrices()[name] for layer in layers]
     d_out, d_in = own[0].weight.shape
-    stacked = len(own) * d_out
+    rank = rank_of(name, d_out, d_in, len(own), keep)
+    up, _, down = whitened_svd(torch.cat([one.weight for one in own]), second)
+    dtype = own[0].weight.dtype
+    basis = down[:rank].to(dtype)
+    parts = up[:, :rank].to(dtype).split(d_out)
+    return [LowRank(basis, part, one.bias) for part, one in zip(parts, own, strict=True)]
+
+
+def rank_of(name: str, d_out: int, d_in: int, count: int, keep: float) -> int:
+    """The rank of `count` matrices [d_out, d_in] with one basis that keep a share of their
+    parameters. Raises InputError where the share is less than one rank.
+    """
+    stacked = count * d_out
     rank = int(keep * stacked * d_in / (stacked + d_in))
     if rank < 1:
         raise InputError(
             f"Of the matrices '{name}' [{d_out}, {d_in}] a share of {keep:.1%} is less than one "
             "rank. Ask for a lower ratio."
         )
-    up, _, down = whitened_svd(torch.cat([one.weight for one in own]), second)
-    dtype = own[0].weight.dtype
-    basis = down[:rank].to(dtype)
-    parts = up[:, :rank].to(dtype).split(d_out)
-    return [LowRank(basis, part, one.bias) for part, one in zip(parts, own, strict=True)]
+    return rank
 
 
 def tie(network: PreTrainedModel, members: Sequence[int]) -> None:

@@ -63,6 +63,7 @@ def test_shared_bases_are_one_module_stored_and_counted_once(model, recipe, tmp_
     alone = sum(read_layer(made.network, i).parameters for i in range(total))
     twice = sum(first[name].down.numel() for name in SHARED if name in first)
     assert made.size.decoder_linear == alone - twice == made.account.model.decoder_parameters
+    assert made.size.decoder_linear == lrcore.shared_size(model, 0.3, 2)
     assert made.size.decoder_linear <= 0.7 * model.size.decoder_linear
     gone = model.size.parameters - made.size.parameters
     assert gone == model.size.decoder_linear - made.size.decoder_linear

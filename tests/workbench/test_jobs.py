@@ -359,6 +359,7 @@ BEFORE = {  # records as earlier versions wrote them: kind and spec
         "evaluation": SETTINGS,
         "rotations": "one",
     },
+    "share": {"recipe": RECIPE.to_dict(), "name": "", "evaluation": SETTINGS, "group": 2},
     "sweep": {
         "recipe": RECIPE.to_dict(),
         "methods": ["a3"],

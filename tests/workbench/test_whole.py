@@ -1,5 +1,5 @@
-"""Layers dropped and the hidden size sliced from the page: the jobs, the runs they leave, and
-what is said of both.
+"""Layers dropped, the hidden size sliced and bases shared from the page: the jobs, the runs they
+leave, and what is said of each.
 """
 
 import json
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 import lrcore
 from workbench import export, sweeps, text
 from workbench.figures.allocation import influence as influence_figure
+from workbench.form import input_values
 from workbench.job_record import ENDED, JobRecord
 from workbench.jobs import (
     CompressJob,
@@ -20,13 +21,14 @@ from workbench.jobs import (
     ExportJob,
     HealJob,
     QuantiseJob,
+    ShareJob,
     ShortenJob,
     SliceJob,
 )
 from workbench.store import Store
 from workbench.tabs.compare import chart, differences, forms, metrics, protocols
 from workbench.tabs.compare import runs as compared
-from workbench.tabs.compress import dropping
+from workbench.tabs.compress import dropping, sharing
 from workbench.tabs.runs.details import ranks_of
 from workbench.tabs.runs.listing import COLUMNS
 
@@ -212,6 +214,27 @@ def test_a_sliced_run_is_what_was_said_before_and_is_measured_compared_and_expor
     fit, stock = run.history[-1].stock, done(store, ExportJob(run.id, "transformers-stock"))
     assert fit.qualifies == (rotations == "one") == (stock.state == "done")
     assert fit.qualifies or fit.reasons[0] in stock.error
+
+
+def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, recipe):
+    model, requested = lrcore.load(recipe.model), recipe.with_(ratio=0.3)
+    left = lrcore.shared_size(model, 0.3, 2)
+    said = sharing.describe(store, [0.3, 2], *input_values(recipe))
+    assert text.NOT_ANALYSED in said  # the model is not loaded yet
+    job = done(store, ShareJob(requested, 2, evaluation=measured(recipe)))
+    assert job.state == "done", job.error
+    (run,) = store.runs.all()
+    assert run.name == f"shared by 2 30% · {Path(recipe.model).name}"
+    assert (run.method, run.policy) == ("share", "2")
+    assert store.small(run).size.decoder_linear == left
+    said = sharing.describe(store, [0.3, 2], *input_values(recipe))
+    assert f"to {text.count(left)} parameters" in said
+    assert any("2 neighbouring layers share a basis" in line for line in job.log)
+    assert run.evaluations[0]["perplexity"] > 0
+    with pytest.raises(lrcore.InputError, match="no ranks"):
+        ranks_of(run)
+    assert "at least 1" in sharing.describe(store, [0.3, 0], *input_values(recipe))
+    assert "less than one rank" in sharing.describe(store, [0.985, 2], *input_values(recipe))
 
 
 def test_what_cannot_be_shortened_says_why_in_one_line(store, recipe):

@@ -5,7 +5,7 @@ from .derived import HealJob, QuantiseJob
 from .details import DetailsJob
 from .exports import ExportJob, PushJob
 from .measuring import MeasureJob, SpeedJob
-from .models import CompressJob, ShortenJob, SliceJob
+from .models import CompressJob, ShareJob, ShortenJob, SliceJob
 from .starting import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from .sweep import SweepJob
 from .table import TableJob
@@ -18,6 +18,7 @@ KINDS = {
         CompressJob,
         ShortenJob,
         SliceJob,
+        ShareJob,
         SweepJob,
         TableJob,
         MeasureJob,
@@ -40,6 +41,7 @@ __all__ = [
     "MeasureJob",
     "PushJob",
     "QuantiseJob",
+    "ShareJob",
     "ShortenJob",
     "SliceJob",
     "SpeedJob",

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import lrcore
 
-from .. import memory, run_text, text
+from .. import memory, run_text, sharing_text, text
 from ..job import Job, Reporter
 from ..store import Store
 from .measuring import evaluate_run, load_dense
@@ -94,6 +94,30 @@ class SliceJob(Job):
         name = self.name or of_base(
             f"sliced to {step.width} of {step.of}, {step.rotations}", recipe
         )
+        return keep_measured(store, reporter, recipe, name, small, self.evaluation)
+
+
+@dataclass(frozen=True)
+class ShareJob(Job):
+    """A run whose neighbouring layers share a basis. group: see `lrcore.share_bases`."""
+
+    kind: ClassVar[str] = "share"
+
+    recipe: lrcore.Recipe
+    group: int
+    name: str = ""
+    evaluation: lrcore.EvaluationSettings | None = None
+
+    @property
+    def title(self) -> str:
+        return f"Share a basis in {self.recipe.model}, remove {self.recipe.ratio:.0%}"
+
+    def run(self, store: Store, reporter: Reporter) -> list[str]:
+        recipe = self.recipe
+        dense = load_dense(store, recipe, reporter, self.evaluation)
+        small = lrcore.share_bases(dense, recipe, self.group, progress=reporter.progress)
+        reporter.note(sharing_text.shared(small.step(lrcore.SharedBases)))
+        name = self.name or of_base(f"shared by {self.group} {recipe.ratio:.0%}", recipe)
         return keep_measured(store, reporter, recipe, name, small, self.evaluation)
 
 

@@ -285,7 +285,7 @@ def standing(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
     costs.
     """
     said = text.standing(plan, recipe.policy, store.drafted(recipe))
-    return markup.note(f"{said} {cost_of_target(store, recipe, plan)}".strip(), "hint")
+    return markup.note(f"{said} {cost_of_target(store, recipe, plan)}".strip())
 
 
 def cost_of_target(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:

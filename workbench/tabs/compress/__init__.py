@@ -1,11 +1,11 @@
-"""What Start will do, the same as a command line, sweeps, whole layers and widths, the jobs."""
+"""What Start will do, the same as a command line, sweeps, layers, widths and bases, the jobs."""
 
 import gradio as gr
 
 from ... import text
 from ...page import Page
 from ...store import Store
-from . import dropping, one_run, slicing, sweep, table
+from . import dropping, one_run, sharing, slicing, sweep, table
 
 TITLE = "Compress"
 
@@ -21,6 +21,8 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
                 layers = dropping.layout()
             with gr.Column(min_width=320):
                 width = slicing.layout()
+            with gr.Column(min_width=320):
+                bases = sharing.layout()
     gr.Markdown("### Jobs")
     page.job_list.render()
     one_run.wire(page, store, run, tab)
@@ -28,3 +30,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     table.wire(page, store, rows)
     dropping.wire(page, store, layers, tab)
     slicing.wire(page, store, width, tab)
+    sharing.wire(page, store, bases, tab)
