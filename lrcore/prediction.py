@@ -21,6 +21,7 @@ PRIOR = (0.2, 0.1)
 # factor e above the last; of plans that the probes did not choose, per factor e away from the one
 # that was measured.
 SPREAD, BEYOND, OTHERS = 0.1, 0.3, 0.15
+LEAST_SHARE = 0.1  # of the rise per divergence, as an error is relative to it
 STEEPEST = 2.0  # power of the summed probes by which the divergence grows beyond the last plan
 
 
@@ -78,24 +79,28 @@ class Interaction:
     def predict(self, summed: float, chosen: bool = True) -> Predicted:
         """The perplexity of a plan on the target text. summed >= 0, chosen: see `JointMeasurement`.
 
-        Low and high hold the error of the fit, of a plan between or beyond those measured, and of a
-        mean over as many tokens as the target has.
+        Low and high hold the error of the fit and of a plan between or beyond those measured, by a
+        factor: what is predicted to rise does not fall; and that of a mean over as many tokens as
+        the target has.
         """
         if summed <= 0:
             dense = perplexity(self.target.dense_loss)
             return Predicted(dense, dense, dense)
-        divergence, share, own = self._divergence(summed), *self._share(summed)
-        relative = own + self._spread(summed) ** 2
+        divergence, (share, own) = self._divergence(summed), self._share(summed)
+        relative = own / max(share, LEAST_SHARE) ** 2 + self._spread(summed) ** 2
         if not chosen:
             factor, spread = self._others(summed)
             divergence, relative = factor * divergence, relative + spread**2
-        chance = self._variance_of_a_token() * divergence / self.target.tokens
-        margin = QUANTILE * math.sqrt(divergence**2 * relative + chance)
         rise, dense_loss = share * divergence, self.target.dense_loss
+        size = max(share, LEAST_SHARE) * divergence
+        times = math.exp(QUANTILE * math.sqrt(relative))
+        chance = QUANTILE * math.sqrt(self._variance_of_a_token() * divergence / self.target.tokens)
+        below = math.hypot(size * (1 - 1 / times), chance)
+        above = math.hypot(size * (times - 1), chance)
         return Predicted(
             perplexity(dense_loss + rise),
-            perplexity(dense_loss + rise - margin),
-            perplexity(dense_loss + rise + margin),
+            perplexity(dense_loss + rise - below),
+            perplexity(dense_loss + rise + above),
         )
 
     def _curve(self) -> list[tuple[float, float]]:

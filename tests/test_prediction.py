@@ -66,8 +66,20 @@ def test_the_prediction_is_the_posterior_of_its_model(summed, divergence) -> Non
     predicted = interaction(*JOINT).predict(summed)
     assert rise(predicted) == pytest.approx(mean * divergence, rel=1e-3)
     token = sum(one.standard_error**2 * one.tokens / one.divergence for one in JOINT) / 3
-    expected = divergence**2 * (variance + SPREAD**2) + token * divergence / TARGET.tokens
-    assert half_width(predicted) == pytest.approx(QUANTILE * math.sqrt(expected), rel=1e-2)
+    chance = QUANTILE * math.sqrt(token * divergence / TARGET.tokens)
+    times = math.exp(QUANTILE * math.sqrt(variance / mean**2 + SPREAD**2))
+    for found, share in ((predicted.low, 1 / times), (predicted.high, times)):
+        margin = abs(math.log(found) - math.log(predicted.perplexity))
+        own = abs(share - 1) * rise(predicted)
+        assert margin == pytest.approx(math.hypot(own, chance), rel=1e-2)
+
+
+def test_what_is_predicted_to_rise_does_not_fall_however_far_beyond_the_measured_plans() -> None:
+    fit = interaction(*JOINT)  # of a text so long that chance is small
+    for summed in (0.4, 4.0, 40.0):
+        found = fit.predict(summed)
+        assert math.log(found.low) > TARGET.dense_loss
+        assert found.high > found.perplexity
 
 
 def test_the_interval_widens_beyond_the_measured_plans() -> None:
