@@ -171,7 +171,7 @@ class _Fitting:
         """Refit the output projection; the dense streams go beyond the layer. The dense inputs of
         the MLP, batch by batch; none where the layer has none of its own.
         """
-        fit, median, inputs = Regression(), None, []
+        fit, inputs = _Added(self.times), []
         for batch in self.batches:
             both, number = batch
             then, hidden = both.dense.look(self.index, number), both.dense.hidden[number]
@@ -179,17 +179,16 @@ class _Fitting:
             self.attended.add(batch, x, x.nbytes)
             after = along(self.layer, "attention", hidden) + self.times * then.o_out
             before = along(self.layer, "attention", both.small.hidden[number])
-            median = mean_squares(after).median() if median is None else median
-            fit.add(x, (after - before) / self.times, token_weights(after, median))
+            fit.add(x, after, before)
             both.dense.hidden[number] = then.out
             if then.up_in is not None:
                 inputs.append(then.up_in)
-        self._install("o", fit)
+        self._install("o", fit.sums)
         return inputs
 
     def _down(self) -> None:
         """Refit the down projection, the dense streams being beyond the layer."""
-        fit, median = Regression(), None
+        fit = _Added(self.times)
         for batch in self.batches:
             both, number = batch
             now, after = self._look(batch), both.dense.hidden[number]
@@ -200,15 +199,32 @@ class _Fitting:
             before = along(self.layer, "mlp", stream) + along(
                 self.layer, "mlp", self.times * now.o_out
             )
-            median = mean_squares(after).median() if median is None else median
-            fit.add(now.down_in, (after - before) / self.times, token_weights(after, median))
-        self._install("down", fit)
+            fit.add(now.down_in, after, before)
+        self._install("down", fit.sums)
 
     def _install(self, name: str, fit: Regression) -> None:
         layer = read_layer(self.network, self.index)
         write_layer(
             self.network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)})
         )
+
+
+class _Added:
+    """The regression of what a projection has to add to the residual stream, times `times`; tokens
+    count beside the median token of the first batch.
+    """
+
+    def __init__(self, times: float) -> None:
+        self.sums, self._times = Regression(), times
+        self._median: Tensor | None = None
+
+    def add(self, x: Tensor, after: Tensor, before: Tensor) -> None:
+        """Add a batch: inputs [b, t, in]; the dense stream after the component and the compressed
+        one before it, [b, t, d].
+        """
+        if self._median is None:
+            self._median = mean_squares(after).median()
+        self.sums.add(x, (after - before) / self._times, token_weights(after, self._median))
 
 
 class _Kept(Generic[Of]):
