@@ -116,9 +116,9 @@ def make_budget(
     """The budget that removes `ratio` of what `kind` names.
 
     base: what the dense model has of it, in the budget's unit: parts that the method leaves as they
-    are count too. shrinking: the methods that shrink the KV cache; experts: those that
-    compress experts, where this one leaves them as they are. Both are for a message that names
-    them.
+    are count too. shrinking: the methods that shrink the KV cache, where this one never does;
+    experts: those that compress experts, where this one leaves them as they are. Both are for a
+    message that names them.
 
     Raises InputError where the method does not shrink what this kind of budget counts, or not by
     that ratio.
@@ -126,11 +126,10 @@ def make_budget(
     prices = Prices(kind)
     counted = {slot: s for slot, s in spectra.items() if prices.counts(s.cost)}
     if not counted:
-        names = f": {', '.join(shrinking)}" if shrinking else ""
-        raise InputError(
-            "This method leaves the KV cache as it is. For budget 'kv' choose one that shrinks it"
-            f"{names}."
-        )
+        remedy = "Choose another budget: params, total or latency."
+        if shrinking:
+            remedy = f"For budget 'kv' choose one that shrinks it: {', '.join(shrinking)}."
+        raise InputError(f"This method leaves the KV cache of this model as it is. {remedy}")
     dense, least = prices.dense_of(counted), prices.least_of(counted)
     limit = dense - math.ceil(ratio * base - 1e-9)
     if limit < least:

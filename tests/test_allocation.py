@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from plans import cached, chosen, plan_ranks, probes
+from tiny_models import family_folder
 
+import lrcore
 from lrcore.budget import Budget, make_budget, rank_for
 from lrcore.errors import InputError
 from lrcore.evidence import Evidence
@@ -419,3 +421,19 @@ def test_component_ratios_refuse_unknown_names_and_impossible_rests() -> None:
             1.0,
             ratios={"mlp": 0.3},
         )
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "remedy"),
+    [("llama", "svd", "choose one that shrinks it: a3"), ("deepseek_v3", "a3", "another budget")],
+)
+def test_a_cache_that_a_method_leaves_alone_is_refused_with_what_to_do(
+    family, method, remedy, tiny_llama, story_file, tmp_path
+) -> None:
+    """Heads that read cached latents are narrowed behind the cache."""
+    model = lrcore.load(str(family_folder(family, tiny_llama, tmp_path / family)))
+    recipe = lrcore.Recipe(data=str(story_file), samples=4, seq_len=24, method=method, budget="kv")
+    factors = lrcore.prepare(model, recipe)
+    with pytest.raises(lrcore.InputError, match=remedy) as refused:
+        lrcore.allocate(factors, recipe)
+    assert method != "a3" or "a3" not in str(refused.value)

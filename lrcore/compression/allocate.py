@@ -83,12 +83,14 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
 
 
 def _able_methods(factors: Factorisation) -> tuple[list[str], list[str]]:
-    """The methods that shrink the KV cache; and those that compress experts, where the model has
-    some and this method leaves them as they are.
+    """The methods that shrink the KV cache, where this one never does; and those that compress
+    experts, where the model has some and this method leaves them as they are.
     """
-    left = factors.shape.experts and not find_method(factors.method).experts
+    own = find_method(factors.method)
+    left = factors.shape.experts and not own.experts
     experts = [row.name for row in METHODS.values() if row.experts] if left else []
-    return [row.name for row in METHODS.values() if row.shrinks_kv], experts
+    never = [] if own.shrinks_kv else [row.name for row in METHODS.values() if row.shrinks_kv]
+    return never, experts
 
 
 def _latency(factors: Factorisation, kind: str) -> Latency | None:
