@@ -83,19 +83,18 @@ def _rows(mask: Tensor | None, batch: int) -> list[Tensor | None]:
 
 def covariances(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     """Of one window: sum over queries of the covariance of the keys under their weights, averaged
-    over the query heads of a group, [n_kv, d_h, d_h] float64.
+    over the query heads of a group, [n_kv, d_h, d_h] float64 of products in float32 at least.
 
     query [n_q, t, d_h]; key [n_kv, t, d_h]; mask [heads or 1, t, t], added where it is not boolean,
     None: causal; scaling: None stands for `d_h ** -0.5`.
     """
-    group = len(query) // len(key)
-    # the same for a shift of all keys, so that large means need not cancel
-    key = key.double() - key.double().mean(1, keepdim=True)
-    weights = _weights(query, key.repeat_interleave(group, 0), mask, scaling).double()
+    group, key = len(query) // len(key), at_least_float32(key)
+    key = key - key.mean(1, keepdim=True)  # the same of shifted keys: large means need not cancel
+    weights = _weights(query, key.repeat_interleave(group, 0), mask, scaling)
     seen = weights.sum(1).unflatten(0, (-1, group)).sum(1)  # [n_kv, t]
     means = (weights @ key.repeat_interleave(group, 0)).unflatten(0, (-1, group)).flatten(1, 2)
     whole: Tensor = (key * seen.unsqueeze(-1)).mT @ key - means.mT @ means
-    return whole / group
+    return whole.double() / group
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
