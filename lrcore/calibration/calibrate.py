@@ -19,7 +19,7 @@ from ..experts import COUNTS, OF_EXPERTS, tap_of
 from ..files import cache_folder, cache_key
 from ..locks import Lock
 from ..methods import METHODS
-from ..models.architectures import decoder_layers
+from ..models.architectures import decoder_layers, residual_multiplier
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..recipe import Recipe
@@ -131,7 +131,10 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     progress = progress or silent
     texts, windows = _texts_and_windows(model, recipe)
     needs = all_needs()
-    key = cache_key(FORMAT, model.fingerprint, windows.key, str(model.network.dtype), sorted(needs))
+    dtype, times = str(model.network.dtype), residual_multiplier(model.network)
+    # the multiplier: what was collected of one other than 1 before it counted is not read
+    parts = (FORMAT, model.fingerprint, windows.key, dtype, sorted(needs))
+    key = cache_key(*parts, *([] if times == 1 else [times]))
     folder = cache_folder() / "moments" / key
     layers = len(decoder_layers(model.network))
     protocol = windows.protocol | {

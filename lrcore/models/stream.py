@@ -155,6 +155,7 @@ class LayerStream:
             needs |= {(tap, one) for one in own for tap in LATENT_TAPS}
         accumulator = Accumulator(needs, self.first)
         added: dict[str, Tensor] = {}
+        times = residual_multiplier(self.network)
         with ExitStack() as stack:
             stack.enter_context(present(layer))
             if "weighted_values" in accumulator.taps:
@@ -180,7 +181,7 @@ class LayerStream:
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
                     before = along(layer, "attention", hidden)
-                    middle = before + added["o"].view_as(out) if added else None
+                    middle = before + times * added["o"].view_as(out) if added else None
                     accumulator.observe_block(*_in_one_basis(layer, before, out, middle))
                 if advance:
                     self._hidden[number] = out

@@ -44,3 +44,16 @@ def test_activations_beyond_what_is_kept_are_computed_again(monkeypatch):
     again = refit.Streams(LayerStream(network, tokens, batch=1), spare)
     refit.refit_layer(network, 0, [again])
     assert all(map(torch.allclose, small.hidden, spare.hidden))
+
+
+@pytest.mark.parametrize("family", ["llama", "granite"])
+def test_the_influence_of_a_part_is_that_of_what_it_adds_to_the_stream(family):
+    """Granite multiplies what a component gives before it is added."""
+    network, middle = tiny(family), []
+    stream = LayerStream(network, torch.randint(2, 300, (3, 8)), batch=3)
+    before, layer = stream.hidden[0], decoder_layers(network)[0]
+    layer.post_attention_layernorm.register_forward_pre_hook(lambda _, args: middle.append(args[0]))
+    moments = stream.run(0, {("attention", "influence"), ("mlp", "influence")})
+    for part, pair in (("attention", (before, middle[0])), ("mlp", (middle[0], stream.hidden[0]))):
+        expected = 1 - torch.cosine_similarity(*pair, dim=-1).mean()
+        assert moments.values[part, "influence"] == pytest.approx(float(expected), abs=1e-6)
