@@ -158,11 +158,12 @@ class _Fitting:
         own = {name: one for name, one in own.items() if is_free(one)}
         if not own or first not in matrices:
             return
+        run_first = READ_BY[first][0] if READ_BY[first][0] in matrices else first
         fit = Regression()  # of the dense input on the compressed one, which they share
         for place, batch in enumerate(self.batches):
             both, number = batch
-            there = both.small.look_before(self.index, number, first, self.attended.get(batch))
-            x = inputs[place] if inputs else both.dense.look_before(self.index, number, first)
+            there = both.small.look_before(self.index, number, run_first, self.attended.get(batch))
+            x = inputs[place] if inputs else both.dense.look_before(self.index, number, run_first)
             fit.add(there, x)
         refit = {name: solved(one, fit.through(one)) for name, one in own.items()}
         write_layer(self.network, layer.with_matrices(**refit))
