@@ -87,12 +87,13 @@ class Interaction:
             dense = perplexity(self.target.dense_loss)
             return Predicted(dense, dense, dense)
         divergence, (share, own) = self._divergence(summed), self._share(summed)
-        relative = own / max(share, LEAST_SHARE) ** 2 + self._spread(summed) ** 2
+        least = max(share, LEAST_SHARE)
+        relative = own / least**2 + self._spread(summed) ** 2
         if not chosen:
             factor, spread = self._others(summed)
             divergence, relative = factor * divergence, relative + spread**2
         rise, dense_loss = share * divergence, self.target.dense_loss
-        size = max(share, LEAST_SHARE) * divergence
+        size = least * divergence
         times = math.exp(QUANTILE * math.sqrt(relative))
         chance = QUANTILE * math.sqrt(self._variance_of_a_token() * divergence / self.target.tokens)
         below = math.hypot(size * (1 - 1 / times), chance)

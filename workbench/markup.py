@@ -30,6 +30,13 @@ def note(sentence: str, kind: str = "plain") -> str:
     )
 
 
+def missing(waiting: Sequence[Any], sentence: str) -> str:
+    """In the place of what is not here yet: that it is being made while jobs are waiting, else the
+    sentence, which says how to have it made.
+    """
+    return note(text.WORKING if waiting else sentence, "hint")
+
+
 def as_markdown(text: str) -> str:
     """Text with outside parts in it, safe to show as Markdown: its HTML and its pictures, which a
     browser would fetch, are shown as they are written.

@@ -124,9 +124,9 @@ class Store:
         """The recipe whose factors stand for those of a recipe: where its policy measures nothing,
         those with probes if they are here, so that its plans are predicted.
         """
-        probed = by_probes(recipe)
         if lrcore.evidence_key(recipe):
             return recipe
+        probed = by_probes(recipe)
         return recipe if self.objects.peek("factors", factor_key(probed)) is None else probed
 
     def analysis_shown(self, key: Sequence[Any] | None) -> lrcore.Analysis | None:

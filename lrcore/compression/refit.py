@@ -158,7 +158,7 @@ class _Fitting:
         own = {name: one for name, one in own.items() if is_free(one)}
         if not own or first not in matrices:
             return
-        run_first = READ_BY[first][0] if READ_BY[first][0] in matrices else first
+        run_first = next(name for name in READ_BY[first] if name in matrices)
         fit = Regression()  # of the dense input on the compressed one, which they share
         for place, batch in enumerate(self.batches):
             both, number = batch

@@ -76,8 +76,7 @@ def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
     analysis = store.peek_analysis(recipe) if recipe else None
     model = store.peek_dense(recipe) if recipe else None
     if analysis is None or model is None:
-        waiting = store.jobs.waiting()
-        return "", markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
+        return "", markup.missing(store.jobs.waiting(), text.NOT_ANALYSED)
     influence = analysis.block_influence
 
     def sentence() -> str:

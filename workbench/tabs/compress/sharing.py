@@ -8,7 +8,7 @@ import gradio as gr
 import lrcore
 
 from ... import markup, sharing_text, text
-from ...components import Slider, panel
+from ...components import Slider, panel, whole
 from ...events import LIVE, QUIET, FormData, bind, form_data, listen
 from ...form import try_recipe
 from ...jobs import ShareJob
@@ -70,8 +70,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
     recipe = try_recipe(values)
     model = store.peek_dense(recipe) if recipe else None
     if model is None:
-        waiting = store.jobs.waiting()
-        return markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
+        return markup.missing(store.jobs.waiting(), text.NOT_ANALYSED)
 
     def sentence() -> str:
         ratio, group = checked(recipe, controls)
@@ -83,10 +82,10 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
 
 def checked(recipe: lrcore.Recipe, controls: list[Any]) -> tuple[float, int]:
     """The share to remove and the size of a group. Raises InputError for one out of range."""
-    ratio, group = controls
-    if group is None or group < 1:
+    ratio, group = controls[0], whole(controls[1], sharing_text.GROUP)
+    if group < 1:
         raise lrcore.InputError(f"{sharing_text.GROUP} must be at least 1; got {group}.")
-    return recipe.with_(ratio=ratio).ratio, round(group)
+    return recipe.with_(ratio=ratio).ratio, group
 
 
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:

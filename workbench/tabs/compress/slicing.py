@@ -64,8 +64,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
     recipe = try_recipe(values)
     model = store.peek_dense(recipe) if recipe else None
     if model is None:
-        waiting = store.jobs.waiting()
-        return markup.note(text.WORKING if waiting else text.NOT_ANALYSED, "hint")
+        return markup.missing(store.jobs.waiting(), text.NOT_ANALYSED)
 
     def sentence() -> str:
         recipe.with_(ratio=ratio)  # refuses one out of range
