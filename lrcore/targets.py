@@ -88,14 +88,14 @@ DEFAULT = "transformers"
 NAMES: Mapping[str, str] = {name: row.about for name, row in TARGETS.items()}
 
 
-def check_some_native(target: Target, method: str, structures: set[str], others: list[str]) -> None:
-    """Raise InputError where a method has none of the structures that a target runs; others: the
+def not_native(
+    target: Target, method: str, structures: set[str], others: list[str]
+) -> InputError:
+    """The error for a method that makes none of the structures that a target runs; others: the
     methods that do.
     """
-    if structures & target.native:
-        return
     fit = ", ".join(others)
-    raise InputError(
+    return InputError(
         f"Target {target.name} runs {target.runs}; with these options method {method} "
         f"makes {_listed(structures)}. Methods that fit: {fit}. Or leave the target out: any "
         "export says what it has to change."

@@ -1,5 +1,6 @@
 """How much may wait in Gradio's queue: of all pages together, and of one of them."""
 
+import sys
 from typing import Any
 
 from gradio.queueing import Queue
@@ -17,6 +18,10 @@ def limit(queue: Queue) -> None:
     What comes without a session, a script's single call, counts for all pages together alone.
     """
     queue.max_size = MOST
+    # Gradio makes a table of its last 10,000 events after each event, for a dashboard that this
+    # page does not have: 40 ms of the processor once they are so many.
+    queue.ANAYLTICS_CACHE_FREQUENCY = sys.maxsize
+    queue.ANALYTICS_MAX_EVENTS = 1
     push = queue.push
 
     async def pushed(body: Any, **given: Any) -> Any:

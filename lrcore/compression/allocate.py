@@ -16,7 +16,7 @@ from ..plan import RankPlan
 from ..policies import find_policy
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
-from ..targets import TARGETS, Target, check_some_native
+from ..targets import TARGETS, Target, not_native
 from .factorise import Factorisation
 
 
@@ -116,13 +116,10 @@ def native_slots(
     Raises InputError where there are none, and for a rank or ratio set by hand of another.
     """
     row, options = find_method(factors.method), factors.options
-    own = {component: row.structure(component, options) for _, component in factors.spectra}
-    fitting = [
-        other.name
-        for other in METHODS.values()
-        if target.native & {other.structure(name, other.choose({})) for name in other.components}
-    ]
-    check_some_native(target, factors.method, set(own.values()), fitting)
+    components = {component for _, component in factors.spectra}
+    own = {component: row.structure(component, options) for component in components}
+    if not target.native & set(own.values()):
+        raise not_native(target, factors.method, set(own.values()), _fitting(target))
     by_hand = {component for _, component in constraints.fixed} | {*constraints.ratios}
     for component in sorted(by_hand & own.keys()):
         if own[component] not in target.native:
@@ -137,6 +134,15 @@ def native_slots(
         for slot, s in form.items()
         if own[slot[1]] in target.native
     }
+
+
+def _fitting(target: Target) -> list[str]:
+    """The methods of which a target runs something, with their own options."""
+    return [
+        row.name
+        for row in METHODS.values()
+        if target.native & {row.structure(name, row.choose({})) for name in row.components}
+    ]
 
 
 def _probes(evidence: Evidence, recipe: Recipe) -> Probes | None:

@@ -12,6 +12,8 @@ from ..options import NoOptions
 from ..spectra import Slot
 from .policy import Policy, Targets
 
+CLOSE = 1e-9  # relative width of the interval of the multiplier that is left
+
 
 def probed(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     """Probed marginal loss (ours): the ranks whose predicted increases in loss, evidence "probes",
@@ -43,16 +45,18 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
     rivals = Rivals.of(spectra, slots)
 
     def taken(choice: list[torch.Tensor], multiplier: float) -> torch.Tensor:
+        if rivals.none:
+            return torch.ones(len(slots), dtype=torch.bool)
         pairs = list(zip(groups, choice, strict=True))
         return rivals.least(torch.cat([group.whole(own, multiplier) for group, own in pairs]))
 
     def spent(choice: list[torch.Tensor], multiplier: float) -> float:
         paid = torch.cat([group.paid(own) for group, own in zip(groups, choice, strict=True)])
-        return float(paid[taken(choice, multiplier)].sum())
+        return float(paid.sum() if rivals.none else paid[taken(choice, multiplier)].sum())
 
     low, high = 1e-15, 1e6
     most, least = ([group.ends(m) for group in groups] for m in (low, high))
-    for _ in range(80):
+    while high > low * (1 + CLOSE):
         middle = math.sqrt(low * high)
         choice = [g.least(middle, *ends) for g, *ends in zip(groups, least, most, strict=True)]
         if spent(choice, middle) > budget.limit:
@@ -91,6 +95,11 @@ class Rivals:
         padded = [row + [count] * (most - len(row)) for row in rows]
         form = torch.tensor([place[slot] for slot in slots])
         return cls(form, torch.tensor(padded), count)
+
+    @property
+    def none(self) -> bool:
+        """Whether every part has a single form."""
+        return self.count == len(self.rows)
 
     def least(self, whole: torch.Tensor) -> torch.Tensor:
         """Whether each slot belongs to the form of least sum of its part, the first of equal ones;

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from ..budget import Budget
@@ -76,16 +76,12 @@ def softmax_sparsity(
     """Sparsities in [0, cap] proportional to exp(-score / temperature) with the given mean, see
     `in_proportion`.
     """
-    return in_proportion(
-        torch.softmax(-torch.tensor(scores, dtype=torch.float64) / temperature, 0),
-        mean,
-        cap,
-        prices,
-    )
+    powers = -np.asarray(scores, dtype=np.float64) / temperature
+    return in_proportion(np.exp(powers - powers.max()), mean, cap, prices)
 
 
 def in_proportion(
-    weights: Sequence[float] | Tensor,
+    weights: Sequence[float] | Tensor | np.ndarray,
     mean: float,
     cap: float = CAP,
     prices: Sequence[float] | None = None,
@@ -98,23 +94,23 @@ def in_proportion(
     keep, counts as the mean.
     """
     cap, count = max(cap, mean), len(weights)
-    price = torch.tensor([1.0] * count if prices is None else prices, dtype=torch.float64)
-    weights = torch.as_tensor(weights, dtype=torch.float64)
-    free = torch.ones(count, dtype=torch.bool)
-    phi = torch.zeros(count, dtype=torch.float64)
+    price = np.ones(count) if prices is None else np.asarray(prices, dtype=np.float64)
+    weights = np.asarray(weights, dtype=np.float64)
+    free, phi = np.ones(count, dtype=bool), np.zeros(count)
     for _ in range(count):
         left = mean * price.sum() - cap * price[~free].sum()
         share = weights[free]
         # a tiny temperature can underflow every remaining weight: the rest is then shared evenly
-        if float(share.sum()) == 0:
-            share = torch.ones_like(share)
+        if share.sum() == 0:
+            share = np.ones_like(share)
         phi[free] = left * share / (share * price[free]).sum()
         phi[~free] = cap
         over = free & (phi > cap + 1e-12)
-        if not bool(over.any()):
+        if not over.any():
             break
         free &= ~over
-    return phi.clamp(0, cap).tolist()
+    lost: list[float] = phi.clip(0, cap).tolist()
+    return lost
 
 
 def suggested_temperature(

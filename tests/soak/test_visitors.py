@@ -19,6 +19,7 @@ SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 PEOPLE, SECONDS = 30, 3600
 WARM = 900  # seconds after which the caches are full
 GROWTH = 1.05  # of the memory after that
+SLIDER = "field-ratio input"
 LOOK = 20  # looks at the memory, one a second, of which the least counts: a job takes some
 
 
@@ -114,7 +115,7 @@ def account(people: list[Person]) -> dict[str, list[float]]:
     names = sorted({name for person in people for name in person.took})
     times = {name: [t for person in people for t in person.took.get(name, [])] for name in names}
     slowest = [
-        at95(person.took["field-ratio"]) for person in people if "field-ratio" in person.took
+        at95(person.took[SLIDER]) for person in people if SLIDER in person.took
     ]
     rows = {
         name: [len(all_of), statistics.median(all_of), at95(all_of), max(all_of)]

@@ -55,7 +55,7 @@ class Visitor:
         if value is not None:
             self.values[at] = value
         self._fire(at, event, DEEPEST)
-        self._note(elem_id, began)
+        self._note(f"{elem_id} {event}", began)
 
     def beat(self) -> str:
         """What a page at rest asks every second."""
