@@ -20,6 +20,9 @@ log = logging.getLogger("workbench")
 QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
 SECONDS = 15  # that a message of what went wrong stays: time to read two sentences twice
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+# Of a figure for which many plans are made: one such event at a time, of all pages, so that a
+# slider of another page need not wait for several.
+SLOW = LIVE | {"concurrency_id": "slow figures", "concurrency_limit": 1}
 # Of an event that says what was pressed. Gradio's page drops a press while it answers the one
 # before, or, with `always_last`, repeats that one. One runs at a time, so the last press counts.
 PRESSED = QUIET | {"trigger_mode": "multiple"}

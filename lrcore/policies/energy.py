@@ -2,8 +2,6 @@
 
 from bisect import bisect_left
 
-import torch
-
 from ..budget import Budget
 from ..evidence import Evidence
 from ..options import NoOptions
@@ -16,13 +14,15 @@ def energy(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     bisection, the largest that fits the budget.
     """
     spectra = evidence.spectra
-    held = {slot: cumulative_energy(s.values) for slot, s in spectra.items()}
+    # lists: each of the steps below looks one entry of every slot up
+    held = {slot: cumulative_energy(s.values).tolist() for slot, s in spectra.items()}
+    grains = {slot: s.grain for slot, s in spectra.items()}
     offers = {slot: budget.offer(s.cost) for slot, s in spectra.items()}
 
     def prices(theta: float) -> dict[Slot, int]:
         paid = {}
         for slot, s in spectra.items():
-            enough = (int(torch.searchsorted(held[slot], theta - 1e-12)) + 1) * s.grain
+            enough = (bisect_left(held[slot], theta - 1e-12) + 1) * grains[slot]
             at = bisect_left(offers[slot].ranks, min(enough, s.cost.full))
             paid[slot] = int(offers[slot].prices[at])
         return paid

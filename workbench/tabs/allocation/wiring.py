@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import plan_address
-from ...events import LIVE, PRESSED, QUIET, bind, listen
+from ...events import LIVE, PRESSED, QUIET, SLOW, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
@@ -96,7 +96,7 @@ def wire_curve(page: Page, store: Store, parts: AllocationTab, settled: list[Any
     form, curve = page.form, parts.curve
     drawn = bind(budget_curve.draw, store)
     changes = [*settled, page.runs_stamp.change]  # a run that was measured is a point in it
-    listen(changes, drawn, form.inputs, [curve.drawn, curve.help], **LIVE)
+    listen(changes, drawn, form.inputs, [curve.drawn, curve.help], **SLOW)
     put = [form["ratio"], page.choice]
     curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
 
@@ -133,7 +133,7 @@ def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
         bind(handlers.draw_survey, store),
         form,
         [survey.curves, survey.caption],
-        **LIVE,
+        **SLOW,
     )
     ranking = bind(handlers.draw_ranking, store)
     listen([*settled, page.figure_count.change], ranking, form, survey.ranking, **LIVE)

@@ -71,7 +71,7 @@ def wire(page: Page, store: Store, parts: Answers) -> None:
         [parts.prompt, *parts.settings, *chosen],
         parts.columns,
         **QUIET,
-        concurrency_limit=4,
+        concurrency_limit=2,
     )
     stopped = parts.stop.click(None, None, None, cancels=[streaming], **QUIET)
     inputs = [parts.prompt, page.chosen, *parts.columns, *page.form.inputs]
