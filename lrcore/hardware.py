@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .shortage import memory_left
+from .memory import memory_left
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ other field is set by the code that makes the value.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from .errors import InputError, unknown
@@ -90,7 +89,6 @@ class NoOptions:
 NO_OPTIONS = NoOptions()
 
 
-@lru_cache
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options of an options dataclass."""
     chosen = [f for f in fields(kind) if f.metadata]

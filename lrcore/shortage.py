@@ -3,11 +3,9 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from .errors import InputError, Shortage
+from .memory import free_memory
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -33,7 +31,6 @@ NO_MEMORY = re.compile(
 )
 _REQUEST = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_CGROUPS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def shortage(error: BaseException) -> Shortage | None:
@@ -105,43 +102,3 @@ def _memory_sentence(error: BaseException) -> str:
 def megabytes(count: float) -> str:
     """Bytes as text, such as "1.5 MB"."""
     return f"{count / 1e6:,.1f} MB"
-
-
-def free_memory() -> int | None:
-    """Bytes that this process may still take: of the machine, of its group, of its own limit.
-
-    None where nobody says, or where there is not even memory to read it.
-    """
-    left = memory_left()
-    return None if left is None else left[0]
-
-
-def memory_left() -> tuple[int, int] | None:
-    """Bytes that this process may still take, and of how many: of the limit that is nearest. None
-    as for `free_memory`.
-    """
-    with suppress(MemoryError):
-        return min(((max(left, 0), most) for left, most in _limits()), default=None)
-    return None
-
-
-def _limits() -> Iterator[tuple[int, int]]:
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free, total = (
-            1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
-            for name in ("MemAvailable", "MemTotal")
-        )
-        yield free, total
-    group = Path("/sys/fs/cgroup")
-    for folder, names in zip((group, group / "memory"), _CGROUPS, strict=True):
-        with suppress(OSError, ValueError):  # no limit is the word "max"
-            most, taken = (int((folder / name).read_text(encoding="ascii")) for name in names)
-            yield most - taken, most
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if most != resource.RLIM_INFINITY:
-            pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-            yield most - int(pages) * resource.getpagesize(), most

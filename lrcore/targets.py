@@ -88,9 +88,7 @@ DEFAULT = "transformers"
 NAMES: Mapping[str, str] = {name: row.about for name, row in TARGETS.items()}
 
 
-def not_native(
-    target: Target, method: str, structures: set[str], others: list[str]
-) -> InputError:
+def not_native(target: Target, method: str, structures: set[str], others: list[str]) -> InputError:
     """The error for a method that makes none of the structures that a target runs; others: the
     methods that do.
     """

@@ -322,5 +322,5 @@ def test_too_little_memory_is_said_where_even_what_is_free_cannot_be_read(monkey
     def none():
         raise MemoryError
 
-    monkeypatch.setattr(sys.modules["lrcore.shortage"], "_limits", none)
+    monkeypatch.setattr(sys.modules["lrcore.memory"], "_limits", none)
     assert str(shortage(MemoryError())).startswith("The memory does not suffice. Use")

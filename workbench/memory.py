@@ -31,21 +31,6 @@ def needed(
     return int(megabytes * 1e6) + states + logits
 
 
-def check(model: lrcore.LoadedModel, recipe: lrcore.Recipe) -> None:
-    """Raise InputError where the hidden states of the calibration windows alone take more memory
-    than is free on the model's device.
-    """
-    config = model.network.config.get_text_config()
-    left = lrcore.hardware(str(model.device)).free
-    states = recipe.samples * recipe.seq_len * config.hidden_size * model.network.dtype.itemsize
-    if left is not None and states > left:
-        raise lrcore.InputError(
-            f"{recipe.samples:,} windows of {recipe.seq_len:,} tokens take "
-            f"{text.megabytes(states / 1e6)} of memory for hidden states; "
-            f"{text.megabytes(left / 1e6)} are free. Use fewer or shorter windows."
-        )
-
-
 def device_line(model: lrcore.LoadedModel) -> str:
     """The data type of a loaded model, what it computes on, and how much memory is free there."""
     device = lrcore.hardware(str(model.device))

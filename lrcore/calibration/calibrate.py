@@ -17,9 +17,11 @@ from .. import data
 from ..cache import hold
 from ..experts import COUNTS, OF_EXPERTS, tap_of
 from ..files import cache_folder, cache_key
+from ..hardware import hardware
 from ..locks import Lock
+from ..memory import raise_unless_free
 from ..methods import METHODS
-from ..models.architectures import decoder_layers, residual_multiplier
+from ..models.architectures import decoder_layers, residual_multiplier, text_config
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..recipe import Recipe
@@ -126,9 +128,11 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
 
     The key covers model files, window tokens, dtype, needs and file format. Cached layers are not
     collected again, so a cancelled or killed pass continues where it stopped. Raises InputError as
-    `make_calibration_windows` does.
+    `make_calibration_windows` does, and Shortage where the hidden states of the windows alone take
+    more memory than is free on the model's device.
     """
     progress = progress or silent
+    _check_memory(model, recipe)
     texts, windows = _texts_and_windows(model, recipe)
     needs = all_needs()
     dtype, times = str(model.network.dtype), residual_multiplier(model.network)
@@ -147,6 +151,14 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     collect(model, windows.tokens, needs, folder, progress)
     device = str(model.network.device)
     return Calibration(folder, key, layers, protocol, device, windows.tokens, aside, held=(held,))
+
+
+def _check_memory(model: LoadedModel, recipe: Recipe) -> None:
+    width = text_config(model.network).hidden_size
+    need = recipe.samples * recipe.seq_len * width * model.network.dtype.itemsize
+    what = f"Hidden states of {recipe.samples:,} windows of {recipe.seq_len:,} tokens"
+    remedy = "Use fewer or shorter windows (samples, seq_len)."
+    raise_unless_free(need, what, remedy, hardware(str(model.device)).free)
 
 
 def also(

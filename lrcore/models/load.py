@@ -21,6 +21,7 @@ from ..account import SizeAndCost
 from ..errors import InputError, unknown
 from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
+from ..memory import free_memory, raise_unless_free
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import raise_shortage
@@ -41,7 +42,7 @@ from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
-from .weights import check_claims, check_finite, fingerprint, weight_files
+from .weights import bytes_converted, check_claims, check_finite, fingerprint, weight_files
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
@@ -183,6 +184,12 @@ def load_folder(
     if offload:
         network = _offloaded_network(folder, config, files, resolve_dtype(dtype), target)
     else:
+        raise_unless_free(
+            bytes_converted(files, resolve_dtype(dtype)),
+            f"The weights in '{folder}', read as {dtype},",
+            "Choose the dtype of the files, or offload the model.",
+            free_memory(),
+        )
         network = _read_network(folder, config, resolve_dtype(dtype))
         check_finite(network.state_dict().items(), folder, network.dtype)
         move_to(network, target)

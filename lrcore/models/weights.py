@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..shortage import raise_shortage
+from ..tensor_files import NAMES
 
 MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -136,6 +138,22 @@ def check_claims(folder: Path, config: Any, files: list[Path]) -> None:
                 f"'{folder}': {name} is {claimed:,} by config.json, but no tensor in the weights "
                 f"is wider than {widest:,}. Config and weights belong to different models."
             )
+
+
+def bytes_converted(files: Iterable[Path], dtype: torch.dtype | str) -> int:
+    """What the tensors of safetensors files take in memory that are read in another dtype than
+    theirs; "auto": none is. The others stay mapped, and the system takes their pages back where it
+    needs room.
+    """
+    if isinstance(dtype, str):
+        return 0
+    numbers = 0
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            parts = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118 (not a dict)
+            others = [part for part in parts if part.get_dtype() != NAMES[dtype]]
+            numbers += sum(math.prod(part.get_shape()) for part in others)
+    return numbers * dtype.itemsize
 
 
 def check_layers(folder: Path, config: Any, tensors: int) -> None:

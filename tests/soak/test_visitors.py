@@ -114,9 +114,7 @@ def account(people: list[Person]) -> dict[str, list[float]]:
     """
     names = sorted({name for person in people for name in person.took})
     times = {name: [t for person in people for t in person.took.get(name, [])] for name in names}
-    slowest = [
-        at95(person.took[SLIDER]) for person in people if SLIDER in person.took
-    ]
+    slowest = [at95(person.took[SLIDER]) for person in people if SLIDER in person.took]
     rows = {
         name: [len(all_of), statistics.median(all_of), at95(all_of), max(all_of)]
         for name, all_of in times.items()

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import lrcore
 
-from .. import memory
 from ..job import Job, Reporter
 from ..keys import factor_key
 from ..store import Store
@@ -35,7 +34,7 @@ class AnalyseJob(Job):
         return recipe is not None and factor_key(recipe) == factor_key(self.recipe)
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
-        memory.check(load_dense(store, self.recipe, reporter), self.recipe)
+        load_dense(store, self.recipe, reporter)
         store.analysis(self.recipe, reporter.progress)
         store.factors(self.recipe, reporter.progress)
         if not self.recipe.offload:  # a pass would read the whole model from disk
@@ -65,7 +64,6 @@ class SurveyJob(Job):
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         dense = load_dense(store, self.recipe, reporter)
-        memory.check(dense, self.recipe)
         for one in store.by_method(self.recipe):
             reporter.part = one.method
             store.factors(one, reporter.progress)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import lrcore
 
-from .. import memory, run_text, sharing_text, text
+from .. import run_text, sharing_text, text
 from ..job import Job, Reporter
 from ..store import Store
 from .measuring import evaluate_run, load_dense
@@ -31,7 +31,6 @@ class CompressJob(Job):
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         recipe = self.recipe
         dense = load_dense(store, recipe, reporter, self.evaluation)
-        memory.check(dense, recipe)
         factors = store.factors(recipe, reporter.progress)
         small = lrcore.compress(dense, recipe, factors, progress=reporter.progress)
         if not_given := small.account.planned.not_given(recipe.policy):
