@@ -26,7 +26,8 @@ from typing import Any
 
 from .errors import InputError, Shortage
 from .locks import AVAILABLE, Lock, take
-from .shortage import megabytes, why_not_written
+from .memory import megabytes
+from .shortage import why_not_written
 
 _PACKAGE = Path(__file__).resolve().parent
 # Inside the package where it is installed (see setup.py), beside it in a clone.

@@ -56,8 +56,13 @@ def raise_unless_free(need: int, what: str, remedy: str, free: int | None) -> No
     """
     if free is not None and need > free:
         raise Shortage(
-            f"{what} take {need / 1e6:,.1f} MB of memory; {free / 1e6:,.1f} MB are free. {remedy}"
+            f"{what} take {megabytes(need)} of memory; {megabytes(free)} are free. {remedy}"
         )
+
+
+def megabytes(count: float) -> str:
+    """Bytes as text, such as "1.5 MB"."""
+    return f"{count / 1e6:,.1f} MB"
 
 
 def group_limits(own: Path = OWN_GROUPS, mount: Path = MOUNT) -> Iterator[tuple[int, int]]:
@@ -74,7 +79,7 @@ def group_limits(own: Path = OWN_GROUPS, mount: Path = MOUNT) -> Iterator[tuple[
             files = _V1 if controllers else _V2
             root = mount / files.folder
             inner = root / name.lstrip("/")
-            for folder in dict.fromkeys((inner, *inner.parents, root)):
+            for folder in (inner, *inner.parents):
                 if folder.is_relative_to(root):
                     yield from _of_group(folder, files)
 

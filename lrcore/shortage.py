@@ -5,7 +5,7 @@ import os
 import re
 
 from .errors import InputError, Shortage
-from .memory import free_memory
+from .memory import free_memory, megabytes
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -97,8 +97,3 @@ def _memory_sentence(error: BaseException) -> str:
         f"The memory does not suffice{numbers}. Use fewer or shorter windows (samples, seq_len), a "
         "smaller dtype, or offload the model."
     )
-
-
-def megabytes(count: float) -> str:
-    """Bytes as text, such as "1.5 MB"."""
-    return f"{count / 1e6:,.1f} MB"

@@ -19,7 +19,7 @@ def limit(queue: Queue) -> None:
     """
     queue.max_size = MOST
     # Gradio makes a table of its last 10,000 events after each event, for a dashboard that this
-    # page does not have: 40 ms of the processor once they are so many.
+    # page does not have: 35 to 40 ms of the processor with 100 of them as with all.
     queue.ANAYLTICS_CACHE_FREQUENCY = sys.maxsize
     queue.ANALYTICS_MAX_EVENTS = 1
     push = queue.push
