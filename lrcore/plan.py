@@ -25,7 +25,8 @@ class Shape:
 
     parameters: all, tied ones once. decoder_linear: weights and biases of the decoder projections.
     itemsize: bytes per number. extra_bytes: of numbers outside the projections that stay in a wider
-    type, such as routers of experts in float32.
+    type, such as routers of experts in float32, and of stored ones that are no parameters, such as
+    the corrections of a router.
     kv_values: cached numbers per token. head_parameters: weights of the output embedding,
     multiplied once per token. work: what every layer multiplies. experts: weights of those that are
     routed to.

@@ -172,7 +172,7 @@ def shape_of(model: LoadedModel) -> Shape:
     head = model.network.get_output_embeddings().weight.numel()
     layers = len(decoder_layers(model.network))
     floating = [one for one in untied(model.network)[0].values() if one.dtype.is_floating_point]
-    wider = [(one.dtype.itemsize - size.bytes_per_value) * math.prod(one.shape) for one in floating]
+    stored = sum(one.dtype.itemsize * math.prod(one.shape) for one in floating)
     return Shape(
         size.parameters,
         size.decoder_linear,
@@ -181,6 +181,6 @@ def shape_of(model: LoadedModel) -> Shape:
         size.kv_values,
         head,
         network_work(model.network),
-        sum(wider),
+        stored - size.parameters * size.bytes_per_value,
         sum(read_layer(model.network, index).routed for index in range(layers)),
     )

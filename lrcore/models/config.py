@@ -149,13 +149,20 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
             f"'{path}': the language model inside this {family} is a {text.model_type}, which is "
             "not supported."
         )
-    for name, supported in ARCHITECTURES[text.model_type].requires.items():
+    architecture = ARCHITECTURES[text.model_type]
+    for name, supported in architecture.requires.items():
         value = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
         if value != supported and (value or supported):
             raise InputError(
                 f"'{path}': a {family} model with {name} {value!r} is not supported, only with "
                 f"{supported!r}."
             )
+    if architecture.kept and text.num_key_value_heads not in (None, text.num_attention_heads):
+        raise InputError(
+            f"'{path}': num_key_value_heads is {text.num_key_value_heads}, but from the latents of "
+            f"a {family} model every query head ({text.num_attention_heads}) has keys and values "
+            "of its own. The file is damaged or made up: copy it again."
+        )
 
 
 def write_config(network: PreTrainedModel, folder: Path, own: bool, **fields: Any) -> None:

@@ -22,6 +22,7 @@ from ..errors import InputError, unknown
 from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
 from ..memory import free_memory, raise_unless_free
+from ..modules.own_tables import own_table
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import raise_shortage
@@ -290,13 +291,17 @@ def empty_network(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMod
     memory that nobody writes to is only promised.
     """
     with quiet(), no_init_weights():
-        return auto_class(config).from_config(
+        network = auto_class(config).from_config(
             config,
             dtype=dtype,
             attn_implementation=kernel_of(config),
             trust_remote_code=False,
             **experts_of(config, dtype),
         )
+    for module in network.modules():
+        if own_table(module) is not None:  # made in `dtype`; from_pretrained makes it in float32
+            network._init_weights(module)
+    return network
 
 
 def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:

@@ -55,6 +55,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         fields["word_embed_proj_dim"] = fields["hidden_size"]
     for name in {"num_key_value_heads", "num_kv_heads"} & fields.keys():
         shared = [n for n in range(1, heads + 1) if heads % n == 0]
+        if ARCHITECTURES[family].kept:  # latents give every head keys of its own
+            shared = [heads]
         fields[name] = draw(st.sampled_from(shared))
     for name in INNER:
         if name in fields:

@@ -59,6 +59,8 @@ def test_plan_and_model_have_one_account(folder, recipe, method):
     counted = count_account(small.network, recipe.seq_len)
     for name in ("parameters", "decoder_parameters", "kv_bytes_per_token", "flops_per_token"):
         assert getattr(small.account.model, name) == getattr(counted, name)
+    orders = [one for one in small.network.buffers() if not one.dtype.is_floating_point]
+    assert small.account.model.bytes == counted.bytes - sum(one.nbytes for one in orders)
     assert small.size.kv_values == model.size.kv_values
     pairs = [m for m in small.network.modules() if isinstance(m, LowRankLinear)]
     assert pairs

@@ -6,10 +6,12 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import CONFIGS, tiny
 
 from lrcore.errors import InputError
 from lrcore.models import hub
-from lrcore.models.load import load_model
+from lrcore.models.config import auto_class, read_config
+from lrcore.models.load import empty_network, load_model
 
 
 @pytest.fixture
@@ -50,6 +52,22 @@ def test_a_folder_loads_ready_to_run(family, request):
     assert model.size.parameters == sum(p.numel() for p in model.network.parameters())
     assert model.folder == folder
     assert model.history == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_tables_that_no_file_holds_are_those_of_transformers(family, dtype, tmp_path):
+    """A network without weights, which a checkpoint is read into, has the buffers that
+    from_pretrained makes in float32.
+    """
+    tiny(family).save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    theirs = auto_class(config).from_pretrained(tmp_path, dtype=dtype)
+    expected = dict(theirs.named_buffers())
+    ours = dict(empty_network(config, dtype).named_buffers())
+    assert ours.keys() == expected.keys()
+    for name in ours.keys() - theirs.state_dict().keys():
+        assert torch.equal(ours[name], expected[name])
 
 
 def test_dtype_is_as_asked_or_as_stored(tiny_llama):
