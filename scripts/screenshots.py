@@ -103,6 +103,7 @@ def shoot(page: Page, folder: Path, view: str) -> None:
                 "() => !document.querySelector(\"#size-and-cost [data-known='False']\")",
                 timeout=60_000,
             )
+            page.locator("#policies").scroll_into_view_if_needed()
             page.wait_for_timeout(1500)  # the ranking follows within a second
         if title == "Compare":
             page.click("#generate")

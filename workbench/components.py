@@ -108,6 +108,14 @@ def unseen(elem_id: str, *files: str, value: str = "", **more: Any) -> gr.HTML:
     )
 
 
+def in_sight(elem_id: str) -> gr.HTML:
+    """Unseen; its value is "seen" while what holds it is on the screen or near it, else empty.
+
+    A figure for which many plans are made need not be drawn where nobody looks.
+    """
+    return unseen(elem_id, "sight.js")
+
+
 def heartbeat(elem_id: str, version: Callable[[], str]) -> gr.HTML:
     """Unseen; its `tick` event comes while what the page shows may change: a second after
     `version()`, which must be cheap, gives something new, and for some seconds after a person does

@@ -95,6 +95,10 @@ class Workbench:
 
         self.until(idle, "a job does not end")
 
+    def see(self, selector: str) -> None:
+        """Scroll to something: what takes long is drawn where one sees it."""
+        self.locator(selector).scroll_into_view_if_needed()
+
     # --- pressing and typing ---
 
     def click(self, selector: str) -> None:

@@ -64,6 +64,7 @@ def test_a_slot_selected_anywhere_is_selected_everywhere(workbench):
     workbench.allocation()
     workbench.until(lambda: is_selected(workbench, 3, "ov"), "3.ov is not selected")
     marked(workbench, "bars", 3, "y2", 0)
+    workbench.see("#policies")
     marked(workbench, "policy-curves", 3)
     click_bar(workbench, 5, "mlp")
     workbench.press_until(

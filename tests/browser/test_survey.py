@@ -47,6 +47,7 @@ def harmful(workbench):
 
 def test_methods_and_policies_are_ranked_by_what_was_measured(workbench, harmful):
     here = {("a3", "softmax_dual"), ("a3", "uniform")}
+    workbench.see("#policies")
 
     def ranked():
         rows = workbench.evaluate(RANKED)
@@ -73,6 +74,8 @@ def test_methods_and_policies_are_ranked_by_what_was_measured(workbench, harmful
 
 
 def test_every_policy_of_every_method_is_drawn(workbench, harmful):
+    workbench.see("#policies")
+
     def drawn():
         plot = workbench.plot("policy-curves")
         return {trace["hover"].split(" ")[0] for trace in plot["traces"]} >= METHODS and plot
@@ -87,6 +90,24 @@ def test_every_policy_of_every_method_is_drawn(workbench, harmful):
         < 0.03
         < max(lines["a3 · softmax"]) - min(lines["a3 · softmax"])
     )
+
+
+def test_policies_are_drawn_anew_where_one_sees_them(workbench, harmful):
+    """They take a dozen plans of every method: a slider that is above them need not wait."""
+
+    def caption():
+        return workbench.locator("#policy-curves .plot-head span").inner_text()
+
+    workbench.see("#policies")
+    workbench.until(lambda: "30.0% removed" in caption(), "the policies at 30 % are not drawn")
+    workbench.see("#field-ratio")
+    workbench.at_ratio(0.2)
+    workbench.answered()
+    assert "30.0% removed" in caption()
+    workbench.see("#policies")
+    workbench.until(lambda: "20.0% removed" in caption(), "the policies are not drawn anew")
+    workbench.see("#field-ratio")
+    workbench.at_ratio(0.3)
 
 
 def test_a_choice_is_kept_while_slow_figures_are_drawn(workbench, harmful):

@@ -36,9 +36,17 @@ class Person:
     def live(self) -> None:
         self.chance = random.Random(SEED + self.number)
         self.page = Visitor(self.url, self.took)
-        acts = (self.slides, self.chooses, self.answers, self.starts, self.reloads, self.leaves)
+        acts = (
+            self.slides,
+            self.chooses,
+            self.scrolls,
+            self.answers,
+            self.starts,
+            self.reloads,
+            self.leaves,
+        )
         while time.monotonic() < self.end:
-            act = self.chance.choices(acts, (12, 3, 1, 1, 2, 2))[0]
+            act = self.chance.choices(acts, (12, 3, 2, 1, 1, 2, 2))[0]
             try:
                 act()
                 self.page.beat()
@@ -64,6 +72,13 @@ class Person:
             ]
         )
         self.page.does(name, "input", self.chance.choice(values))
+
+    def scrolls(self) -> None:
+        """To the policies, and away from them or not."""
+        self.page.does("policies-sight", "change", "seen")
+        time.sleep(self.chance.uniform(1, 5))
+        if self.chance.random() < 0.7:
+            self.page.does("policies-sight", "change", "")
 
     def answers(self) -> None:
         self.page.does("prompt", "input", "Once upon a time")

@@ -72,13 +72,17 @@ def ask(store: Store, browser: gr.Request, opened: bool, prompt: str, *values: A
         store.live.request(request)
 
 
-def draw_survey(store: Store, *values: Any) -> tuple[str, str]:
-    """Every policy's share of each layer, and what is not shown."""
+def draw_survey(store: Store, seen: str, *values: Any) -> tuple[str, str] | dict[str, Any]:
+    """Every policy's share of each layer, and what is not shown; nothing new where nobody looks."""
+    if not seen:
+        return gr.skip()
     return survey.surveyed(store, try_recipe(values))
 
 
-def draw_ranking(store: Store, *values: Any) -> str:
-    """What was measured at this budget, lowest first."""
+def draw_ranking(store: Store, seen: str, *values: Any) -> str | dict[str, Any]:
+    """What was measured at this budget, lowest first; nothing new where nobody looks."""
+    if not seen:
+        return gr.skip()
     return survey.ranking(store, try_recipe(values))
 
 

@@ -18,7 +18,7 @@ from ... import (
     text,
     what_if_text,
 )
-from ...components import Textbox, panel, plot, small_button
+from ...components import Textbox, in_sight, panel, plot, small_button
 from ...page import Page
 from . import rank_editor
 from .rank_editor import RankEditor
@@ -27,8 +27,9 @@ from .ranks import COLUMNS, EDITABLE
 
 @dataclass(frozen=True)
 class Survey:
-    """Every policy, layer by layer."""
+    """Every policy, layer by layer; sight: whether somebody looks at it."""
 
+    sight: gr.HTML
     curves: gr.HTML
     caption: gr.HTML
     every_method: gr.Button
@@ -178,14 +179,15 @@ def what_if() -> WhatIf:
 
 
 def survey() -> Survey:
-    with gr.Accordion(text.SURVEY, open=True):
+    with gr.Accordion(text.SURVEY, open=True, elem_id="policies"):
+        sight = in_sight("policies-sight")
         curves = plot("policy-curves", 220)
         with gr.Row():
             caption = panel("policy-caption")
             every = gr.Button(
                 text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200
             )
-        return Survey(curves, caption, every, panel("ranking"))
+        return Survey(sight, curves, caption, every, panel("ranking"))
 
 
 def ranks_table(page: Page) -> RanksTable:

@@ -127,16 +127,14 @@ def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[A
 
 
 def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
-    form, survey, settled = page.form.inputs, parts.survey, changes_of(page).settled
-    listen(
-        [*settled, page.methods_ready.change],
-        bind(handlers.draw_survey, store),
-        form,
-        [survey.curves, survey.caption],
-        **SLOW,
-    )
+    """Drawn while somebody looks at it."""
+    form, survey = page.form.inputs, parts.survey
+    settled, given = [*changes_of(page).settled, survey.sight.change], [survey.sight, *form]
+    drawn = bind(handlers.draw_survey, store)
+    changes = [*settled, page.methods_ready.change]
+    listen(changes, drawn, given, [survey.curves, survey.caption], **SLOW)
     ranking = bind(handlers.draw_ranking, store)
-    listen([*settled, page.figure_count.change], ranking, form, survey.ranking, **LIVE)
+    listen([*settled, page.figure_count.change], ranking, given, survey.ranking, **LIVE)
     listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
