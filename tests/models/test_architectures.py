@@ -297,7 +297,7 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
         read_config(tmp_path)
     shared = CONFIGS["deepseek_v2"] | {"num_key_value_heads": 1}
     AutoConfig.for_model("deepseek_v2", **shared).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="num_key_value_heads is 1, but .* every query head"):
+    with pytest.raises(InputError, match=r"num_key_value_heads is 1, but .* every query head"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
     with pytest.raises(InputError, match=r"'gemma3n' .* supported: layers share .*\. Supported: "):
