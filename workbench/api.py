@@ -5,6 +5,7 @@ their docstrings and their parameters.
 """
 
 import functools
+import html
 import inspect
 import json
 import time
@@ -31,13 +32,16 @@ def build(store: Store) -> None:
 
 def as_text(listener: Callable) -> Callable:
     """The endpoint, whose result agents get as JSON text: Gradio would write it in Python's
-    notation for them.
+    notation for them. What is refused is said in plain text, as no page shows it.
     """
 
     @functools.wraps(listener)
     def answer(*values: Any) -> Any:
         *given, request = values
-        result = listener(*given)
+        try:
+            result = listener(*given)
+        except gr.Error as error:
+            raise gr.Error(html.unescape(str(error.message)), print_exception=False) from None
         return json.dumps(result) if _from_agent(request) else result
 
     signature = inspect.signature(listener)

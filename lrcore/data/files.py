@@ -6,9 +6,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from lrcore.data.parquet import COPIES, read_rows
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
 from lrcore.files import write_text
+from lrcore.memory import free_memory, raise_unless_free
 from lrcore.places import place_of
 
 
@@ -43,6 +45,9 @@ def read(path: Path) -> list[str]:
     try:
         if path.stat().st_size == 0:
             raise InputError(f"'{path}' is empty (0 bytes). Choose a file with text.")
+        size = COPIES * path.stat().st_size
+        remedy = "Take a part of the file, or free memory."
+        raise_unless_free(size, f"The texts of '{path.name}'", remedy, free_memory())
         return reader(path)
     except UnicodeDecodeError as error:
         byte = f"byte {error.start} is 0x{error.object[error.start]:02x}"
@@ -113,17 +118,7 @@ def _parse(text: str, where: str) -> object:
 
 
 def _parquet(path: Path) -> list[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        cause = str(error).splitlines()[0]
-        raise InputError(
-            f"'{path}' is not a readable parquet file: {cause} Check that it was copied completely."
-        ) from error
-    return documents_of(rows, f"'{path}'")
+    return documents_of(read_rows(path), f"'{path}'")
 
 
 READERS: dict[str, Callable[[Path], list[str]]] = {

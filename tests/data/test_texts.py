@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lrcore.data import BUILTIN, load_texts, stories
-from lrcore.errors import InputError
+from lrcore.data import BUILTIN, files, load_texts, parquet, stories
+from lrcore.errors import InputError, Shortage
 
 
 def write(path, content):
@@ -72,6 +72,60 @@ def test_rows_become_documents(tmp_path, kind, rows, documents):
     else:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert load_texts(str(path)).documents == documents
+
+
+def test_what_is_no_text_in_a_parquet_file_is_passed_over(tmp_path):
+    category = pyarrow.array(["a", None, "a"]).dictionary_encode()
+    number = pyarrow.array([7, 8, 7]).dictionary_encode()
+    columns = {
+        "n": [1, 2, None],
+        "kind": number,
+        "on": [True, None, False],
+        "when": pyarrow.array([0, 1, 2], pyarrow.timestamp("s")),
+        "price": pyarrow.array([1, 2, 3], pyarrow.decimal128(9, 2)),
+        "nothing": pyarrow.nulls(3),
+        "parts": [["x"], [], None],
+        "pair": [{"a": "x"}] * 3,
+    }
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns | {"story": ["One", "Two", "Three"]}), path)
+    assert load_texts(str(path)).documents == ("One", "Two", "Three")
+    pyarrow.parquet.write_table(pyarrow.table(columns | {"kind": category}), path)
+    message = refused(str(path))
+    assert "row 2: field 'kind' is NoneType, expected text" in message
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    assert "parts (list)" in refused(str(path))
+
+
+def test_a_parquet_file_of_more_text_than_memory_is_refused_before_it_is_read(
+    tmp_path, monkeypatch
+):
+    """4 GB of text in a file of 12 kB: one text that repeats, and a column that is compressed."""
+    monkeypatch.setattr(parquet, "free_memory", lambda: 10**9)
+    path, numbers = tmp_path / "rows.parquet", pyarrow.array([0] * 2_000, pyarrow.int32())
+    repeated = pyarrow.DictionaryArray.from_arrays(numbers, ["a" * 10**6])
+    pyarrow.parquet.write_table(pyarrow.table({"text": repeated}), path)
+    assert path.stat().st_size < 100_000
+    assert "'rows.parquet' take 4,000.6 MB of memory; 1,000.0 MB are free" in short_of_memory(path)
+    monkeypatch.setattr(parquet, "free_memory", lambda: 10**5)
+    table = pyarrow.table({"text": ["a" * 10**6]})
+    pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 10_000
+    assert "take 1.0 MB of memory" in short_of_memory(path)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 10_000}), path)
+    assert "take 3.0 MB of memory" in short_of_memory(path)  # for the rows alone
+
+
+def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "free_memory", lambda: 1_500)
+    write(tmp_path / "a.txt", "a" * 1_000)
+    assert "The texts of 'a.txt' take 0.0 MB" in short_of_memory(tmp_path / "a.txt")
+
+
+def short_of_memory(path):
+    with pytest.raises(Shortage) as caught:
+        load_texts(str(path))
+    return str(caught.value)
 
 
 def test_json_lines_may_be_strings_and_hold_odd_line_separators(tmp_path):

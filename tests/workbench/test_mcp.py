@@ -4,6 +4,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 import lrcore
@@ -22,6 +23,27 @@ TOOLS = {
     "evaluate": {"run", "data", "samples", "seq_len"},
     "compare": {"runs", "prompt", "max_new_tokens", "temperature", "seed"},
 }
+SMALL = {"model": "demo-llama", "samples": 2, "seq_len": 32}
+# tool, arguments, and what the refusal says
+ATTACKS = [
+    ("allocate", {"recipe": {"model": "../../etc"}}, "no model folder"),
+    ("allocate", {"recipe": {"model": "x" * 100_000}}, "is no name of a model"),
+    ("allocate", {"recipe": SMALL | {"data": "/etc/shadow"}}, "Known: .txt"),
+    ("allocate", {"recipe": SMALL | {"data": "a\u202eb\x00c"}}, "is no name of a data set"),
+    ("allocate", {"recipe": SMALL | {"ratio": 1e308}}, "between 0 and 1"),
+    ("allocate", {"recipe": SMALL | {"ratio": "NaN"}}, "not of type 'number'"),
+    ("allocate", {"recipe": SMALL | {"samples": 10**18}}, "can be held"),
+    ("allocate", {"recipe": SMALL | {"overrides": {"0.qk": -1}}}, "An override reads"),
+    ("allocate", {"recipe": SMALL | {"__class__": 1}}, "Unknown recipe field '__class__'"),
+    ("allocate", {}, "'recipe' is a required property"),
+    ("analyse", {"recipe": SMALL, "threshold": -5}, "must lie in (0, 1]"),
+    ("compress", {"recipe": SMALL | {"method": "a4"}, "name": "<script>"}, "'a4' is not one of"),
+    ("evaluate", {"run": "'; drop table runs; --"}, "under Runs & export."),
+    ("evaluate", {"run": "../../x"}, "No run '../../x'"),
+    ("compare", {"runs": {"a": 1}, "prompt": "a"}, "not of type 'array'"),
+    ("compare", {"runs": [], "prompt": "a", "max_new_tokens": 10**9}, "up to 4,096"),
+    ("nothing", {}, "Unknown tool"),
+]
 TYPES = {
     "recipe": "object",
     "threshold": "number",
@@ -96,6 +118,37 @@ def test_a_tool_can_be_called(address):
     got_result = json.loads(answer.content[0].text)
     assert got_result["summary"]["achieved"] == pytest.approx(0.3, abs=0.02)
     assert {"layer", "component", "rank"} <= got_result["ranks"][0].keys()
+
+
+def test_attacks_are_answered_in_one_line_and_leave_nothing(address):
+    async def attack(session):
+        tools = (await session.list_tools()).tools
+        names = {tool.name.rpartition("_")[2]: tool.name for tool in tools}
+        answers = [
+            await session.call_tool(names.get(tool, tool), values) for tool, values, _ in ATTACKS
+        ]
+        return answers, await session.call_tool(names["runs"], {})
+
+    answers, runs = ask(address, attack)
+    for answer, (tool, _, words) in zip(answers, ATTACKS, strict=True):
+        said = answer.content[0].text
+        assert answer.isError, tool
+        assert words in said
+        assert len(said.splitlines()) == 1
+        assert len(said) < 700
+        assert "Traceback" not in said
+        assert "site-packages" not in said
+    assert json.loads(runs.content[0].text) == []
+
+
+@pytest.mark.parametrize(
+    "header", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}], ids=str
+)
+def test_a_page_of_another_site_reaches_no_tool(address, header):
+    accept = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    assert httpx.post(address, json=asked, headers=accept).status_code < 400
+    assert httpx.post(address, json=asked, headers=accept | header).status_code == 403
 
 
 def test_lists_are_json_too(address):
