@@ -20,6 +20,9 @@ log = logging.getLogger("workbench")
 QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
 SECONDS = 15  # that a message of what went wrong stays: time to read two sentences twice
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+# Of what is drawn anew after a change, when a page opens and when a slider is released: a few such
+# events at a time, of all pages, so that those of a slider that moves share the processor with few.
+DRAWN = LIVE | {"concurrency_id": "figures", "concurrency_limit": 2}
 # Of a figure for which many plans are made: one such event at a time, of all pages, so that a
 # slider of another page need not wait for several.
 SLOW = LIVE | {"concurrency_id": "slow figures", "concurrency_limit": 1}

@@ -14,7 +14,7 @@ import lrcore
 
 from . import saving_text
 from .assets import script
-from .events import LIVE, QUIET, SECONDS, bind, listen
+from .events import DRAWN, QUIET, SECONDS, bind, listen
 from .form import START, try_recipe
 from .jobs import start_analysis
 from .page import Page, put_recipe
@@ -70,7 +70,7 @@ def wire(page: Page, store: Store, written: gr.HTML, settled: list[Any]) -> None
     opened = read.then(bind(open_plan), page.address, page.recipe_outputs, **QUIET)
     inputs = [page.address, *page.form.inputs]
     listen(opened, bind(prepare_linked, store), inputs, None, **QUIET)
-    listen(settled, bind(address_of), page.form.inputs, written, **LIVE)
+    listen(settled, bind(address_of), page.form.inputs, written, **DRAWN)
 
 
 def open_plan(query: Mapping[str, str]) -> list[Any] | Any:

@@ -13,7 +13,7 @@ import lrcore
 from .. import cell_text, markup, measuring_text, saving_text, selection, text
 from ..components import Slider, download, panel, plot
 from ..events import (
-    LIVE,
+    DRAWN,
     PRESSED,
     QUIET,
     FormData,
@@ -171,14 +171,14 @@ def wire_heatmap(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> No
     inputs, outputs = [controls, page.analysis_key, *form], heatmap_outputs(parts)
     draw = bind(draw_heatmap, store)
     changed = [*(part.input for part in controls.parts), page.analysis_key.change]
-    listen(changed, draw, inputs, outputs, **LIVE)
+    listen(changed, draw, inputs, outputs, **DRAWN)
     shown = [parts.threshold, parts.kind]
-    parts.measure.input(bind(controls_of), parts.measure, shown, **LIVE)
+    parts.measure.input(bind(controls_of), parts.measure, shown, **DRAWN)
     # what was probed, of which method, and the budget may have changed
     changed = [page.methods_ready.change, page.factors_key.change, tab.select]
-    listen(changed, bind(draw_again, store), inputs, outputs, **LIVE)
+    listen(changed, bind(draw_again, store), inputs, outputs, **DRAWN)
     asked = listen([parts.help_line.select], bind(probe, store), form, None, **QUIET)
-    listen(asked, draw, inputs, outputs, **LIVE)
+    listen(asked, draw, inputs, outputs, **DRAWN)
     select_on_click(page, parts.scatter.select)
     collect([parts.heatmap.select], [parts.cell_controls, page.form.collected])
     parts.heatmap.select(
@@ -197,21 +197,21 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
         bind(draw_other_cell, store),
         [drawn, *inputs],
         [drawn, *outputs],
-        **LIVE,
+        **DRAWN,
     )
     listen(
         [page.selected.change, page.analysis_key.change],
         bind(list_heads, store),
         [page.selected, page.analysis_key, parts.cell_controls],
         parts.head,
-        **LIVE,
+        **DRAWN,
     )
     listen(
         [page.analysis_key.change],
         bind(list_layers, store),
         page.analysis_key,
         parts.beside,
-        **LIVE,
+        **DRAWN,
     )
     changed = [
         parts.head.input,
@@ -222,7 +222,7 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
         page.factors_key.change,
         page.choice.change,
     ]
-    listen(changed, bind(draw_cell, store), inputs, outputs, **LIVE)
+    listen(changed, bind(draw_cell, store), inputs, outputs, **DRAWN)
 
 
 def wire_table(page: Page, store: Store, parts: SpectraTab) -> None:
@@ -233,7 +233,7 @@ def wire_table(page: Page, store: Store, parts: SpectraTab) -> None:
         bind(fill_table, store),
         inputs,
         parts.table,
-        **LIVE,
+        **DRAWN,
     )
     parts.csv.click(bind(download_table, store), inputs, page.downloads, **QUIET)
 

@@ -13,7 +13,7 @@ import lrcore
 
 from ... import hand, text
 from ...components import Number
-from ...events import LIVE, bind, listen
+from ...events import DRAWN, LIVE, bind, listen
 from ...page import Page
 
 
@@ -42,7 +42,7 @@ def build(page: Page, accordion: gr.Accordion) -> None:
     form, choice = page.form, page.choice
     changed = [form["options"].change, form["policy_options"].change]
     chosen = [choice, form["options"], form["policy_options"]]
-    listen([page.opened, choice.change, *changed], bind(heading), chosen, accordion, **LIVE)
+    listen([page.opened, choice.change, *changed], bind(heading), chosen, accordion, **DRAWN)
     for owner in OWNERS:
         place(page, owner)
     of_method = [form["options"], form["overrides"], form["component_ratios"]]

@@ -11,7 +11,7 @@ import lrcore
 
 from ... import hand, hand_text, markup, text
 from ...components import panel, small_button
-from ...events import LIVE, PRESSED, QUIET, bind, event_data, listen
+from ...events import DRAWN, PRESSED, QUIET, bind, event_data, listen
 from ...form import read_recipe, try_recipe
 from ...page import Page
 from ...store import Store
@@ -65,7 +65,7 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, changes: li
             parts.changes,
             parts.in_box,
         ],
-        **LIVE,
+        **DRAWN,
     )
     bars.edit(bind(drag), by_hand, kept, **PRESSED)
     listen(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import plan_address
-from ...events import LIVE, PRESSED, QUIET, SLOW, bind, listen
+from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
@@ -48,7 +48,7 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_what_if(page, store, parts, settled)
     plan_address.wire(page, store, parts.link, settled)
     drawn = bind(network.draw_network, store)
-    listen(changes_of(page).settled, drawn, page.form.inputs, parts.network, **LIVE)
+    listen(changes_of(page).settled, drawn, page.form.inputs, parts.network, **DRAWN)
     clicked = (parts.bars, parts.network, parts.survey.curves)
     select_on_click(page, *(drawn.select for drawn in clicked))
 
@@ -123,7 +123,7 @@ def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[A
     own.accordion.collapse(lambda: False, None, own.opened, **QUIET)
     changes = [own.opened.change, *(one.change for one in own.chosen), *settled]
     given = [own.opened, *own.chosen, *page.form.inputs]
-    listen(changes, bind(what_if.draw, store), given, own.sizes, **LIVE)
+    listen(changes, bind(what_if.draw, store), given, own.sizes, **DRAWN)
 
 
 def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
@@ -134,14 +134,14 @@ def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
     changes = [*settled, page.methods_ready.change]
     listen(changes, drawn, given, [survey.curves, survey.caption], **SLOW)
     ranking = bind(handlers.draw_ranking, store)
-    listen([*settled, page.figure_count.change], ranking, given, survey.ranking, **LIVE)
+    listen([*settled, page.figure_count.change], ranking, given, survey.ranking, **DRAWN)
     listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
 def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     form, own = page.form, parts.ranks
     filled = [own.table, own.shown]
-    listen(changes_of(page).settled, bind(ranks.fill_table, store), form.inputs, filled, **LIVE)
+    listen(changes_of(page).settled, bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
     own.table.input(
         bind(ranks.edit_table),
         [own.table, own.shown, page.rank_history, form["overrides"]],

@@ -11,7 +11,7 @@ import lrcore
 
 from ... import text
 from ...components import MOST_TOKENS, Number, Slider, Textbox, panel, whole
-from ...events import LIVE, QUIET, bind, listen
+from ...events import DRAWN, QUIET, bind, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
 from .divergence import NOTHING_YET, diverge
@@ -64,7 +64,7 @@ def layout() -> Answers:
 
 def wire(page: Page, store: Store, parts: Answers) -> None:
     chosen = [page.chosen, *page.form.inputs]
-    listen([page.chosen.change, page.opened], bind(lay_out, store), chosen, parts.columns, **LIVE)
+    listen([page.chosen.change, page.opened], bind(lay_out, store), chosen, parts.columns, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),

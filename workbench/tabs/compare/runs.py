@@ -14,7 +14,7 @@ from ...assets import script
 from ...chosen import toggle
 from ...components import download, panel, plot
 from ...evaluation_controls import read_settings
-from ...events import LIVE, QUIET, bind, event_data, listen
+from ...events import DRAWN, QUIET, bind, event_data, listen
 from ...figures.comparison import pareto
 from ...jobs import DetailsJob, MeasureJob, SpeedJob
 from ...page import Page
@@ -79,7 +79,7 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
     stamp = page.runs_stamp.change
     choice = [page.chosen, parts.protocol]
     read = page.address_first(page.opened, stamp)
-    read.then(bind(list_runs, store), [page.address, *choice], choice, **LIVE)
+    read.then(bind(list_runs, store), [page.address, *choice], choice, **DRAWN)
     # the step after Compress is to compare what was made there
     added = page.steps.compare(bind(add_newest, store), page.chosen, choice, **QUIET)
     for chosen in (page.chosen.input, added.then):
@@ -89,14 +89,14 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
         bind(draw_runs, store),
         choice,
         [parts.figures, differences.table, differences.note],
-        **LIVE,
+        **DRAWN,
     )
     listen(
         [page.chosen.change, parts.protocol.change, parts.axis.change, stamp],
         bind(draw_chart, store),
         [page.chosen, parts.protocol, parts.axis],
         [parts.chart, parts.caption],
-        **LIVE,
+        **DRAWN,
     )
     clicked = parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
     clicked.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)

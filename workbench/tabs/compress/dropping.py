@@ -10,7 +10,7 @@ import lrcore
 
 from ... import markup, text
 from ...components import Slider, panel, plot, whole
-from ...events import LIVE, QUIET, FormData, bind, form_data, listen
+from ...events import DRAWN, QUIET, FormData, bind, form_data, listen
 from ...figures import allocation as figures
 from ...form import try_recipe
 from ...jobs import ShortenJob
@@ -43,13 +43,13 @@ def layout() -> Dropping:
 def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
     form = page.form.inputs
     shown = [page.opened, tab.select, page.analysis_key.change]
-    listen(shown, bind(fit_range, store), [parts.controls, *form], parts.layers, **LIVE)
+    listen(shown, bind(fit_range, store), [parts.controls, *form], parts.layers, **DRAWN)
     listen(
         [*shown, parts.layers.change, parts.by.change],
         bind(draw, store),
         [parts.controls, *form],
         [parts.influence, parts.caption],
-        **LIVE,
+        **DRAWN,
     )
     values = [parts.name, parts.controls, *inputs(page)]
     listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)

@@ -9,7 +9,7 @@ import lrcore
 
 from ... import markup, memory, text
 from ...components import Textbox
-from ...events import LIVE, QUIET, bind, listen
+from ...events import DRAWN, QUIET, bind, listen
 from ...jobs import CompressJob
 from ...page import Page
 from ...store import Store
@@ -50,7 +50,7 @@ def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
     # be in the slider's way
     changed = [page.opened, tab.select, page.factors_key.change, page.choice.change]
     changed += [part.change for part in page.evaluation.all]
-    listen(changed, bind(describe, store), values, [parts.description, parts.command], **LIVE)
+    listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
     listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)
 
 

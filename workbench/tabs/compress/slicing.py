@@ -9,7 +9,7 @@ import lrcore
 
 from ... import markup, text
 from ...components import Slider, panel
-from ...events import LIVE, QUIET, FormData, bind, form_data, listen
+from ...events import DRAWN, QUIET, FormData, bind, form_data, listen
 from ...form import try_recipe
 from ...jobs import SliceJob
 from ...page import Page
@@ -52,7 +52,7 @@ def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
         bind(describe, store),
         [parts.controls, *page.form.inputs],
         parts.caption,
-        **LIVE,
+        **DRAWN,
     )
     values = [parts.name, parts.controls, *inputs(page)]
     listen([parts.start.click], bind(start, store), values, parts.name, **QUIET)

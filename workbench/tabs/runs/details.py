@@ -10,7 +10,7 @@ import lrcore
 from ... import export, markup, run_markup, target_text, text
 from ...assets import script
 from ...components import Textbox, download, panel, small_button
-from ...events import LIVE, QUIET, bind, listen
+from ...events import DRAWN, QUIET, bind, listen
 from ...page import Page, put_recipe
 from ...store import Store
 
@@ -82,8 +82,8 @@ def wire_shown(
     an export is set where another run is opened only: what was chosen since stays.
     """
     inputs = [opened, page.runs_stamp]
-    listen([opened.change, page.runs_stamp.change], bind(show, store), inputs, shown, **LIVE)
-    listen([opened.change], bind(as_target, store), [opened], kind, **LIVE)
+    listen([opened.change, page.runs_stamp.change], bind(show, store), inputs, shown, **DRAWN)
+    listen([opened.change], bind(as_target, store), [opened], kind, **DRAWN)
 
 
 def outputs(parts: RunDetails) -> list[Any]:

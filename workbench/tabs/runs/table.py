@@ -12,7 +12,7 @@ import gradio as gr
 from ... import run_text
 from ...assets import script
 from ...chosen import choose
-from ...events import LIVE, PRESSED, QUIET, bind, event_data, listen
+from ...events import DRAWN, PRESSED, QUIET, bind, event_data, listen
 from ...page import MOST_RUNS, Page
 from ...store import Store
 from .listing import COLUMNS, View, listed
@@ -66,7 +66,7 @@ def list_runs(store: Store, view: dict[str, Any]) -> dict[str, Any]:
 def wire(page: Page, store: Store, table: gr.HTML) -> None:
     shown = [page.runs_stamp, page.chosen, page.opened_run]
     changed = [part.change for part in shown]
-    listen(changed, bind(table_value), shown, table, **LIVE)
+    listen(changed, bind(table_value), shown, table, **DRAWN)
     table.open(bind(open_row), None, [page.opened_run, page.run_address], **PRESSED)
     chosen = table.choose(bind(choose_ticked, store), None, page.chosen, **PRESSED)
     chosen.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
