@@ -65,7 +65,11 @@ sys.addaudithook(_hook)  # for good: it does nothing but where a fault is armed
 
 
 class Here(Place):
-    """A folder where commands run in this process."""
+    """A folder where commands run in this process; cache: their cache, where it is not in it."""
+
+    def __init__(self, folder: Path, cache: Path | None = None) -> None:
+        super().__init__(folder)
+        self.cache = cache or folder / "cache"
 
     def run(self, arguments: Sequence[str], kind: str = "names", at: int = 0):
         out, err, fault = io.StringIO(), io.StringIO(), Fault(self.folder, kind, at)
@@ -75,7 +79,7 @@ class Here(Place):
             redirect_stdout(out),
             redirect_stderr(err),
         ):
-            patch.setenv("LRCORE_CACHE", str(self.folder / "cache"))
+            patch.setenv("LRCORE_CACHE", str(self.cache))
             with fault():
                 code = main(list(arguments))
         sizes = [path.stat().st_size for path in self.folder.rglob("*") if path.is_file()]
