@@ -5,7 +5,7 @@ other field is set by the code that makes the value.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from .errors import InputError, unknown
@@ -32,7 +32,7 @@ class Option:
 
     def describe(self) -> dict[str, Any]:
         """The option as plain values, for `methods --json` and the page."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        return {name: value for name, value in vars(self).items() if value not in (None, ())}
 
     def read(self, value: Any) -> Value:
         """The value in its type, from a value or from a string of the command line.

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
-        return asdict(self) | {name: dict(getattr(self, name)) for name in MAPPINGS}
+        return vars(self) | {name: dict(getattr(self, name)) for name in MAPPINGS}
 
     def identity(self) -> dict[str, Any]:
         """The same without a target that is the default: what keys are made of, so that those of
