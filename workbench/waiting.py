@@ -1,6 +1,9 @@
-"""How much may wait in Gradio's queue: of all pages together, and of one of them."""
+"""How much may wait in Gradio's queue, of all pages together and of one of them, and how long
+answers wait for a page that does not fetch them.
+"""
 
 import sys
+import time
 from typing import Any
 
 from gradio.queueing import Queue
@@ -9,6 +12,7 @@ MOST = 1000  # events that wait, of all pages
 # Of one page, waiting or running: less than the 40 threads of a server, all of which one page could
 # otherwise hold. A page that opens has a dozen at once.
 OWN = 30
+UNREAD = 300.0  # seconds that answers wait: a page that is there fetches them as they come
 FULL = "{} events of this page wait already. Try again once some are done."
 
 
@@ -22,9 +26,10 @@ def limit(queue: Queue) -> None:
     # page does not have: 35 to 40 ms of the processor with 100 of them as with all.
     queue.ANAYLTICS_CACHE_FREQUENCY = sys.maxsize
     queue.ANALYTICS_MAX_EVENTS = 1
-    push = queue.push
+    push, unread = queue.push, Unread(queue)
 
     async def pushed(body: Any, **given: Any) -> Any:
+        await unread.drop(time.monotonic())
         own = waiting(queue, body.session_hash)
         if own >= OWN:
             return False, FULL.format(own), "queue_full"
@@ -38,3 +43,29 @@ def waiting(queue: Queue, session: str | None) -> int:
     if session is None:
         return 0
     return sum(one.session_hash == session for one in [*queue.event_ids_to_events.values()])
+
+
+class Unread:
+    """Answers for pages that have vanished before they fetched them: Gradio would keep those of
+    2,000 pages, each of which is all that was drawn.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._first: dict[str, tuple[Any, float]] = {}  # the oldest answer of a page, seen first at
+
+    async def drop(self, now: float) -> None:
+        """Drop what has waited for UNREAD seconds, and the events of such pages. now: seconds of a
+        clock that only goes on.
+        """
+        kept = self.queue.pending_messages_per_session
+        oldest = {name: each._queue[0] for name, each in kept.items() if each.qsize()}  # type: ignore[attr-defined]
+        for name, message in oldest.items():
+            known, since = self._first.get(name, (None, now))
+            self._first[name] = message, since if known is message else now
+        self._first = {name: one for name, one in self._first.items() if name in oldest}
+        for name in [name for name, (_, since) in self._first.items() if now - since >= UNREAD]:
+            await self.queue.clean_events(session_hash=name)
+            self.queue.pending_event_ids_session.pop(name, None)
+            kept.pop(name, None)
+            del self._first[name]

@@ -1,6 +1,8 @@
 """One page cannot fill the queue of events: what it asks on top is refused, others are answered."""
 
+import asyncio
 import threading
+import time
 
 import gradio as gr
 import httpx
@@ -54,3 +56,31 @@ def test_a_page_that_asks_too_much_is_refused_and_others_are_not(busy, monkeypat
         while waiting.waiting(queue, "greedy"):
             gate.wait(0.01)
         assert join(http, "greedy").status_code == 200
+
+
+def test_answers_that_nobody_fetches_are_dropped(busy):
+    """A page that asks and vanishes costs nothing for long; one that is there loses nothing."""
+    url, gate, queue = busy
+    gate.set()
+    unread, kept = waiting.Unread(queue), queue.pending_messages_per_session
+
+    def drop(now: float) -> None:
+        asyncio.run(unread.drop(now))
+
+    with httpx.Client(base_url=url, timeout=60) as http:
+        assert join(http, "vanished").status_code == 200
+        while waiting.waiting(queue, "vanished"):
+            time.sleep(0.01)
+        drop(1000.0)
+        drop(1000.0 + 0.9 * waiting.UNREAD)
+        assert kept["vanished"].qsize()
+        assert join(http, "there").status_code == 200
+        while waiting.waiting(queue, "there"):
+            time.sleep(0.01)
+        drop(1000.0 + waiting.UNREAD)
+        assert "vanished" not in kept
+        assert "vanished" not in queue.pending_event_ids_session
+        with http.stream("GET", "/gradio_api/queue/data?session_hash=there") as lines:
+            assert any("process_completed" in line for line in lines.iter_lines())
+        drop(1000.0 + 3 * waiting.UNREAD)
+        assert join(http, "vanished").status_code == 200  # it comes back
