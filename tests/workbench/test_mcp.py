@@ -26,7 +26,7 @@ TOOLS = {
 SMALL = {"model": "demo-llama", "samples": 2, "seq_len": 32}
 # tool, arguments, and what the refusal says
 ATTACKS = [
-    ("allocate", {"recipe": {"model": "../../etc"}}, "no model folder"),
+    ("allocate", {"recipe": {"model": "/etc"}}, "no model folder"),
     ("allocate", {"recipe": {"model": "x" * 100_000}}, "is no name of a model"),
     ("allocate", {"recipe": SMALL | {"data": "/etc/shadow"}}, "Known: .txt"),
     ("allocate", {"recipe": SMALL | {"data": "a\u202eb\x00c"}}, "is no name of a data set"),
