@@ -29,7 +29,7 @@ from transformers.initialization import no_init_weights
 
 from ..errors import InputError
 from ..files import OFFLOADED, cache_folder, folder_draft_of
-from ..models.config import read_config, write_config
+from ..models.config import quiet, read_config, write_config
 from ..models.gguf import note_of
 from ..models.in_memory import load_in_memory
 from ..models.load import (
@@ -234,7 +234,7 @@ def _empty_network(
 ) -> PreTrainedModel:
     """The modules without weights."""
     network = empty_network(config, dtype)
-    with torch.device("meta"), no_init_weights():
+    with torch.device("meta"), quiet(), no_init_weights():
         install(network, shapes)
     return network
 

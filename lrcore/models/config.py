@@ -8,6 +8,7 @@ numbers.
 import contextlib
 import copy
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
@@ -45,6 +46,7 @@ OWN_FIELDS = (
     UNEVEN,
     "allow_global_per_layer_attribute_access",
 )
+_ALONE = threading.RLock()  # of the thread that builds a network
 
 
 def own_type(family: str) -> str:
@@ -219,17 +221,21 @@ def auto_class(config: PretrainedConfig) -> type[Any]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars and no warnings from transformers: what matters is checked here and
-    raised.
+    raised. Around all that builds a network, for one thread at a time: meanwhile transformers has
+    functions of its own and of torch changed, in the whole process, and then puts back those that
+    it found. Of two threads at once the second would find changed ones, and every later model
+    would lack its tied weights.
     """
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+    with _ALONE:
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def one_line(error: Exception) -> str:

@@ -226,7 +226,7 @@ def _planned(header: GgufHeader, config: PretrainedConfig) -> PreTrainedModel:
             "not read from GGUF. Take the model as safetensors."
         )
     config.vocab_size = sizes["token_embd.weight"].shape[0]
-    with torch.device("meta"):
+    with torch.device("meta"), quiet():
         network: PreTrainedModel = auto_class(config).from_config(config)
     wanted = sum(parameter.numel() for parameter in network.parameters())
     held = sum(tensor.values for tensor in sizes.values())

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 from ..errors import InputError
 from ..files import cache_folder
 from ..modules.install import install
-from .config import family_config, one_line
+from .config import family_config, one_line, quiet
 from .load import LoadedModel, empty_network, move_to, resolve_device, resolve_dtype
 from .weights import check_finite
 
@@ -63,7 +63,7 @@ def _around(
     try:
         shell = empty_network(config, dtype)
         if lowrank:
-            with torch.device("meta"), no_init_weights():
+            with torch.device("meta"), quiet(), no_init_weights():
                 install(shell, lowrank["layers"])
         cast = {
             path: tensor.to(dtype) if tensor.is_floating_point() else tensor

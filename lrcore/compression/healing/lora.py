@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ...errors import InputError
 from ...models.architectures import architecture_of, decoder_layers
+from ...models.config import quiet
 from ...models.layers import projection_paths
 from ...modules.adapters import with_parts
 
@@ -47,7 +48,8 @@ def add_adapters(
             "in numbers. Choose another part to train."
         )
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(names))
-    with torch.random.fork_rng(devices=[]):
+    # alone: while another thread builds a network, torch would leave the adapters unset
+    with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, network)
     return [p for name, p in network.named_parameters() if "lora_" in name]

@@ -1,0 +1,36 @@
+"""Two models at once in one process, as the page and a job of it load them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+import lrcore
+
+# What transformers and torch change while a network is built; no test before may have left them so.
+CHANGED = [
+    (PreTrainedModel, "tie_weights"),
+    (PreTrainedModel, "init_weights"),
+    (torch.nn.init, "normal_"),
+    (torch.nn.init, "kaiming_uniform_"),
+]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_models_loaded_at_once_leave_the_libraries_as_they_were(
+    tiny_llama, care, tmp_path, compressed
+):
+    before = [getattr(*one) for one in CHANGED], logging.get_verbosity()
+    small = lrcore.save(care, tmp_path / "small") if compressed else tiny_llama
+    folders = [tiny_llama, small] * 8
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(lambda folder: lrcore.load(str(folder)), folders))
+    try:
+        assert ([getattr(*one) for one in CHANGED], logging.get_verbosity()) == before
+    finally:  # else every test after this one would fail
+        for (owner, name), own in zip(CHANGED, before[0], strict=True):
+            setattr(owner, name, own)
+    for model in models[::2]:
+        assert model.network.lm_head.weight is model.network.get_input_embeddings().weight
