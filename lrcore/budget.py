@@ -5,9 +5,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,11 @@ class Offer:
     def dense(self) -> int:
         """The price at full rank."""
         return int(self.prices[-1])
+
+    @cached_property
+    def as_numbers(self) -> np.ndarray:
+        """The prices, [ranks], float64."""
+        return self.prices.double().numpy()
 
 
 @dataclass(frozen=True)

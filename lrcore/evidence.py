@@ -6,8 +6,10 @@ Spectra and influences come with the factors. Everything else is measured where 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from .errors import InputError
@@ -32,8 +34,20 @@ class LossCurve:
         """The increase at some of the ranks, [len(ranks)]."""
         if ranks == self.ranks:
             return self.increase
-        place = {rank: i for i, rank in enumerate(self.ranks)}
+        place = self._places
         return self.increase[[place[rank] for rank in ranks]]
+
+    def loss(self, rank: int) -> float:
+        """The increase at one of the ranks."""
+        return float(self._increases[self._places[rank]])
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {rank: i for i, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def _increases(self) -> np.ndarray:
+        return self.increase.cpu().numpy()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .account import LayerWork, ModelAccount, Planned, SizeAndCost, flops_per_token
@@ -85,7 +86,7 @@ class RankPlan:
         if self.probes is None:
             return None
         curves = self.probes.curves
-        return sum(float(curves[slot].at([self.ranks[slot]])) for slot in self.spectra)
+        return sum(curves[slot].loss(self.ranks[slot]) for slot in self.spectra)
 
     @property
     def predicted(self) -> Predicted | None:
@@ -204,7 +205,7 @@ class RankPlan:
             return None
         return self.latency.of(ranks, self.spectra) / self.latency.tokens
 
-    @property
+    @cached_property
     def account(self) -> SizeAndCost:
         """What the model will weigh and cost with these ranks, beside the dense one."""
         shape = self.shape

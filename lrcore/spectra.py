@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,11 +174,19 @@ class Spectrum:
         """Ranks per value."""
         return self.cost.full // len(self.values)
 
+    @cached_property
+    def losses_left(self) -> np.ndarray:
+        """`sum(values[r:] ** 2)` of r = 0, 1, ... all, [full / step + 1], float64: summed once.
+
+        An array of numpy's: looking numbers up one by one in a tensor gives up the interpreter's
+        lock at each of them, and a busy server waits for it as often.
+        """
+        squares = self.values.double().cpu().numpy() ** 2
+        return np.append(np.cumsum(squares[::-1])[::-1], 0.0)
+
     def tail(self, rank: int) -> float:
         """Loss left at `rank` (in columns, not steps)."""
-        if rank >= self.cost.full:
-            return 0.0
-        return float((self.values[rank // self.grain :] ** 2).sum())
+        return float(self.losses_left[min(rank // self.grain, len(self.values))])
 
     def in_multiples(self, multiple: int) -> "Spectrum":
         """The same curve with ranks that are multiples of `multiple` and of the step, or full."""
@@ -190,7 +199,7 @@ class Spectrum:
 
     def energy(self, rank: int) -> float:
         """Share of the loss avoided at `rank`, in [0, 1]; 1 for an all-zero slot."""
-        total = float((self.values**2).sum())
+        total = self.tail(0)
         return 1.0 if total == 0 else 1.0 - self.tail(rank) / total
 
 

@@ -44,7 +44,10 @@ def duo_svd(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     found = least_loss(offered, parts, int(left / unit))
     choice = {slot: int(at[i]) for slot, at, i in zip(evidence.spectra, places, found, strict=True)}
     spent = sum(float(prices[slot][i]) for slot, i in choice.items())
-    spend_rest(choice, losses, prices, budget.limit - spent)
+    curve_of, price_of = (
+        {slot: one.numpy() for slot, one in own.items()} for own in (losses, prices)
+    )
+    spend_rest(choice, curve_of, price_of, budget.limit - spent)
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in choice.items()}
 
 

@@ -2,6 +2,7 @@
 a special case.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,12 +29,9 @@ def relative_losses(s: Spectrum) -> Tensor:
     """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, [ranks], float64, falling to 0 at
     full rank; zeros for an all-zero slot.
     """
-    squares = s.values.double() ** 2
-    tails = torch.cat((squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)))
-    steps = torch.tensor(s.cost.ranks()) // s.grain
-    if float(tails[0]) > 0:
-        return tails[steps] / tails[0]
-    return torch.zeros(len(steps), dtype=torch.float64)
+    tails, steps = s.losses_left, np.array(s.cost.ranks()) // s.grain
+    left = tails[steps]
+    return torch.from_numpy(left / tails[0] if tails[0] > 0 else np.zeros_like(left))
 
 
 POLICY = Policy(

@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
+import numpy as np
+from torch import Tensor
 
 from ..alternatives import by_part
 from ..budget import Budget, Spectra, take_steps
@@ -26,7 +28,7 @@ def probed(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
     return least_sum(losses, spectra, budget)
 
 
-def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget) -> Targets:
+def least_sum(losses: dict[Slot, Tensor], spectra: Spectra, budget: Budget) -> Targets:
     """Targets of least summed loss within the budget; losses hold each slot's loss at every rank of
     `cost.ranks()`, [ranks] each.
 
@@ -37,21 +39,21 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
     prices, curves = {}, {}
     for slot, s in spectra.items():
         offer = budget.offer(s.cost)
-        prices[slot] = offer.prices.double()
-        curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks)
+        prices[slot] = offer.as_numbers
+        curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks).cpu().numpy()
 
     groups = grouped(curves, prices)
     slots = [slot for group in groups for slot in group.slots]
     rivals = Rivals.of(spectra, slots)
 
-    def taken(choice: list[torch.Tensor], multiplier: float) -> torch.Tensor:
+    def taken(choice: list[np.ndarray], multiplier: float) -> np.ndarray:
         if rivals.none:
-            return torch.ones(len(slots), dtype=torch.bool)
+            return np.ones(len(slots), dtype=bool)
         pairs = list(zip(groups, choice, strict=True))
-        return rivals.least(torch.cat([group.whole(own, multiplier) for group, own in pairs]))
+        return rivals.least(np.concatenate([group.whole(own, multiplier) for group, own in pairs]))
 
-    def spent(choice: list[torch.Tensor], multiplier: float) -> float:
-        paid = torch.cat([group.paid(own) for group, own in zip(groups, choice, strict=True)])
+    def spent(choice: list[np.ndarray], multiplier: float) -> float:
+        paid = np.concatenate([group.paid(own) for group, own in zip(groups, choice, strict=True)])
         return float(paid.sum() if rivals.none else paid[taken(choice, multiplier)].sum())
 
     low, high = 1e-15, 1e6
@@ -63,7 +65,7 @@ def least_sum(losses: dict[Slot, torch.Tensor], spectra: Spectra, budget: Budget
             low, most = middle, choice
         else:
             high, least = middle, choice
-    places = torch.cat([own.flatten() for own in least]).tolist()
+    places = np.concatenate(least).tolist()
     kept = taken(least, high).tolist()
     found = {slot: i for slot, i, own in zip(slots, places, kept, strict=True) if own}
     chosen = {slot: found[slot] for slot in curves if slot in found}  # in the order of the slots
@@ -77,8 +79,8 @@ class Rivals:
     forms]: the forms of every part, in the method's order, `count` where it has fewer.
     """
 
-    form: torch.Tensor
-    rows: torch.Tensor
+    form: np.ndarray
+    rows: np.ndarray
     count: int
 
     @classmethod
@@ -93,22 +95,23 @@ class Rivals:
             count += len(forms)
         most = max(map(len, rows))
         padded = [row + [count] * (most - len(row)) for row in rows]
-        form = torch.tensor([place[slot] for slot in slots])
-        return cls(form, torch.tensor(padded), count)
+        return cls(np.array([place[slot] for slot in slots]), np.array(padded), count)
 
     @property
     def none(self) -> bool:
         """Whether every part has a single form."""
         return self.count == len(self.rows)
 
-    def least(self, whole: torch.Tensor) -> torch.Tensor:
+    def least(self, whole: np.ndarray) -> np.ndarray:
         """Whether each slot belongs to the form of least sum of its part, the first of equal ones;
         [slots] -> [slots], bool.
         """
-        sums = torch.zeros(self.count + 1, dtype=whole.dtype).index_add(0, self.form, whole)
-        sums[-1] = torch.inf
-        best = self.rows.gather(1, sums[self.rows].argmin(1, keepdim=True)).flatten()
-        return torch.isin(self.form, best)
+        sums = np.bincount(self.form, whole, self.count + 1)
+        sums[-1] = np.inf
+        chosen = np.zeros(self.count + 1, dtype=bool)
+        chosen[self.rows[np.arange(len(self.rows)), sums[self.rows].argmin(1)]] = True
+        kept: np.ndarray = chosen[self.form]
+        return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,35 +119,41 @@ class Group:
     """Slots with equally many ranks on offer: loss and price at each, [slots, ranks]."""
 
     slots: tuple[Slot, ...]
-    loss: torch.Tensor
-    price: torch.Tensor
+    loss: np.ndarray
+    price: np.ndarray
 
-    def ends(self, multiplier: float) -> torch.Tensor:
-        """`least` over all ranks, [slots, 1]."""
-        first = torch.zeros(len(self.slots), 1, dtype=torch.long)
+    @cached_property
+    def _row(self) -> np.ndarray:
+        return np.arange(len(self.slots))
+
+    def ends(self, multiplier: float) -> np.ndarray:
+        """`least` over all ranks, [slots]."""
+        first = np.zeros_like(self._row)
         return self.least(multiplier, first, first + self.loss.shape[1] - 1)
 
-    def least(self, multiplier: float, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """The place of the rank of least `loss + multiplier * price` of every slot, [slots, 1]:
-        from first to last, where smaller and larger multipliers have it.
+    def least(self, multiplier: float, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """The place of the rank of least `loss + multiplier * price` of every slot, [slots]: from
+        first to last, where smaller and larger multipliers have it; the first of equal ones.
         """
         width = int((last - first).max()) + 1
-        places = torch.minimum(first + torch.arange(width), last)
-        whole = torch.add(
-            self.loss.gather(1, places), self.price.gather(1, places), alpha=multiplier
-        )
-        return places.gather(1, whole.argmin(1, keepdim=True))
+        places = np.minimum(first[:, None] + np.arange(width), last[:, None])
+        rows = self._row[:, None]
+        whole = self.loss[rows, places] + multiplier * self.price[rows, places]
+        least: np.ndarray = places[self._row, whole.argmin(1)]
+        return least
 
-    def paid(self, choice: torch.Tensor) -> torch.Tensor:
-        """What the ranks at these places, [slots, 1], cost, [slots]."""
-        return self.price.gather(1, choice).flatten()
+    def paid(self, choice: np.ndarray) -> np.ndarray:
+        """What the ranks at these places, [slots], cost, [slots]."""
+        paid: np.ndarray = self.price[self._row, choice]
+        return paid
 
-    def whole(self, choice: torch.Tensor, multiplier: float) -> torch.Tensor:
-        """`loss + multiplier * price` of the ranks at these places, [slots, 1] -> [slots]."""
-        return self.loss.gather(1, choice).flatten() + multiplier * self.paid(choice)
+    def whole(self, choice: np.ndarray, multiplier: float) -> np.ndarray:
+        """`loss + multiplier * price` of the ranks at these places, [slots] -> [slots]."""
+        whole: np.ndarray = self.loss[self._row, choice] + multiplier * self.paid(choice)
+        return whole
 
 
-def grouped(curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor]) -> list[Group]:
+def grouped(curves: dict[Slot, np.ndarray], prices: dict[Slot, np.ndarray]) -> list[Group]:
     """The slots by the number of their ranks on offer, which an MLP has hundreds of times more of
     than a head. curves, prices: [ranks] each.
     """
@@ -154,8 +163,8 @@ def grouped(curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor]) 
     return [
         Group(
             tuple(slots),
-            torch.stack([curves[slot] for slot in slots]),
-            torch.stack([prices[slot] for slot in slots]),
+            np.stack([curves[slot] for slot in slots]),
+            np.stack([prices[slot] for slot in slots]),
         )
         for slots in by_length.values()
     ]
@@ -163,8 +172,8 @@ def grouped(curves: dict[Slot, torch.Tensor], prices: dict[Slot, torch.Tensor]) 
 
 def spend_rest(
     choice: dict[Slot, int],
-    curves: dict[Slot, torch.Tensor],
-    prices: dict[Slot, torch.Tensor],
+    curves: dict[Slot, np.ndarray],
+    prices: dict[Slot, np.ndarray],
     left: float,
 ) -> None:
     """Raise slots by one step, the one that gains most per price first, while any step fits.
