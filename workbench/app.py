@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 
 import lrcore
 
-from . import api, first_analysis, polling, selection_events, sidebar, text, waiting
+from . import api, first_analysis, left_pages, polling, selection_events, sidebar, text, waiting
 from .access import login
 from .assets import STYLE, script
 from .events import QUIET, bind, present_browser
@@ -19,6 +19,7 @@ from .gone_listeners import GoneListeners
 from .jobs import KINDS, start_analysis
 from .page import Page
 from .plotly_file import PlotlyFile
+from .quick_blocks import Blocks
 from .security import SecurityHeaders
 from .store import Store
 from .tabs import TABS
@@ -44,6 +45,7 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
         "run_history": False,
         "footer_links": ["settings"],
         "max_file_size": LARGEST,
+        "state_session_capacity": left_pages.MOST,
         "ssr_mode": False,  # a second server, which would ask in the browser's place
         "app_kwargs": {"middleware": gates},
         "auth": login(password) if password else None,
@@ -60,7 +62,7 @@ IDLE = 0.01
 def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
     store = store or Store(lrcore.runs_root(), KINDS, present_browser)
-    with gr.Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
+    with Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         titles = tuple(tab.TITLE for tab in TABS)
         page = Page(demo.load, titles, analysis_key=gr.State(first_analysis.put(store)))
         with gr.Sidebar(width=330, elem_id="sidebar"):

@@ -3,6 +3,7 @@ whole of its layout, is compressed on the way.
 """
 
 import gzip
+from functools import lru_cache
 from typing import Any
 
 from .assets import script
@@ -35,16 +36,23 @@ class FirstScript:
                 body += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                page, start, head = body.replace(HEAD, FIRST, 1), head, None
+                start, head = head, None
                 others = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+                page = body.replace(HEAD, FIRST, 1)
                 if takes_gzip(scope):
-                    page = gzip.compress(page, 5)
+                    page = packed(page)
                     others += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
                 length = (b"content-length", str(len(page)).encode())
                 await send(start | {"headers": [*others, length]})
                 await send(message | {"body": page})
 
         await self.app(scope, receive, send_page if scope["type"] == "http" else send)
+
+
+@lru_cache(2)
+def packed(page: bytes) -> bytes:
+    """Compressed once: Gradio's page is the same for everybody until the server ends."""
+    return gzip.compress(page, 5)
 
 
 def is_html(start: Any) -> bool:

@@ -4,9 +4,12 @@ answers wait for a page that does not fetch them.
 
 import sys
 import time
+from datetime import datetime
 from typing import Any
 
 from gradio.queueing import Queue
+
+from . import left_pages
 
 MOST = 1000  # events that wait, of all pages
 # Of one page, waiting or running: less than the 40 threads of a server, all of which one page could
@@ -30,6 +33,7 @@ def limit(queue: Queue) -> None:
 
     async def pushed(body: Any, **given: Any) -> Any:
         await unread.drop(time.monotonic())
+        left_pages.drop(queue.blocks.state_holder, datetime.now())
         own = waiting(queue, body.session_hash)
         if own >= OWN:
             return False, FULL.format(own), "queue_full"

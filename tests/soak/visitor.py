@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 PATIENCE = 300.0  # seconds for one answer
+KEPT = 2.0  # seconds that a connection is kept; the server keeps it for 5
 DEEPEST = 4  # changes that follow a change, and so on
 CONFIG = "window.gradio_config = "  # what the page says of itself
 _LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
@@ -31,7 +32,9 @@ class Visitor:
     took: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        # else a question may meet the end of a connection that the server gives up
+        limits = httpx.Limits(keepalive_expiry=KEPT)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, limits=limits)
         self.open()
 
     def open(self) -> None:
