@@ -4,6 +4,8 @@ were copied.
 
 import pytest
 
+from workbench import text
+
 from .test_curves import click_cell
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -205,3 +207,16 @@ def test_a_tab_opened_while_the_page_starts_stays_open(open_page):
         route.continue_()
     workbench.answered()
     assert workbench.open_tab() == "Compress"
+
+
+def test_a_linked_tab_is_filled(open_page):
+    """What a tab shows is made when it opens, by a press or by the address."""
+    workbench = open_page("?tab=Compress", ready=False)
+    workbench.until(lambda: workbench.open_tab() == "Compress", "the tab is not open")
+    workbench.open(text.LAYERS_AND_WIDTH)
+    for panel in ("what-happens", "slice-caption", "share-caption"):
+        shown = workbench.locator(f"#{panel}")
+        workbench.until(lambda shown=shown: shown.inner_text().strip(), f"{panel} is empty")
+    workbench.tab("Compare")
+    label = workbench.locator("#answer-0 label, #answer-0 [data-testid=block-info]").first
+    workbench.until(lambda: "demo-llama" in label.inner_text(), "no model above the answers")

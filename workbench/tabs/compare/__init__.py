@@ -17,6 +17,6 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     passage = token_losses.layout()
     differences = runs.differences_layout()
     runs.wire(page, store, choice, differences)
-    answers.wire(page, store, columns)
+    answers.wire(page, store, columns, tab)
     prompt_set.wire(page, store, prompts)
     token_losses.wire(page, store, passage)

@@ -62,9 +62,10 @@ def layout() -> Answers:
     return Answers(prompt, settings, go, stop, columns, panel("divergence", value=NOTHING_YET))
 
 
-def wire(page: Page, store: Store, parts: Answers) -> None:
+def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
     chosen = [page.chosen, *page.form.inputs]
-    listen([page.chosen.change, page.opened], bind(lay_out, store), chosen, parts.columns, **DRAWN)
+    shown = [page.chosen.change, tab.select]
+    listen(shown, bind(lay_out, store), chosen, parts.columns, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),

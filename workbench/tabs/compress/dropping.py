@@ -42,7 +42,7 @@ def layout() -> Dropping:
 
 def wire(page: Page, store: Store, parts: Dropping, tab: gr.Tab) -> None:
     form = page.form.inputs
-    shown = [page.opened, tab.select, page.analysis_key.change]
+    shown = [tab.select, page.analysis_key.change]
     listen(shown, bind(fit_range, store), [parts.controls, *form], parts.layers, **DRAWN)
     listen(
         [*shown, parts.layers.change, parts.by.change],

@@ -48,7 +48,7 @@ def wire(page: Page, store: Store, parts: OneRun, tab: gr.Tab) -> None:
     values = inputs(page)
     # what the form holds is described when this tab opens: at every move of a slider it would only
     # be in the slider's way
-    changed = [page.opened, tab.select, page.factors_key.change, page.choice.change]
+    changed = [tab.select, page.factors_key.change, page.choice.change]
     changed += [part.change for part in page.evaluation.all]
     listen(changed, bind(describe, store), values, [parts.description, parts.command], **DRAWN)
     listen([parts.start.click], bind(start, store), [parts.name, *values], parts.name, **QUIET)

@@ -50,7 +50,6 @@ def layout() -> SharedBases:
 def wire(page: Page, store: Store, parts: SharedBases, tab: gr.Tab) -> None:
     listen(
         [
-            page.opened,
             tab.select,
             page.analysis_key.change,
             parts.ratio.change,

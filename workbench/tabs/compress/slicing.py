@@ -42,7 +42,6 @@ def layout() -> Slicing:
 def wire(page: Page, store: Store, parts: Slicing, tab: gr.Tab) -> None:
     listen(
         [
-            page.opened,
             tab.select,
             page.analysis_key.change,
             page.form["multiple"].change,
