@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,10 +56,14 @@ def attributes(kind: type) -> list[str]:
     own = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     own += [name for name in vars(kind) if name not in own]
     return [
-        f"{name}()" if inspect.isroutine(inspect.getattr_static(kind, name, None)) else name
+        f"{name}()" if is_method(inspect.getattr_static(kind, name, None)) else name
         for name in own
         if not name.startswith("_")
     ]
+
+
+def is_method(member: Any) -> bool:
+    return inspect.isroutine(member) and not isinstance(member, cached_property)
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:

@@ -87,9 +87,9 @@ def test_a_ctrl_click_in_the_same_row_adds_a_layer_and_a_second_one_takes_it_out
 
 
 def test_the_choices_follow_the_analysis(store):
-    layers = [value for _, value in spectra.list_layers(store, KEY).choices]
+    layers = [value for _, value in spectra.list_layers(store, KEY)["choices"]]
     assert layers == [ALL_LAYERS, *range(store.analysis(RECIPE).layers)]
-    assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD]).value == EVERY_HEAD
+    assert spectra.list_heads(store, [0, "qk"], KEY, [EVERY_HEAD])["value"] == EVERY_HEAD
 
 
 def test_the_axis_of_energy_lost_ends_where_nothing_is_lost():

@@ -136,8 +136,8 @@ def test_a_budget_that_cannot_be_met_draws_no_rank(store):
 
 
 def test_heads_and_table_are_of_the_analysis(store, empty):
-    assert len(spectra.list_heads(store, [0, "qk"], KEY, [-1]).choices) > 1
-    assert len(spectra.list_heads(store, [0, "mlp"], KEY, [-2]).choices) == 1
+    assert len(spectra.list_heads(store, [0, "qk"], KEY, [-1])["choices"]) > 1
+    assert len(spectra.list_heads(store, [0, "mlp"], KEY, [-2])["choices"]) == 1
     assert {"layer", "name", "effective_rank"} <= {*spectra.fill_table(store, 0.9, KEY).columns}
     file = json.loads(spectra.download_table(store, 0.9, KEY))
     assert file["name"] == "spectra.csv"

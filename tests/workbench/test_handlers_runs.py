@@ -185,12 +185,12 @@ def test_a_run_is_shown_renamed_tagged_and_opened_by_its_address(store):
     assert f"data-run='{run.id}'" in table.list_runs(store, {})["html"]
     assert table.open_row(click(run=run.id)) == (run.id, run.id)
     column, heading, name, *_ = details.show(store, run.id, "")
-    assert column.visible
+    assert column["visible"]
     assert "first" in heading
     assert f"measured perplexity</span><b>{run.evaluations[-1]['perplexity']:.4f}" in heading
     assert text.ON_CALIBRATION_TEXT in heading  # the file is too short to hold some of it out
     assert name == "first"
-    assert not details.show(store, "gone", "")[0].visible
+    assert not details.show(store, "gone", "")[0]["visible"]
     details.set_tags(store, run.id, "a, b")
     details.set_tags(store, run.id, "b")
     assert list(store.runs.get(run.id).tags) == ["b"]

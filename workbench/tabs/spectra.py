@@ -362,7 +362,7 @@ def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) 
     choices = head_choices(store, slot, key)
     several = len(choices) > 1
     value = EVERY_HEAD if several and controls[0] == EVERY_HEAD else ALL_HEADS
-    return gr.Dropdown(choices, value=value, interactive=several)
+    return gr.update(choices=choices, value=value, interactive=several)
 
 
 def head_choices(store: Store, slot: list, key: list | None) -> list[tuple[str, int]]:
@@ -375,7 +375,7 @@ def head_choices(store: Store, slot: list, key: list | None) -> list[tuple[str, 
 
 def list_layers(store: Store, key: list | None) -> gr.Dropdown:
     """The layers that can be drawn beside the selected one."""
-    return gr.Dropdown(layer_choices(store, key))
+    return gr.update(choices=layer_choices(store, key))
 
 
 def layer_choices(store: Store, key: list | None) -> list[tuple[str, int]]:

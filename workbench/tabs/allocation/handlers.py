@@ -143,7 +143,7 @@ def plan_shown(
     except lrcore.InputError as error:
         return "", "", markup.note(str(error), "error"), keep, keep, "", keep
     about = about_choice(recipe)
-    temperature = gr.Column(visible=policy_row(recipe)["temperature"])
+    temperature = gr.update(visible=policy_row(recipe)["temperature"])
     lacking = unmeasured_evidence(store, recipe)
     drawn = recipe if lacking is None else shown_before(store, browser, recipe, lacking)
     try:
@@ -325,7 +325,7 @@ def temperature_slider(plan: Any, by_rule: bool) -> Any:
     changes: dict[str, Any] = {"minimum": step, "maximum": most, "step": step}
     if by_rule:
         changes["value"] = max(step, round(plan.temperature, digits))
-    return gr.Slider(info=text.SUGGESTED.format(suggested), **changes)
+    return gr.update(info=text.SUGGESTED.format(suggested), **changes)
 
 
 def about_choice(recipe: lrcore.Recipe) -> str:

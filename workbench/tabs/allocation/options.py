@@ -78,7 +78,7 @@ def heading(choice: list, options: dict[str, Any], policy_options: dict[str, Any
     named = [name for name in choice[:2] if name in owners]
     changed = ", ".join(f"{name} {value}" for name, value in (options | policy_options).items())
     label = text.OPTIONS.format(" and ".join(named)) + (f": {changed}" if changed else "")
-    return gr.Accordion(label=label, visible=bool(named))
+    return gr.update(label=label, visible=bool(named))
 
 
 def place(page: Page, owner: Owner) -> None:

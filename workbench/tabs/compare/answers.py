@@ -90,7 +90,7 @@ def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
     """One empty column per model."""
     names = titles(store, ids, values)
     return [
-        gr.Textbox(label=names[i] if i < len(names) else "", visible=i < len(names), value="")
+        gr.update(label=names[i] if i < len(names) else "", visible=i < len(names), value="")
         for i in range(COLUMNS)
     ]
 

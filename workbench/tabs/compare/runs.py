@@ -116,7 +116,7 @@ def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
     note = "" if rows else text.RECIPES_EQUAL if len(runs) > 1 else text.ONE_RECIPE
     return (
         forms.html(tables(runs, protocol, known(store, runs))),
-        gr.Dataframe(frame, visible=bool(rows)),
+        gr.update(value=frame, visible=bool(rows)),
         markup.note(note),
     )
 

@@ -96,12 +96,12 @@ def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
     folders, the model card. stamp: of the runs on disk, which asks for the same run again.
     """
     if run_id not in store.runs.ids():
-        blank = (gr.update(), gr.Button(visible=False))
-        return gr.Column(visible=False), *[""] * 5, *blank, "", ""
+        blank = (gr.update(), gr.update(visible=False))
+        return gr.update(visible=False), *[""] * 5, *blank, "", ""
     run = store.runs.get(run_id)
     folders = [one["folder"] for one in store.runs.results(run_id, "export")]
     return (
-        gr.Column(visible=True),
+        gr.update(visible=True),
         *described(run),
         *formats(run),
         "\n".join(folders),
@@ -171,7 +171,7 @@ def formats(run: lrcore.Run) -> tuple[str, dict[str, Any], gr.Button]:
     return (
         markup.as_markdown(text.stock(fit, not run.ranks_csv)),
         gr.update(choices=target_text.formats(can_be_stock(run))),
-        gr.Button(visible=has_ranks),
+        gr.update(visible=has_ranks),
     )
 
 
