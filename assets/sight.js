@@ -1,12 +1,25 @@
-// Says whether an accordion is open and near what one sees of the page: see in_sight() in
-// workbench/components.py. The value is "seen" or empty.
-// Runs as js_on_load of a gr.HTML inside the accordion, which gives element, props and trigger.
+// Says when what holds this element is to be drawn: see in_sight() in workbench/components.py.
+// A DOM event of its elem_id says that something changed; the `tick` event comes at once while the
+// holder is on the screen or near it, else once it is. Nothing was drawn at first.
+// Runs as js_on_load of a gr.HTML inside the holder, which gives element and trigger.
+const block = element.closest('.block');
+let seen = false;
+let stale = true;
+const look = () => {
+  if (!seen || !stale) return;
+  stale = false;
+  trigger('tick');
+};
+const changed = () => {
+  if (!element.isConnected) return document.removeEventListener(block.id, changed);
+  stale = true;
+  look();
+};
+document.addEventListener(block.id, changed);
 new IntersectionObserver(
   (changes) => {
-    const now = changes.at(-1).isIntersecting ? 'seen' : '';
-    if (now === props.value) return;
-    props.value = now;
-    trigger('change');
+    seen = changes.at(-1).isIntersecting;
+    look();
   },
   { rootMargin: '300px' }, // drawn by the time one has scrolled to it
-).observe(element.closest('.block').parentElement);
+).observe(block.parentElement);

@@ -109,9 +109,8 @@ def unseen(elem_id: str, *files: str, value: str = "", **more: Any) -> gr.HTML:
 
 
 def in_sight(elem_id: str) -> gr.HTML:
-    """Unseen; its value is "seen" while what holds it is on the screen or near it, else empty.
-
-    A figure for which many plans are made need not be drawn where nobody looks.
+    """Unseen; its `tick` event comes when what holds it is to be drawn: where nobody looks, nothing
+    is. See `events.when_seen`.
     """
     return unseen(elem_id, "sight.js")
 

@@ -68,6 +68,15 @@ def listen(
     return first.then(handler, plain(given), outputs, **settings)
 
 
+def when_seen(sight: gr.HTML, events: list[Any]) -> Any:
+    """The event that follows these, at once while somebody looks at what holds `sight`, else once
+    somebody does; and when it is seen first. sight: made by `components.in_sight`.
+    """
+    changed = f"() => {{ document.dispatchEvent(new Event('{sight.elem_id}')); }}"
+    gr.on(events, None, None, None, js=changed, **QUIET)
+    return sight.tick
+
+
 def plain(inputs: list[Any]) -> list[gr.components.Component]:
     """The inputs as Gradio takes them."""
     return [part.value if isinstance(part, FormData) else part for part in inputs]

@@ -19,6 +19,7 @@ SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 PEOPLE, SECONDS = 30, 3600
 WARM = 900  # seconds after which the caches are full
 GROWTH = 1.05  # of the memory after that
+SIGHTS = ("network-sight", "policies-sight", "ranking-sight")  # below the plan
 SLIDER = "field-ratio input"
 LOOK = 20  # looks at the memory, one a second, of which the least counts: a job takes some
 
@@ -75,10 +76,12 @@ class Person:
 
     def scrolls(self) -> None:
         """To the policies, and away from them or not."""
-        self.page.does("policies-sight", "change", "seen")
+        for sight in SIGHTS:
+            self.page.looks(sight)
         time.sleep(self.chance.uniform(1, 5))
         if self.chance.random() < 0.7:
-            self.page.does("policies-sight", "change", "")
+            for sight in SIGHTS:
+                self.page.leaves_sight(sight)
 
     def answers(self) -> None:
         self.page.does("prompt", "input", "Once upon a time")

@@ -14,6 +14,7 @@ PATIENCE = 300.0  # seconds for one answer
 KEPT = 2.0  # seconds that a connection is kept; the server keeps it for 5
 DEEPEST = 4  # changes that follow a change, and so on
 CONFIG = "window.gradio_config = "  # what the page says of itself
+_TOLD = re.compile(r"dispatchEvent\(new Event\('([\w-]+)'\)\)")
 _LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
 
 
@@ -47,6 +48,7 @@ class Visitor:
         self.values = {one["id"]: one["props"].get("value") for one in config["components"]}
         named = [(one["props"].get("elem_id"), one["id"]) for one in config["components"]]
         self.ids = {name: at for name, at in named if name}
+        self.seen: set[str] = set()  # of what is made by `components.in_sight`
         loads = [step for step in config["dependencies"] if "load" in _events(step)]
         for step in loads:
             self._follow(step, DEEPEST)
@@ -59,6 +61,15 @@ class Visitor:
             self.values[at] = value
         self._fire(at, event, DEEPEST)
         self._note(f"{elem_id} {event}", began)
+
+    def looks(self, elem_id: str) -> None:
+        """Scroll to what holds a `components.in_sight`."""
+        self.seen.add(elem_id)
+        self.does(elem_id, "tick")
+
+    def leaves_sight(self, elem_id: str) -> None:
+        """Scroll away from it."""
+        self.seen.discard(elem_id)
 
     def beat(self) -> str:
         """What a page at rest asks every second."""
@@ -105,7 +116,12 @@ class Visitor:
             self._fire(at, "change", depth - 1)
 
     def _collect(self, step: dict[str, Any]) -> None:
-        """The script of `events.collect`: the values of a form, as one list for each output."""
+        """The script of `events.collect`, the values of a form as one list for each output, or of
+        `events.when_seen`.
+        """
+        told = _TOLD.search(str(step["js"]))
+        if told and told[1] in self.seen:
+            self._fire(self.ids[told[1]], "tick", DEEPEST)
         lengths = _LENGTHS.search(str(step["js"]))
         if lengths is None:
             return

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 
-import gradio as gr
 import pandas as pd
 import pytest
 from page_values import BROWSER, click
@@ -197,13 +196,11 @@ def test_live_figures_arrive_for_the_plan_on_show(store):
 
 
 def test_the_survey_names_what_is_missing(store):
-    figure, note = handlers.draw_survey(store, "seen", *input_values(RECIPE))
+    figure, note = handlers.draw_survey(store, *input_values(RECIPE))
     lines = {trace["name"]: trace["line"] for trace in json.loads(figure)["data"]}
     assert {name for name, line in lines.items() if line == CHOSEN_LINE} == {RECIPE.policy}
     assert len(lines) > 5
     assert "Not factorised yet" in note
-    unseen = handlers.draw_survey(store, "", *input_values(RECIPE))
-    assert unseen == handlers.draw_ranking(store, "", *input_values(RECIPE)) == gr.skip()
 
 
 def test_a_rank_typed_into_the_table_is_set_by_hand(store):

@@ -2,7 +2,6 @@
 
 import json
 
-import gradio as gr
 import pytest
 
 import lrcore
@@ -21,15 +20,14 @@ def drawn(tiny_llama, story_file, tmp_path):
     )
     store.factors(recipe)
 
-    def draw(opened=True, shape="Llama-2-7B", context=1000, config="", **changes):
+    def draw(shape="Llama-2-7B", context=1000, config="", **changes):
         values = input_values(recipe.with_(**changes))
-        return what_if.draw(store, opened, shape, context, config, *values)
+        return what_if.draw(store, shape, context, config, *values)
 
     return draw
 
 
-def test_sizes_stand_beside_the_dense_ones_once_it_is_opened(drawn):
-    assert drawn(opened=False) == gr.skip()
+def test_sizes_stand_beside_the_dense_ones(drawn):
     table = drawn()
     assert "6\u202f738\u202f415\u202f616" in table or "6 738 415 616" in table
     assert "<td>13.5 GB</td>" in table

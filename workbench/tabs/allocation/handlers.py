@@ -72,17 +72,13 @@ def ask(store: Store, browser: gr.Request, opened: bool, prompt: str, *values: A
         store.live.request(request)
 
 
-def draw_survey(store: Store, seen: str, *values: Any) -> tuple[str, str] | dict[str, Any]:
-    """Every policy's share of each layer, and what is not shown; nothing new where nobody looks."""
-    if not seen:
-        return gr.skip()
+def draw_survey(store: Store, *values: Any) -> tuple[str, str]:
+    """Every policy's share of each layer, and what is not shown."""
     return survey.surveyed(store, try_recipe(values))
 
 
-def draw_ranking(store: Store, seen: str, *values: Any) -> str | dict[str, Any]:
-    """What was measured at this budget, lowest first; nothing new where nobody looks."""
-    if not seen:
-        return gr.skip()
+def draw_ranking(store: Store, *values: Any) -> str:
+    """What was measured at this budget, lowest first."""
     return survey.ranking(store, try_recipe(values))
 
 

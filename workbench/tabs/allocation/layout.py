@@ -27,9 +27,9 @@ from .ranks import COLUMNS, EDITABLE
 
 @dataclass(frozen=True)
 class Survey:
-    """Every policy, layer by layer; sight: whether somebody looks at it."""
+    """Every policy, layer by layer; sights: of the curves and of the ranking, see `in_sight`."""
 
-    sight: gr.HTML
+    sights: tuple[gr.HTML, gr.HTML]
     curves: gr.HTML
     caption: gr.HTML
     every_method: gr.Button
@@ -53,17 +53,27 @@ class Continued:
 
 @dataclass(frozen=True)
 class RanksTable:
+    """sight: see `in_sight`."""
+
+    sight: gr.HTML
     table: gr.Dataframe
     csv: gr.Button
     shown: gr.State  # the ranks the table shows: what differs after an edit was set by hand
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """opened: whether somebody looks at it; chosen: the inputs of the other model."""
+class NetworkPicture:
+    """sight: see `in_sight`."""
 
-    accordion: gr.Accordion
-    opened: gr.State
+    sight: gr.HTML
+    drawn: gr.HTML
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """sight: see `in_sight`; chosen: the inputs of the other model."""
+
+    sight: gr.HTML
     chosen: list[gr.components.Component]
     sizes: gr.HTML
 
@@ -82,7 +92,7 @@ class AllocationTab:
     editor: RankEditor
     curve: BudgetCurve
     continued: Continued
-    network: gr.HTML
+    network: NetworkPicture
     what_if: WhatIf
     survey: Survey
     ranks: RanksTable
@@ -158,16 +168,18 @@ def continued() -> Continued:
     return Continued(accordion, gr.State(True), prompt)
 
 
-def network() -> gr.HTML:
+def network() -> NetworkPicture:
     with gr.Accordion(network_text.NETWORK, open=True):
+        sight = in_sight("network-sight")
         drawn = plot("network", 300)
         panel("network-help", value=markup.note(network_text.NETWORK_HELP))
-    return drawn
+    return NetworkPicture(sight, drawn)
 
 
 def what_if() -> WhatIf:
     names = list(lrcore.SHAPES)
-    with gr.Accordion(what_if_text.WHAT_IF, open=False, elem_id="what-if") as accordion:
+    with gr.Accordion(what_if_text.WHAT_IF, open=False, elem_id="what-if"):
+        sight = in_sight("what-if-sight")
         with gr.Row():
             shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
             context = gr.Number(8192, label=what_if_text.CONTEXT, precision=0, minimum=1)
@@ -175,19 +187,19 @@ def what_if() -> WhatIf:
                 label=what_if_text.CONFIG, info=what_if_text.CONFIG_INFO, lines=1, max_lines=4
             )
         sizes = panel("what-if-sizes")
-    return WhatIf(accordion, gr.State(False), [shape, context, config], sizes)
+    return WhatIf(sight, [shape, context, config], sizes)
 
 
 def survey() -> Survey:
     with gr.Accordion(text.SURVEY, open=True, elem_id="policies"):
-        sight = in_sight("policies-sight")
+        sights = in_sight("policies-sight"), in_sight("ranking-sight")
         curves = plot("policy-curves", 220)
         with gr.Row():
             caption = panel("policy-caption")
             every = gr.Button(
                 text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200
             )
-        return Survey(sight, curves, caption, every, panel("ranking"))
+        return Survey(sights, curves, caption, every, panel("ranking"))
 
 
 def ranks_table(page: Page) -> RanksTable:
@@ -196,6 +208,7 @@ def ranks_table(page: Page) -> RanksTable:
             for name in ("calibration", "refit", "rounding", "multiple", "component_ratios"):
                 page.form[name].render()
         gr.Markdown(hand_text.OVERRIDE_HELP)
+        sight = in_sight("ranks-sight")
         table = gr.Dataframe(
             headers=list(COLUMNS),
             interactive=True,
@@ -205,4 +218,4 @@ def ranks_table(page: Page) -> RanksTable:
             static_columns=[i for i, name in enumerate(COLUMNS) if name != EDITABLE],
         )
         csv = gr.Button("Download ranks CSV", size="sm", elem_id="ranks-csv")
-    return RanksTable(table, csv, gr.State({}))
+    return RanksTable(sight, table, csv, gr.State({}))

@@ -15,9 +15,9 @@ from ...store import Store
 CARDS = (8, 24, 80)  # GB of memory that graphics cards have
 
 
-def draw(store: Store, opened: bool, shape: str, context: float, config: str, *values: Any) -> Any:
-    """The table of sizes; nothing is worked out before it is opened."""
-    recipe = try_recipe(values) if opened else None
+def draw(store: Store, shape: str, context: float, config: str, *values: Any) -> Any:
+    """The table of sizes."""
+    recipe = try_recipe(values)
     if recipe is None:
         return gr.skip()
     try:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import plan_address
-from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, bind, listen
+from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, bind, listen, when_seen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
@@ -47,9 +47,8 @@ def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_continuation(page, store, parts)
     wire_what_if(page, store, parts, settled)
     plan_address.wire(page, store, parts.link, settled)
-    drawn = bind(network.draw_network, store)
-    listen(changes_of(page).settled, drawn, page.form.inputs, parts.network, **DRAWN)
-    clicked = (parts.bars, parts.network, parts.survey.curves)
+    wire_network(page, store, parts)
+    clicked = (parts.bars, parts.network.drawn, parts.survey.curves)
     select_on_click(page, *(drawn.select for drawn in clicked))
 
 
@@ -117,31 +116,36 @@ def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
 
 
 def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
-    """The sizes of the other model follow once it is opened."""
+    """The sizes of the other model follow while it is open."""
     own = parts.what_if
-    own.accordion.expand(lambda: True, None, own.opened, **QUIET)
-    own.accordion.collapse(lambda: False, None, own.opened, **QUIET)
-    changes = [own.opened.change, *(one.change for one in own.chosen), *settled]
-    given = [own.opened, *own.chosen, *page.form.inputs]
-    listen(changes, bind(what_if.draw, store), given, own.sizes, **DRAWN)
+    seen = when_seen(own.sight, [*(one.change for one in own.chosen), *settled])
+    given = [*own.chosen, *page.form.inputs]
+    listen([seen], bind(what_if.draw, store), given, own.sizes, **DRAWN)
 
 
 def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
     """Drawn while somebody looks at it."""
-    form, survey = page.form.inputs, parts.survey
-    settled, given = [*changes_of(page).settled, survey.sight.change], [survey.sight, *form]
+    form, survey, settled = page.form.inputs, parts.survey, changes_of(page).settled
+    of_policies, of_ranking = survey.sights
+    seen = when_seen(of_policies, [*settled, page.methods_ready.change])
     drawn = bind(handlers.draw_survey, store)
-    changes = [*settled, page.methods_ready.change]
-    listen(changes, drawn, given, [survey.curves, survey.caption], **SLOW)
-    ranking = bind(handlers.draw_ranking, store)
-    listen([*settled, page.figure_count.change], ranking, given, survey.ranking, **DRAWN)
+    listen([seen], drawn, form, [survey.curves, survey.caption], **SLOW)
+    seen = when_seen(of_ranking, [*settled, page.figure_count.change])
+    listen([seen], bind(handlers.draw_ranking, store), form, survey.ranking, **DRAWN)
     listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
+
+
+def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
+    seen = when_seen(parts.network.sight, changes_of(page).settled)
+    drawn = bind(network.draw_network, store)
+    listen([seen], drawn, page.form.inputs, parts.network.drawn, **DRAWN)
 
 
 def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     form, own = page.form, parts.ranks
     filled = [own.table, own.shown]
-    listen(changes_of(page).settled, bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
+    seen = when_seen(own.sight, changes_of(page).settled)
+    listen([seen], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
     own.table.input(
         bind(ranks.edit_table),
         [own.table, own.shown, page.rank_history, form["overrides"]],

@@ -1,0 +1,56 @@
+"""What is folded away or below the screen is drawn once somebody looks at it."""
+
+import json
+
+import pytest
+
+from workbench import what_if_text
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def events_of(workbench):
+    """The numbers of the events that the page asks the server for, from now on."""
+    asked = set()
+
+    def note(request):
+        if "/queue/join" in request.url:
+            asked.add(json.loads(request.post_data)["fn_index"])
+
+    workbench.page.on("request", note)
+    return asked
+
+
+def listeners(workbench, *outputs):
+    """The numbers of the events that write into components, by their elem_id."""
+    return workbench.evaluate(
+        """names => {
+          const { components, dependencies } = window.gradio_config;
+          const ids = components.filter(c => names.includes(c.props.elem_id)).map(c => c.id);
+          return dependencies.filter(d => d.backend_fn && d.outputs.some(o => ids.includes(o)))
+            .map(d => d.id); }""",
+        outputs,
+    )
+
+
+def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
+    workbench = open_page(ready=False)
+    workbench.allocation()
+    folded = {*listeners(workbench, "what-if-sizes", "ranks-table")}
+    below = {*listeners(workbench, "policy-curves", "ranking")}
+    assert folded
+    assert below
+    workbench.answered()
+    asked = events_of(workbench)
+    workbench.at_ratio(0.35)
+    workbench.answered()
+    assert asked
+    assert not asked & (folded | below)
+    workbench.open(what_if_text.WHAT_IF)
+    sizes = workbench.locator("#what-if-sizes table")
+    before = workbench.until(sizes.inner_text, "the sizes are not shown")
+    workbench.at_ratio(0.45)
+    workbench.until(lambda: sizes.inner_text() != before, "the sizes do not follow")
+    workbench.locator("#policies").scroll_into_view_if_needed()
+    workbench.drawn("policy-curves")
+    assert asked & below
