@@ -69,8 +69,9 @@ def listen(
 
 
 def when_seen(sight: gr.HTML, events: list[Any]) -> Any:
-    """The event that follows these, at once while somebody looks at what holds `sight`, else once
-    somebody does; and when it is seen first. sight: made by `components.in_sight`.
+    """The event that follows these, soon after the last of several while somebody looks at what
+    holds `sight`, else once somebody does; and when it is seen first. sight: made by
+    `components.in_sight`.
     """
     changed = f"() => {{ document.dispatchEvent(new Event('{sight.elem_id}')); }}"
     gr.on(events, None, None, None, js=changed, **QUIET)

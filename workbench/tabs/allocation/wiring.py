@@ -40,14 +40,14 @@ def changes_of(page: Page) -> Changes:
 
 def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_plan(page, store, parts)
-    wire_survey(page, store, parts)
-    wire_table(page, store, parts)
     settled = [*changes_of(page).settled, page.plan_key.change]
+    wire_survey(page, store, parts, settled)
+    wire_table(page, store, parts, settled)
     wire_curve(page, store, parts, settled)
     wire_continuation(page, store, parts)
     wire_what_if(page, store, parts, settled)
     plan_address.wire(page, store, parts.link, settled)
-    wire_network(page, store, parts)
+    wire_network(page, store, parts, settled)
     clicked = (parts.bars, parts.network.drawn, parts.survey.curves)
     select_on_click(page, *(drawn.select for drawn in clicked))
 
@@ -123,9 +123,9 @@ def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[A
     listen([seen], bind(what_if.draw, store), given, own.sizes, **DRAWN)
 
 
-def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
+def wire_survey(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
     """Drawn while somebody looks at it."""
-    form, survey, settled = page.form.inputs, parts.survey, changes_of(page).settled
+    form, survey = page.form.inputs, parts.survey
     of_policies, of_ranking = survey.sights
     seen = when_seen(of_policies, [*settled, page.methods_ready.change])
     drawn = bind(handlers.draw_survey, store)
@@ -135,16 +135,16 @@ def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
     listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
-def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
-    seen = when_seen(parts.network.sight, changes_of(page).settled)
+def wire_network(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
+    seen = when_seen(parts.network.sight, settled)
     drawn = bind(network.draw_network, store)
     listen([seen], drawn, page.form.inputs, parts.network.drawn, **DRAWN)
 
 
-def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
+def wire_table(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
     form, own = page.form, parts.ranks
     filled = [own.table, own.shown]
-    seen = when_seen(own.sight, changes_of(page).settled)
+    seen = when_seen(own.sight, settled)
     listen([seen], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
     own.table.input(
         bind(ranks.edit_table),
