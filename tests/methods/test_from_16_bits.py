@@ -1,0 +1,162 @@
+"""Solvers on moments of activations in 16 bits, against sixty digits of mpmath on those activations.
+
+The moments are those of a calibration, products in float32, so an error may be that of these sums
+as well; massive activations, large means and duplicates are where float16 sums would end in
+infinity, and where cancellation leaves nothing.
+"""
+
+import mpmath
+import pytest
+import torch
+
+from lrcore.compression.regression import Regression
+from lrcore.layer import Linear
+from lrcore.linalg import leverage_complement, roots, singular_values, whitened_svd
+from lrcore.methods.scores import joint_scores
+from lrcore.statistics import Accumulator
+
+N, OUT, TOKENS, RANKS = 8, 6, 40, (1, 3, 5)
+SHARE = 1e-5  # of the whole: a few roundings of float32
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def ill_scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.logspace(2, -2, N)
+
+
+def massive_activation(x: torch.Tensor) -> torch.Tensor:
+    x[0, 2] = 3e4  # its square is no number of float16
+    return x
+
+
+def duplicates(x: torch.Tensor) -> torch.Tensor:
+    x[:, 1] = x[:, 0] * (1 + 1e-5)  # the same in 16 bits
+    return x
+
+
+def degenerate(x: torch.Tensor) -> torch.Tensor:
+    x[:, 3] = 0
+    return x[:5]
+
+
+def large_mean(x: torch.Tensor) -> torch.Tensor:
+    return x + 50.0
+
+
+CASES = (plain, ill_scaled, massive_activation, duplicates, degenerate, large_mean)
+
+
+@pytest.fixture(autouse=True)
+def digits():
+    with mpmath.workdps(60):
+        yield
+
+
+@pytest.fixture(params=[(dtype, case) for dtype in DTYPES for case in CASES], ids=str)
+def rows(request) -> torch.Tensor:
+    """Activations [tokens, N] of a dtype."""
+    dtype, case = request.param
+    return case(torch.randn(TOKENS, N, generator=torch.Generator().manual_seed(3))).to(dtype)
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    return torch.randn(OUT, N, generator=torch.Generator().manual_seed(4)).half()
+
+
+def second(rows: torch.Tensor) -> torch.Tensor:
+    """The second moment [N, N] as calibration takes it, in batches."""
+    accumulator = Accumulator({("attn_in", "second")})
+    for part in rows.split(7):
+        accumulator.observe("attn_in", part)
+        accumulator.observe_block(part, part)
+    return accumulator.moments().second("attn_in").double()
+
+
+def exact(m: torch.Tensor) -> mpmath.matrix:
+    return mpmath.matrix(m.double().tolist())
+
+
+def squares(m: mpmath.matrix) -> mpmath.mpf:
+    return mpmath.fsum(value**2 for value in m)
+
+
+def tails(m: mpmath.matrix) -> list[mpmath.mpf]:
+    """The squared singular values after each rank, summed; the first is the whole."""
+    values = sorted(mpmath.svd_r(m if m.rows <= m.cols else m.T, compute_uv=False), reverse=True)
+    own = [value**2 for value in values]
+    return [mpmath.fsum(own[rank:]) for rank in range(len(own) + 1)]
+
+
+def test_a_low_rank_product_leaves_the_least_loss(rows, weight) -> None:
+    up, values, down = whitened_svd(weight.double(), second(rows))
+    assert torch.isfinite(values).all()
+    x, w = exact(rows), exact(weight)
+    best = tails(x * w.T)
+    for rank in RANKS:
+        error = squares(x * (w - exact(up[:, :rank]) * exact(down[:rank])).T)
+        least = best[min(rank, len(best) - 1)]
+        assert abs(error - least) <= SHARE * best[0], rank
+
+
+def test_spectra_are_the_exact_ones(rows, weight) -> None:
+    found = singular_values(weight.double(), second(rows))
+    wanted = tails(exact(rows) / mpmath.sqrt(len(rows)) * exact(weight).T)
+    squared = [float(value) ** 2 for value in found]
+    for rank in range(len(squared)):
+        least = wanted[min(rank, len(wanted) - 1)]
+        assert abs(sum(squared[rank:]) - least) <= SHARE * wanted[0], rank
+
+
+def test_scores_leave_the_least_loss(rows) -> None:
+    turn = torch.linalg.qr(torch.vander(torch.linspace(-1, 1, N)))[0]
+    other = (rows.flip(1).float() @ turn).to(rows.dtype)
+    _, q_maps, k_maps = joint_scores(second(rows), second(other))
+    queries, keys = exact(rows), exact(other)
+    best = tails(queries * keys.T)
+    for rank in RANKS:
+        kept = exact(q_maps[:rank]).T * exact(k_maps[:rank])
+        error = squares(queries * (mpmath.eye(N) - kept) * keys.T)
+        assert abs(error - best[min(rank, len(best) - 1)]) <= SHARE * best[0], rank
+
+
+def test_a_root_squares_to_the_second_moment(rows) -> None:
+    root = exact(roots(second(rows))[0])
+    x = exact(rows)
+    wanted = x.T * x / len(rows)
+    largest = max(abs(value) for value in wanted)
+    assert max(abs(value) for value in root * root - wanted) <= SHARE * largest
+
+
+def test_leverages_are_those_of_the_activations(rows) -> None:
+    gram = second(rows)
+    ridge = 1e-3 * float(gram.diagonal().mean())  # above what float32 loses of the moments
+    x = exact(rows)
+    inverse = mpmath.inverse(x.T * x / len(rows) + ridge * mpmath.eye(N))
+    for j, own in enumerate(leverage_complement(gram, ridge)):
+        assert abs(float(own) - ridge * inverse[j, j]) <= 1e-2
+
+
+def test_a_refit_is_the_ridge_solution(rows, weight) -> None:
+    noise = torch.randn(len(rows), OUT, generator=torch.Generator().manual_seed(6))
+    targets = (rows.float() @ weight.float().mT + noise).to(torch.float32)
+    fit = Regression()
+    fit.add(rows, targets)
+    found = exact(fit.solve(Linear(weight.float()), ridge=0.3).weight)
+    x, y, w = exact(rows), exact(targets), exact(weight)
+    xx = x.T * x / len(rows)
+    # a dead channel has no ridge of its own: its column of the weight stays
+    live = [i for i in range(N) if xx[i, i] > 0]
+    missing = y.T * x / len(rows) - w * xx
+    damped = xx + mpmath.diag([0.3 * xx[i, i] for i in range(N)])
+    inner = mpmath.matrix([[damped[i, j] for j in live] for i in live])
+    gap = mpmath.matrix([[missing[o, j] for j in live] for o in range(OUT)])
+    solved, wanted = gap * mpmath.inverse(inner), w * 1
+    for place, j in enumerate(live):
+        for o in range(OUT):
+            wanted[o, j] += solved[o, place]
+    assert squares(x * (found - wanted).T) <= SHARE * squares(x * wanted.T)
