@@ -27,7 +27,7 @@ from typing import Any
 from .errors import InputError, Shortage
 from .locks import AVAILABLE, Lock, take
 from .memory import megabytes
-from .shortage import why_not_written
+from .shortage import FULL, why_not_written
 
 _PACKAGE = Path(__file__).resolve().parent
 # Inside the package where it is installed (see setup.py), beside it in a clone.
@@ -168,8 +168,17 @@ def _whole(path: Path) -> Path:
 
 
 def _no_room(path: Path, reason: str, needed: int) -> str:
-    """What could not be written, why, how much is free there, and what to do."""
-    whole = _whole(path)
+    """What could not be written, why, how much is free there, and what to do; where writing is not
+    allowed, room would not help.
+    """
+    whole, full = _whole(path), reason in FULL.values()
+    in_cache = path.absolute().is_relative_to(cache_folder().absolute())
+    if not full:
+        if in_cache:
+            advice = "Set LRCORE_CACHE to a folder that may be written."
+            return f"The cache '{cache_folder()}' cannot be written: {reason}. {advice}"
+        advice = "Choose a folder that may be written; what was there before is unchanged."
+        return f"'{whole}' cannot be written: {reason}. {advice}"
     nearest = next(folder for folder in (whole.parent, *whole.parents) if folder.is_dir())
     with suppress(OSError):
         there = (path, *path.rglob("*")) if path.is_dir() else (path,)
@@ -177,7 +186,7 @@ def _no_room(path: Path, reason: str, needed: int) -> str:
         free = megabytes(taken + shutil.disk_usage(nearest).free)
         more = f"{megabytes(needed)} are needed, " if needed else ""
         reason = f"{reason} ({more}{free} are free in '{nearest}')"
-    if path.absolute().is_relative_to(cache_folder().absolute()):
+    if in_cache:
         advice = "Empty it with `lrcore cache --clear`, or set LRCORE_CACHE to another folder."
         return f"The cache '{cache_folder()}' cannot be written: {reason}. {advice}"
     advice = "Make room there, or choose another folder; what was there before is unchanged."

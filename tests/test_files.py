@@ -299,7 +299,7 @@ def test_a_place_that_takes_no_file_is_named(tmp_path, monkeypatch):
     with pytest.raises(Shortage, match=r"'.*/file/table.csv' cannot be written: "):
         write_text(tmp_path / "file" / "table.csv", "x")
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(Shortage, match="LRCORE_CACHE to another folder"):
+    with pytest.raises(Shortage, match="LRCORE_CACHE to a folder that may be written"):
         write_text(tmp_path / "file" / "cache" / "probes" / "x.json", "x")
 
 

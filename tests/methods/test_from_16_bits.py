@@ -1,4 +1,4 @@
-"""Solvers on moments of activations in 16 bits, against sixty digits of mpmath on those activations.
+"""Solvers on moments of activations in 16 bits, against sixty digits of mpmath on those numbers.
 
 The moments are those of a calibration, products in float32, so an error may be that of these sums
 as well; massive activations, large means and duplicates are where float16 sums would end in
