@@ -150,7 +150,7 @@ def test_a_limit_that_is_none_is_refused_before_any_work(text, recipe, monkeypat
 def test_a_cache_that_cannot_be_written_is_named(recipe, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(lrcore.InputError, match="LRCORE_CACHE to another folder"):
+    with pytest.raises(lrcore.InputError, match="LRCORE_CACHE to a folder that may be written"):
         lrcore.calibrate(lrcore.load(recipe.model), recipe)
 
 
@@ -232,7 +232,7 @@ def test_a_cache_that_may_only_be_read_serves_and_says_so_where_it_must_write(
     with closed(folders, monkeypatch):
         again = lrcore.calibrate(dense, recipe)
         assert again.key == before.key
-        with pytest.raises(lrcore.Shortage, match="LRCORE_CACHE to another folder"):
+        with pytest.raises(lrcore.Shortage, match="LRCORE_CACHE to a folder that may be written"):
             lrcore.calibrate(dense, recipe.with_(seed=1))
     assert lrcore.calibrate(dense, recipe.with_(seed=1)).key != before.key
 
