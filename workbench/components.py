@@ -4,7 +4,7 @@ a downloader.
 
 import json
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -96,23 +96,44 @@ def pending_cells() -> gr.HTML:
     return unseen("pending-cells", "pending.js")
 
 
-def unseen(elem_id: str, *files: str, value: str = "", **more: Any) -> gr.HTML:
-    """A component that shows nothing: these scripts in assets act on its value."""
+def unseen(
+    elem_id: str, *files: str, value: str = "", words: Mapping[str, Any] | None = None, **more: Any
+) -> gr.HTML:
+    """A component that shows nothing: these scripts in assets, with these words in them, act on its
+    value.
+    """
     return gr.HTML(
         value,
         html_template="<span></span>",
-        js_on_load=script(*files),
+        js_on_load=script(*files, **words or {}),
         elem_id=elem_id,
         elem_classes="unseen",
         **more,
     )
 
 
-def in_sight(elem_id: str) -> gr.HTML:
-    """Unseen; its `tick` event comes when what holds it is to be drawn: where nobody looks, nothing
-    is. See `events.when_seen`.
+def at_rest(elem_id: str, *changes: str) -> gr.HTML:
+    """Unseen; its `tick` event comes a fifth of a second after the last of several changes, of any
+    of these names. See `events.announce`.
     """
-    return unseen(elem_id, "sight.js")
+    return _told(elem_id, changes, watched=False)
+
+
+def in_sight(elem_id: str, *changes: str) -> gr.HTML:
+    """As `at_rest`, but while nobody looks at what holds it the event waits until somebody does;
+    it comes when that is seen first.
+    """
+    return _told(elem_id, changes, watched=True)
+
+
+def _told(elem_id: str, changes: Sequence[str], watched: bool) -> gr.HTML:
+    words = {"CHANGES": [change_event(name) for name in changes], "WATCHED": watched}
+    return unseen(elem_id, "told.js", words=words)
+
+
+def change_event(name: str) -> str:
+    """The DOM event that says so of a change."""
+    return f"workbench:{name}"
 
 
 def heartbeat(elem_id: str, version: Callable[[], str]) -> gr.HTML:

@@ -13,6 +13,8 @@ from gradio.context import LocalContext
 
 import lrcore
 
+from .components import change_event
+
 log = logging.getLogger("workbench")
 
 # An event without a sign of progress names no component that shows one: Gradio's page would go
@@ -68,14 +70,12 @@ def listen(
     return first.then(handler, plain(given), outputs, **settings)
 
 
-def when_seen(sight: gr.HTML, events: list[Any]) -> Any:
-    """The event that follows these, soon after the last of several while somebody looks at what
-    holds `sight`, else once somebody does; and when it is seen first. sight: made by
-    `components.in_sight`.
+def announce(name: str, events: list[Any]) -> None:
+    """At these events the browser tells the components made by `components.at_rest` and `in_sight`
+    that what they are told of by this name has changed.
     """
-    changed = f"() => {{ document.dispatchEvent(new Event('{sight.elem_id}')); }}"
-    gr.on(events, None, None, None, js=changed, **QUIET)
-    return sight.tick
+    told = f"() => {{ document.dispatchEvent(new Event('{change_event(name)}')); }}"
+    gr.on(events, None, None, None, js=told, **QUIET)
 
 
 def plain(inputs: list[Any]) -> list[gr.components.Component]:

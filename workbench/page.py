@@ -11,7 +11,7 @@ import gradio as gr
 import lrcore
 
 from . import hand, run_text, selection, steps, text
-from .components import downloader, panel, pending_cells
+from .components import at_rest, downloader, panel, pending_cells
 from .evaluation_controls import EvaluationControls
 from .events import QUIET
 from .form import START, Form, form_values
@@ -48,6 +48,8 @@ class Page:
     evaluation: EvaluationControls = field(default_factory=EvaluationControls)
     downloads: gr.HTML = field(default_factory=downloader)
     pending_cells: gr.HTML = field(default_factory=pending_cells)
+    # its event follows a change of the plan, once no other comes
+    rest: gr.HTML = field(default_factory=partial(at_rest, "plan-rest", "plan"))
     status_bar: gr.HTML = field(default_factory=partial(panel, "status-bar"))
     job_list: gr.HTML = field(default_factory=partial(panel, "job-list", render=False))
     hint: gr.HTML = field(default_factory=partial(panel, "hint", render=False))

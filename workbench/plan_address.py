@@ -61,16 +61,16 @@ def link_button() -> gr.HTML:
     )
 
 
-def wire(page: Page, store: Store, written: gr.HTML, settled: list[Any]) -> None:
+def wire(page: Page, store: Store, written: gr.HTML) -> None:
     """Fill the form with the plan that the address names, and let the address follow the form.
 
-    written: what `link_button` made; settled: events after which the plan may be another.
+    written: what `link_button` made.
     """
     read = page.address_first(page.opened)
     opened = read.then(bind(open_plan), page.address, page.recipe_outputs, **QUIET)
     inputs = [page.address, *page.form.inputs]
     listen(opened, bind(prepare_linked, store), inputs, None, **QUIET)
-    listen(settled, bind(address_of), page.form.inputs, written, **DRAWN)
+    listen([page.rest.tick], bind(address_of), page.form.inputs, written, **DRAWN)
 
 
 def open_plan(query: Mapping[str, str]) -> list[Any] | Any:

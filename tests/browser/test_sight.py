@@ -51,6 +51,11 @@ def test_what_nobody_sees_is_drawn_once_somebody_does(open_page):
     before = workbench.until(sizes.inner_text, "the sizes are not shown")
     workbench.at_ratio(0.45)
     workbench.until(lambda: sizes.inner_text() != before, "the sizes do not follow")
-    workbench.locator("#policies").scroll_into_view_if_needed()
+    workbench.see("#network")
+    caption = workbench.locator("#network .plot-head span")
+    workbench.until(lambda: "45.0% of" in caption.inner_text(), "the network is not drawn")
+    workbench.at_ratio(0.5)  # no slider is released: as typed, or by a key
+    workbench.until(lambda: "50.0% of" in caption.inner_text(), "the network lags behind")
+    workbench.see("#policies")
     workbench.drawn("policy-curves")
     assert asked & below

@@ -19,6 +19,7 @@ SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
 PEOPLE, SECONDS = 30, 3600
 WARM = 900  # seconds after which the caches are full
 GROWTH = 1.05  # of the memory after that
+REST = 0.2  # seconds, see assets/told.js
 SIGHTS = ("network-sight", "policies-sight", "ranking-sight")  # below the plan
 SLIDER = "field-ratio input"
 LOOK = 20  # looks at the memory, one a second, of which the least counts: a job takes some
@@ -36,7 +37,7 @@ class Person:
 
     def live(self) -> None:
         self.chance = random.Random(SEED + self.number)
-        self.page = Visitor(self.url, self.took)
+        self.comes()
         acts = (
             self.slides,
             self.chooses,
@@ -50,18 +51,27 @@ class Person:
             act = self.chance.choices(acts, (12, 3, 2, 1, 1, 2, 2))[0]
             try:
                 act()
+                self.page.rests()
                 self.page.beat()
             except Refused as refused:
                 self.wrong.append(f"{act.__name__}: {refused}")
             except Exception as error:
                 self.wrong.append(f"{act.__name__}: {type(error).__name__}: {error}")
-                self.page = Visitor(self.url, self.took)
+                self.comes()
             time.sleep(self.chance.uniform(1, 10))
+
+    def comes(self) -> None:
+        """To the plan, with its curve over budgets beside it."""
+        self.page = Visitor(self.url, self.took)
+        self.page.looks("curve-sight")
 
     def slides(self) -> None:
         for _ in range(self.chance.randint(2, 8)):
             self.page.does("field-ratio", "input", self.chance.randint(1, 60) / 100)
-            time.sleep(self.chance.uniform(0.1, 0.5))
+            pause = self.chance.uniform(0.1, 0.5)
+            time.sleep(pause)
+            if pause > REST:
+                self.page.rests()
         self.page.does("field-ratio", "release")
 
     def chooses(self) -> None:
@@ -93,10 +103,11 @@ class Person:
 
     def reloads(self) -> None:
         self.page.open()
+        self.page.looks("curve-sight")
 
     def leaves(self) -> None:
         self.page.leave("field-ratio", "input")
-        self.page = Visitor(self.url, self.took)
+        self.comes()
 
 
 @pytest.mark.soak

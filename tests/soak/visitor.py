@@ -14,7 +14,9 @@ PATIENCE = 300.0  # seconds for one answer
 KEPT = 2.0  # seconds that a connection is kept; the server keeps it for 5
 DEEPEST = 4  # changes that follow a change, and so on
 CONFIG = "window.gradio_config = "  # what the page says of itself
-_TOLD = re.compile(r"dispatchEvent\(new Event\('([\w-]+)'\)\)")
+_TOLD = re.compile(r"dispatchEvent\(new Event\('([\w: ]+)'\)\)")  # of `events.announce`
+_HEARS = re.compile(r'const name of (\["workbench:.*?\])')  # of assets/told.js
+_WATCHED = "let seen = !true"
 _LENGTHS = re.compile(r"\[([\d, ]+)\]\.map\(length => parts\.splice")
 
 
@@ -48,7 +50,16 @@ class Visitor:
         self.values = {one["id"]: one["props"].get("value") for one in config["components"]}
         named = [(one["props"].get("elem_id"), one["id"]) for one in config["components"]]
         self.ids = {name: at for name, at in named if name}
-        self.seen: set[str] = set()  # of what is made by `components.in_sight`
+        scripts = {
+            one["props"].get("elem_id"): str(one["props"].get("js_on_load"))
+            for one in config["components"]
+        }
+        # of what is made by `components.at_rest` and `in_sight`: the changes that it is told of,
+        # what nobody looks at, and what is to be drawn anew
+        told = {name: _HEARS.search(own) for name, own in scripts.items()}
+        self.hears = {name: json.loads(own[1]) for name, own in told.items() if own}
+        self.unseen = {name for name in self.hears if _WATCHED in scripts[name]}
+        self.stale: set[str] = set()
         loads = [step for step in config["dependencies"] if "load" in _events(step)]
         for step in loads:
             self._follow(step, DEEPEST)
@@ -64,12 +75,19 @@ class Visitor:
 
     def looks(self, elem_id: str) -> None:
         """Scroll to what holds a `components.in_sight`."""
-        self.seen.add(elem_id)
-        self.does(elem_id, "tick")
+        self.unseen.discard(elem_id)
+        self.stale.add(elem_id)
+        self.rests()
 
     def leaves_sight(self, elem_id: str) -> None:
         """Scroll away from it."""
-        self.seen.discard(elem_id)
+        self.unseen.add(elem_id)
+
+    def rests(self) -> None:
+        """What follows when nothing has been done for a fifth of a second."""
+        for elem_id in sorted(self.stale - self.unseen):
+            self.stale.discard(elem_id)
+            self.does(elem_id, "tick")
 
     def beat(self) -> str:
         """What a page at rest asks every second."""
@@ -106,7 +124,8 @@ class Visitor:
 
     def _follow(self, step: dict[str, Any], depth: int) -> None:
         if step["backend_fn"]:
-            changed = self._take(step["outputs"], self._answer(step))
+            answer = self._answer(step)
+            changed = [*self._take(step["outputs"], answer["data"]), *answer["changed_state_ids"]]
         else:
             self._collect(step)
             changed = []
@@ -117,11 +136,11 @@ class Visitor:
 
     def _collect(self, step: dict[str, Any]) -> None:
         """The script of `events.collect`, the values of a form as one list for each output, or of
-        `events.when_seen`.
+        `events.announce`.
         """
         told = _TOLD.search(str(step["js"]))
-        if told and told[1] in self.seen:
-            self._fire(self.ids[told[1]], "tick", DEEPEST)
+        if told:
+            self.stale |= {one for one, names in self.hears.items() if told[1] in names}
         lengths = _LENGTHS.search(str(step["js"]))
         if lengths is None:
             return
@@ -129,7 +148,7 @@ class Visitor:
         for length, form in zip(lengths[1].split(","), step["outputs"], strict=True):
             self.values[form], parts = parts[: int(length)], parts[int(length) :]
 
-    def _answer(self, step: dict[str, Any]) -> Sequence[Any]:
+    def _answer(self, step: dict[str, Any]) -> dict[str, Any]:
         event, answer = self._join(step), None
         stream = {"session_hash": self.session}
         with self.http.stream("GET", "/gradio_api/queue/data", params=stream) as lines:
@@ -144,7 +163,7 @@ class Visitor:
                     raise Refused(message["message"])
         if answer is None or not answer["success"]:
             raise Refused(str(answer and answer["output"].get("error")))
-        return answer["output"]["data"]
+        return answer["output"]
 
     def _join(self, step: dict[str, Any]) -> str:
         given = {

@@ -6,7 +6,7 @@ from ...page import Page
 from ...store import Store
 from . import options, rank_editor
 from .layout import layout
-from .wiring import changes_of, wire
+from .wiring import wire
 
 TITLE = "Allocation"
 
@@ -16,4 +16,4 @@ def build(page: Page, store: Store, tab: gr.Tab) -> None:
     wire(page, store, parts)
     with parts.options:
         options.build(page, parts.options)
-    rank_editor.wire(page, store, parts.editor, parts.bars, changes_of(page).settled)
+    rank_editor.wire(page, store, parts.editor, parts.bars)

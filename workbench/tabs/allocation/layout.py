@@ -38,6 +38,9 @@ class Survey:
 
 @dataclass(frozen=True)
 class BudgetCurve:
+    """sight: see `in_sight`."""
+
+    sight: gr.HTML
     drawn: gr.HTML
     help: gr.HTML
 
@@ -150,7 +153,9 @@ def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.
 
 def budget_curve() -> BudgetCurve:
     with gr.Accordion(budget_text.BUDGET_CURVE, open=True):
-        return BudgetCurve(plot("budget-curve", 190), panel("budget-curve-help"))
+        # a run that was measured is a point in it
+        sight = in_sight("curve-sight", "plan", "runs")
+        return BudgetCurve(sight, plot("budget-curve", 190), panel("budget-curve-help"))
 
 
 def continued() -> Continued:
@@ -170,7 +175,7 @@ def continued() -> Continued:
 
 def network() -> NetworkPicture:
     with gr.Accordion(network_text.NETWORK, open=True):
-        sight = in_sight("network-sight")
+        sight = in_sight("network-sight", "plan")
         drawn = plot("network", 300)
         panel("network-help", value=markup.note(network_text.NETWORK_HELP))
     return NetworkPicture(sight, drawn)
@@ -179,7 +184,7 @@ def network() -> NetworkPicture:
 def what_if() -> WhatIf:
     names = list(lrcore.SHAPES)
     with gr.Accordion(what_if_text.WHAT_IF, open=False, elem_id="what-if"):
-        sight = in_sight("what-if-sight")
+        sight = in_sight("what-if-sight", "plan", "other model")
         with gr.Row():
             shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
             context = gr.Number(8192, label=what_if_text.CONTEXT, precision=0, minimum=1)
@@ -192,14 +197,15 @@ def what_if() -> WhatIf:
 
 def survey() -> Survey:
     with gr.Accordion(text.SURVEY, open=True, elem_id="policies"):
-        sights = in_sight("policies-sight"), in_sight("ranking-sight")
+        of_policies = in_sight("policies-sight", "plan", "methods")
+        of_ranking = in_sight("ranking-sight", "plan", "figures")
         curves = plot("policy-curves", 220)
         with gr.Row():
             caption = panel("policy-caption")
             every = gr.Button(
                 text.SURVEY_EVERY, size="sm", elem_id="survey", scale=0, min_width=200
             )
-        return Survey(sights, curves, caption, every, panel("ranking"))
+        return Survey((of_policies, of_ranking), curves, caption, every, panel("ranking"))
 
 
 def ranks_table(page: Page) -> RanksTable:
@@ -208,7 +214,7 @@ def ranks_table(page: Page) -> RanksTable:
             for name in ("calibration", "refit", "rounding", "multiple", "component_ratios"):
                 page.form[name].render()
         gr.Markdown(hand_text.OVERRIDE_HELP)
-        sight = in_sight("ranks-sight")
+        sight = in_sight("ranks-sight", "plan")
         table = gr.Dataframe(
             headers=list(COLUMNS),
             interactive=True,

@@ -45,15 +45,13 @@ def layout(page: Page) -> RankEditor:
     return RankEditor(box, undo, redo, release, clear, panel("hand-changes"), gr.State(None))
 
 
-def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML, changes: list[Any]) -> None:
-    """bars: the figure whose handle reports edits; changes: the events after which the ranks may
-    be others.
-    """
+def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML) -> None:
+    """bars: the figure whose handle reports edits."""
     form, history, selected = page.form.inputs, page.rank_history, page.selected
     overrides = page.form["overrides"]
     by_hand, kept = [history, overrides], [overrides, history]
     listen(
-        [*changes, selected.change, history.change],
+        [page.rest.tick, selected.change, history.change],
         bind(show, store),
         [selected, history, *form],
         [
@@ -86,7 +84,7 @@ def show(store: Store, slot: list, history: hand.History, *values: Any) -> tuple
     recipe, name = try_recipe(values), hand.slot_name(slot)
     by_hand = recipe.overrides if recipe else {}
     enabled = (bool(history["past"]), bool(history["future"]), name in by_hand, bool(by_hand))
-    buttons = [gr.Button(interactive=on) for on in enabled]
+    buttons = [gr.update(interactive=on) for on in enabled]
     label = hand_text.SLOT.format(*slot)
     try:
         plan, alone = store.plan(recipe), store.policy_plan(recipe) if recipe else None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import plan_address
-from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, bind, listen, when_seen
+from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, announce, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
@@ -40,16 +40,24 @@ def changes_of(page: Page) -> Changes:
 
 def wire(page: Page, store: Store, parts: AllocationTab) -> None:
     wire_plan(page, store, parts)
-    settled = [*changes_of(page).settled, page.plan_key.change]
-    wire_survey(page, store, parts, settled)
-    wire_table(page, store, parts, settled)
-    wire_curve(page, store, parts, settled)
+    announce_changes(page)
+    wire_survey(page, store, parts)
+    wire_table(page, store, parts)
+    wire_curve(page, store, parts)
     wire_continuation(page, store, parts)
-    wire_what_if(page, store, parts, settled)
-    plan_address.wire(page, store, parts.link, settled)
-    wire_network(page, store, parts, settled)
+    wire_what_if(page, store, parts)
+    plan_address.wire(page, store, parts.link)
+    wire_network(page, store, parts)
     clicked = (parts.bars, parts.network.drawn, parts.survey.curves)
     select_on_click(page, *(drawn.select for drawn in clicked))
+
+
+def announce_changes(page: Page) -> None:
+    """What the figures that need not follow every move are told of."""
+    announce("plan", [*changes_of(page).settled, page.plan_key.change])
+    announce("methods", [page.methods_ready.change])
+    announce("figures", [page.figure_count.change])
+    announce("runs", [page.runs_stamp.change])
 
 
 def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
@@ -90,12 +98,11 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     )
 
 
-def wire_curve(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
-    """The curve follows once a slider is released; a click in it sets the budget."""
+def wire_curve(page: Page, store: Store, parts: AllocationTab) -> None:
+    """The curve follows once a slider rests; a click in it sets the budget."""
     form, curve = page.form, parts.curve
     drawn = bind(budget_curve.draw, store)
-    changes = [*settled, page.runs_stamp.change]  # a run that was measured is a point in it
-    listen(changes, drawn, form.inputs, [curve.drawn, curve.help], **SLOW)
+    listen([curve.sight.tick], drawn, form.inputs, [curve.drawn, curve.help], **SLOW)
     put = [form["ratio"], page.choice]
     curve.drawn.select(bind(budget_curve.set_budget), page.choice, put, **PRESSED)
 
@@ -115,37 +122,33 @@ def wire_continuation(page: Page, store: Store, parts: AllocationTab) -> None:
     listen(asked, bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
 
 
-def wire_what_if(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
+def wire_what_if(page: Page, store: Store, parts: AllocationTab) -> None:
     """The sizes of the other model follow while it is open."""
     own = parts.what_if
-    seen = when_seen(own.sight, [*(one.change for one in own.chosen), *settled])
+    announce("other model", [one.change for one in own.chosen])
     given = [*own.chosen, *page.form.inputs]
-    listen([seen], bind(what_if.draw, store), given, own.sizes, **DRAWN)
+    listen([own.sight.tick], bind(what_if.draw, store), given, own.sizes, **DRAWN)
 
 
-def wire_survey(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
+def wire_survey(page: Page, store: Store, parts: AllocationTab) -> None:
     """Drawn while somebody looks at it."""
     form, survey = page.form.inputs, parts.survey
     of_policies, of_ranking = survey.sights
-    seen = when_seen(of_policies, [*settled, page.methods_ready.change])
     drawn = bind(handlers.draw_survey, store)
-    listen([seen], drawn, form, [survey.curves, survey.caption], **SLOW)
-    seen = when_seen(of_ranking, [*settled, page.figure_count.change])
-    listen([seen], bind(handlers.draw_ranking, store), form, survey.ranking, **DRAWN)
+    listen([of_policies.tick], drawn, form, [survey.curves, survey.caption], **SLOW)
+    listen([of_ranking.tick], bind(handlers.draw_ranking, store), form, survey.ranking, **DRAWN)
     listen([survey.every_method.click], bind(handlers.queue_survey, store), form, None, **QUIET)
 
 
-def wire_network(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
-    seen = when_seen(parts.network.sight, settled)
-    drawn = bind(network.draw_network, store)
-    listen([seen], drawn, page.form.inputs, parts.network.drawn, **DRAWN)
+def wire_network(page: Page, store: Store, parts: AllocationTab) -> None:
+    own, drawn = parts.network, bind(network.draw_network, store)
+    listen([own.sight.tick], drawn, page.form.inputs, own.drawn, **DRAWN)
 
 
-def wire_table(page: Page, store: Store, parts: AllocationTab, settled: list[Any]) -> None:
+def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     form, own = page.form, parts.ranks
     filled = [own.table, own.shown]
-    seen = when_seen(own.sight, settled)
-    listen([seen], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
+    listen([own.sight.tick], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
     own.table.input(
         bind(ranks.edit_table),
         [own.table, own.shown, page.rank_history, form["overrides"]],
