@@ -100,10 +100,28 @@ def ill_scaled(kind: tuple) -> Toy:
     return scaled(kind, lambda x: x * torch.logspace(4, -4, x.shape[1], dtype=x.dtype))
 
 
+def of_float16(kind: tuple) -> Toy:
+    """Inputs as float16 holds them, one of them too large for its square to be one."""
+
+    def change(x):
+        x[0, 2] = 3e4
+        return x.half().to(x.dtype)
+
+    return scaled(kind, change)
+
+
+def of_bfloat16(kind: tuple) -> Toy:
+    """Inputs as bfloat16 holds them, far from zero: of the differences few digits are left."""
+    return scaled(kind, lambda x: (x + 50.0).bfloat16().to(x.dtype))
+
+
 CASES = {
     f.__name__: f for f in (few_tokens, dead_neuron, zero_head, duplicated_row, constant_activation)
 }
-HARD = CASES | {f.__name__: f for f in (massive_activation, near_duplicates, ill_scaled)}
+HARD = CASES | {
+    f.__name__: f
+    for f in (massive_activation, near_duplicates, ill_scaled, of_float16, of_bfloat16)
+}
 ROWS = [(name, options) for name in METHODS for options in ({}, *VARIANTS.get(name, ()))]
 
 
