@@ -292,8 +292,10 @@ class Store:
 
     def chosen_runs(self, ids: Sequence[str] | None) -> list[lrcore.Run]:
         """The runs with these ids, without those that are gone."""
+        if not ids:  # nothing to look up on the disk
+            return []
         known = set(self.runs.ids())
-        return [self.runs.get(run_id) for run_id in ids or [] if run_id in known]
+        return [self.runs.get(run_id) for run_id in ids if run_id in known]
 
     def keep(self, name: str, recipe: lrcore.Recipe, model: lrcore.LoadedModel) -> lrcore.Run:
         """Keep a model made by a recipe as a run, on disk and in the object cache."""
