@@ -124,8 +124,7 @@ class Visitor:
 
     def _follow(self, step: dict[str, Any], depth: int) -> None:
         if step["backend_fn"]:
-            answer = self._answer(step)
-            changed = [*self._take(step["outputs"], answer["data"]), *answer["changed_state_ids"]]
+            changed = self._take(step["outputs"], self._answer(step))
         else:
             self._collect(step)
             changed = []
@@ -148,7 +147,7 @@ class Visitor:
         for length, form in zip(lengths[1].split(","), step["outputs"], strict=True):
             self.values[form], parts = parts[: int(length)], parts[int(length) :]
 
-    def _answer(self, step: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, step: dict[str, Any]) -> Sequence[Any]:
         event, answer = self._join(step), None
         stream = {"session_hash": self.session}
         with self.http.stream("GET", "/gradio_api/queue/data", params=stream) as lines:
@@ -163,7 +162,7 @@ class Visitor:
                     raise Refused(message["message"])
         if answer is None or not answer["success"]:
             raise Refused(str(answer and answer["output"].get("error")))
-        return answer["output"]
+        return answer["output"]["data"]
 
     def _join(self, step: dict[str, Any]) -> str:
         given = {
