@@ -239,7 +239,7 @@ def test_the_editor_shows_rank_and_changes(store):
         store, [0, "qk"], hand.EMPTY, *input_values(recipe)
     )
     assert box.value == in_box == 4
-    assert [part.interactive for part in (undo, release, clear)] == [False, True, True]
+    assert [part["interactive"] for part in (undo, release, clear)] == [False, True, True]
     assert "1 set by hand" in changes
 
 
