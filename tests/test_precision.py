@@ -5,6 +5,7 @@ trouble with.
 import mpmath
 import pytest
 import torch
+from sixty_digits import DIGITS, exact, squares, tails
 
 from lrcore.compression.regression import Regression
 from lrcore.elimination import elimination_order
@@ -14,7 +15,6 @@ from lrcore.methods.scores import joint_scores
 from lrcore.statistics import Accumulator
 
 N, OUT, TOKENS, RANKS = 8, 6, 40, (1, 3, 5)
-DIGITS = 60
 SHARE = 1e-6  # of the whole: the most that a result may be away from the exact one
 
 
@@ -65,21 +65,6 @@ def rows(request) -> torch.Tensor:
 @pytest.fixture
 def weight() -> torch.Tensor:
     return torch.randn(OUT, N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-
-
-def exact(m: torch.Tensor) -> mpmath.matrix:
-    return mpmath.matrix(m.double().tolist())
-
-
-def squares(m: mpmath.matrix) -> mpmath.mpf:
-    return mpmath.fsum(value**2 for value in m)
-
-
-def tails(m: mpmath.matrix) -> list[mpmath.mpf]:
-    """The squared singular values after each rank, summed; the first is the whole."""
-    values = sorted(mpmath.svd_r(m if m.rows <= m.cols else m.T, compute_uv=False), reverse=True)
-    own = [value**2 for value in values]
-    return [mpmath.fsum(own[rank:]) for rank in range(len(own) + 1)]
 
 
 def gram(rows: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ infinity, and where cancellation leaves nothing.
 import mpmath
 import pytest
 import torch
+from sixty_digits import DIGITS, exact, squares, tails
 
 from lrcore.compression.regression import Regression
 from lrcore.layer import Linear
@@ -52,15 +53,20 @@ CASES = (plain, ill_scaled, massive_activation, duplicates, degenerate, large_me
 
 @pytest.fixture(autouse=True)
 def digits():
-    with mpmath.workdps(60):
+    with mpmath.workdps(DIGITS):
         yield
 
 
-@pytest.fixture(params=[(dtype, case) for dtype in DTYPES for case in CASES], ids=str)
-def rows(request) -> torch.Tensor:
+@pytest.fixture(params=CASES, ids=lambda case: case.__name__)
+def case(request):
+    return request.param
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def rows(request, case) -> torch.Tensor:
     """Activations [tokens, N] of a dtype."""
-    dtype, case = request.param
-    return case(torch.randn(TOKENS, N, generator=torch.Generator().manual_seed(3))).to(dtype)
+    x = torch.randn(TOKENS, N, generator=torch.Generator().manual_seed(3))
+    return case(x).to(request.param)
 
 
 @pytest.fixture
@@ -75,21 +81,6 @@ def second(rows: torch.Tensor) -> torch.Tensor:
         accumulator.observe("attn_in", part)
         accumulator.observe_block(part, part)
     return accumulator.moments().second("attn_in").double()
-
-
-def exact(m: torch.Tensor) -> mpmath.matrix:
-    return mpmath.matrix(m.double().tolist())
-
-
-def squares(m: mpmath.matrix) -> mpmath.mpf:
-    return mpmath.fsum(value**2 for value in m)
-
-
-def tails(m: mpmath.matrix) -> list[mpmath.mpf]:
-    """The squared singular values after each rank, summed; the first is the whole."""
-    values = sorted(mpmath.svd_r(m if m.rows <= m.cols else m.T, compute_uv=False), reverse=True)
-    own = [value**2 for value in values]
-    return [mpmath.fsum(own[rank:]) for rank in range(len(own) + 1)]
 
 
 def test_a_low_rank_product_leaves_the_least_loss(rows, weight) -> None:
