@@ -16,7 +16,7 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from killing import Job, Place, Tree, half_written
+from killing import Job, Place, Tree, error_lines, harmed
 
 from lrcore.cli import main
 
@@ -97,8 +97,7 @@ def crowded(place: Place, job: Job, kind: str, at: int) -> list[str]:
     before, what = place.tree(), f"{job.name} ({kind} {at})"
     done = place.run(job.arguments, kind, at)
     wrong = [] if done.returncode == 0 else [*refused(what, done)]
-    wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
-    wrong += [f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())]
+    wrong += harmed(place, job, before, what)
     wrong += [f"{what}: {path} is left" for path in place.temporary()]
     done = place.run(job.arguments)
     if done.returncode or place.plain(done.stdout) != job.shown:
@@ -113,7 +112,7 @@ def differing(job: Job, tree: Tree) -> list[str]:
 
 def refused(what: str, done: subprocess.CompletedProcess) -> Iterator[str]:
     """What is wrong with how a command says that the disk is full."""
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    lines = error_lines(done)
     if done.returncode != 2 or len(lines) != 1 or "Traceback" in done.stderr:
         yield f"{what}: it ends with {done.returncode}: {done.stderr[-300:]}"
     elif "cannot be written: the disk" not in lines[0] or "are free in '" not in lines[0]:

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,19 @@ def killed(place: Place, job: Job, chance: random.Random, kills: int) -> Outcome
     differing = [path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path)]
     wrong += [f"{job.name}: {path} is not that of an undisturbed run" for path in sorted(differing)]
     return Outcome(count, (*wrong, *(f"{job.name}: {path} is left" for path in place.temporary())))
+
+
+def harmed(place: Place, job: Job, before: Tree, what: str) -> list[str]:
+    """What is wrong with the files after a command that met a fault: half written, or gone."""
+    wrong = [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
+    return wrong + [
+        f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())
+    ]
+
+
+def error_lines(done: subprocess.CompletedProcess) -> list[str]:
+    """What a command says of why it ended: one line, as it should be."""
+    return [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
 def half_written(place: Place, job: Job, before: Tree) -> list[str]:

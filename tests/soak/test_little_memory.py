@@ -10,7 +10,7 @@ from pathlib import Path
 import fresh
 import pytest
 from crowding import differing
-from killing import Job, Place, half_written, undisturbed
+from killing import Job, Place, error_lines, harmed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 LIMITED = Path(__file__).with_name("limited.py")
@@ -50,14 +50,13 @@ def narrowed(place: Place, job: Job, at: int) -> tuple[int, list[str]]:
     place.start_from(job.before)
     before, what = place.tree(), f"{job.name} ({at:,} bytes)"
     done = place.run(job.arguments, at=at)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    lines = error_lines(done)
     wrong, ended = [], any(words in done.stderr for words in ENDED)
     if done.returncode and not ended and (done.returncode, len(lines), done.stdout) != (2, 1, ""):
         wrong.append(f"{what}: it ends with {done.returncode}: {done.stderr[-600:]}")
     elif done.returncode and not ended and "memory does not suffice" not in lines[0]:
         wrong.append(f"{what}: it does not say what lacks: {lines[0]}")
-    wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
-    wrong += [f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())]
+    wrong += harmed(place, job, before, what)
     wrong += [f"{what}: {path} is left" for path in place.temporary()]
     again = place.run(job.arguments)
     if again.returncode or place.plain(again.stdout) != job.shown:

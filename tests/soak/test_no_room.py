@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from crowding import KINDS, Here, crowded, differing, refused
-from killing import half_written, undisturbed
+from killing import harmed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 LIMITS = 12  # sizes of a file that are tried per command, in the long form
@@ -82,8 +82,7 @@ def filled(place, job, kilobytes, wrong) -> int:
     done = place.run(job.arguments)
     filler.unlink()
     wrong += [] if done.returncode == 0 else refused(what, done)
-    wrong += [f"{what}: {path} is not whole" for path in half_written(place, job, before)]
-    wrong += [f"{what}: {path} is gone" for path in sorted(before.keys() - place.tree().keys())]
+    wrong += harmed(place, job, before, what)
     wrong += [f"{what}: {path} is left" for path in place.temporary()]
     again = place.run(job.arguments)
     wrong += [f"{what}: then {again.stderr[-300:]}"] if again.returncode else []

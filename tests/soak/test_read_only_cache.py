@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from crowding import Here, differing
-from killing import half_written, undisturbed
+from killing import error_lines, harmed, undisturbed
 
 SENTENCE = (
     r"error: The cache '.*/cache' cannot be written: Read-only file system\. "
@@ -40,15 +40,13 @@ def test_every_command_ends_or_says_what_may_not_be_written(commands, tmp_path, 
             done = place.run(job.arguments)
         ended[job.name] = done.returncode
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+            lines = error_lines(done)
             said = done.returncode == 2 and len(lines) == 1 and re.fullmatch(SENTENCE, lines[0])
             wrong += [] if said else [f"{job.name}: {done.stderr[-300:]}"]
         else:
             shown = place.plain(done.stdout)
             wrong += [] if shown == job.shown else [f"{job.name}: it prints {shown}"]
-        wrong += [f"{job.name}: {path} is not whole" for path in half_written(place, job, before)]
-        gone = before.keys() - place.tree().keys()
-        wrong += [f"{job.name}: {path} is gone" for path in sorted(gone)]
+        wrong += harmed(place, job, before, job.name)
         again = place.run(job.arguments)
         wrong += [f"{job.name}: then {again.stderr[-300:]}"] if again.returncode else []
         wrong += [f"{job.name}: {path} differs" for path in differing(job, place.tree())]
