@@ -171,26 +171,25 @@ def _no_room(path: Path, reason: str, needed: int) -> str:
     """What could not be written, why, how much is free there, and what to do; where writing is not
     allowed, room would not help.
     """
-    whole, full = _whole(path), reason in FULL.values()
+    whole = _whole(path)
     in_cache = path.absolute().is_relative_to(cache_folder().absolute())
-    if not full:
+    if reason in FULL.values():
+        nearest = next(folder for folder in (whole.parent, *whole.parents) if folder.is_dir())
+        with suppress(OSError):
+            there = (path, *path.rglob("*")) if path.is_dir() else (path,)
+            taken = sum(file.stat().st_size for file in there if file.is_file())
+            free = megabytes(taken + shutil.disk_usage(nearest).free)
+            more = f"{megabytes(needed)} are needed, " if needed else ""
+            reason = f"{reason} ({more}{free} are free in '{nearest}')"
+        advice = "Make room there, or choose another folder; what was there before is unchanged."
+        if in_cache:
+            advice = "Empty it with `lrcore cache --clear`, or set LRCORE_CACHE to another folder."
+    else:
+        advice = "Choose a folder that may be written; what was there before is unchanged."
         if in_cache:
             advice = "Set LRCORE_CACHE to a folder that may be written."
-            return f"The cache '{cache_folder()}' cannot be written: {reason}. {advice}"
-        advice = "Choose a folder that may be written; what was there before is unchanged."
-        return f"'{whole}' cannot be written: {reason}. {advice}"
-    nearest = next(folder for folder in (whole.parent, *whole.parents) if folder.is_dir())
-    with suppress(OSError):
-        there = (path, *path.rglob("*")) if path.is_dir() else (path,)
-        taken = sum(file.stat().st_size for file in there if file.is_file())
-        free = megabytes(taken + shutil.disk_usage(nearest).free)
-        more = f"{megabytes(needed)} are needed, " if needed else ""
-        reason = f"{reason} ({more}{free} are free in '{nearest}')"
-    if in_cache:
-        advice = "Empty it with `lrcore cache --clear`, or set LRCORE_CACHE to another folder."
-        return f"The cache '{cache_folder()}' cannot be written: {reason}. {advice}"
-    advice = "Make room there, or choose another folder; what was there before is unchanged."
-    return f"'{whole}' cannot be written: {reason}. {advice}"
+    what = f"The cache '{cache_folder()}'" if in_cache else f"'{whole}'"
+    return f"{what} cannot be written: {reason}. {advice}"
 
 
 def write_text(path: str | Path, text: str) -> None:
