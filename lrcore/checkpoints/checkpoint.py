@@ -24,14 +24,13 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InputError
 from ..files import OFFLOADED, cache_folder, folder_draft_of
-from ..models.config import quiet, read_config, write_config
+from ..models.config import read_config, write_config
 from ..models.gguf import note_of
-from ..models.in_memory import load_in_memory
+from ..models.in_memory import empty_compressed, load_in_memory
 from ..models.load import (
     LoadedModel,
     checked,
@@ -56,7 +55,6 @@ from ..models.weights import (
     read_json,
     weight_files,
 )
-from ..modules.install import install
 from ..provenance import Provenance
 from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
@@ -181,7 +179,7 @@ def load_checkpoint(
         _check_apart(folder, described)
         free_at_once()
     try:
-        network = _empty_network(config, stored, described.structure)
+        network = empty_compressed(config, stored, described.structure)
         if offload:
             waiting = _wait(network, files, described, into, target)
         else:
@@ -227,16 +225,6 @@ def read_provenance(folder: Path) -> Provenance:
     """
     report = folder / "report.json"
     return Provenance.from_dict(read_json(report)) if report.is_file() else Provenance()
-
-
-def _empty_network(
-    config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]
-) -> PreTrainedModel:
-    """The modules without weights."""
-    network = empty_network(config, dtype)
-    with torch.device("meta"), quiet(), no_init_weights():
-        install(network, shapes)
-    return network
 
 
 def _check_apart(folder: Path, described: Description) -> None:

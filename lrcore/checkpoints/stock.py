@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError
@@ -24,7 +23,7 @@ from ..experts import STACKED
 from ..history import StockFit
 from ..layer import ACROSS, LATENT_MATRICES, Layer, Linear
 from ..models.architectures import architecture_of, decoder_layers, text_config
-from ..models.config import auto_class, quiet
+from ..models.config import auto_class, unfilled
 from ..models.layers import experts_path, read_layer
 from ..models.load import LoadedModel
 from ..models.offload import stored_of
@@ -219,7 +218,7 @@ def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
             text.head_dim = layers[0].head_size
             text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
         config.dtype = network.dtype
-        with torch.device("meta"), quiet(), no_init_weights():
+        with torch.device("meta"), unfilled():
             native = auto_class(config).from_config(
                 config, dtype=network.dtype, attn_implementation=row.kernel
             )

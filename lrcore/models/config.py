@@ -23,6 +23,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from ..errors import InputError
@@ -236,6 +237,13 @@ def quiet() -> Iterator[None]:
             logging.set_verbosity(verbosity)
             if bars:
                 logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def unfilled() -> Iterator[None]:
+    """Networks that are built inside get no weights of their own; `quiet`, and alone as there."""
+    with quiet(), no_init_weights():
+        yield
 
 
 def one_line(error: Exception) -> str:

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.initialization import no_init_weights
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InputError
 from ..files import cache_folder
 from ..modules.install import install
-from .config import family_config, one_line, quiet
+from .config import family_config, one_line, unfilled
 from .load import LoadedModel, empty_network, move_to, resolve_device, resolve_dtype
 from .weights import check_finite
 
@@ -52,6 +51,18 @@ def load_in_memory(
     return LoadedModel(name, shell, tokenizer, key, folder)
 
 
+def empty_compressed(
+    config: PretrainedConfig, dtype: torch.dtype, shapes: dict[str, Any]
+) -> PreTrainedModel:
+    """The modules of a compressed model without weights; shapes: of its layers, as they are
+    described.
+    """
+    network = empty_network(config, dtype)
+    with torch.device("meta"), unfilled():
+        install(network, shapes)
+    return network
+
+
 def _around(
     tensors: dict[str, Tensor],
     config: Any,
@@ -61,10 +72,11 @@ def _around(
 ) -> PreTrainedModel:
     """The modules of a config with these tensors [...] as their weights."""
     try:
-        shell = empty_network(config, dtype)
-        if lowrank:
-            with torch.device("meta"), quiet(), no_init_weights():
-                install(shell, lowrank["layers"])
+        shell = (
+            empty_compressed(config, dtype, lowrank["layers"])
+            if lowrank
+            else empty_network(config, dtype)
+        )
         cast = {
             path: tensor.to(dtype) if tensor.is_floating_point() else tensor
             for path, tensor in tensors.items()

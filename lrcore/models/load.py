@@ -15,7 +15,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.initialization import no_init_weights
 
 from ..account import SizeAndCost
 from ..errors import InputError, unknown
@@ -37,6 +36,7 @@ from .config import (
     one_line,
     quiet,
     read_config,
+    unfilled,
 )
 from .gguf import dequantised, note_of
 from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
@@ -290,7 +290,7 @@ def empty_network(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMod
     Built on the CPU, not on "meta", because buffers that no file holds are computed on the way;
     memory that nobody writes to is only promised.
     """
-    with quiet(), no_init_weights():
+    with unfilled():
         network = auto_class(config).from_config(
             config,
             dtype=dtype,

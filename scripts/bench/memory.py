@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.initialization import no_init_weights
 
 from lrcore.data import load_texts
+from lrcore.models.config import unfilled
 from lrcore.models.hub import locate
-from lrcore.models.load import quiet
 
 from .page import ROOT, machine, note, table, write_section
 
@@ -84,7 +83,7 @@ def write_model(folder: Path) -> int:
 
     Returns the number of parameters.
     """
-    with quiet(), no_init_weights():
+    with unfilled():
         network = LlamaForCausalLM._from_config(LlamaConfig(**SHAPE), dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

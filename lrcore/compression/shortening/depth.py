@@ -8,11 +8,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from ...errors import InputError
 from ...models.architectures import architecture_of, decoder_layers, text_config
-from ...models.config import auto_class, quiet
+from ...models.config import auto_class, unfilled
 from ...models.layers import clone
 from ...models.stream import exchanged, identity_layer
 
@@ -87,7 +86,7 @@ def _described(config: Any, kernel: str) -> dict[str, Any] | None:
     """
     try:
         read = type(config).from_dict(config.to_dict())
-        with torch.device("meta"), quiet(), no_init_weights():
+        with torch.device("meta"), unfilled():
             return _shapes(auto_class(read).from_config(read, attn_implementation=kernel))
     except (StrictDataclassError, ValueError, IndexError, KeyError):
         return None
