@@ -13,9 +13,8 @@ LEFT = timedelta(minutes=5)  # a page whose connection broke may come back
 def drop(pages: StateHolder, now: datetime) -> None:
     """Forget the pages that were closed and not used since for LEFT."""
     with pages.lock:
-        used = {**pages.time_last_used}
         closed = [name for name, page in pages.session_data.items() if page.is_closed]
         for name in closed:
-            if now - used.get(name, now) >= LEFT:
+            if now - pages.time_last_used.get(name, now) >= LEFT:
                 del pages.session_data[name]
                 pages.time_last_used.pop(name, None)

@@ -357,7 +357,7 @@ def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) 
     return (gr.skip(),) * 4 if slot == drawn else (None, *draw_cell(store, slot, *others))
 
 
-def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) -> gr.Dropdown:
+def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) -> dict[str, Any]:
     """The heads of the selected component, to look at one alone, or at each side by side."""
     choices = head_choices(store, slot, key)
     several = len(choices) > 1
@@ -373,7 +373,7 @@ def head_choices(store: Store, slot: list, key: list | None) -> list[tuple[str, 
     return [(cell_text.ALL_HEADS, ALL_HEADS), *each]
 
 
-def list_layers(store: Store, key: list | None) -> gr.Dropdown:
+def list_layers(store: Store, key: list | None) -> dict[str, Any]:
     """The layers that can be drawn beside the selected one."""
     return gr.update(choices=layer_choices(store, key))
 

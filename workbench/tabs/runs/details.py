@@ -162,7 +162,7 @@ def can_be_stock(run: lrcore.Run) -> bool:
     return fit is None or fit.qualifies
 
 
-def formats(run: lrcore.Run) -> tuple[str, dict[str, Any], gr.Button]:
+def formats(run: lrcore.Run) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Whether the run fits a stock architecture, the formats of an export, the button that puts
     ranks which fit into the form.
     """
