@@ -8,7 +8,17 @@ from starlette.middleware import Middleware
 
 import lrcore
 
-from . import api, first_analysis, left_pages, polling, selection_events, sidebar, text, waiting
+from . import (
+    api,
+    first_analysis,
+    heap,
+    left_pages,
+    polling,
+    selection_events,
+    sidebar,
+    text,
+    waiting,
+)
 from .access import login
 from .assets import STYLE, script
 from .events import QUIET, bind, present_browser
@@ -61,6 +71,7 @@ IDLE = 0.01
 
 def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
+    heap.share()
     store = store or Store(lrcore.runs_root(), KINDS, present_browser)
     with Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         titles = tuple(tab.TITLE for tab in TABS)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lrcore
 
+from . import heap
 from .job import Job
 from .job_record import ENDED, JobRecord
 from .priority import JOBS, give_way
@@ -192,23 +193,27 @@ class Jobs:
                 record = self.waiting()[0]
                 self._note_turn(record.client)
                 record.start()
-            self._try_to_write(record)
-            log.info("job %s: %s starts", record.id, record.title)
-            try:
-                with lrcore.cancellable(record.go_on):
-                    record.result = self._work(record)
-                self._end(record, "done")
-            except lrcore.Cancelled:
-                with self._lock:
-                    again = record.put_off.is_set() and not record.cancelled.is_set()
-                    if again:
-                        record.wait_again()
-                if not again:
-                    self._end(record, "cancelled")
-            except lrcore.InputError as error:
-                self._end(record, "failed", str(error))
-            except Exception as error:
-                self._end(record, "failed", self._fault(record, error))
+            with heap.given_back():
+                self._do(record)
+
+    def _do(self, record: JobRecord) -> None:
+        self._try_to_write(record)
+        log.info("job %s: %s starts", record.id, record.title)
+        try:
+            with lrcore.cancellable(record.go_on):
+                record.result = self._work(record)
+            self._end(record, "done")
+        except lrcore.Cancelled:
+            with self._lock:
+                again = record.put_off.is_set() and not record.cancelled.is_set()
+                if again:
+                    record.wait_again()
+            if not again:
+                self._end(record, "cancelled")
+        except lrcore.InputError as error:
+            self._end(record, "failed", str(error))
+        except Exception as error:
+            self._end(record, "failed", self._fault(record, error))
 
     def _note_turn(self, client: Hashable) -> None:
         """Remember when a client was served; clients without jobs are forgotten."""

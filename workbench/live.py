@@ -21,6 +21,7 @@ from typing import Any
 
 import lrcore
 
+from . import heap
 from .continuation import Continuation, compare, continued
 from .keys import model_key, plan_key
 from .objects import ObjectCache
@@ -231,7 +232,7 @@ class Live:
                 if all(other.key != key for other in list(self._requests.values())):
                     raise lrcore.Cancelled(stage)
 
-            with suppress(lrcore.Cancelled):
+            with heap.given_back(), suppress(lrcore.Cancelled):
                 self._serve(request, go_on)
 
     def _serve(self, request: LiveRequest, progress: lrcore.Progress) -> None:

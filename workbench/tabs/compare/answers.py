@@ -9,7 +9,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import text
+from ... import heap, text
 from ...components import MOST_TOKENS, Number, Slider, Textbox, panel, whole
 from ...events import DRAWN, QUIET, bind, listen
 from ...page import MOST_RUNS, Page
@@ -110,11 +110,12 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
         "seed": int(seed or 0),
     }
     shown, answers = time.monotonic(), []
-    for answers in lrcore.in_turns(models(store, ids, form), prompt, **settings):
-        # a page that is sent more than it can draw falls behind, and Stop with it
-        if time.monotonic() - shown >= FRAME:
-            yield frame(prompt, names, answers)
-            shown = time.monotonic()
+    with heap.given_back():
+        for answers in lrcore.in_turns(models(store, ids, form), prompt, **settings):
+            # a page that is sent more than it can draw falls behind, and Stop with it
+            if time.monotonic() - shown >= FRAME:
+                yield frame(prompt, names, answers)
+                shown = time.monotonic()
     yield frame(prompt, names, answers)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 import lrcore
 
-from ... import markup, run_text, text
+from ... import heap, markup, run_text, text
 from ...components import MOST_TOKENS, Slider, Textbox, download, panel, whole
 from ...events import QUIET, bind, listen
 from ...page import Page
@@ -77,7 +77,8 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
         "top_p": top_p,
         "seed": 0,
     }
-    rows = lrcore.answers(compared, prompts, **settings)
+    with heap.given_back():
+        rows = lrcore.answers(compared, prompts, **settings)
     for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
         row["model"] = name
     for i, run in enumerate(runs, start=1):
