@@ -9,6 +9,7 @@ those that are missing: a sample of the layer's inputs, run through this expert.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,25 +41,59 @@ def needs_of(needs: Iterable[Need], count: int) -> frozenset[Need]:
     return needs.difference(inner) | each | {SHARES, COUNTS, SAMPLE}
 
 
-def observe(
-    experts: Experts, accumulator: Accumulator, x: Tensor, chosen: Tensor, weights: Tensor
-) -> None:
-    """Add a batch: the inputs x [n, d] of the experts, those chosen [n, active], and the weights
-    [n, active] of their outputs.
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """A batch of n tokens on their way to E experts.
+
+    inputs [n, d]: what the experts read of them, each token once. reached [n, E] bool: by which
+    experts. weights [n, E] float32: of their outputs, 0 where they are not reached. each [E, n, d]:
+    what every expert reads, where that differs.
     """
-    count = len(experts.mlps)
-    dense = torch.zeros(len(x), count, dtype=torch.float32, device=x.device)
-    accumulator.observe("routing", dense.scatter(1, chosen, weights.float()))
-    accumulator.observe("routed", dense.scatter(1, chosen, 1.0))
-    accumulator.observe("mlp_in", x)
+
+    inputs: Tensor
+    reached: Tensor
+    weights: Tensor
+    each: Tensor | None = None
+
+    def of(self, number: int) -> tuple[Tensor, Tensor]:
+        """The inputs [m, d] of one expert, and the weights [m] of its outputs."""
+        tokens = self.reached[:, number].nonzero().squeeze(-1)
+        inputs = self.inputs if self.each is None else self.each[number]
+        return inputs[tokens], self.weights[tokens, number]
+
+
+def routed(
+    count: int, x: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None
+) -> Routed:
+    """What a family calls its experts with.
+
+    The inputs x [n, d], those chosen [n, active] and the weights [n, active] of their outputs. Or,
+    of a family whose router scales inputs instead (Llama 4), x [count * n, d] alone: the inputs of
+    every expert, zeros of tokens that do not reach it.
+    """
+    if chosen is None or weights is None:
+        each = x.view(count, -1, x.shape[-1])
+        reached = (each != 0).any(dim=-1).T
+        first = reached.int().argmax(1)
+        inputs = each[first, torch.arange(len(first), device=x.device)]
+        return Routed(inputs, reached, reached.float(), each)
+    none = torch.zeros(len(x), count, dtype=torch.float32, device=x.device)
+    reached = none.scatter(1, chosen, 1.0) > 0
+    return Routed(x, reached, none.scatter(1, chosen, weights.float()))
+
+
+def observe(experts: Experts, accumulator: Accumulator, batch: Routed) -> None:
+    """Add a batch of the tokens that a layer's experts read."""
+    accumulator.observe("routing", batch.weights)
+    accumulator.observe("routed", batch.reached.float())
+    accumulator.observe("mlp_in", batch.inputs)
     if accumulator.taps.isdisjoint(tap_of(tap, 0) for tap in OF_EXPERTS):
         return
     for number, mlp in enumerate(experts.mlps):
-        tokens, places = torch.where(chosen == number)
-        own, counts = x[tokens], weights[tokens, places].float() ** 2
-        accumulator.observe(tap_of("mlp_in", number), own, counts)
+        own, weights = batch.of(number)
+        accumulator.observe(tap_of("mlp_in", number), own, weights**2)
         if tap_of("mlp_hidden", number) in accumulator.taps:
-            accumulator.observe(tap_of("mlp_hidden", number), neurons(mlp, own), counts)
+            accumulator.observe(tap_of("mlp_hidden", number), neurons(mlp, own), weights**2)
 
 
 def neurons(mlp: MLP, x: Tensor) -> Tensor:

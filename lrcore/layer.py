@@ -141,10 +141,11 @@ class Attention:
     the head outputs; v is then [n_q * v_size, d] and o [d, v_size].
     channel: only where k is a cached latent and positions are rotary.
     kept: the module stays the family's own, and no more than its matrices are replaced.
-    factors: of multi-head latent attention in a family that has it, which is kept: its projections
-    by name in forward order, "q" or "q_a" and "q_b", "kv_a" (to the cached latent and the key that
-    all heads share), "kv_b" and "o". q is then what gives the queries, k kv_a and v kv_b.
-    latent_size: the cached numbers per token there.
+    factors: of attention that is kept: its projections by name in forward order. Of multi-head
+    latent attention "q" or "q_a" and "q_b", "kv_a" (to the cached latent and the key that all heads
+    share), "kv_b" and "o"; q is then what gives the queries, k kv_a and v kv_b. Of others "q", "k",
+    "v" and "o", without "v" where k gives the values too; v is k then.
+    cache_size: the cached numbers per token there.
     """
 
     q: Projection
@@ -170,7 +171,7 @@ class Attention:
     channel: RotaryChannel | None = None
     kept: bool = False
     factors: Mapping[str, Projection] | None = None
-    latent_size: int = 0
+    cache_size: int = 0
 
     @property
     def named(self) -> Mapping[str, Projection]:
@@ -184,8 +185,7 @@ class Attention:
             outer: dict[str, Any] = dict(changed)
             return replace(self, **outer)
         f = {**self.factors, **changed}
-        q = f["q_b"] if "q_b" in f else f["q"]
-        return replace(self, factors=f, q=q, k=f["kv_a"], v=f["kv_b"], o=f["o"])
+        return replace(self, factors=f, **roles(f))
 
     @property
     def group(self) -> int:
@@ -227,11 +227,20 @@ class Attention:
     def kv_values(self) -> int:
         """Cached numbers per token."""
         if self.factors is not None:
-            return self.latent_size
+            return self.cache_size
         k, v = self.cached_latent("k"), self.cached_latent("v")
         if k is not None and v is not None and same_matrix(k.down, v.down):
             return k.rank
         return self.cached("k") + self.cached("v")
+
+
+def roles(factors: Mapping[str, Projection]) -> dict[str, Any]:
+    """Which of the projections of an attention that is kept are its `q`, `k`, `v` and `o`."""
+    after = {"q": ("q_b", "q"), "k": ("kv_a", "k"), "v": ("kv_b", "v", "k"), "o": ("o",)}
+    return {
+        role: factors[next(name for name in names if name in factors)]
+        for role, names in after.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +376,8 @@ def raised_keys(a: Attention) -> int:
     multi-head latent attention in a family that has it, those of its values too.
     """
     if a.factors is not None:
-        return sum(multiplied(part) for part in parts(a.factors["kv_b"]))
+        raised = a.factors.get("kv_b")
+        return 0 if raised is None else sum(multiplied(part) for part in parts(raised))
     latent = a.cached_latent("k")
     return 0 if latent is None else count(latent.up)
 

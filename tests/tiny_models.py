@@ -72,6 +72,14 @@ CONFIGS: dict[str, dict] = {
         "attn_logit_softcapping": 2.0,
     },
     "gemma3_text": {**_LLAMA, **_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 12},
+    "gemma4_text": {
+        **_LLAMA,
+        **_WINDOWS,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+    },
     "phi": {
         **_MHA,
         "intermediate_size": 64,
@@ -183,6 +191,16 @@ CONFIGS: dict[str, dict] = {
             "truncate": False,
             "original_max_position_embeddings": 32,
         },
+    },
+    "llama4_text": {
+        **_LLAMA,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size": 24,
+        "intermediate_size_mlp": 48,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 8,
     },
     "deepseek_v2": {
         **_DEEPSEEK,

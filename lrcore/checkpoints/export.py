@@ -16,9 +16,10 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError
 from ..models.architectures import architecture_of, decoder_layers, text_config
-from ..models.config import CONFIG, UNEVEN, auto_class, write_config
+from ..models.config import CONFIG, SIZES, auto_class, write_config
 from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
+from ..models.per_layer import UNEVEN, sizes_by_layer, values_of
 from ..models.structure import structure
 from ..models.weights import MARK, read_json
 from .card import Usage, model_card
@@ -75,6 +76,7 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
     network = model.network
     (folder / f"{MODELING}.py").write_text(modeling_source(network), encoding="utf-8")
     loader = auto_class(network.config).__name__
+    dense = sizes_by_layer(text_config(network))
     write_config(
         network,
         folder,
@@ -85,9 +87,9 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
             for name, made in (("AutoConfig", CONFIG_CLASS), ("AutoModel", BODY), (loader, CLASS))
         },
         dtype=model.dtype,
-        lowrank={"layers": structure(network)},
+        lowrank={"layers": structure(network)} | ({SIZES: dense} if dense else {}),
     )
-    if sizes := uneven_sizes(network):
+    if sizes := {str(index): own for index, own in (dense | uneven_sizes(network, dense)).items()}:
         values = read_json(folder / CONFIG)
         text = values.get("text_config", values)
         # who reads the config alone still gets the sizes of the dense layers
@@ -95,15 +97,17 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
         write_json(folder / CONFIG, values)
 
 
-def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, int]]:
+def uneven_sizes(
+    network: PreTrainedModel, dense: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
     """`per_layer_config` of transformers: by layer, as its config names them, the width of the MLP
-    and the size of the heads where they differ from the config's.
+    and the size of the heads where they differ from the config's, beside what the dense model has.
 
     Heads whose keys and values have two sizes, or are cached as latents, have no size there.
     """
     row, text = architecture_of(network), text_config(network)
-    names = (row.width, "head_dim" if hasattr(text, "head_dim") else None)
-    sizes: dict[str, dict[str, int]] = {}
+    names = (row.width, "head_dim" if values_of(text, "head_dim") else None)
+    sizes: dict[int, dict[str, Any]] = {}
     for index in range(len(decoder_layers(network))):
         layer = layer_shapes(network, index)
         a, m = layer.attention, layer.mlp
@@ -111,10 +115,10 @@ def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, int]]:
         even = a.qk_size == a.v_size and not a.latent and not a.summed
         head = a.qk_size if even else a.head_size
         # a width of None in a config is four times that of the stream
-        dense = (getattr(text, row.width or "", None) or 4 * text.hidden_size, a.head_size)
-        own = zip(names, (width, head), dense, strict=True)
+        whole = (getattr(text, row.width or "", None) or 4 * text.hidden_size, a.head_size)
+        own = zip(names, (width, head), whole, strict=True)
         changed = {name: size for name, size, full in own if name and size and size != full}
-        sizes |= {str(index): changed} if changed else {}
+        sizes |= {index: {**dense.get(index, {}), **changed}} if changed else {}
     return sizes
 
 

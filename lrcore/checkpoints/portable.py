@@ -13,7 +13,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..models.config import UNEVEN, own_type
+from ..models.config import SIZES, own_type
+from ..models.per_layer import UNEVEN
 
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
@@ -55,7 +56,7 @@ class LowRank:
     def __init__(self, config):
         text = config.get_text_config()
         sizes = text.to_dict().get("{uneven}")
-        text.{uneven} = None  # the dense network is made first, with layers that are alike
+        text.{uneven} = config.lowrank.get("{dense}")  # the dense network is made first
         super().__init__(config)
         text.{uneven} = sizes
         install(self, places_in(config.lowrank["layers"], self.inside))
@@ -135,6 +136,7 @@ def modeling_source(network: PreTrainedModel) -> str:
         config=config,
         type=kind,
         uneven=UNEVEN,
+        dense=SIZES,
     )
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 

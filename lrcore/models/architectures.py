@@ -52,6 +52,12 @@ _LATENT_NOTE = (
     "from them (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
 )
 
+_KEPT: dict[str, Any] = {
+    "kept": True,
+    "factors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
+}
+_KEPT_NOTE = "Attention and its cache stay as they are: its four matrices can be low-rank pairs."
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         note="Llama 1 to 3.x; rope scaling acts on the angles and needs nothing."
@@ -81,6 +87,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
         note=f"As gemma, with two rotary embeddings. {_NORMED}",
+    ),
+    "gemma4_text": Architecture(
+        **_KEPT,
+        activation="hidden_activation",
+        norm_after=True,
+        sequential=None,
+        requires={
+            "use_bidirectional_attention": None,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "enable_moe_block": False,
+        },
+        note=f"Gemma 4 31B; heads differ in size by layer, and values are normalised. {_KEPT_NOTE} "
+        "Where keys give the values too, there are three.",
     ),
     "phi": Architecture(
         o="self_attn.dense",
@@ -364,6 +384,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="Every head has a sink, a score that belongs to no key. Gates and ups of experts are "
         f"clamped. Weights in MXFP4 are dequantised on loading. {_EXPERTS}",
     ),
+    "llama4_text": Architecture(
+        **_KEPT,
+        mlp="feed_forward",
+        gate="feed_forward.gate_proj",
+        up="feed_forward.up_proj",
+        down="feed_forward.down_proj",
+        experts=True,
+        router="feed_forward.router",
+        width="intermediate_size_mlp",
+        expert_width="intermediate_size",
+        note=f"{_KEPT_NOTE} The router scales what its experts read. {_EXPERTS}",
+    ),
     "deepseek_v2": Architecture(
         **_LATENT,
         requires={"mlp_bias": False},
@@ -386,17 +418,15 @@ ARCHITECTURES: dict[str, Architecture] = {
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
     "gemma3n": "layers share their keys and values, and carry several residual streams",
-    "gemma4": "layers differ in head size; some have inputs of their own or share keys and values",
-    "llama4": "its experts run on every token, scaled by the router before they do",
     "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "
     "it was made of",
 }
 
 # Multimodal models and the path of their language model, of a family above; the rest is unchanged.
 MULTIMODAL = dict.fromkeys(
-    ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "mistral3"),
+    ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
     "model.language_model",
-)
+) | {"llama4": "language_model.model"}
 
 
 def text_config(network: PreTrainedModel) -> Any:

@@ -29,17 +29,18 @@ from transformers.utils import logging
 from ..errors import InputError
 from ..shortage import raise_shortage
 from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL
+from .per_layer import UNEVEN
 from .weights import read_json
 
 CONFIG = "config.json"
 OWN_TYPE = "lowrank_"  # before the family in the model_type of a compressed model
 ROW = 16  # bytes: what rows of PyTorch's grouped product begin at multiples of
 PUBLISHED = ("mxfp4", "fp8")  # quantised as it is published (gpt-oss; DeepSeek-V3)
-UNEVEN = "per_layer_config"  # of transformers: the sizes of layers that differ from the others
 # Layers that a config may name: transformers makes lists as long before any weight is looked at.
 MOST_LAYERS = 10_000
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # of an export, for its modeling file and for those who read its config alone
+SIZES = "sizes"  # in `lowrank`: what the dense model's layers have for themselves
 OWN_FIELDS = (
     "architectures",
     "auto_map",
@@ -138,10 +139,17 @@ def _config_of(folder: Path, family: str, values: Mapping[str, Any]) -> Pretrain
 
 
 def _of_family(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
-    """The config of a dense model of a family, from that of an export."""
-    kept = {name: value for name, value in values.items() if name not in OWN_FIELDS}
+    """The config of a dense model of a family, from that of an export or a checkpoint."""
+    own, sizes = set(OWN_FIELDS), {}
+    if "lowrank" in values:  # the sizes that the dense model's layers have, not the export's
+        sizes = {UNEVEN: s} if (s := values["lowrank"].get(SIZES)) else {}
+    else:
+        own.discard(UNEVEN)
+    kept = {name: value for name, value in values.items() if name not in own}
     if isinstance(text := kept.get("text_config"), Mapping):
-        kept["text_config"] = {name: v for name, v in text.items() if name not in OWN_FIELDS}
+        kept["text_config"] = {name: v for name, v in text.items() if name not in own} | sizes
+    else:
+        kept |= sizes
     return CONFIG_MAPPING[family].from_dict(kept | {"model_type": family})
 
 
@@ -160,7 +168,8 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
                 f"'{path}': a {family} model with {name} {value!r} is not supported, only with "
                 f"{supported!r}."
             )
-    if architecture.kept and text.num_key_value_heads not in (None, text.num_attention_heads):
+    latents = "kv_b" in (architecture.factors or ())
+    if latents and text.num_key_value_heads not in (None, text.num_attention_heads):
         raise InputError(
             f"'{path}': num_key_value_heads is {text.num_key_value_heads}, but from the latents of "
             f"a {family} model every query head ({text.num_attention_heads}) has keys and values "

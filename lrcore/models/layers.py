@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..gates import CLAMPED
-from ..layer import MLP, Attention, Experts, Layer, LowRank, Projection, RotaryChannel
+from ..layer import MLP, Attention, Experts, Layer, LowRank, Projection, RotaryChannel, roles
 from ..modules.compressed import SIZES, CompressedAttention, CompressedExperts, CompressedMLP
 from ..modules.install import attention_module, in_place_of
 from ..modules.own_tables import own_table
@@ -98,7 +98,7 @@ def _read(network: PreTrainedModel, index: int, module: nn.Module) -> Layer:
             channel=_read_channel(attention),
         )
     elif row.factors is not None:
-        value = _read_latent(network, row, attention, own)
+        value = _read_kept(row, attention, own)
     else:
         value = _read_attention(network, row, attention, own)
     if "up" not in own:
@@ -187,26 +187,35 @@ def _read_attention(
     )
 
 
-def _read_latent(
-    network: PreTrainedModel, row: Architecture, module: nn.Module, own: dict[str, nn.Module]
-) -> Attention:
-    """Multi-head latent attention of a family that has it."""
+def _read_kept(row: Architecture, module: nn.Module, own: dict[str, nn.Module]) -> Attention:
+    """Attention that stays the family's own."""
     attention: Any = module
     factors = {n: _read_projection(own[n]) for n in row.factors or () if n in own}
+    if "kv_a" in factors:  # multi-head latent attention
+        sizes: dict[str, int] = {
+            "n_q": attention.num_heads,
+            "n_kv": attention.num_heads,
+            "head_size": attention.qk_head_dim,
+            "v_size": attention.v_head_dim,
+            "cache_size": attention.kv_lora_rank + attention.qk_rope_head_dim,
+        }
+    else:  # sizes of the heads may be those of a layer
+        n_q = factors["q"].weight.shape[0] // attention.head_dim
+        n_kv = n_q // attention.num_key_value_groups
+        sizes = {
+            "n_q": n_q,
+            "n_kv": n_kv,
+            "head_size": attention.head_dim,
+            "v_size": attention.head_dim,
+            "cache_size": 2 * n_kv * attention.head_dim,
+        }
     return Attention(
-        q=factors["q_b"] if "q_b" in factors else factors["q"],
-        k=factors["kv_a"],
-        v=factors["kv_b"],
-        o=factors["o"],
-        n_q=attention.num_heads,
-        n_kv=attention.num_heads,
-        head_size=attention.qk_head_dim,
-        qk_size=attention.qk_head_dim,
-        v_size=attention.v_head_dim,
+        **roles(factors),
+        **dict[str, Any](sizes),
+        qk_size=sizes["head_size"],
         scale=_scale(row, attention),
         kept=True,
         factors=factors,
-        latent_size=attention.kv_lora_rank + attention.qk_rope_head_dim,
     )
 
 

@@ -2,10 +2,11 @@
 
 Most families have gates above ups along the rows of one matrix. gpt-oss has the matrices
 transposed, gates and ups side by side in turn, and biases. transformers notes all of that on the
-module (`use_experts_implementation`).
+module (`use_experts_implementation`), but for Llama 4, whose matrices are transposed.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,24 @@ from torch import Tensor
 from ..layer import MLP, Linear
 
 PARTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How matrices are stacked. transposed: [experts, in, out]; concatenated: gates before ups, not
+    in turn with them.
+    """
+
+    transposed: bool
+    concatenated: bool
+    biases: bool
+
+
+def layout_of(native: Any) -> Layout:
+    """The layout of a stacked module."""
+    if not hasattr(native, "is_transposed"):
+        return Layout(transposed=True, concatenated=True, biases=False)
+    return Layout(native.is_transposed, native.is_concatenated, native.has_bias)
 
 
 def separate(native: Any, activation: str) -> tuple[MLP, ...]:
@@ -28,18 +47,18 @@ def separate(native: Any, activation: str) -> tuple[MLP, ...]:
 
 
 def _linear(native: Any, leaf: str, name: str, number: int) -> Linear:
-    weight = getattr(native, leaf).detach()[number]
-    weight = weight.T if native.is_transposed else weight
-    bias = getattr(native, f"{leaf}_bias").detach()[number] if native.has_bias else None
+    layout, weight = layout_of(native), getattr(native, leaf).detach()[number]
+    weight = weight.T if layout.transposed else weight
+    bias = getattr(native, f"{leaf}_bias").detach()[number] if layout.biases else None
     if len(PARTS[leaf]) == 1:
         return Linear(weight, bias)
-    own = _rows(native, len(weight) // 2, PARTS[leaf].index(name))
+    own = _rows(layout, len(weight) // 2, PARTS[leaf].index(name))
     return Linear(weight[own], None if bias is None else bias[own])
 
 
-def _rows(native: Any, width: int, place: int) -> slice:
+def _rows(layout: Layout, width: int, place: int) -> slice:
     """The rows of gates (0) or ups (1) in the matrix that holds both."""
-    if native.is_concatenated:
+    if layout.concatenated:
         return slice(place * width, (place + 1) * width)
     return slice(place, None, 2)
 
@@ -50,12 +69,12 @@ def stacked(native: Any, leaf: str, experts: Sequence[Mapping[str, Tensor]]) -> 
     leaf: of the parameter, such as "gate_up_proj_bias". Returns [experts, ...].
     """
     kind = "bias" if leaf.endswith("_bias") else "weight"
-    parts = PARTS[leaf.removesuffix("_bias")]
+    layout, parts = layout_of(native), PARTS[leaf.removesuffix("_bias")]
     whole = []
     for expert in experts:
         own = [expert[f"{name}_proj.{kind}"] for name in parts]
         joined = torch.cat(own)
         for place, one in enumerate(own if len(own) > 1 else ()):
-            joined[_rows(native, len(one), place)] = one
-        whole.append(joined.T if native.is_transposed and kind == "weight" else joined)
+            joined[_rows(layout, len(one), place)] = one
+        whole.append(joined.T if layout.transposed and kind == "weight" else joined)
     return torch.stack(whole)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..experts import SHARES, needs_of, observe
+from ..experts import SHARES, needs_of, observe, routed
 from ..modules.compressed import CompressedAttention, in_halves, whole_head
 from ..modules.own_tables import tables_of
 from ..modules.sliced import SlicedLayer
@@ -290,7 +290,9 @@ class LayerStream:
             assert experts is not None  # as the needs say
             module = layer.get_submodule(path)
             hook = module.register_forward_pre_hook(
-                lambda _module, args: observe(experts, accumulator, *args)
+                lambda _module, args: observe(
+                    experts, accumulator, routed(len(experts.mlps), *args[:3])
+                )
             )
             stack.callback(hook.remove)
         for tap, name in {"q_rotated": "q", "k_rotated": "k"}.items():

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..shortage import raise_shortage
 from ..tensor_files import NAMES
+from .per_layer import values_of
 
 MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -132,8 +133,9 @@ def check_claims(folder: Path, config: Any, files: list[Path]) -> None:
     check_layers(folder, config, len(shapes))
     widest = max((size for shape in shapes for size in shape), default=0)
     for name in SIZES:
-        claimed = getattr(config, name, None)
-        if isinstance(claimed, int) and claimed > LOOSE * widest:
+        sizes = [size for size in values_of(config, name) if isinstance(size, int)]
+        claimed = max(sizes, default=0)
+        if claimed > LOOSE * widest:
             raise InputError(
                 f"'{folder}': {name} is {claimed:,} by config.json, but no tensor in the weights "
                 f"is wider than {widest:,}. Config and weights belong to different models."

@@ -371,12 +371,25 @@ class CompressedExperts(nn.ModuleList):
             module[number] = CompressedMLP.of(mlp)
         return module
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        top_k_index: Tensor | None = None,
+        top_k_weights: Tensor | None = None,
+    ) -> Tensor:
         """The weighted sum of the outputs of the experts that every token is routed to.
 
-        hidden_states [n, d]; top_k_index, top_k_weights [n, active]. Returns [n, d].
+        hidden_states [n, d]; top_k_index, top_k_weights [n, active]. Returns [n, d]. Without those,
+        as Llama 4 calls its experts: hidden_states [experts * n, d] are the inputs of each, scaled
+        by the router, zeros where a token does not reach it; returns the outputs, laid out alike.
         """
         out = torch.zeros_like(hidden_states)
+        if top_k_index is None or top_k_weights is None:
+            sent = (hidden_states != 0).any(dim=-1)
+            for number, own in enumerate(sent.view(len(self), -1)):
+                rows = own.nonzero().squeeze(-1) + number * own.shape[0]
+                out[rows] = self[number](hidden_states[rows]).to(out.dtype)
+            return out
         for number in top_k_index.unique().tolist():
             tokens, places = torch.where(top_k_index == number)
             own = self[number](hidden_states[tokens]) * top_k_weights[tokens, places].unsqueeze(-1)

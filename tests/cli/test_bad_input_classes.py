@@ -226,6 +226,17 @@ MODELS = {
         }.items()
         for value in values
     },
+    **{
+        f"layers have {value!r} for themselves": config(per_layer_config=value)
+        for value in (
+            {"1": {"intermediate_size": 24}},
+            {"1": {"num_key_value_heads": 1}},
+            {"9": {"intermediate_size": 24}},
+            {"one": {"intermediate_size": 24}},
+            {"1": 5},
+            [24],
+        )
+    },
     # lists as long are made of these before any weight is looked at
     "a billion layers in turns": config(model_type="qwen3", num_hidden_layers=10**9),
     "a billion layers by kind": config(

@@ -83,8 +83,12 @@ def routed_to(
     before, count = mixture.rows(), len(mixture.experts.down_proj)  # type: ignore[arg-type]
 
     def renumbered(_module: nn.Module, _args: Any, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        own = torch.tensor(kept, device=out[0].device)
+        if len(out) == 2:  # the weights [n, kept] of the inputs of every expert (Llama 4)
+            weights, logits = out
+            return weights.new_zeros(len(weights), count).index_copy(1, own, weights), logits
         logits, weights, chosen = out
-        return logits, weights, torch.tensor(kept, device=chosen.device)[chosen]
+        return logits, weights, own[chosen]
 
     for (module, name), tensor in rows.items():
         _exchange(module, name, _chosen(tensor, kept, count))
@@ -111,6 +115,8 @@ def keep_experts(
     for module in mixture.block.modules():
         if getattr(module, "num_experts", None) == count:
             vars(module)["num_experts"] = len(kept)
+    if isinstance(mixture.router, nn.Linear):
+        mixture.router.out_features = len(kept)
 
 
 def count_in_config(network: PreTrainedModel, count: int) -> None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ...calibration.calibrate import make_calibration_windows
 from ...errors import InputError
+from ...experts import routed
 from ...history import DROPPED, ExpertsPruned
 from ...layer import MLP
 from ...may_follow import check_may_follow
@@ -125,13 +126,14 @@ def _see(stream: LayerStream, index: int, mixture: Mixture) -> _Seen:
     inputs: list[Tensor] = []
 
     def note(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x, chosen, weights = args[:3]
+        batch = routed(len(experts.mlps), *args[:3])
+        x = batch.inputs
         inputs.append(x[:: max(1, len(x) * len(stream.hidden) // SAMPLE)])
         for number, mlp in enumerate(experts.mlps):
-            tokens, places = torch.where(chosen == number)
-            norms = outputs(mlp, x[tokens]).float().norm(dim=-1) * weights[tokens, places].float()
+            own, weights = batch.of(number)
+            norms = outputs(mlp, own).float().norm(dim=-1) * weights
             totals[number] += float(norms.sum())
-            usage[number] += len(tokens)
+            usage[number] += len(own)
 
     handle = mixture.experts.register_forward_pre_hook(note)
     try:

@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.config import auto_class, unfilled
 from ...models.layers import clone
+from ...models.per_layer import sizes_by_layer
 from ...models.stream import exchanged, identity_layer
 
 PER_LAYER = (
@@ -20,6 +21,7 @@ PER_LAYER = (
     "no_rope_layers",
     "attention_layers",
 )  # fields of configs that list one value for every layer
+PLACES = ("moe_layers",)  # fields that list layers by number
 DENSE_FIRST = "first_k_dense_replace"  # layers before those of experts (DeepSeek)
 PLACE = {"layer_idx", "layer_id"}  # what modules call their place in the KV cache
 
@@ -63,7 +65,10 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
     if (dense := getattr(config, DENSE_FIRST, None)) is not None:
         setattr(config, DENSE_FIRST, sum(i < dense for i in kept))
-    config.num_hidden_layers = len(kept)
+    for field in PLACES:
+        if (places := getattr(config, field, None)) is not None:
+            setattr(config, field, [kept.index(i) for i in places if i in kept])
+    _count(config, kept)
     if _shapes(short) != _described(short.config, architecture_of(short).kernel):
         raise InputError(
             f"The layers of a {config.model_type} model differ in kind by their place, and no "
@@ -71,6 +76,17 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
             f"{', '.join(map(str, sorted(gone)))}. Use a method that makes all layers smaller."
         )
     return short
+
+
+def _count(config: Any, kept: list[int]) -> None:
+    """Say in a config how many layers there are, and what some of them have for themselves."""
+    sizes = sizes_by_layer(config)
+    if sizes:
+        config.per_layer_config = None
+    config.num_hidden_layers = len(kept)
+    own = {place: sizes[i] for place, i in enumerate(kept) if i in sizes}
+    if own:
+        config.per_layer_config = own
 
 
 def _shapes(network: PreTrainedModel) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""Configs whose layers differ in size: `per_layer_config` of transformers."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+UNEVEN = "per_layer_config"
+
+
+def is_uneven(config: PretrainedConfig) -> bool:
+    """Whether some layers have sizes of their own."""
+    return bool(getattr(config, "is_heterogeneous", False))
+
+
+def values_of(config: PretrainedConfig, name: str) -> list[Any]:
+    """The values of a field in all layers, or the one that they share; empty where it is unknown.
+
+    transformers refuses to read a field that differs by layer from the whole config.
+    """
+    configs = list(config.per_layer_config) if is_uneven(config) else [config]
+    return [getattr(one, name) for one in configs if getattr(one, name, None) is not None]
+
+
+def sizes_by_layer(config: PretrainedConfig) -> dict[int, dict[str, Any]]:
+    """The fields that layers have for themselves, by layer."""
+    sizes = config.to_dict().get(UNEVEN) if is_uneven(config) else None
+    return {int(index): dict(own) for index, own in (sizes or {}).items()}
