@@ -13,7 +13,7 @@ import lrcore
 from .components import Slider
 from .events import FormData, form_data
 from .field_text import FIELDS
-from .text import budget
+from .text import budget, built_in_model
 
 # What the page opens with: a policy that needs no measurement on the model and whose ranks differ
 # from uniform ones.
@@ -55,7 +55,7 @@ class Form:
 def choices() -> dict[str, gr.Dropdown]:
     """The fields whose value is one of a list."""
     lists = {
-        "model": lrcore.built_in_models(),
+        "model": [(built_in_model(name), name) for name in lrcore.built_in_models()],
         "dtype": DTYPES,
         "device": DEVICES,
         "data": lrcore.DATASETS,

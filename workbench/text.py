@@ -373,6 +373,11 @@ def layers(numbers: Sequence[int]) -> str:
     return f"Layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
+def built_in_model(name: str) -> str:
+    """A model of the list, told apart from the small ones that were trained for the page."""
+    return name if name in lrcore.DEMO_MODELS else f"{name} · a real model"
+
+
 def budget(name: str) -> str:
     return BUDGETS.get(name, name)
 

@@ -29,3 +29,11 @@ def test_the_picker_lists_the_models_that_are_here():
     listed = [value for _, value in choices()["model"].choices]
     assert tuple(listed) == lrcore.built_in_models()
     assert set(lrcore.DEMO_MODELS) <= set(listed)
+
+
+def test_the_picker_says_which_model_is_a_real_one(monkeypatch):
+    monkeypatch.setattr(lrcore, "built_in_models", lambda: ("demo-llama", "smollm2-135m"))
+    assert choices()["model"].choices == [
+        ("demo-llama", "demo-llama"),
+        ("smollm2-135m · a real model", "smollm2-135m"),
+    ]
