@@ -36,7 +36,8 @@ class Architecture:
     that it is multiplied by before that, None where it is added as it is.
     width: field of the config with the MLP's width, None where it follows from another field, or no
     layer has one; expert_width: that of the routed experts, None where other sizes follow from it.
-    requires: fields of the config and their only supported values. note: shown to users.
+    requires: fields of the config and their only supported values; a tuple is of several. note:
+    shown to users.
     block_norms: the norms before attention and MLP. last_norm: the norm before the head.
     norm_offset: added to the weight of a norm. positions: an embedding added to that of the tokens.
     feed: the parts of an MLP that is no module of its own.

@@ -94,7 +94,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_after=True,
         sequential=None,
         requires={
-            "use_bidirectional_attention": None,
+            "use_bidirectional_attention": (None, "vision"),  # of images: text stays causal
             "hidden_size_per_layer_input": 0,
             "num_kv_shared_layers": 0,
             "enable_moe_block": False,
@@ -418,6 +418,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
     "gemma3n": "layers share their keys and values, and carry several residual streams",
+    "llama4": "with images it does not run in transformers 5.24; save its language model alone, a "
+    "llama4_text",
     "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "
     "it was made of",
 }
@@ -426,7 +428,7 @@ MISFITS = {
 MULTIMODAL = dict.fromkeys(
     ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
     "model.language_model",
-) | {"llama4": "language_model.model"}
+)
 
 
 def text_config(network: PreTrainedModel) -> Any:

@@ -163,10 +163,11 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
     architecture = ARCHITECTURES[text.model_type]
     for name, supported in architecture.requires.items():
         value = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
-        if value != supported and (value or supported):
+        known = supported if isinstance(supported, tuple) else (supported,)
+        if all(value != one and (value or one) for one in known):
             raise InputError(
                 f"'{path}': a {family} model with {name} {value!r} is not supported, only with "
-                f"{supported!r}."
+                f"{' or '.join(map(repr, known))}."
             )
     latents = "kv_b" in (architecture.factors or ())
     if latents and text.num_key_value_heads not in (None, text.num_attention_heads):

@@ -80,6 +80,26 @@ CONFIGS = {
         "image_token_index": IMAGE,
         "mm_tokens_per_image": 4,
     },
+    "gemma4": {
+        "text_config": {
+            **_TEXT,
+            "model_type": "gemma4_text",
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "layer_types": ["full_attention"] * 2,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        "vision_config": {
+            **{k: v for k, v in _SIGHT.items() if k != "image_size"},
+            "model_type": "gemma4_vision",
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "position_embedding_size": 64,
+        },
+        "audio_config": None,
+        "image_token_id": IMAGE,
+    },
     "mistral3": {
         "text_config": {**_TEXT, "model_type": "mistral", "head_dim": 8, "sliding_window": None},
         "vision_config": {**_SIGHT, "model_type": "pixtral", "head_dim": 12, "num_channels": 3},
