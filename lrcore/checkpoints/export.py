@@ -87,9 +87,9 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
             for name, made in (("AutoConfig", CONFIG_CLASS), ("AutoModel", BODY), (loader, CLASS))
         },
         dtype=model.dtype,
-        lowrank={"layers": structure(network)} | ({SIZES: dense} if dense else {}),
+        lowrank={"layers": structure(network)} | ({} if dense is None else {SIZES: dense}),
     )
-    if sizes := {str(index): own for index, own in (dense | uneven_sizes(network, dense)).items()}:
+    if sizes := uneven_sizes(network, dense or {}):
         values = read_json(folder / CONFIG)
         text = values.get("text_config", values)
         # who reads the config alone still gets the sizes of the dense layers
@@ -99,7 +99,7 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
 
 def uneven_sizes(
     network: PreTrainedModel, dense: Mapping[int, Mapping[str, Any]]
-) -> dict[int, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:
     """`per_layer_config` of transformers: by layer, as its config names them, the width of the MLP
     and the size of the heads where they differ from the config's, beside what the dense model has.
 
@@ -107,7 +107,7 @@ def uneven_sizes(
     """
     row, text = architecture_of(network), text_config(network)
     names = (row.width, "head_dim" if values_of(text, "head_dim") else None)
-    sizes: dict[int, dict[str, Any]] = {}
+    sizes = {str(index): dict(own) for index, own in dense.items()}
     for index in range(len(decoder_layers(network))):
         layer = layer_shapes(network, index)
         a, m = layer.attention, layer.mlp
@@ -118,7 +118,7 @@ def uneven_sizes(
         whole = (getattr(text, row.width or "", None) or 4 * text.hidden_size, a.head_size)
         own = zip(names, (width, head), whole, strict=True)
         changed = {name: size for name, size, full in own if name and size and size != full}
-        sizes |= {index: {**dense.get(index, {}), **changed}} if changed else {}
+        sizes |= {str(index): sizes.get(str(index), {}) | changed} if changed else {}
     return sizes
 
 

@@ -142,7 +142,8 @@ def _of_family(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
     """The config of a dense model of a family, from that of an export or a checkpoint."""
     own, sizes = set(OWN_FIELDS), {}
     if "lowrank" in values:  # the sizes that the dense model's layers have, not the export's
-        sizes = {UNEVEN: s} if (s := values["lowrank"].get(SIZES)) else {}
+        dense = values["lowrank"].get(SIZES)
+        sizes = {} if dense is None else {UNEVEN: dense}
     else:
         own.discard(UNEVEN)
     kept = {name: value for name, value in values.items() if name not in own}

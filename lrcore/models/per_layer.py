@@ -21,7 +21,11 @@ def values_of(config: PretrainedConfig, name: str) -> list[Any]:
     return [getattr(one, name) for one in configs if getattr(one, name, None) is not None]
 
 
-def sizes_by_layer(config: PretrainedConfig) -> dict[int, dict[str, Any]]:
-    """The fields that layers have for themselves, by layer."""
-    sizes = config.to_dict().get(UNEVEN) if is_uneven(config) else None
-    return {int(index): dict(own) for index, own in (sizes or {}).items()}
+def sizes_by_layer(config: PretrainedConfig) -> dict[int, dict[str, Any]] | None:
+    """The fields that layers have for themselves, by layer; None of a config that does not say.
+
+    A family whose layers differ says of layers that are alike that none has any: without, it would
+    give them other sizes.
+    """
+    sizes = config.to_dict().get(UNEVEN)
+    return None if sizes is None else {int(index): dict(own) for index, own in sizes.items()}

@@ -19,7 +19,13 @@ from lrcore.recipe import BUDGETS, CALIBRATION, REFIT, ROUNDING
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
-INNER = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size")
+INNER = (
+    "intermediate_size",
+    "intermediate_size_mlp",
+    "ffn_dim",
+    "n_inner",
+    "moe_intermediate_size",
+)
 MULTIPLES = (
     "arcee",
     "llama",
@@ -55,7 +61,9 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         fields["word_embed_proj_dim"] = fields["hidden_size"]
     for name in {"num_key_value_heads", "num_kv_heads"} & fields.keys():
         shared = [n for n in range(1, heads + 1) if heads % n == 0]
-        if ARCHITECTURES[family].kept:  # latents give every head keys of its own
+        if "kv_b" in (
+            ARCHITECTURES[family].factors or ()
+        ):  # latents give every head keys of its own
             shared = [heads]
         fields[name] = draw(st.sampled_from(shared))
     for name in INNER:

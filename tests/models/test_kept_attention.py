@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny_models import CONFIGS, family_folder, noisy, tiny
+from tiny_models import CONFIGS, copy_tokenizer, family_folder, noisy, tiny
 
 import lrcore
 from lrcore.errors import InputError
@@ -37,7 +37,21 @@ def test_fields_of_a_config_are_read_by_layer():
     assert values_of(config, "hidden_size") == [32, 32]
     assert values_of(config, "no_such_field") == []
     assert sizes_by_layer(config) == {1: {"head_dim": 16, "num_key_value_heads": 1}}
-    assert sizes_by_layer(tiny("llama").config) == {}
+    assert sizes_by_layer(tiny("llama").config) is None
+
+
+def test_layers_that_are_alike_stay_so_in_an_export(tiny_llama, story_file, tmp_path):
+    """Without what the config says of layers, all would get heads of 512."""
+    fields = CONFIGS["gemma4_text"] | {"global_head_dim": 8, "num_global_key_value_heads": 2}
+    noisy("gemma4_text", fields).save_pretrained(tmp_path / "dense")
+    copy_tokenizer(tiny_llama, tmp_path / "dense")
+    dense = lrcore.load(str(tmp_path / "dense"))
+    recipe = lrcore.Recipe(dense.name, data=str(story_file), samples=2, seq_len=16, method="a3")
+    small = lrcore.compress(dense, recipe)
+    for write in (lrcore.save, lrcore.export):
+        back = lrcore.load(write(small, tmp_path / write.__name__))
+        with torch.inference_mode():
+            assert torch.equal(back.network(TOKENS).logits, small.network(TOKENS).logits)
 
 
 @pytest.mark.parametrize(

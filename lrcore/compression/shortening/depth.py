@@ -81,12 +81,12 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
 def _count(config: Any, kept: list[int]) -> None:
     """Say in a config how many layers there are, and what some of them have for themselves."""
     sizes = sizes_by_layer(config)
-    if sizes:
-        config.per_layer_config = None
+    if sizes is None:
+        config.num_hidden_layers = len(kept)
+        return
+    config.per_layer_config = None  # whose layers would be too many
     config.num_hidden_layers = len(kept)
-    own = {place: sizes[i] for place, i in enumerate(kept) if i in sizes}
-    if own:
-        config.per_layer_config = own
+    config.per_layer_config = {place: sizes[i] for place, i in enumerate(kept) if i in sizes}
 
 
 def _shapes(network: PreTrainedModel) -> dict[str, Any]:
