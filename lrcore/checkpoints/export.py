@@ -89,7 +89,7 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
         dtype=model.dtype,
         lowrank={"layers": structure(network)} | ({} if dense is None else {SIZES: dense}),
     )
-    if sizes := uneven_sizes(network, dense or {}):
+    if sizes := uneven_sizes(network):
         values = read_json(folder / CONFIG)
         text = values.get("text_config", values)
         # who reads the config alone still gets the sizes of the dense layers
@@ -97,9 +97,7 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
         write_json(folder / CONFIG, values)
 
 
-def uneven_sizes(
-    network: PreTrainedModel, dense: Mapping[int, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, Any]]:
     """`per_layer_config` of transformers: by layer, as its config names them, the width of the MLP
     and the size of the heads where they differ from the config's, beside what the dense model has.
 
@@ -107,7 +105,7 @@ def uneven_sizes(
     """
     row, text = architecture_of(network), text_config(network)
     names = (row.width, "head_dim" if values_of(text, "head_dim") else None)
-    sizes = {str(index): dict(own) for index, own in dense.items()}
+    sizes = {str(index): own for index, own in (sizes_by_layer(text) or {}).items()}
     for index in range(len(decoder_layers(network))):
         layer = layer_shapes(network, index)
         a, m = layer.attention, layer.mlp

@@ -7,18 +7,8 @@ already, its heads narrower than those of the family, its keys and values cached
 
 from dataclasses import replace
 
-from ..layer import (
-    MLP,
-    Attention,
-    Layer,
-    Projection,
-    absorbed,
-    multiplied,
-    parts,
-    raised_keys,
-    rank_of,
-    weighted_values,
-)
+from ..layer import MLP, Attention, Layer, Projection, rank_of
+from ..multiply_adds import absorbed, multiplied, parts, raised_keys, weighted_values
 from ..spectra import Cost
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ..gates import CLAMPED
 from .architecture import Architecture
 from .cached import CACHE_ARGUMENT
+from .kept_attention import KEPT, KEPT_NOTE, LATENT, LATENT_NOTE
 
 
 def _fused(path: str) -> dict[str, Any]:
@@ -33,30 +34,6 @@ _EXPERTS = (
 _GPTJ: dict[str, Any] = (
     {} if CACHE_ARGUMENT == "cache" else {"kernel": "eager", "layer_returns": "tuple"}
 )
-
-_LATENT: dict[str, Any] = {
-    "kept": True,
-    "factors": {
-        "q": "self_attn.q_proj",
-        "q_a": "self_attn.q_a_proj",
-        "q_b": "self_attn.q_b_proj",
-        "kv_a": "self_attn.kv_a_proj_with_mqa",
-        "kv_b": "self_attn.kv_b_proj",
-        "o": "self_attn.o_proj",
-    },
-    "experts": True,
-    "width": None,  # that of shared experts follows from that of the others
-}
-_LATENT_NOTE = (
-    "Multi-head latent attention and its cache stay as they are: the matrices to its latents and "
-    "from them (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
-)
-
-_KEPT: dict[str, Any] = {
-    "kept": True,
-    "factors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
-}
-_KEPT_NOTE = "Attention and its cache stay as they are: its four matrices can be low-rank pairs."
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
@@ -89,7 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         note=f"As gemma, with two rotary embeddings. {_NORMED}",
     ),
     "gemma4_text": Architecture(
-        **_KEPT,
+        **KEPT,
         activation="hidden_activation",
         norm_after=True,
         sequential=None,
@@ -99,7 +76,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_kv_shared_layers": 0,
             "enable_moe_block": False,
         },
-        note=f"Gemma 4 31B; heads differ in size by layer, and values are normalised. {_KEPT_NOTE} "
+        note=f"Gemma 4 31B; heads differ in size by layer, and values are normalised. {KEPT_NOTE} "
         "Where keys give the values too, there are three.",
     ),
     "phi": Architecture(
@@ -385,7 +362,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         f"clamped. Weights in MXFP4 are dequantised on loading. {_EXPERTS}",
     ),
     "llama4_text": Architecture(
-        **_KEPT,
+        **KEPT,
         mlp="feed_forward",
         gate="feed_forward.gate_proj",
         up="feed_forward.up_proj",
@@ -394,16 +371,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         router="feed_forward.router",
         width="intermediate_size_mlp",
         expert_width="intermediate_size",
-        note=f"{_KEPT_NOTE} The router scales what its experts read. {_EXPERTS}",
+        note=f"{KEPT_NOTE} The router scales what its experts read. {_EXPERTS}",
     ),
     "deepseek_v2": Architecture(
-        **_LATENT,
+        **LATENT,
         requires={"mlp_bias": False},
-        note=f"{_LATENT_NOTE} {_EXPERTS}",
+        note=f"{LATENT_NOTE} {_EXPERTS}",
     ),
     "deepseek_v3": Architecture(
-        **_LATENT,
-        note=f"{_LATENT_NOTE} DeepSeek-R1, too. Weights in FP8 are dequantised on loading. "
+        **LATENT,
+        note=f"{LATENT_NOTE} DeepSeek-R1, too. Weights in FP8 are dequantised on loading. "
         f"{_EXPERTS}",
     ),
     "qwen3_moe": Architecture(

@@ -4,17 +4,9 @@ from transformers import PreTrainedModel
 
 from ..account import LayerWork, ModelAccount, flops_per_token
 from ..forms import Matrix
-from ..layer import (
-    Layer,
-    LowRank,
-    absorbed,
-    multiplied,
-    parts,
-    raised_keys,
-    same_matrix,
-    weighted_values,
-)
+from ..layer import Layer, LowRank, same_matrix
 from ..modules.sliced import residual_parameters
+from ..multiply_adds import absorbed, multiplied, parts, raised_keys, weighted_values
 from .architectures import decoder_layers
 from .layers import read_layer
 from .structure import measure

@@ -1,0 +1,27 @@
+"""What the families share whose attention stays their own, of which matrices alone are replaced."""
+
+from typing import Any
+
+LATENT: dict[str, Any] = {
+    "kept": True,
+    "factors": {
+        "q": "self_attn.q_proj",
+        "q_a": "self_attn.q_a_proj",
+        "q_b": "self_attn.q_b_proj",
+        "kv_a": "self_attn.kv_a_proj_with_mqa",
+        "kv_b": "self_attn.kv_b_proj",
+        "o": "self_attn.o_proj",
+    },
+    "experts": True,
+    "width": None,  # that of shared experts follows from that of the others
+}
+LATENT_NOTE = (
+    "Multi-head latent attention and its cache stay as they are: the matrices to its latents and "
+    "from them (`q_a`, `q_b`, `kv_a`, `kv_b`) and the output projection can be low-rank pairs."
+)
+
+KEPT: dict[str, Any] = {
+    "kept": True,
+    "factors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
+}
+KEPT_NOTE = "Attention and its cache stay as they are: its four matrices can be low-rank pairs."
