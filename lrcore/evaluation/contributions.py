@@ -91,7 +91,7 @@ def mixed(dense: LoadedModel, small: LoadedModel, parts: Collection[str]) -> Loa
 def _mixed_layer(dense: Layer, small: Layer, parts: Collection[str]) -> Layer:
     attention, other = dense.attention, small.attention
     if attention.factors is not None:
-        own = {"qk": ("q", "q_a", "q_b"), "ov": ("kv_a", "kv_b", "o")}
+        own = {"qk": ("q", "q_a", "q_b", "k"), "ov": ("kv_a", "kv_b", "v", "o")}
         names = {name for part in {*own} & {*parts} for name in own[part]}
         changed = {name: p for name, p in other.named.items() if name in names}
         attention, other = attention.with_named(changed), attention

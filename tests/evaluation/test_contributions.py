@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import family_folder
 
 import lrcore
 from lrcore.evaluation.contributions import contributions, mixed
+from lrcore.models.architectures import ARCHITECTURES
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_opt"])
@@ -28,6 +30,20 @@ def test_all_parts_are_the_compressed_model_and_none_is_the_dense_one(pair):
         ]
     assert torch.equal(logits[0], logits[2])
     assert torch.equal(logits[1], logits[3])
+
+
+@pytest.mark.parametrize("family", [name for name, row in ARCHITECTURES.items() if row.kept])
+def test_of_attention_that_is_kept_every_matrix_is_of_one_part(
+    family, tiny_llama, story_file, tmp_path
+):
+    folder = family_folder(family, tiny_llama, tmp_path / family)
+    recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=32, method="svd")
+    dense = lrcore.load(str(folder))
+    small = lrcore.compress(dense, recipe.with_(ratio=0.4))
+    ids = torch.arange(24).view(2, 12)
+    with torch.inference_mode():
+        whole = mixed(dense, small, ("qk", "ov", "mlp")).network(input_ids=ids).logits
+        assert torch.equal(whole, small.network(input_ids=ids).logits)
 
 
 def test_the_table(pair, story_file):
