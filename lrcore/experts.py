@@ -91,9 +91,10 @@ def observe(experts: Experts, accumulator: Accumulator, batch: Routed) -> None:
         return
     for number, mlp in enumerate(experts.mlps):
         own, weights = batch.of(number)
-        accumulator.observe(tap_of("mlp_in", number), own, weights**2)
+        counts = weights**2
+        accumulator.observe(tap_of("mlp_in", number), own, counts)
         if tap_of("mlp_hidden", number) in accumulator.taps:
-            accumulator.observe(tap_of("mlp_hidden", number), neurons(mlp, own), weights**2)
+            accumulator.observe(tap_of("mlp_hidden", number), neurons(mlp, own), counts)
 
 
 def neurons(mlp: MLP, x: Tensor) -> Tensor:

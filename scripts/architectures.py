@@ -102,11 +102,6 @@ def measure(families: Collection[str]) -> dict[str, dict[str, list[int]]]:
     return counts
 
 
-def supported(value: object) -> str:
-    """The supported values of a field."""
-    return " or ".join(map(repr, value if isinstance(value, tuple) else (value,)))
-
-
 def line(name: str, row: Architecture, checks: dict[str, list[int]]) -> str:
     """One family as a row of the table."""
     qk = "kept" if row.norms or row.kept else "pairs" if row.position == "rotary" else "free"
@@ -143,7 +138,7 @@ def page() -> str:
         sys.exit(UNMEASURED.format(", ".join(missing)))
     refused = [
         f"- `{name}` only with "
-        f"{', '.join(f'`{field}` {supported(value)}' for field, value in row.requires.items())}"
+        + ", ".join(f"`{one}` {' or '.join(map(repr, row.supported(one)))}" for one in row.requires)
         for name, row in ARCHITECTURES.items()
         if row.requires
     ]

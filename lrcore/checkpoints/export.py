@@ -16,10 +16,10 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import InputError
 from ..models.architectures import architecture_of, decoder_layers, text_config
-from ..models.config import CONFIG, SIZES, auto_class, write_config
+from ..models.config import CONFIG, auto_class, write_config
 from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
-from ..models.per_layer import UNEVEN, sizes_by_layer, values_of
+from ..models.per_layer import DENSE_SIZES, UNEVEN, sizes_by_layer, values_of
 from ..models.structure import structure
 from ..models.weights import MARK, read_json
 from .card import Usage, model_card
@@ -87,7 +87,7 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
             for name, made in (("AutoConfig", CONFIG_CLASS), ("AutoModel", BODY), (loader, CLASS))
         },
         dtype=model.dtype,
-        lowrank={"layers": structure(network)} | ({} if dense is None else {SIZES: dense}),
+        lowrank={"layers": structure(network)} | ({} if dense is None else {DENSE_SIZES: dense}),
     )
     if sizes := uneven_sizes(network):
         values = read_json(folder / CONFIG)

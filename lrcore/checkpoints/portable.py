@@ -13,8 +13,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..models.config import SIZES, own_type
-from ..models.per_layer import UNEVEN
+from ..models.config import own_type
+from ..models.per_layer import DENSE_SIZES, UNEVEN
 
 HERE = Path(__file__).resolve().parents[1] / "modules"
 START = HERE / "install.py", "install"
@@ -136,7 +136,7 @@ def modeling_source(network: PreTrainedModel) -> str:
         config=config,
         type=kind,
         uneven=UNEVEN,
-        dense=SIZES,
+        dense=DENSE_SIZES,
     )
     return HEAD.format(base=base) + "\n\n\n".join([imports, *pieces]) + "\n" + model
 

@@ -85,6 +85,11 @@ class Architecture:
     requires: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
+    def supported(self, field: str) -> tuple[Any, ...]:
+        """The values of a field in `requires`."""
+        values = self.requires[field]
+        return values if isinstance(values, tuple) else (values,)
+
     def paths(self) -> dict[str, str]:
         """The paths of the projections by name, in forward order."""
         own = {"q": self.q, "k": self.k, "v": self.v, "o": self.o}

@@ -29,7 +29,7 @@ from transformers.utils import logging
 from ..errors import InputError
 from ..shortage import raise_shortage
 from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL
-from .per_layer import UNEVEN
+from .per_layer import DENSE_SIZES, UNEVEN
 from .weights import read_json
 
 CONFIG = "config.json"
@@ -40,7 +40,6 @@ PUBLISHED = ("mxfp4", "fp8")  # quantised as it is published (gpt-oss; DeepSeek-
 MOST_LAYERS = 10_000
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # of an export, for its modeling file and for those who read its config alone
-SIZES = "sizes"  # in `lowrank`: what the dense model's layers have for themselves
 OWN_FIELDS = (
     "architectures",
     "auto_map",
@@ -142,7 +141,7 @@ def _of_family(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
     """The config of a dense model of a family, from that of an export or a checkpoint."""
     own, sizes = set(OWN_FIELDS), {}
     if "lowrank" in values:  # the sizes that the dense model's layers have, not the export's
-        dense = values["lowrank"].get(SIZES)
+        dense = values["lowrank"].get(DENSE_SIZES)
         sizes = {} if dense is None else {UNEVEN: dense}
     else:
         own.discard(UNEVEN)
@@ -162,9 +161,9 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
             "not supported."
         )
     architecture = ARCHITECTURES[text.model_type]
-    for name, supported in architecture.requires.items():
+    for name in architecture.requires:
         value = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
-        known = supported if isinstance(supported, tuple) else (supported,)
+        known = architecture.supported(name)
         if all(value != one and (value or one) for one in known):
             raise InputError(
                 f"'{path}': a {family} model with {name} {value!r} is not supported, only with "

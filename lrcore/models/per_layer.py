@@ -5,6 +5,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 UNEVEN = "per_layer_config"
+DENSE_SIZES = "sizes"  # in `lowrank` of an export: what the dense model's layers have
 
 
 def is_uneven(config: PretrainedConfig) -> bool:

@@ -74,7 +74,8 @@ def _value_heads(network: PreTrainedModel, attention: nn.Module) -> tuple[int, i
     if row.factors is not None:
         raise InputError(
             "Attention-weighted values are those of kv heads, but the attention of this family "
-            "caches latents. Choose another value of the option that needs them (vo=split)."
+            "stays its own, or caches latents. Choose another value of the option that needs them "
+            "(vo=split)."
         )
     if isinstance(attention, CompressedAttention):
         if attention.latent or attention.summed:

@@ -21,7 +21,7 @@ PER_LAYER = (
     "no_rope_layers",
     "attention_layers",
 )  # fields of configs that list one value for every layer
-PLACES = ("moe_layers",)  # fields that list layers by number
+BY_NUMBER = ("moe_layers",)  # fields that list layers by number
 DENSE_FIRST = "first_k_dense_replace"  # layers before those of experts (DeepSeek)
 PLACE = {"layer_idx", "layer_id"}  # what modules call their place in the KV cache
 
@@ -65,7 +65,7 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
     if (dense := getattr(config, DENSE_FIRST, None)) is not None:
         setattr(config, DENSE_FIRST, sum(i < dense for i in kept))
-    for field in PLACES:
+    for field in BY_NUMBER:
         if (places := getattr(config, field, None)) is not None:
             setattr(config, field, [kept.index(i) for i in places if i in kept])
     _count(config, kept)
@@ -81,12 +81,10 @@ def without_layers(network: PreTrainedModel, gone: Collection[int]) -> PreTraine
 def _count(config: Any, kept: list[int]) -> None:
     """Say in a config how many layers there are, and what some of them have for themselves."""
     sizes = sizes_by_layer(config)
-    if sizes is None:
-        config.num_hidden_layers = len(kept)
-        return
     config.per_layer_config = None  # whose layers would be too many
     config.num_hidden_layers = len(kept)
-    config.per_layer_config = {place: sizes[i] for place, i in enumerate(kept) if i in sizes}
+    if sizes is not None:
+        config.per_layer_config = {place: sizes[i] for place, i in enumerate(kept) if i in sizes}
 
 
 def _shapes(network: PreTrainedModel) -> dict[str, Any]:
