@@ -11,9 +11,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# Read when torch is imported. By default its threads wait for each other without giving up their
-# core: with another process on it a decomposition takes up to thirty times as long (measured: eigh
-# of 256 x 256, two threads on two busy cores, 340 to 380 ms; with this 13 to 24 ms).
+# Read when torch is imported. By default its threads wait for each other for long without giving up
+# their core: with another process on it, what runs there takes several times as long. Giving it up
+# at once is as bad where nothing else runs: a thread that sleeps takes longer to wake than a small
+# product does. So they spin for some 0.2 ms first, on Linux (`scripts/benchmarks.py threads`).
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Analysis: spectra of every layer by component and by matrix, raw and activation-aware."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
 from .statistics import TAPS, Moments
 from .tables import frame
+from .threads import each
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -267,9 +269,7 @@ def raw_values(layer: Layer) -> dict[str, Tensor]:
         if layer.mlp.gate is not None:
             rows = rows + (layer.mlp.gate.weight.double() ** 2).sum(1)
         values["mlp"] = _neurons(rows, layer.mlp)
-    return values | {
-        name: singular_values(p.weight).unsqueeze(0) for name, p in layer.matrices().items()
-    }
+    return values | _matrix_values(layer, lambda name: None)
 
 
 def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
@@ -288,10 +288,13 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
         }
     if layer.mlp is not None:
         values["mlp"] = _neurons(moments.square("mlp_hidden"), layer.mlp)
-    return values | {
-        name: singular_values(p.weight, moments.second(TAPS[name])).unsqueeze(0)
-        for name, p in layer.matrices().items()
-    }
+    return values | _matrix_values(layer, lambda name: moments.second(TAPS[name]))
+
+
+def _matrix_values(layer: Layer, second: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+    """Singular values of each matrix, [1, k], in the metric of a second moment [in, in]."""
+    weights = {name: p.weight for name, p in layer.matrices().items()}
+    return each(lambda name: singular_values(weights[name], second(name)).unsqueeze(0), weights)
 
 
 def _neurons(squares: Tensor, mlp: MLP) -> Tensor:

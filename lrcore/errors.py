@@ -18,8 +18,12 @@ class Shortage(InputError):
     """
 
 
-class Cancelled(Exception):
-    """Raised by a progress callback to stop at the next layer; finished layers stay cached."""
+class Cancelled(BaseException):
+    """Raised by a progress callback, or the check of `cancellable`, to stop; finished layers stay
+    cached.
+
+    No `Exception`: it may be raised within any library, none of which is to take it for a failure.
+    """
 
 
 MOST_TOKENS = 2**27  # of all windows together, 1 GB of token ids

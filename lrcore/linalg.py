@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .threads import threads_for
+
 # Eigenvalues below EPS * max are rounding of a float64 eigh on moments accumulated from float32
 # products: inverting one of them puts noise of size 1 / sqrt(EPS) into the factors, and on models
 # with fewer tokens than dimensions the perplexity explodes.
@@ -36,13 +38,15 @@ def eigh_descending(m: Tensor) -> tuple[Tensor, Tensor]:
 
     [..., n, n] -> [..., n], [..., n, n].
     """
-    values, vectors = torch.linalg.eigh(symmetric(m))
+    with threads_for(m):
+        values, vectors = torch.linalg.eigh(symmetric(m))
     return values.flip(-1).clamp_min(0), vectors.flip(-1)
 
 
 def eigenvalues_descending(m: Tensor) -> Tensor:
     """The values of `eigh_descending` alone. [..., n, n] -> [..., n]."""
-    values: Tensor = torch.linalg.eigvalsh(symmetric(m))
+    with threads_for(m):
+        values: Tensor = torch.linalg.eigvalsh(symmetric(m))
     return values.flip(-1).clamp_min(0)
 
 
@@ -87,14 +91,30 @@ def whitened_svd(weight: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor,
     """
     weight = weight.double()
     if second is None:
-        left, values, right = torch.linalg.svd(weight, full_matrices=False)
-        return left, values, values.unsqueeze(-1) * right
+        return _svd(weight)
     basis = None
     if weight.shape[0] > weight.shape[1]:
         # W = basis @ R with an orthonormal basis: the Gram matrix of the smaller side is enough
-        basis, weight = torch.linalg.qr(weight)
+        with threads_for(weight):
+            basis, weight = torch.linalg.qr(weight)
     values, vectors = eigh_descending(weight @ second.double() @ weight.mT)
     return (vectors if basis is None else basis @ vectors), values.sqrt(), vectors.mT @ weight
+
+
+def _svd(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`whitened_svd` of a float64 weight without the second moment: by the Gram matrix of its
+    smaller side, in less than half the time, where that holds the smallest singular value.
+    """
+    tall = weight.shape[0] > weight.shape[1]
+    squares, vectors = eigh_descending(weight.mT @ weight if tall else weight @ weight.mT)
+    if float(squares[-1]) <= GRAM_IS_ENOUGH * float(squares[0]):
+        with threads_for(weight):
+            left, values, right = torch.linalg.svd(weight, full_matrices=False)
+        return left, values, values.unsqueeze(-1) * right
+    values = squares.sqrt()
+    if tall:
+        return weight @ (vectors / values), values, (vectors * values).mT
+    return vectors, values, vectors.mT @ weight
 
 
 # Where the smallest eigenvalue of a Gram matrix is above this share of the largest, the roots of
@@ -114,11 +134,25 @@ def singular_values(weight: Tensor, second: Tensor | None = None) -> Tensor:
         squares = eigenvalues_descending(tall.mT @ tall)
         if float(squares[-1]) > GRAM_IS_ENOUGH * float(squares[0]):
             return squares.sqrt()
-        values: Tensor = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r")[1])
+        with threads_for(tall):
+            values: Tensor = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r")[1])
         return values
     if tall is weight:
-        weight = torch.linalg.qr(weight, mode="r")[1]
+        weight = triangle(weight)
     return eigenvalues_descending(weight @ second.double() @ weight.mT).sqrt()
+
+
+def triangle(tall: Tensor) -> Tensor:
+    """R [n, n] with `R^T R = W^T W` for a tall W [m, n] float64, to rounding of its products.
+
+    By Cholesky, which takes a small part of the time; by QR where the products are singular.
+    """
+    own: Tensor
+    own, info = torch.linalg.cholesky_ex(tall.mT @ tall, upper=True)
+    if int(info) != 0:
+        with threads_for(tall):
+            own = torch.linalg.qr(tall, mode="r")[1]
+    return own
 
 
 def balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:

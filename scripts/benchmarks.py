@@ -22,6 +22,8 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
     memory    peak memory of compressing a model of 1.1 billion parameters with offloaded layers
     gram      Gram space against the papers' d x d formulas
     workers   two workers of a Ray cluster against one, on this machine, where Ray is installed
+    cancel    how long a job goes on after it was cancelled, by stage
+    threads   how threads wait for each other, and how many a decomposition takes
     page      what a person at the page waits for: first picture, slider, Start to progress
     all       everything above
 
@@ -36,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.cached import cached  # noqa: E402 (after the path)
+from bench.cancel import cancel  # noqa: E402 (after the path)
 from bench.depth import depth  # noqa: E402 (after the path)
 from bench.energy import energy  # noqa: E402 (after the path)
 from bench.fresh import fresh  # noqa: E402 (after the path)
@@ -49,6 +52,7 @@ from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.real import real  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
+from bench.threads import threads  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
 from bench.variants import variants  # noqa: E402 (after the path)
 from bench.width import width  # noqa: E402 (after the path)
@@ -73,6 +77,8 @@ JOBS = {
     "memory": memory,
     "gram": gram,
     "workers": workers,
+    "cancel": cancel,
+    "threads": threads,
     "page": ui,
 }
 

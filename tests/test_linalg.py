@@ -19,8 +19,10 @@ from lrcore.linalg import (
     invert_lower_,
     leverage_complement,
     roots,
+    singular_values,
     state_gram,
     times_lower,
+    triangle,
     whitened_svd,
 )
 
@@ -83,6 +85,35 @@ def test_whitened_svd_leaves_the_tail_of_the_whitened_singular_values(
         assert float(error) == pytest.approx(
             float((s[rank:] ** 2).sum()), abs=1e-9 * float((s**2).sum())
         )
+
+
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (24, 24)])
+@pytest.mark.parametrize("smallest", [1e-2, 1e-4, 1e-9, 0.0])  # of the singular values, largest 1
+def test_the_svd_is_the_same_by_gram_matrix_and_by_the_matrix_itself(shape, smallest) -> None:
+    left, _, right = torch.linalg.svd(random(*shape), full_matrices=False)
+    exact = torch.logspace(0, -4, 24, dtype=torch.float64)
+    exact[-1] = smallest
+    exact = exact.sort(descending=True).values
+    weight = left * exact @ right
+    up, values, down = whitened_svd(weight, None)
+    assert torch.allclose(values, exact, rtol=1e-6, atol=1e-15)
+    assert torch.allclose(up.mT @ up, torch.eye(24, dtype=torch.float64), atol=1e-6)
+    for rank in (1, 8, 23, 24):
+        gap = (weight - up[:, :rank] @ down[:rank]).square().sum()
+        assert float(gap - exact[rank:].square().sum()) < 1e-12 * float(exact[0])
+    assert torch.allclose(singular_values(weight), exact, rtol=1e-6, atol=1e-15)
+
+
+@pytest.mark.parametrize("rank", [24, 20])
+def test_the_triangle_of_a_tall_matrix_has_its_products(rank) -> None:
+    tall = random(60, rank) @ random(rank, 24, seed=1)
+    own = triangle(tall)
+    assert torch.equal(own, own.triu())
+    assert torch.allclose(own.mT @ own, tall.mT @ tall, atol=1e-10)
+    second = random(24, 24, seed=2)
+    second = second @ second.mT
+    exact = torch.linalg.svdvals(tall @ roots(second)[0])
+    assert torch.allclose(singular_values(tall, second), exact, atol=3e-7 * float(exact[0]))
 
 
 def test_balanced_keeps_the_product_and_evens_the_norms() -> None:

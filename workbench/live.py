@@ -337,9 +337,7 @@ class Live:
 
 
 def _said(error: Exception) -> str:
-    """One sentence for what went wrong. Raises what was cancelled anew."""
-    if isinstance(error, lrcore.Cancelled):
-        raise error
+    """One sentence for what went wrong."""
     if isinstance(error, lrcore.InputError):
         return lrcore.without_paths(str(error))
     if short := lrcore.shortage(error):

@@ -25,6 +25,7 @@ from ..layer import Attention, Layer, output_heads
 from ..linalg import column_squares, eigh_descending, roots
 from ..options import option
 from ..statistics import Moments
+from ..threads import threads_for
 from .attention_factors import ColumnOrder, HeadMaps, SummedValues, ValueMaps
 from .costs import mlp_cost, ov_cost, qk_cost, summed_ov_cost
 from .experts import EachExpert
@@ -133,7 +134,8 @@ def qk_svd(a: Attention, moments: Moments, qk: str = "both") -> HeadMaps:
     """
     query, key = score_grams(a, moments, qk)
     (q_root, q_inverse), (k_root, k_inverse) = roots(query), roots(key)
-    u, s, vt = torch.linalg.svd(q_root @ k_root)
+    with threads_for(q_root):
+        u, s, vt = torch.linalg.svd(q_root @ k_root)
     scale = s.sqrt().unsqueeze(-1)
     return HeadMaps(pooled(s), qk_cost(a), s, scale * (u.mT @ q_inverse), scale * (vt @ k_inverse))
 

@@ -12,6 +12,7 @@ from ..experts import expert_moments, shares
 from ..layer import Layer, output_heads
 from ..linalg import EPS, eigh_descending, leverage_complement
 from ..statistics import Moments
+from ..threads import threads_for
 from .attention_factors import ColumnOrder, ValueMaps
 from .experts import ExpertFactors
 from .factors import NystromOrder, mlp_of
@@ -114,7 +115,8 @@ def vo_bound(layer: Layer, moments: Moments, factor: ValueMaps, rank: int) -> Bo
     if a.group == 1:
         energy, v = eigh_descending(gram)
         root = v * energy.sqrt().unsqueeze(-2)  # G = root root^T
-        tail = torch.linalg.svdvals(out @ root)[:, rank:] ** 2
+        with threads_for(root):
+            tail = torch.linalg.svdvals(out @ root)[:, rank:] ** 2
         return error, float(tail.sum()), "Proposition 3"
     norms = torch.linalg.matrix_norm(out, 2) ** 2
     tail = eigh_descending(gram)[0][:, rank:].sum(-1)

@@ -27,6 +27,7 @@ from ..layer import Layer, heads
 from ..linalg import EPS, symmetric, whitened_svd
 from ..options import option
 from ..statistics import Moments
+from ..threads import threads_for
 from .factors import LayerFactors, pooled
 from .latents import (
     GroupedLatent,
@@ -161,8 +162,10 @@ def covariance_svd(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     resolves.
     """
     weight = weight.double()
-    triangle = torch.linalg.qr(c @ weight.mT, mode="r").R  # [k, out]
-    up, values, _ = torch.linalg.svd(triangle.mT, full_matrices=False)
+    product = c @ weight.mT
+    with threads_for(weight):
+        triangle = torch.linalg.qr(product, mode="r").R  # [k, out]
+        up, values, _ = torch.linalg.svd(triangle.mT, full_matrices=False)
     return up, values, up.mT @ weight
 
 

@@ -20,6 +20,7 @@ from ..layer import Attention, Layer, LowRank
 from ..options import option
 from ..spectra import Cost
 from ..statistics import Moments
+from ..threads import threads_for
 from .factors import LayerFactors
 from .latents import LatentMatrix, joint_latent_cost, latent_cost, with_latents
 from .method import Method
@@ -79,7 +80,8 @@ def factor(layer: Layer, moments: Moments, options: Mha2mlaOptions = DEFAULT) ->
 
 def weight_svd(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`W = (U S) V^T`: up [out, k], values [k], down [k, in], float64."""
-    up, values, down = torch.linalg.svd(weight.double(), full_matrices=False)
+    with threads_for(weight):
+        up, values, down = torch.linalg.svd(weight.double(), full_matrices=False)
     return up * values, values, down
 
 

@@ -11,6 +11,7 @@ matrix in `r (d + d') - r^2` numbers in the place of `r (d + d')`, so that at th
 higher rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..layer import Layer
 from ..linalg import balanced, whitened_svd
 from ..options import option
 from ..statistics import Moments
+from ..threads import each
 from .costs import matrix_cost
 from .experts import EachExpert
 from .factors import FactoredMatrix, LayerFactors
@@ -60,13 +62,26 @@ def factor(layer: Layer, moments: Moments, options: SvdOptions = DEFAULT) -> Lay
     gradient; `W^ = U_r S_r V_r^T D^{-1}`, which is `U_r U_r^T W` and needs no inverse, minimises
     `|(W - W^) D|_F`. Where no gradient reaches a matrix, its inputs count equally.
     """
-    solved: LayerFactors = {}
-    for name, projection in layer.matrices().items():
+
+    def metric(name: str) -> Tensor | None:
         fisher = None if options.weights == "equal" else moments.values[name, "fisher"]
-        metric = fisher.diag() if fisher is not None and bool(fisher.any()) else None
-        product = whitened_svd(projection.weight, metric)
-        solved[name] = factored(layer, name, *product, options.stored)
-    return solved
+        return fisher.diag() if fisher is not None and bool(fisher.any()) else None
+
+    return {
+        name: factored(layer, name, *product, options.stored)
+        for name, product in decomposed(layer, metric).items()
+    }
+
+
+def decomposed(
+    layer: Layer, metric: Callable[[str], Tensor | None]
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """`whitened_svd` of every matrix of a layer: up [out, k], values [k] and down [k, in].
+
+    metric(name): of the matrix's input, [in, in]; None for the identity.
+    """
+    weights = {name: p.weight for name, p in layer.matrices().items()}
+    return each(lambda name: whitened_svd(weights[name], metric(name)), weights)
 
 
 def factored(

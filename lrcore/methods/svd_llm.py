@@ -9,12 +9,11 @@ second part, the weight update after truncation, is the sequential calibration h
 from dataclasses import dataclass
 
 from ..layer import Layer
-from ..linalg import whitened_svd
 from ..statistics import COMMON_TAPS, TAPS, Moments
 from .experts import EachExpert
 from .factors import LayerFactors
 from .method import MATRICES, Method
-from .svd import factored, stored_option
+from .svd import decomposed, factored, stored_option
 
 NEEDS = frozenset((tap, "second") for tap in COMMON_TAPS)
 
@@ -31,11 +30,10 @@ def factor(layer: Layer, moments: Moments, options: SvdLlmOptions = DEFAULT) -> 
     """Every matrix at every rank r with an error of `sum_{j>=r} sigma_j^2` in the metric S, sigma
     the singular values of `W S^{1/2}`.
     """
-    solved: LayerFactors = {}
-    for name, projection in layer.matrices().items():
-        product = whitened_svd(projection.weight, moments.second(TAPS[name]))
-        solved[name] = factored(layer, name, *product, options.stored)
-    return solved
+    products = decomposed(layer, lambda name: moments.second(TAPS[name]))
+    return {
+        name: factored(layer, name, *product, options.stored) for name, product in products.items()
+    }
 
 
 METHOD = Method(

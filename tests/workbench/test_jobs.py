@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -247,6 +248,23 @@ def test_cancel_stops_within_a_layer(tmp_path):
     assert sum(passes) <= 1
     network(torch.zeros(1))
     assert text.CANCELLING in job_markup.steps(job)
+
+
+def test_cancel_stops_where_no_network_runs(tmp_path):
+    """Within a library, say, that takes every exception for a failure of its own."""
+    began = threading.Event()
+
+    def work(record):
+        began.set()
+        while True:
+            with suppress(Exception):
+                torch.linalg.eigh(torch.eye(8))
+
+    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    job = jobs.submit(Steps(0))
+    assert began.wait(10)
+    jobs.cancel(job.id)
+    assert ended(jobs, job).state == "cancelled"
 
 
 def test_failures_become_one_line(bench):

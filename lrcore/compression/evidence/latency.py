@@ -22,6 +22,7 @@ from ...errors import InputError
 from ...hardware import hardware
 from ...latency import Latency, SlotTimes, rising
 from ...models.architectures import decoder_layers, text_config
+from ...models.cancellation import unchecked
 from ...models.layers import clone, read_layer, write_layer
 from ...models.load import LoadedModel
 from ...models.stream import Call, LayerStream
@@ -140,6 +141,7 @@ class _Timing:
             yield _seconds(dense, hidden, call, repeats), _seconds(small, hidden, call, repeats)
 
 
+@unchecked()
 @torch.inference_mode()
 def _seconds(layer: nn.Module, hidden: Tensor, call: Call, repeats: int) -> float:
     """Of one pass of a layer over hidden [1, t, d], the mean of so many."""

@@ -30,6 +30,7 @@ from ...modules.sliced import COMPONENTS, StreamNorm, residual_parameters
 from ...progress import Progress, silent
 from ...recipe import Recipe
 from ...statistics import SecondSum, at_least_float32
+from ...threads import threads_for
 from ..derived import compared, derived
 from .rotation import (
     block_norms,
@@ -238,7 +239,8 @@ def principal(moment: Tensor, width: int) -> Tensor:
     """The eigenvectors [d, width] of greatest eigenvalue of a second moment [d, d] float64: no
     other subspace holds more of its energy.
     """
-    vectors: Tensor = torch.linalg.eigh(moment).eigenvectors.flip(1)
+    with threads_for(moment):
+        vectors: Tensor = torch.linalg.eigh(moment).eigenvectors.flip(1)
     return vectors[:, :width].contiguous()
 
 

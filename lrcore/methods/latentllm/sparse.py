@@ -15,6 +15,7 @@ from ...forms import Sparse, cast
 from ...layer import Layer, LowRank
 from ...linalg import whitened_svd
 from ...spectra import Cost
+from ...threads import threads_for
 from ..factors import moved_bias
 from .junction import join
 from .local import StackedMatrices
@@ -89,7 +90,9 @@ def shrink(rest: Tensor, target: Tensor, metric: Tensor | None, entries: int) ->
     scale = metric.diagonal().clamp_min(0).sqrt()
     inverse = torch.where(scale > 0, 1 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0)
     unit = metric * inverse * inverse.unsqueeze(1)
-    length = 1 / torch.linalg.eigvalsh(unit)[-1].clamp_min(torch.finfo(scale.dtype).tiny)
+    with threads_for(unit):
+        largest = torch.linalg.eigvalsh(unit)[-1]
+    length = 1 / largest.clamp_min(torch.finfo(scale.dtype).tiny)
     scaled, goal = rest * scale, target * scale
     for _ in range(STEPS):
         scaled = _largest(scaled - length * (scaled - goal) @ unit, entries)

@@ -1,0 +1,109 @@
+"""What is asked whether it goes on, and what is not."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import lrcore
+from lrcore.models.cancellation import unchecked
+
+
+class Asked:
+    """Counts how often it is called; stops at the n-th."""
+
+    def __init__(self, last=None):
+        self.times, self.last = 0, last
+
+    def __call__(self):
+        self.times += 1
+        if self.times == self.last:
+            raise lrcore.Cancelled("stopped")
+
+
+def test_every_function_of_torch_asks_first():
+    asked, x = Asked(), torch.ones(3)
+    with lrcore.cancellable(asked):
+        for times in range(1, 4):
+            x.add_(1)
+            assert asked.times == times
+    x.add_(1)
+    assert asked.times == 3
+    assert x.tolist() == [5.0] * 3
+
+
+def test_one_that_stops_is_not_done():
+    x = torch.ones(3)
+    with pytest.raises(lrcore.Cancelled), lrcore.cancellable(Asked(last=2)):
+        x.add_(1)
+        x.add_(1)
+    assert x.tolist() == [2.0] * 3
+
+
+def test_what_is_timed_asks_at_modules_alone():
+    asked, network = Asked(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    x = torch.ones(1, 2)
+    with lrcore.cancellable(asked):
+        with unchecked():
+            network(x)
+            assert asked.times == 3
+            with unchecked():
+                x.add_(1)
+            x.add_(1)
+        assert asked.times == 3
+        x.add_(1)
+        assert asked.times == 4
+    with unchecked():  # where nothing can be cancelled
+        x.add_(1)
+
+
+def test_an_inner_check_leaves_the_outer_one():
+    outer, inner, x = Asked(), Asked(), torch.ones(1)
+    with lrcore.cancellable(outer):
+        with lrcore.cancellable(inner):
+            x.add_(1)
+            with unchecked():
+                x.add_(1)
+        assert inner.times == 1
+        before = outer.times
+        x.add_(1)
+        assert outer.times == before + 1
+        assert inner.times == 1
+
+
+def test_a_decoded_token_asks_at_modules_alone(tiny_llama):
+    model, asked = lrcore.load(str(tiny_llama)), Asked()
+    functions = []
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            functions.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        list(lrcore.generate(model, "a", max_new_tokens=4))
+    with lrcore.cancellable(asked):
+        list(lrcore.generate(model, "a", max_new_tokens=4))
+    assert 0 < asked.times < len(functions) / 2
+
+
+@pytest.mark.parametrize("method", ["svd_llm", "modegpt", "fused"])
+def test_what_was_cancelled_is_done_the_same_when_asked_again(
+    method, tiny_llama, story_file, tmp_path, monkeypatch
+):
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), samples=2, seq_len=16, method=method, ratio=0.3
+    )
+
+    def weights():
+        return lrcore.compress(lrcore.load(str(tiny_llama)), recipe).network.state_dict()
+
+    whole = Asked()
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "whole"))
+    with lrcore.cancellable(whole):
+        wanted = weights()
+    for last in range(1, whole.times, whole.times // 7):
+        monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / str(last)))
+        with pytest.raises(lrcore.Cancelled), lrcore.cancellable(Asked(last)):
+            weights()
+        again = weights()
+        assert all(torch.equal(wanted[name], again[name]) for name in wanted)
