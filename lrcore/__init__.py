@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .account import ModelAccount, Planned, SizeAndCost
     from .analyse import Analysis, analyse
     from .calibration.calibrate import Calibration, calibrate
+    from .cancellation import cancellable
     from .checkpoints.card import Usage, model_card
     from .checkpoints.checkpoint import load, save
     from .checkpoints.export import export, push
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
     )
     from .may_follow import MAY_FOLLOW, refusal
     from .methods import METHODS as METHODS
-    from .models.cancellation import cancellable
     from .models.load import DEMO_MODELS, LoadedModel, built_in_models
     from .models.quantised_cache import quantised_cache, quantised_kv_bytes
     from .models.structure import forms_of
@@ -165,7 +165,7 @@ _HOMES = {
     "Step StockFit last_step stock_of",
     "may_follow": "MAY_FOLLOW refusal",
     "methods": "METHODS",
-    "models.cancellation": "cancellable",
+    "cancellation": "cancellable",
     "models.load": "DEMO_MODELS LoadedModel built_in_models",
     "models.quantised_cache": "quantised_cache quantised_kv_bytes",
     "models.structure": "forms_of",

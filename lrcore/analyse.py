@@ -32,11 +32,11 @@ from .models.architectures import decoder_layers
 from .models.layers import read_layer
 from .models.load import LoadedModel
 from .notebooks import html_table, measures_figure
+from .parallel import each
 from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
 from .statistics import TAPS, Moments
 from .tables import frame
-from .threads import each
 
 if TYPE_CHECKING:
     import pandas as pd

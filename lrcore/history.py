@@ -6,6 +6,7 @@ step may follow which, `provenance` how all of it is kept.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from operator import itemgetter
 from typing import Any, ClassVar, TypeVar, get_args
 
 from .recipe import Recipe
@@ -302,8 +303,8 @@ def target_of(history: Sequence[Step]) -> Target:
 
 
 def _slot_ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[SlotRank, ...]:
-    names = [one.name for one in fields(SlotRank)]
-    return tuple(SlotRank(**{name: row[name] for name in names}) for row in rows)
+    values = itemgetter(*(one.name for one in fields(SlotRank)))
+    return tuple(SlotRank(*values(row)) for row in rows)
 
 
 def _same(value: Any) -> Any:

@@ -92,13 +92,29 @@ def whitened_svd(weight: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor,
     weight = weight.double()
     if second is None:
         return _svd(weight)
-    basis = None
-    if weight.shape[0] > weight.shape[1]:
-        # W = basis @ R with an orthonormal basis: the Gram matrix of the smaller side is enough
-        with threads_for(weight):
-            basis, weight = torch.linalg.qr(weight)
-    values, vectors = eigh_descending(weight @ second.double() @ weight.mT)
-    return (vectors if basis is None else basis @ vectors), values.sqrt(), vectors.mT @ weight
+    second = second.double()
+    if weight.shape[0] <= weight.shape[1]:
+        values, vectors = eigh_descending(weight @ second @ weight.mT)
+        return vectors, values.sqrt(), vectors.mT @ weight
+    # W = basis @ R with an orthonormal basis: the Gram matrix of the smaller side is enough
+    basis, own = _orthonormal(weight)
+    values, vectors = eigh_descending(own @ second @ own.mT)
+    return basis(vectors), values.sqrt(), vectors.mT @ own
+
+
+def _orthonormal(tall: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """`W = basis @ R` for W [m, n], m > n: what multiplies the basis by [n, k], and R [n, n].
+
+    By Cholesky, `basis = W R^{-1}`, in a third of the time of QR, where R shows that the columns
+    of the basis are orthonormal to 1e-7.
+    """
+    own = triangle(tall)
+    sizes = own.diagonal().abs()
+    if float(sizes.min()) > TRIANGLE_IS_ENOUGH * float(sizes.max()):
+        return (lambda x: tall @ torch.linalg.solve_triangular(own, x, upper=True)), own
+    with threads_for(tall):
+        basis, own = torch.linalg.qr(tall)
+    return (lambda x: basis @ x), own
 
 
 def _svd(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,6 +136,8 @@ def _svd(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # Where the smallest eigenvalue of a Gram matrix is above this share of the largest, the roots of
 # the eigenvalues are the singular values to a relative error of 1e-6.
 GRAM_IS_ENOUGH = 1e-10
+# Where the smallest entry on the diagonal of R is above this share of the largest.
+TRIANGLE_IS_ENOUGH = 1e-3
 
 
 def singular_values(weight: Tensor, second: Tensor | None = None) -> Tensor:

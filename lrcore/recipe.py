@@ -243,10 +243,9 @@ class Recipe:
             raise InputError(
                 f"A recipe is a mapping of fields to values; got {type(values).__name__}."
             )
-        known = {f.name for f in fields(cls)}
         for name in values:
-            if name not in known:
-                raise unknown("recipe field", str(name), known)
+            if name not in cls.__dataclass_fields__:
+                raise unknown("recipe field", str(name), cls.__dataclass_fields__)
         return cls(**values)
 
     @classmethod

@@ -61,8 +61,13 @@ def setting(
     return field(**given, metadata={"setting": described})
 
 
-def settings_of(kind: type) -> dict[str, Setting]:
+def settings_of(kind: Any) -> Mapping[str, Setting]:
     """The fields of a dataclass that were made with `setting`, by name, in their order."""
+    return _settings_of(kind)
+
+
+@cache
+def _settings_of(kind: type) -> Mapping[str, Setting]:
     return {f.name: f.metadata["setting"] for f in fields(kind) if "setting" in f.metadata}
 
 

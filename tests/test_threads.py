@@ -7,19 +7,20 @@ import pytest
 import torch
 
 import lrcore
-from lrcore import threads
-from lrcore.threads import each, threads_for
+from lrcore import parallel
+from lrcore.parallel import AT_ONCE, each
+from lrcore.threads import SMALL, mkl, threads_for
 
 
 def thread_count():
     """MKL's number for this thread alone; 0: that of the process."""
-    library = threads._library()
+    library = mkl()
     own = library.MKL_Set_Num_Threads_Local(0)
     library.MKL_Set_Num_Threads_Local(own)
     return own
 
 
-has_numbers = pytest.mark.skipif(threads._library() is None, reason="torch has no MKL here")
+has_numbers = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def two_threads():
 
 
 @has_numbers
-@pytest.mark.parametrize(("rows", "small"), [(8, True), (threads.SMALL + 1, False)])
+@pytest.mark.parametrize(("rows", "small"), [(8, True), (SMALL + 1, False)])
 def test_a_small_matrix_takes_one_thread_while_it_is_decomposed(rows, small, two_threads):
     before = thread_count()
     with threads_for(torch.empty(rows, 2000)):
@@ -64,7 +65,7 @@ def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
 @pytest.mark.parametrize(
     "matrices",
     [
-        {"a": torch.empty(9, threads.AT_ONCE + 1).mT, "b": torch.empty(*[threads.AT_ONCE + 1] * 2)},
+        {"a": torch.empty(9, AT_ONCE + 1).mT, "b": torch.empty(*[AT_ONCE + 1] * 2)},
         {"a": torch.empty(2, 2, device="meta"), "b": torch.empty(2, 2, device="meta")},
         {"a": torch.ones(2, 2)},
     ],
@@ -83,7 +84,7 @@ def test_the_largest_one_begins_first(two_threads, monkeypatch):
         def __init__(self, count, **options):
             super().__init__(1, **options)
 
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", OneByOne)
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneByOne)
     sizes = {"a": 2, "b": 9, "c": 4}
     each(begun.append, {name: torch.ones(size, size) for name, size in sizes.items()})
     assert begun == ["b", "c", "a"]

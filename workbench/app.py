@@ -1,5 +1,7 @@
 """The page put together: a `Store` (models, runs, jobs; no Gradio) and a `Page` (components)."""
 
+import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -72,7 +74,9 @@ IDLE = 0.01
 def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
     heap.share()
-    store = store or Store(lrcore.runs_root(), KINDS, present_browser)
+    if store is None:
+        store = Store(lrcore.runs_root(), KINDS, present_browser)
+        threading.Thread(target=read_ahead, args=(store,), daemon=True).start()
     with Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         titles = tuple(tab.TITLE for tab in TABS)
         page = Page(demo.load, titles, analysis_key=gr.State(first_analysis.put(store)))
@@ -94,6 +98,12 @@ def build_app(store: Store | None = None) -> gr.Blocks:
             if event.renderable:  # gr.render takes no show_progress_on; see QUIET
                 event.show_progress_on = []
     return demo
+
+
+def read_ahead(store: Store) -> None:
+    """Read what was done to every run: of thousands, the first page would wait seconds for it."""
+    with suppress(Exception):  # who asks for the runs is told
+        store.runs.all()
 
 
 def analyse_default(store: Store) -> None:

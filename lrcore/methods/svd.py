@@ -20,8 +20,8 @@ from torch import Tensor
 from ..layer import Layer
 from ..linalg import balanced, whitened_svd
 from ..options import option
+from ..parallel import each
 from ..statistics import Moments
-from ..threads import each
 from .costs import matrix_cost
 from .experts import EachExpert
 from .factors import FactoredMatrix, LayerFactors

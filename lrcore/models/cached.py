@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .cancellation import unchecked
+from ..cancellation import unchecked
 
 # of a network's forward, and of what it returns: "cache" from transformers 5.24 on
 _NAMES = ("cache", "past_key_values")

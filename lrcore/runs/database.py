@@ -38,7 +38,8 @@ AT_ONCE = 500  # rows of one question; SQLite takes 999 values
 class Row:
     """What the table of runs holds of one.
 
-    folder: relative to that of the runs, or absolute; recipe, report: plain values.
+    folder: relative to that of the runs, or absolute; recipe, report: plain values. evaluations,
+    oldest first: only of a row that is inserted.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Row:
     folder: str
     recipe: dict[str, Any]
     report: dict[str, Any]
+    evaluations: Sequence[dict[str, Any]] = ()
 
 
 class Database:
@@ -124,17 +126,11 @@ class Database:
                 recipe, report = json.loads(row["recipe"]), json.loads(row["report"])
                 yield Row(**{**row, "recipe": recipe, "report": report})
 
-    def insert(self, row: Row, evaluations: Sequence[dict[str, Any]] = ()) -> None:
-        """A run with its evaluations, oldest first; one that is there already stays as it is."""
-        values = (row.id, row.name, row.created, row.folder, _json(row.recipe), _json(row.report))
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Runs with their evaluations; one that is there already stays as it is."""
         with self._changing() as database:
-            if database.execute(
-                "insert or ignore into runs values (?, ?, ?, ?, ?, ?)", values
-            ).rowcount:
-                for i, one in enumerate(evaluations):
-                    _keep_result(
-                        database, row.id, "evaluation", one["protocol"], one, row.created + i * 1e-3
-                    )
+            for row in rows:
+                _insert(database, row)
 
     def rename(self, run_id: str, name: str) -> None:
         with self._changing() as database:
@@ -202,6 +198,15 @@ class Database:
             {"prompt": row["prompt"], "text": row["text"], "settings": json.loads(row["settings"])}
             for row in rows
         ]
+
+
+def _insert(database: sqlite3.Connection, row: Row) -> None:
+    values = (row.id, row.name, row.created, row.folder, _json(row.recipe), _json(row.report))
+    question = "insert or ignore into runs values (?, ?, ?, ?, ?, ?)"
+    if database.execute(question, values).rowcount:
+        for i, one in enumerate(row.evaluations):
+            created = row.created + i * 1e-3
+            _keep_result(database, row.id, "evaluation", one["protocol"], one, created)
 
 
 def _keep_result(

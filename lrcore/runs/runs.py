@@ -11,9 +11,10 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,7 @@ class Runs:
         self._database = Database(self.folder / "runs.sqlite")
         # one value, as threads share it: a stamp, and the rows that were there then
         self._rows: tuple[str, dict[str, str]] = "", {}
+        self._building = threading.Lock()
         self._all: tuple[str, list[Run]] = "", []  # a stamp, and the runs that were there then
         # recipes and provenances that were read, by id and creation: they never change
         self._read: dict[tuple[str, float], _Made] = {}
@@ -155,10 +157,11 @@ class Runs:
         Runs with a recipe that this version cannot read are left out. Nothing is read again that
         was read before.
         """
-        stamp, (known_stamp, runs) = self.stamp(), self._all
-        if stamp != known_stamp:
-            runs = self._built()
-            self._all = stamp, runs
+        with self._building:  # who comes second waits, and finds them
+            stamp, (known_stamp, runs) = self.stamp(), self._all
+            if stamp != known_stamp:
+                runs = self._built()
+                self._all = stamp, runs
         return [run for run in runs if tag is None or tag in run.tags]
 
     def _built(self) -> list[Run]:
@@ -239,26 +242,23 @@ class Runs:
         # The database first: its runs were folders before. The other way round, a run that somebody
         # keeps in between would count as gone and lose its results.
         known, there = self._known(), self._folders()
-        for run_id in sorted(there - known.keys()):
-            folder = self.folder / run_id
-            try:
-                report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-                recipe = Recipe.read(folder / "recipe.json")
-                self._insert(
-                    run_id,
-                    report["name"],
-                    report.get("created", folder.stat().st_mtime),
-                    run_id,
-                    recipe,
-                    report,
-                )
-            except UNREADABLE:
-                continue
+        unknown = sorted(there - known.keys())
+        if new := [row for run_id in unknown for row in self._taken_up(run_id)]:
+            self._database.insert(new)
         gone = [
             run_id for run_id, folder in known.items() if folder == run_id and run_id not in there
         ]
         if gone:
             self._database.delete(gone)
+
+    def _taken_up(self, run_id: str) -> Iterator[Row]:
+        """The row of a run's folder; nothing where that cannot be read."""
+        folder = self.folder / run_id
+        with suppress(*UNREADABLE):
+            report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+            recipe, made = Recipe.read(folder / "recipe.json"), folder.stat().st_mtime
+            name, created = report["name"], report.get("created", made)
+            yield _row(run_id, name, created, run_id, recipe, report)
 
     def _folders(self) -> set[str]:
         """The names of all run folders. The files in them are not looked at, which would be slow
@@ -306,23 +306,9 @@ class Runs:
         recipe = Recipe.read(folder / "recipe.json")
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         run_id = _new_id(method_and_policy(recipe, Provenance.from_dict(report).history)[0])
-        self._insert(run_id, name or folder.name, time.time(), str(folder), recipe, report)
+        own = _row(run_id, name or folder.name, time.time(), str(folder), recipe, report)
+        self._database.insert([own])
         return self.get(run_id)
-
-    def _insert(
-        self,
-        run_id: str,
-        name: str,
-        created: float,
-        folder: str,
-        recipe: Recipe,
-        report: dict[str, Any],
-    ) -> None:
-        report = dict(report)
-        evaluations = report.pop("evaluations", [])
-        self._database.insert(
-            Row(run_id, name, created, folder, recipe.to_dict(), report), evaluations
-        )
 
     def rename(self, run_id: str, name: str) -> None:
         """Give a run another name, cut at 80 characters. Raises InputError for an empty one."""
@@ -377,6 +363,19 @@ class Runs:
     def samples(self, run_id: str) -> list[dict[str, Any]]:
         """Oldest first."""
         return self._database.samples(run_id)
+
+
+def _row(
+    run_id: str,
+    name: str,
+    created: float,
+    folder: str,
+    recipe: Recipe,
+    report: Mapping[str, Any],
+) -> Row:
+    evaluations = report.get("evaluations", [])
+    report = {key: value for key, value in report.items() if key != "evaluations"}
+    return Row(run_id, name, created, folder, recipe.to_dict(), report, evaluations)
 
 
 def _new_id(method: str) -> str:

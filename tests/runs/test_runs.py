@@ -138,6 +138,45 @@ def test_a_look_at_many_runs_opens_no_file_of_them_and_reads_no_row_twice(kept, 
     assert len(kept.ids()) == 30
 
 
+def test_all_new_folders_are_taken_up_by_one_change(kept, monkeypatch):
+    """One for each, and its write to disk, takes minutes for thousands."""
+    changes, changing = [], Database._changing
+    monkeypatch.setattr(Database, "_changing", lambda own: changes.append(1) or changing(own))
+    for i in range(30):
+        folder = kept.folder / f"2025-a3-{i}"
+        folder.mkdir()
+        (folder / "recipe.json").write_text("{}" if i != 3 else "{")
+        evaluations = [{"protocol": {"of": i}, "perplexity": float(i)}]
+        report = {"name": str(i), "created": i, "evaluations": evaluations}
+        (folder / "report.json").write_text(json.dumps(report | {"version": 2}))
+    assert len(kept.ids()) == 29
+    assert len(changes) == 1
+    assert kept.results("2025-a3-7", "evaluation") == [{"protocol": {"of": 7}, "perplexity": 7.0}]
+
+
+def test_two_that_ask_for_all_runs_at_once_read_them_once(kept, small, monkeypatch):
+    kept.write("one", small.recipe, small)
+    entered, go_on, built, readings = threading.Event(), threading.Event(), Runs._built, []
+
+    def slowly(own):
+        entered.set()
+        assert go_on.wait(30)
+        readings.append(1)
+        return built(own)
+
+    monkeypatch.setattr(Runs, "_built", slowly)
+    found = []
+    asking = [threading.Thread(target=lambda: found.append(kept.all())) for _ in range(2)]
+    for one in asking:
+        one.start()
+    assert entered.wait(30)
+    go_on.set()
+    for one in asking:
+        one.join(30)
+    assert [len(runs) for runs in found] == [1, 1]
+    assert readings == [1]
+
+
 def test_the_stamp_changes_with_every_change_of_any_process(kept, small):
     seen = [kept.stamp()]
     run = kept.write("a", recipe_of(small), small)

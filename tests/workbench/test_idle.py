@@ -1,5 +1,6 @@
 """What the page costs while nothing happens, and per event."""
 
+import threading
 import time
 
 import gradio as gr
@@ -15,6 +16,15 @@ from workbench.store import Store
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     return build_app(Store(tmp_path_factory.mktemp("runs")))
+
+
+def test_a_server_reads_its_runs_before_a_page_asks(tmp_path, monkeypatch):
+    """Of thousands, the first page would wait seconds for it."""
+    monkeypatch.setenv("LRCORE_RUNS", str(tmp_path))
+    read, known = threading.Event(), lrcore.Runs.all
+    monkeypatch.setattr(lrcore.Runs, "all", lambda own: known(own) or read.set())
+    build_app()
+    assert read.wait(30)
 
 
 def test_no_clock_of_gradio_runs(page):

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...cache import keep_value, read_value
+from ...cancellation import unchecked
 from ...errors import InputError
 from ...hardware import hardware
 from ...latency import Latency, SlotTimes, rising
 from ...models.architectures import decoder_layers, text_config
-from ...models.cancellation import unchecked
 from ...models.layers import clone, read_layer, write_layer
 from ...models.load import LoadedModel
 from ...models.stream import Call, LayerStream
