@@ -108,9 +108,9 @@ def _orthonormal(tall: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     By Cholesky, `basis = W R^{-1}`, in a third of the time of QR, where R shows that the columns
     of the basis are orthonormal to 1e-7.
     """
-    own = triangle(tall)
-    sizes = own.diagonal().abs()
-    if float(sizes.min()) > TRIANGLE_IS_ENOUGH * float(sizes.max()):
+    own, info = torch.linalg.cholesky_ex(tall.mT @ tall, upper=True)
+    sizes = own.diagonal()
+    if bool((info == 0) & (sizes.min() > TRIANGLE_IS_ENOUGH * sizes.max())):
         return (lambda x: tall @ torch.linalg.solve_triangular(own, x, upper=True)), own
     with threads_for(tall):
         basis, own = torch.linalg.qr(tall)
@@ -123,7 +123,7 @@ def _svd(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     tall = weight.shape[0] > weight.shape[1]
     squares, vectors = eigh_descending(weight.mT @ weight if tall else weight @ weight.mT)
-    if float(squares[-1]) <= GRAM_IS_ENOUGH * float(squares[0]):
+    if bool(squares[-1] <= GRAM_IS_ENOUGH * squares[0]):
         with threads_for(weight):
             left, values, right = torch.linalg.svd(weight, full_matrices=False)
         return left, values, values.unsqueeze(-1) * right
@@ -150,7 +150,7 @@ def singular_values(weight: Tensor, second: Tensor | None = None) -> Tensor:
     tall = weight if weight.shape[0] > weight.shape[1] else weight.mT
     if second is None:
         squares = eigenvalues_descending(tall.mT @ tall)
-        if float(squares[-1]) > GRAM_IS_ENOUGH * float(squares[0]):
+        if bool(squares[-1] > GRAM_IS_ENOUGH * squares[0]):
             return squares.sqrt()
         with threads_for(tall):
             values: Tensor = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r")[1])
