@@ -32,7 +32,7 @@ from .models.architectures import decoder_layers
 from .models.layers import read_layer
 from .models.load import LoadedModel
 from .notebooks import html_table, measures_figure
-from .parallel import each
+from .parallel import at_once
 from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
 from .statistics import TAPS, Moments
@@ -294,7 +294,7 @@ def aware_values(layer: Layer, moments: Moments) -> dict[str, Tensor]:
 def _matrix_values(layer: Layer, second: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
     """Singular values of each matrix, [1, k], in the metric of a second moment [in, in]."""
     weights = {name: p.weight for name, p in layer.matrices().items()}
-    return each(lambda name: singular_values(weights[name], second(name)).unsqueeze(0), weights)
+    return at_once(lambda name: singular_values(weights[name], second(name)).unsqueeze(0), weights)
 
 
 def _neurons(squares: Tensor, mlp: MLP) -> Tensor:

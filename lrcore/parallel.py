@@ -16,7 +16,7 @@ AT_ONCE = 2048  # rows or columns, whichever are fewer: beyond, several at once 
 R = TypeVar("R")
 
 
-def each(work: Callable[[str], R], matrices: Mapping[str, Tensor]) -> dict[str, R]:
+def at_once(work: Callable[[str], R], matrices: Mapping[str, Tensor]) -> dict[str, R]:
     """`work` of every name: at once, each with one thread, where all matrices [m, n] are on the CPU
     and min(m, n) <= AT_ONCE; else one after the other.
 
@@ -24,8 +24,8 @@ def each(work: Callable[[str], R], matrices: Mapping[str, Tensor]) -> dict[str, 
     what is cancelled stops.
     """
     count = min(torch.get_num_threads(), len(matrices))
-    at_once = count > 1 and all(fits(matrix, AT_ONCE) for matrix in matrices.values())
-    if not at_once or mkl() is None:
+    fit = count > 1 and all(fits(matrix, AT_ONCE) for matrix in matrices.values())
+    if not fit or mkl() is None:
         return {name: work(name) for name in matrices}
     check, grad = current_check(), torch.is_grad_enabled()
     inference = torch.is_inference_mode_enabled()

@@ -206,6 +206,19 @@ class OffloadedList(Sequence[Any]):
         return _mapped(self._values[index], _OffloadedTensor, get)
 
 
+def memory_of(value: Any) -> dict[int, int]:
+    """The bytes of every piece of memory that tensors of a tree lie in, by its address."""
+    found: dict[int, int] = {}
+
+    def add(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    _mapped(value, Tensor, add)
+    return found
+
+
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """The same tree with every value of type `kind` changed."""
     if isinstance(value, kind):

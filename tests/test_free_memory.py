@@ -11,8 +11,10 @@ import torch
 import lrcore
 from lrcore import memory
 from lrcore.calibration import calibrate
+from lrcore.compression import factorise
 from lrcore.models import load
 from lrcore.models.weights import bytes_converted, weight_files
+from lrcore.tensor_files import memory_of
 
 GROUPS_V1 = Path("/sys/fs/cgroup/memory")
 GROUPS_V2 = Path("/sys/fs/cgroup")
@@ -82,6 +84,30 @@ def test_hidden_states_larger_than_what_is_free_are_refused(tiny_llama, story_fi
     recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=10**6, seq_len=64)
     with pytest.raises(lrcore.Shortage, match=r"1,000,000 windows .* 1\.0 MB are free\. Use fewer"):
         lrcore.calibrate(model, recipe)
+
+
+def test_factors_larger_than_what_is_free_are_refused_after_the_first_layer(
+    tiny_llama, story_file, monkeypatch
+):
+    """The factors of all layers stay in memory; those of an offloaded model on disk."""
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
+    model, done = lrcore.load(str(tiny_llama)), []
+    calibration = lrcore.calibrate(model, recipe)
+    monkeypatch.setattr(
+        factorise, "hardware", lambda device: lrcore.Hardware("CPU", "", 1000, 10**9)
+    )
+    with pytest.raises(
+        lrcore.Shortage, match=r"The factors of the layers left, 2 times .* Offload the"
+    ):
+        lrcore.factorise(model, calibration, "svd_llm", lambda *at: done.append(at))
+    assert max(number for _, number, _ in done) <= 1
+    away = lrcore.load(str(tiny_llama), offload=True)
+    assert lrcore.factorise(away, lrcore.calibrate(away, recipe), "svd_llm").layers
+
+
+def test_weights_that_factors_share_with_the_model_take_no_more_memory():
+    weight = torch.zeros(4, 5)
+    assert list(memory_of({"a": weight.mT, "b": [weight[2:], weight]}).values()) == [80]
 
 
 LIMITED = """

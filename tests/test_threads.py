@@ -8,7 +8,7 @@ import torch
 
 import lrcore
 from lrcore import parallel
-from lrcore.parallel import AT_ONCE, each
+from lrcore.parallel import AT_ONCE, at_once
 from lrcore.threads import SMALL, mkl, threads_for
 
 
@@ -55,11 +55,11 @@ def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
         return thread_count(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     matrices = {"a": torch.ones(3, 3), "b": torch.ones(5, 5)}
-    assert list(each(work, matrices).items()) == [(name, (1, True, False)) for name in "ab"]
+    assert list(at_once(work, matrices).items()) == [(name, (1, True, False)) for name in "ab"]
     with torch.no_grad():
-        assert set(each(work, matrices).values()) == {(1, False, False)}
+        assert set(at_once(work, matrices).values()) == {(1, False, False)}
     with torch.inference_mode():
-        assert set(each(work, matrices).values()) == {(1, False, True)}
+        assert set(at_once(work, matrices).values()) == {(1, False, True)}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
     ],
 )
 def test_what_is_large_elsewhere_or_alone_is_worked_on_here(matrices, two_threads):
-    names = each(lambda name: (name, threading.get_ident()), matrices)
+    names = at_once(lambda name: (name, threading.get_ident()), matrices)
     assert names == {name: (name, threading.get_ident()) for name in matrices}
 
 
@@ -86,7 +86,7 @@ def test_the_largest_one_begins_first(two_threads, monkeypatch):
 
     monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneByOne)
     sizes = {"a": 2, "b": 9, "c": 4}
-    each(begun.append, {name: torch.ones(size, size) for name, size in sizes.items()})
+    at_once(begun.append, {name: torch.ones(size, size) for name, size in sizes.items()})
     assert begun == ["b", "c", "a"]
 
 
@@ -98,7 +98,7 @@ def test_what_one_raises_is_raised_and_ends_the_others(two_threads):
         raise ValueError(name)
 
     with pytest.raises(ValueError, match="0"):
-        each(work, {str(n): torch.ones(2, 2) for n in range(50)})
+        at_once(work, {str(n): torch.ones(2, 2) for n in range(50)})
     assert len(begun) < 50
 
 
@@ -116,14 +116,14 @@ def test_all_of_them_can_be_cancelled(two_threads):
             torch.ones(2).sum()
 
     with pytest.raises(lrcore.Cancelled), lrcore.cancellable(check):
-        each(work, {str(n): torch.ones(2, 2) for n in range(50)})
+        at_once(work, {str(n): torch.ones(2, 2) for n in range(50)})
     assert len(begun) < 5
 
 
 def test_the_bits_are_those_of_one_after_the_other(two_threads):
     g = torch.Generator().manual_seed(0)
     matrices = {str(n): torch.randn(40 + n, 30, generator=g) for n in range(6)}
-    at_once = each(lambda name: torch.linalg.svdvals(matrices[name]), matrices)
+    found = at_once(lambda name: torch.linalg.svdvals(matrices[name]), matrices)
     for name, matrix in matrices.items():
         with threads_for(matrix):
-            assert torch.equal(at_once[name], torch.linalg.svdvals(matrix))
+            assert torch.equal(found[name], torch.linalg.svdvals(matrix))

@@ -12,8 +12,10 @@ from ..calibration.gradients import with_gradients
 from ..calibration.outliers import keep_outliers, outlier_ratios, read_outliers
 from ..evidence import Evidence
 from ..files import OFFLOADED, cache_folder
+from ..hardware import hardware
 from ..history import Compressed
 from ..may_follow import check_may_follow
+from ..memory import megabytes, raise_unless_free
 from ..methods import LayerFactors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
 from ..models.attended_keys import has_attended_keys
@@ -27,7 +29,7 @@ from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
 from ..statistics import ATTENDED_KEYS
-from ..tensor_files import OffloadedList, Temporary, put_away
+from ..tensor_files import OffloadedList, Temporary, memory_of, put_away
 from ..units import Work, each, workers
 
 
@@ -97,6 +99,8 @@ def factorise(
             stored.add(made.factors, unit.file)
         else:
             layers.append(made.factors)
+            if unit.index == 0:
+                _check_memory(model, made.factors, total - 1)
         spectra |= made.spectra
         counted.append(made.outliers)
     if not known:
@@ -105,6 +109,17 @@ def factorise(
     evidence = evidence.with_measurement("outliers", known or counted)
     held = layers if stored is None else stored
     return Factorisation(method, held, evidence, calibration, shape_of(model), chosen)
+
+
+def _check_memory(model: LoadedModel, factors: LayerFactors, left: int) -> None:
+    """Raise Shortage where the factors of the layers that are left, as large as those of the first,
+    are more than what is free.
+    """
+    dense = memory_of(read_layer(model.network, 0))
+    own = sum(size for place, size in memory_of(factors).items() if place not in dense)
+    what = f"The factors of the layers left, {left:,} times {megabytes(own)},"
+    remedy = "Offload the model (offload, --offload): its factors wait on disk then."
+    raise_unless_free(left * own, what, remedy, hardware(str(model.device)).free)
 
 
 def method_options(recipe: Recipe) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..layer import Layer
 from ..linalg import balanced, whitened_svd
 from ..options import option
-from ..parallel import each
+from ..parallel import at_once
 from ..statistics import Moments
 from .costs import matrix_cost
 from .experts import EachExpert
@@ -81,7 +81,7 @@ def decomposed(
     metric(name): of the matrix's input, [in, in]; None for the identity.
     """
     weights = {name: p.weight for name, p in layer.matrices().items()}
-    return each(lambda name: whitened_svd(weights[name], metric(name)), weights)
+    return at_once(lambda name: whitened_svd(weights[name], metric(name)), weights)
 
 
 def factored(

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -22,6 +21,7 @@ from ..errors import InputError
 from ..files import cache_folder, cache_key, folder_draft_of, write_text
 from ..locks import Lock
 from ..shortage import raise_shortage
+from ..tensor_files import write_tensors
 from .config import auto_class, family_config, one_line, quiet, write_config
 from .gguf_header import VOCABULARY, GgufHeader, read_header
 from .weights import MARK, SINGLE, file_hash, read_json
@@ -134,7 +134,7 @@ def _write_model(header: GgufHeader, folder: Path, dtype: torch.dtype) -> None:
         network = _planned(header, config)
         read = load_gguf_checkpoint(str(weights), True, _Named.of(network), dtype)["tensors"]
         tensors = _all_of(network, read, header.path)
-        save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+        write_tensors(folder / SINGLE, tensors, {"format": "pt"})
         write_config(network, folder, own=False, dtype=str(dtype).removeprefix("torch."))
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=tokens.name)
         tokenizer.save_pretrained(folder)
