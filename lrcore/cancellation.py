@@ -5,6 +5,7 @@ factorised or a checkpoint written.
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -13,12 +14,27 @@ from torch.overrides import TorchFunctionMode
 Check = Callable[[], None]
 
 
-class _Checking(TorchFunctionMode):
-    """Calls `check` before every function of torch that its thread calls."""
+class _Looks:
+    """Calls `check` until it raises: what then unwinds is to restore what it changed."""
 
     def __init__(self, check: Check) -> None:
+        self.check, self.ended = check, False
+
+    def __call__(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.check()
+            self.ended = False
+
+
+class _Checking(TorchFunctionMode):
+    """Looks before the functions of torch that its thread calls, but for those that only set
+    something: leaving `torch.no_grad()` is one, and is to be done whatever happens.
+    """
+
+    def __init__(self, look: _Looks) -> None:
         super().__init__()
-        self.check = check
+        self.look = look
 
     def __torch_function__(
         self,
@@ -27,8 +43,18 @@ class _Checking(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.check()
+        if not _sets(getattr(func, "__name__", "")):
+            self.look()
         return func(*args, **(kwargs or {}))
+
+
+@cache
+def _sets(name: str) -> bool:
+    """Whether a function of this name sets something: of torch (`set_default_dtype`), of a tensor
+    (`requires_grad_`, `copy_`), or an attribute or entry of one.
+    """
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.startswith(("set_", "_set_", "__set"))
 
 
 class _Running(threading.local):
@@ -42,25 +68,25 @@ _running = _Running()
 
 def current_check() -> Check | None:
     """What `cancellable` calls in this thread; None outside of it."""
-    return None if _running.mode is None else _running.mode.check
+    return None if _running.mode is None else _running.mode.look.check
 
 
 @contextmanager
 def cancellable(check: Check) -> Iterator[None]:
-    """Inside, this thread calls `check` before every function of torch and every module of a
-    network; it may raise `Cancelled`.
+    """Inside, this thread calls `check` before functions of torch and every module of a network;
+    it may raise `Cancelled`, and is not called after that.
 
     `progress` comes after a layer, which over all windows, or in one factorisation, may take many
     seconds. It costs 1 to 2 microseconds a function. A single function, such as one decomposition,
     cannot be stopped.
     """
-    thread = threading.get_ident()
+    thread, look = threading.get_ident(), _Looks(check)
 
     def before(*_: object) -> None:
         if threading.get_ident() == thread:
-            check()
+            look()
 
-    outer, mode = _running.mode, _Checking(check)
+    outer, mode = _running.mode, _Checking(look)
     handle = register_module_forward_pre_hook(before)  # where `unchecked` left only this
     try:
         with mode:

@@ -24,23 +24,49 @@ def test_every_function_of_torch_asks_first():
     asked, x = Asked(), torch.ones(3)
     with lrcore.cancellable(asked):
         for times in range(1, 4):
-            x.add_(1)
+            x = x + 1
             assert asked.times == times
-    x.add_(1)
+    x = x + 1
     assert asked.times == 3
     assert x.tolist() == [5.0] * 3
 
 
 def test_one_that_stops_is_not_done():
-    x = torch.ones(3)
+    found = []
 
     def adds():
-        x.add_(1)
-        x.add_(1)
+        found.append(torch.ones(3))
+        found.append(torch.ones(3))
 
     with pytest.raises(lrcore.Cancelled), lrcore.cancellable(Asked(last=2)):
         adds()
-    assert x.tolist() == [2.0] * 3
+    assert len(found) == 1
+
+
+def test_what_restores_something_is_done_whatever_happens():
+    """A context that is left, normally or because of the cancelling itself."""
+    weight, restored = torch.ones(2, requires_grad=True), []
+
+    def work(asked):
+        try:
+            asked.last = asked.times + 1  # from here on
+            with torch.no_grad():
+                pass
+            weight.requires_grad_(False)
+            weight.requires_grad = True
+            torch.set_default_dtype(torch.float32)
+            assert torch.is_grad_enabled()
+            with torch.no_grad():
+                weight + 1
+        finally:
+            restored.append(weight + 1)
+
+    asked = Asked()
+    with pytest.raises(lrcore.Cancelled), lrcore.cancellable(asked):
+        work(asked)
+    assert torch.is_grad_enabled()
+    assert len(restored) == 1
+    assert restored[0].requires_grad
 
 
 def test_what_is_timed_asks_at_modules_alone():
@@ -51,25 +77,25 @@ def test_what_is_timed_asks_at_modules_alone():
             network(x)
             assert asked.times == 3
             with unchecked():
-                x.add_(1)
-            x.add_(1)
+                x + 1
+            x + 1
         assert asked.times == 3
-        x.add_(1)
+        x + 1
         assert asked.times == 4
     with unchecked():  # where nothing can be cancelled
-        x.add_(1)
+        x + 1
 
 
 def test_an_inner_check_leaves_the_outer_one():
     outer, inner, x = Asked(), Asked(), torch.ones(1)
     with lrcore.cancellable(outer):
         with lrcore.cancellable(inner):
-            x.add_(1)
+            x + 1
             with unchecked():
-                x.add_(1)
+                x + 1
         assert inner.times == 1
         before = outer.times
-        x.add_(1)
+        x + 1
         assert outer.times == before + 1
         assert inner.times == 1
 

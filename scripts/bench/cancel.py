@@ -90,10 +90,14 @@ def stages(recipe: lrcore.Recipe) -> list[list[str]]:
         factors = measured(f"factorise {method}", lrcore.factorise, model, calibration, method)
         own = recipe.with_(method=method, ratio=RATIO)
         small = measured(f"compress {method}", lrcore.compress, model, own, factors)
-    probed = recipe.with_(method="svd_llm", policy="probed", ratio=RATIO)
-    measured("probe svd_llm", lrcore.compress, model, probed)
+    if recipe.model in lrcore.DEMO_MODELS:  # 35 minutes for the other
+        measured("probe", lrcore.probe, model, factors)
     measured("evaluate", lrcore.evaluate, small, recipe.data, samples=4, seq_len=128)
+    measured("heal", lrcore.heal, small, recipe.data, teacher=model, steps=4, batch=2, seq_len=128)
+    measured("slice", lrcore.slice_hidden, model, recipe.with_(ratio=RATIO))
+    measured("quantise", lrcore.quantise, small, 4)
     with tempfile.TemporaryDirectory() as folder:
         measured("save", lrcore.save, small, Path(folder) / "small")
         measured("load the checkpoint", lrcore.load, Path(folder) / "small")
+        measured("export", lrcore.export, small, Path(folder) / "exported")
     return rows
