@@ -30,6 +30,11 @@ def speed(only: list[str]) -> None:
                 lambda m=model, c=calibration, k=method: lrcore.factorise(m, c, k), 3
             )
             factors = lrcore.factorise(model, calibration, method)
+            try:
+                lrcore.allocate(factors, own)
+            except lrcore.InputError as error:  # it cannot remove so much
+                note(f"speed {name} {method} is left out: {error}")
+                continue
             allocate = median_seconds(lambda f=factors, r=own: lrcore.allocate(f, r))
             cut = median_seconds(lambda m=model, f=factors, r=own: lrcore.compress(m, r, f))
             rows.append(
