@@ -21,10 +21,14 @@ Spectra = Mapping[Slot, Spectrum]
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """The ranks on offer for a slot, ascending, the last one full; prices [ranks], int64."""
+    """The ranks on offer for a slot, ascending, the last one full; prices [ranks], int64.
+
+    places [ranks], int64: where they stand in `cost.ranks()`; None where all of these are on offer.
+    """
 
     ranks: Sequence[int]
     prices: Tensor
+    places: np.ndarray | None = None
 
     @property
     def dense(self) -> int:
@@ -91,7 +95,9 @@ class Prices:
 @lru_cache(maxsize=256)  # many layers, few kinds of slots
 def _offer(prices: Prices, cost: Cost) -> Offer:
     ranks = [*range(cost.step, prices.cap(cost) + 1, cost.step), cost.full]
-    return Offer(ranks, torch.tensor([prices.price(cost, rank) for rank in ranks]))
+    known = {rank: place for place, rank in enumerate(cost.ranks())}
+    places = None if len(ranks) == len(known) else np.array([known[rank] for rank in ranks])
+    return Offer(ranks, torch.tensor([prices.price(cost, rank) for rank in ranks]), places)
 
 
 @dataclass(frozen=True)

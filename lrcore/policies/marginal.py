@@ -2,6 +2,8 @@
 a special case.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from ..budget import Budget
 from ..evidence import Evidence
 from ..options import NoOptions
-from ..spectra import Spectrum
+from ..spectra import Cost, Spectrum
 from .policy import Policy, Targets
 from .probed import least_sum
 
@@ -29,9 +31,15 @@ def relative_losses(s: Spectrum) -> Tensor:
     """`tail(rank) / tail(0)` at every rank of `s.cost.ranks()`, [ranks], float64, falling to 0 at
     full rank; zeros for an all-zero slot.
     """
-    tails, steps = s.losses_left, np.array(s.cost.ranks()) // s.grain
-    left = tails[steps]
+    tails = s.losses_left
+    left = tails[_steps(s.cost, s.grain)]
     return torch.from_numpy(left / tails[0] if tails[0] > 0 else np.zeros_like(left))
+
+
+@lru_cache(maxsize=256)  # many layers, few kinds of slots
+def _steps(cost: Cost, grain: int) -> np.ndarray:
+    """The ranks of a slot, counted in its values, [ranks], int64."""
+    return np.array(cost.ranks()) // grain
 
 
 POLICY = Policy(

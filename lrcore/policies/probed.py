@@ -1,6 +1,7 @@
 """Probed marginal loss: least predicted increase in loss. Ours; in no paper."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,12 +10,17 @@ from torch import Tensor
 
 from ..alternatives import by_part
 from ..budget import Budget, Spectra, take_steps
-from ..evidence import Evidence, LossCurve
+from ..evidence import Evidence
 from ..options import NoOptions
 from ..spectra import Slot
 from .policy import Policy, Targets
 
+LOWEST, HIGHEST = 1e-15, 1e6  # multipliers
 CLOSE = 1e-9  # relative width of the interval of the multiplier that is left
+FEW = 512  # ranks of a slot by which the multiplier is guessed
+ROUGH, ROUGH_STEP = 1e-3, 1.02  # width of the interval of a guess, and the first step beyond it
+
+Choice = list[np.ndarray]  # the place of every slot's rank, group by group
 
 
 def probed(evidence: Evidence, budget: Budget, options: NoOptions) -> Targets:
@@ -38,38 +44,19 @@ def least_sum(losses: dict[Slot, Tensor], spectra: Spectra, budget: Budget) -> T
     """
     prices, curves = {}, {}
     for slot, s in spectra.items():
-        offer = budget.offer(s.cost)
+        offer, own = budget.offer(s.cost), losses[slot].cpu().numpy()
         prices[slot] = offer.as_numbers
-        curves[slot] = LossCurve(s.cost.ranks(), losses[slot]).at(offer.ranks).cpu().numpy()
+        curves[slot] = own if offer.places is None else own[offer.places]
 
     groups = grouped(curves, prices)
     slots = [slot for group in groups for slot in group.slots]
-    rivals = Rivals.of(spectra, slots)
-
-    def taken(choice: list[np.ndarray], multiplier: float) -> np.ndarray:
-        if rivals.none:
-            return np.ones(len(slots), dtype=bool)
-        pairs = list(zip(groups, choice, strict=True))
-        return rivals.least(np.concatenate([group.whole(own, multiplier) for group, own in pairs]))
-
-    def spent(choice: list[np.ndarray], multiplier: float) -> float:
-        paid = np.concatenate([group.paid(own) for group, own in zip(groups, choice, strict=True)])
-        return float(paid.sum() if rivals.none else paid[taken(choice, multiplier)].sum())
-
-    low, high = 1e-15, 1e6
-    most, least = ([group.ends(m) for group in groups] for m in (low, high))
-    while high > low * (1 + CLOSE):
-        middle = math.sqrt(low * high)
-        choice = [g.least(middle, *ends) for g, *ends in zip(groups, least, most, strict=True)]
-        if spent(choice, middle) > budget.limit:
-            low, most = middle, choice
-        else:
-            high, least = middle, choice
+    search = Search(groups, Rivals.of(spectra, slots), budget.limit)
+    high, least = search.least()
     places = np.concatenate(least).tolist()
-    kept = taken(least, high).tolist()
+    kept = search.taken(least, high).tolist()
     found = {slot: i for slot, i, own in zip(slots, places, kept, strict=True) if own}
     chosen = {slot: found[slot] for slot in curves if slot in found}  # in the order of the slots
-    spend_rest(chosen, curves, prices, budget.limit - spent(least, high))
+    spend_rest(chosen, curves, prices, budget.limit - search.spent(least, high))
     return {slot: float(prices[slot][i] / prices[slot][-1]) for slot, i in chosen.items()}
 
 
@@ -126,10 +113,18 @@ class Group:
     def _row(self) -> np.ndarray:
         return np.arange(len(self.slots))
 
+    def some(self) -> "Group":
+        """Itself, or where there are many ranks, some FEW of them, evenly spaced, full included."""
+        stride = self.loss.shape[1] // FEW
+        if stride < 2:
+            return self
+        start = (self.loss.shape[1] - 1) % stride
+        return Group(self.slots, self.loss[:, start::stride], self.price[:, start::stride])
+
     def ends(self, multiplier: float) -> np.ndarray:
         """`least` over all ranks, [slots]."""
-        first = np.zeros_like(self._row)
-        return self.least(multiplier, first, first + self.loss.shape[1] - 1)
+        least: np.ndarray = (self.loss + multiplier * self.price).argmin(1)
+        return least
 
     def least(self, multiplier: float, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         """The place of the rank of least `loss + multiplier * price` of every slot, [slots]: from
@@ -151,6 +146,74 @@ class Group:
         """`loss + multiplier * price` of the ranks at these places, [slots] -> [slots]."""
         whole: np.ndarray = self.loss[self._row, choice] + multiplier * self.paid(choice)
         return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """For the least multiplier whose ranks fit the budget, `limit` in its unit."""
+
+    groups: Sequence[Group]
+    rivals: Rivals
+    limit: float
+
+    def least(self) -> tuple[float, Choice]:
+        """That multiplier, to CLOSE, and the places of its ranks; where no multiplier fits, the
+        highest.
+        """
+        few = [group.some() for group in self.groups]
+        if few == self.groups:
+            ends = (self.ends(LOWEST), self.ends(HIGHEST))
+            return self._between(LOWEST, HIGHEST, *ends, CLOSE)
+        # of many ranks, the whole range would be looked through for every multiplier far off
+        rough = Search(few, self.rivals, self.limit)
+        ends = (rough.ends(LOWEST), rough.ends(HIGHEST))
+        guess = rough._between(LOWEST, HIGHEST, *ends, ROUGH)[0]
+        low, most = self._away(guess, 1 / ROUGH_STEP)
+        high, least = self._away(guess, ROUGH_STEP)
+        return self._between(low, high, most, least, CLOSE)
+
+    def _away(self, guess: float, step: float) -> tuple[float, Choice]:
+        """A multiplier beyond the guess that spends too much (step < 1) or fits (step > 1), and the
+        places of its ranks: by ever larger steps, up to LOWEST or HIGHEST.
+        """
+        while True:
+            guess = min(max(guess * step, LOWEST), HIGHEST)
+            choice = self.ends(guess)
+            fits = self.spent(choice, guess) <= self.limit
+            if fits == (step > 1) or guess in (LOWEST, HIGHEST):
+                return guess, choice
+            step *= step
+
+    def _between(
+        self, low: float, high: float, most: Choice, least: Choice, close: float
+    ) -> tuple[float, Choice]:
+        """By bisection. most, least: the places at low, which spends too much, and at high."""
+        while high > low * (1 + close):
+            middle = math.sqrt(low * high)
+            ends = zip(self.groups, least, most, strict=True)
+            choice = [group.least(middle, *between) for group, *between in ends]
+            if self.spent(choice, middle) > self.limit:
+                low, most = middle, choice
+            else:
+                high, least = middle, choice
+        return high, least
+
+    def ends(self, multiplier: float) -> Choice:
+        return [group.ends(multiplier) for group in self.groups]
+
+    def taken(self, choice: Choice, multiplier: float) -> np.ndarray:
+        """Whether each slot belongs to the form that its part takes, [slots], bool."""
+        pairs = list(zip(self.groups, choice, strict=True))
+        if self.rivals.none:
+            return np.ones(sum(map(len, choice)), dtype=bool)
+        wholes = [group.whole(own, multiplier) for group, own in pairs]
+        return self.rivals.least(np.concatenate(wholes))
+
+    def spent(self, choice: Choice, multiplier: float) -> float:
+        """What the ranks at these places cost, of the forms that are taken."""
+        pairs = zip(self.groups, choice, strict=True)
+        paid = np.concatenate([group.paid(own) for group, own in pairs])
+        return float(paid.sum() if self.rivals.none else paid[self.taken(choice, multiplier)].sum())
 
 
 def grouped(curves: dict[Slot, np.ndarray], prices: dict[Slot, np.ndarray]) -> list[Group]:

@@ -6,6 +6,7 @@ import copy
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from plans import cached, chosen, plan_ranks, probes
@@ -17,7 +18,7 @@ from lrcore.calibration.gradients import fisher_information
 from lrcore.evidence import Evidence
 from lrcore.methods import find_method
 from lrcore.models.layers import read_layer
-from lrcore.policies import find_policy
+from lrcore.policies import find_policy, probed
 from lrcore.policies.probed import least_sum
 from lrcore.spectra import Cost, Spectrum
 from lrcore.statistics import TAPS
@@ -430,3 +431,23 @@ def test_the_multiplier_is_found_as_by_looking_at_every_rank(ratio: float) -> No
     assert all(found[s] >= int(prices[s][i]) for s, i in best.items())  # the rest is spent as well
     assert sum(found.values()) <= budget.limit
     assert sum(found[s] != int(prices[s][i]) for s, i in best.items()) < 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_multiplier_guessed_by_some_ranks_gives_the_same_ranks(seed, monkeypatch) -> None:
+    """Of slots with thousands of ranks, a guess spares looking through all of them again."""
+    g = np.random.default_rng(seed)
+    spectra, losses = {}, {}
+    for slot in [(layer, name) for layer in range(3) for name in "ab"]:
+        full, per_rank = int(g.integers(3, 60)), int(g.integers(1, 9))
+        cost = Cost(full, per_rank, int(per_rank * full * g.uniform(0.6, 1.2)) + 1)
+        spectra[slot] = Spectrum(slot, torch.ones(full, dtype=torch.float64), cost)
+        loss = g.random(len(cost.ranks()))
+        losses[slot] = torch.from_numpy(np.sort(loss)[::-1].copy() if seed % 2 else loss)
+    for ratio in (0.05, 0.2, 0.4):
+        budget = make_budget("params", ratio, spectra, sum(s.cost.dense for s in spectra.values()))
+        monkeypatch.setattr(probed, "FEW", 10**6)
+        exact = least_sum(losses, spectra, budget)
+        for few in (2, 6):
+            monkeypatch.setattr(probed, "FEW", few)
+            assert least_sum(losses, spectra, budget) == exact
