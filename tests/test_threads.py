@@ -1,129 +1,39 @@
-"""Decompositions that take one thread, and several of them at once."""
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
+"""Decompositions that do not depend on how many threads compute them."""
 
 import pytest
 import torch
 
-import lrcore
-from lrcore import parallel
-from lrcore.parallel import AT_ONCE, at_once
-from lrcore.threads import SMALL, mkl, threads_for
+from lrcore.elimination import elimination_order
+from lrcore.linalg import roots, whitened_svd
+
+SIZE, RANK = 256, 64
 
 
-def thread_count():
-    """MKL's number for this thread alone; 0: that of the process."""
-    library = mkl()
-    own = library.MKL_Set_Num_Threads_Local(0)
-    library.MKL_Set_Num_Threads_Local(own)
-    return own
-
-
-has_numbers = pytest.mark.skipif(mkl() is None, reason="torch has no MKL here")
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
+@pytest.fixture(scope="module")
+def results():
+    """A low-rank product, the roots of a Gram matrix, and an order, by 1, 2 and again 2 threads."""
+    chance = torch.Generator().manual_seed(6)
+    weight = torch.randn(SIZE, SIZE, generator=chance, dtype=torch.float64)
+    x = torch.randn(3 * SIZE, SIZE, generator=chance, dtype=torch.float64)
+    before, made = torch.get_num_threads(), []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        gram = x.T @ x / len(x)
+        up, values, down = whitened_svd(weight, gram)
+        product = up[:, :RANK] @ down[:RANK]
+        made.append(([product, values, *roots(gram)], elimination_order(weight, gram)))
     torch.set_num_threads(before)
+    return made
 
 
-@has_numbers
-@pytest.mark.parametrize(("rows", "small"), [(8, True), (SMALL + 1, False)])
-def test_a_small_matrix_takes_one_thread_while_it_is_decomposed(rows, small, two_threads):
-    before = thread_count()
-    with threads_for(torch.empty(rows, 2000)):
-        assert thread_count() == (1 if small else before)
-    assert thread_count() == before
+def test_another_number_of_threads_changes_nothing_beyond_a_millionth(results):
+    (one, order), (two, other), _ = results
+    for first, second in zip(one, two, strict=True):
+        assert float((first - second).abs().max()) <= 1e-6 * float(first.abs().max())
+    assert torch.equal(order, other)
 
 
-def test_a_matrix_elsewhere_changes_nothing():
-    with threads_for(torch.empty(8, 8, device="meta")):
-        pass
-
-
-@has_numbers
-def test_several_are_worked_on_at_once_with_one_thread_each(two_threads):
-    met, here = threading.Barrier(2, timeout=30), threading.get_ident()
-
-    def work(name):
-        met.wait()  # both are under way
-        assert threading.get_ident() != here
-        return thread_count(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-    matrices = {"a": torch.ones(3, 3), "b": torch.ones(5, 5)}
-    assert list(at_once(work, matrices).items()) == [(name, (1, True, False)) for name in "ab"]
-    with torch.no_grad():
-        assert set(at_once(work, matrices).values()) == {(1, False, False)}
-    with torch.inference_mode():
-        assert set(at_once(work, matrices).values()) == {(1, False, True)}
-
-
-@pytest.mark.parametrize(
-    "matrices",
-    [
-        {"a": torch.empty(9, AT_ONCE + 1).mT, "b": torch.empty(*[AT_ONCE + 1] * 2)},
-        {"a": torch.empty(2, 2, device="meta"), "b": torch.empty(2, 2, device="meta")},
-        {"a": torch.ones(2, 2)},
-    ],
-)
-def test_what_is_large_elsewhere_or_alone_is_worked_on_here(matrices, two_threads):
-    names = at_once(lambda name: (name, threading.get_ident()), matrices)
-    assert names == {name: (name, threading.get_ident()) for name in matrices}
-
-
-@has_numbers
-def test_the_largest_one_begins_first(two_threads, monkeypatch):
-    """With it at the end, the other threads would wait for it."""
-    begun = []
-
-    class OneByOne(ThreadPoolExecutor):
-        def __init__(self, count, **options):
-            super().__init__(1, **options)
-
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", OneByOne)
-    sizes = {"a": 2, "b": 9, "c": 4}
-    at_once(begun.append, {name: torch.ones(size, size) for name, size in sizes.items()})
-    assert begun == ["b", "c", "a"]
-
-
-def test_what_one_raises_is_raised_and_ends_the_others(two_threads):
-    begun = []
-
-    def work(name):
-        begun.append(name)
-        raise ValueError(name)
-
-    with pytest.raises(ValueError, match="0"):
-        at_once(work, {str(n): torch.ones(2, 2) for n in range(50)})
-    assert len(begun) < 50
-
-
-def test_all_of_them_can_be_cancelled(two_threads):
-    cancelled, begun = threading.Event(), []
-
-    def check():
-        if cancelled.is_set():
-            raise lrcore.Cancelled("now")
-
-    def work(name):
-        begun.append(name)
-        cancelled.set()
-        while True:
-            torch.ones(2).sum()
-
-    with pytest.raises(lrcore.Cancelled), lrcore.cancellable(check):
-        at_once(work, {str(n): torch.ones(2, 2) for n in range(50)})
-    assert len(begun) < 5
-
-
-def test_the_bits_are_those_of_one_after_the_other(two_threads):
-    g = torch.Generator().manual_seed(0)
-    matrices = {str(n): torch.randn(40 + n, 30, generator=g) for n in range(6)}
-    found = at_once(lambda name: torch.linalg.svdvals(matrices[name]), matrices)
-    for name, matrix in matrices.items():
-        with threads_for(matrix):
-            assert torch.equal(found[name], torch.linalg.svdvals(matrix))
+def test_the_same_number_of_threads_gives_the_same_bits(results):
+    _, (two, order), (again, other) = results
+    assert all(torch.equal(first, second) for first, second in zip(two, again, strict=True))
+    assert torch.equal(order, other)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import lrcore
 
@@ -27,7 +27,7 @@ def threads(_models: list[str]) -> None:
     rows = []
     for busy in (False, True):
         for name, environment in POLICIES.items():
-            with process() if busy else nothing():
+            with process() if busy else nullcontext():
                 rows.append([name, "one core" if busy else "none", *measured(environment)])
             note(str(rows[-1]))
     words = (
@@ -47,11 +47,6 @@ def process() -> Iterator[None]:
     finally:
         own.kill()
         own.wait()
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
 
 
 def measured(environment: dict[str, str]) -> list[str]:
