@@ -104,6 +104,16 @@ def test_the_svd_is_the_same_by_gram_matrix_and_by_the_matrix_itself(shape, smal
     assert torch.allclose(singular_values(weight), exact, rtol=1e-6, atol=1e-15)
 
 
+@pytest.mark.parametrize("off", [0.0, 0.3, 0.7, 0.98, 1.12])
+def test_the_left_side_is_orthonormal_where_the_diagonal_does_not_show_the_condition(off) -> None:
+    """A triangle with ones on its diagonal, of a condition number up to 4e8."""
+    own = torch.eye(24, dtype=torch.float64) - off * torch.ones(24, 24).double().triu(1)
+    weight = torch.linalg.qr(random(60, 24))[0] @ own
+    up, _, down = whitened_svd(weight, torch.eye(24, dtype=torch.float64))
+    assert torch.allclose(up.mT @ up, torch.eye(24, dtype=torch.float64), atol=1e-7)
+    assert torch.allclose(up @ down, weight, atol=1e-12)
+
+
 @pytest.mark.parametrize("rank", [24, 20])
 def test_the_triangle_of_a_tall_matrix_has_its_products(rank) -> None:
     tall = random(60, rank) @ random(rank, 24, seed=1)
