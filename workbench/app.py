@@ -69,6 +69,7 @@ LAUNCH = launch_settings(Names())
 # Seconds between two looks of Gradio's queue at itself; its own millisecond costs a server at rest
 # a fifteenth of a core, this one a fiftieth.
 IDLE = 0.01
+PATIENCE = 3.0  # seconds that the page waits for the runs; 10,000 of them take half as long
 
 
 def build_app(store: Store | None = None) -> gr.Blocks:
@@ -76,7 +77,9 @@ def build_app(store: Store | None = None) -> gr.Blocks:
     heap.share()
     if store is None:
         store = Store(lrcore.runs_root(), KINDS, present_browser)
-        threading.Thread(target=read_ahead, args=(store,), daemon=True).start()
+        reading = threading.Thread(target=read_ahead, args=(store,), daemon=True)
+        reading.start()
+        reading.join(PATIENCE)
     with Blocks(title=text.NAME, analytics_enabled=False, fill_width=True) as demo:
         titles = tuple(tab.TITLE for tab in TABS)
         page = Page(demo.load, titles, analysis_key=gr.State(first_analysis.put(store)))
@@ -102,7 +105,7 @@ def build_app(store: Store | None = None) -> gr.Blocks:
 
 def read_ahead(store: Store) -> None:
     """Read what was done to every run: of thousands, the first page would wait seconds for it."""
-    with suppress(Exception):  # who asks for the runs is told
+    with heap.staying(), suppress(Exception):  # who asks for the runs is told
         store.runs.all()
 
 

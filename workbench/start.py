@@ -41,11 +41,14 @@ def main(page: Any = None) -> None:
     except lrcore.InputError as error:
         options.error(str(error))
     os.environ.pop("LRCORE_PASSWORD", None)  # no program that is started needs it
-    from .app import build_app, launch_settings  # seconds, which a wrong option need not wait for
+    # seconds, which a wrong option need not wait for
+    from . import heap
+    from .app import build_app, launch_settings
 
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("workbench").setLevel(logging.INFO)
-    page = page or build_app()
+    with heap.staying():
+        page = page or build_app()
     page.launch(
         server_name=chosen.host,
         server_port=chosen.port,

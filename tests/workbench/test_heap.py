@@ -57,6 +57,22 @@ def heaps():
         return Path(file.name).read_text().count("<heap nr=")
 """
 
+STAYING = """
+import gc
+kept = [[] for _ in range(5)]
+
+def looked_at():
+    gc.collect()
+    return sum(one in map(id, gc.get_objects()) for one in map(id, kept))
+
+before = looked_at()
+with heap.staying():
+    inside = gc.isenabled()
+    kept += [[] for _ in range(5)]
+kept += [[] for _ in range(3)]
+print(before, int(inside), looked_at(), int(gc.isenabled()))
+"""
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="heaps of glibc")
 
 
@@ -80,3 +96,7 @@ def test_threads_share_two_heaps():
     work = "in_threads(lambda: library.malloc(1000), 6)"
     assert printed(HEAPS, work, "print(heaps())")[0] > 2  # else there was nothing to share
     assert printed(HEAPS, "heap.share()", work, "print(heaps())") == [2]
+
+
+def test_what_stays_is_not_searched_for_garbage():
+    assert printed(STAYING) == [5, 0, 3, 1]
