@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .compression.sparsify import sparsify
     from .compression.write import refits
     from .data import DATASETS, write_texts
+    from .data.questions import BUILTIN_TASKS
     from .errors import Cancelled, InputError, Shortage
     from .evaluation.answers import answers, answers_csv, in_turns, read_prompts
     from .evaluation.compare import Comparison, compare
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from .evaluation.evaluate import Evaluation, check_evaluation, evaluate, token_losses
     from .evaluation.local_errors import LocalErrors, local_errors
     from .evaluation.settings import PROTOCOLS, EvaluationSettings
-    from .evaluation.tasks import BUILTIN_TASKS, LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
+    from .evaluation.tasks import LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
     from .files import folder_of_this_process, process_runs, write_text
     from .generate import generate, stream
     from .generation_settings import GenerationSettings
@@ -148,6 +149,7 @@ _HOMES = {
     "compression.sparsify": "sparsify",
     "compression.write": "refits",
     "data": "DATASETS write_texts",
+    "data.questions": "BUILTIN_TASKS",
     "errors": "Cancelled InputError Shortage",
     "evaluation.answers": "answers answers_csv in_turns read_prompts",
     "evaluation.compare": "Comparison compare",
@@ -156,7 +158,7 @@ _HOMES = {
     "evaluation.evaluate": "Evaluation check_evaluation evaluate token_losses",
     "evaluation.local_errors": "LocalErrors local_errors",
     "evaluation.settings": "PROTOCOLS EvaluationSettings",
-    "evaluation.tasks": "BUILTIN_TASKS LM_EVAL_TASKS TaskResult lm_eval score_choices",
+    "evaluation.tasks": "LM_EVAL_TASKS TaskResult lm_eval score_choices",
     "files": "folder_of_this_process process_runs write_text",
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",

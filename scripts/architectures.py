@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from prose import wrap  # noqa: E402
 
 from lrcore.models.architecture import Architecture  # noqa: E402 (the project need not be installed)
-from lrcore.models.architectures import ARCHITECTURES, MISFITS, MULTIMODAL  # noqa: E402
+from lrcore.models.architectures import ARCHITECTURES, BOTH_WAYS, MISFITS, MULTIMODAL  # noqa: E402
 
 PAGE, RECORD = ROOT / "docs" / "architectures.md", ROOT / "docs" / "architectures.json"
 CHECKS = {
@@ -161,7 +161,15 @@ def page() -> str:
             + ", ".join(f"`{name}`" for name in MULTIMODAL)
             + ": the language model inside, of a family above, is found and compressed; the rest "
             "is left as it is to the bit (`tests/models/test_multimodal.py`). Calibration and "
-            "evaluation read text only.\n\n## What is refused\n\n"
+            "tasks read images as well, perplexity text alone ([questions with "
+            "images](evaluation.md#questions-with-images)). The patches of an image are tokens, "
+            "whose rows the vision tower and the projector give: logits are those of transformers "
+            "on the image, to the bit (`tests/models/test_images.py`: `llava`, `vipllava`, "
+            "`llava_next`; the processors of `llava_onevision` and `mistral3` need torchvision, "
+            "with which they were not run). "
+            + " and ".join(f"`{name}`" for name in BOTH_WAYS)
+            + " let the patches of an image see one another in both directions and are calibrated "
+            "and measured on text alone.\n\n## What is refused\n\n"
             "One line says so, before anything is computed:\n\n"
             + "\n".join(refused + unfit)
             + f"\n- the sequential refit for {after}: they normalise the output of a component "

@@ -33,7 +33,7 @@ def note(store: Store, recipe: lrcore.Recipe | None) -> str:
     dense = store.peek_dense(recipe)
     if known is None or dense is None:
         return f"<div class='note about'>{size}</div>"
-    window = shortened(dense.tokenizer.decode(known.tokens[0].tolist()))
+    window = shortened(known.text(dense.tokenizer))
     return (
         f"<div class='note about'><details><summary title='{escape(window)}'>{size}</summary>"
         f"<p><b>{FIRST}</b> {escape(window)}</p></details></div>"

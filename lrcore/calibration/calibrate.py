@@ -4,7 +4,7 @@ They are cached on disk under a key of everything they depend on.
 """
 
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,12 @@ from ..cache import hold
 from ..experts import COUNTS, OF_EXPERTS, tap_of
 from ..files import cache_folder, cache_key
 from ..hardware import hardware
+from ..image_tokens import highest_token, text_of
 from ..locks import Lock
 from ..memory import raise_unless_free
 from ..methods import METHODS
 from ..models.architectures import decoder_layers, residual_multiplier, text_config
+from ..models.images import encoder_of, see
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..recipe import Recipe
@@ -48,7 +50,8 @@ class Calibration:
 
     key: a hash of everything they depend on. layers: how many there are. protocol: the same as
     plain values. tokens: the windows [n, t], for methods and policies that run the model again.
-    aside: windows of the same text that share no token with them, [at most ASIDE and 2 n, t].
+    aside: windows of the same text that share no token with them, [at most ASIDE and 2 n, t]. Ids
+    beyond the vocabulary are patches of images, which the model knows (see image_tokens.py).
     extra: folder of the statistics that `also` collected. gradients: folders of the statistics that
     calibration/gradients.py collected. held: keeps these folders in the cache.
     """
@@ -76,6 +79,10 @@ class Calibration:
         """A layer's moments with the statistics of gradients, where those were collected."""
         found = [self._read(folder, layer).values for folder in reversed(self.gradients)]
         return Moments(_together(*found, moments.values), moments.tokens)
+
+    def text(self, tokenizer: Any, window: int = 0) -> str:
+        """The text of a window, with "[image]" in the place of each image."""
+        return text_of(tokenizer, self.tokens[window])
 
     def _read(self, folder: Path, layer: int) -> Moments:
         return read_moments(layer_file(folder, layer), self.device)
@@ -110,17 +117,20 @@ def make_calibration_windows(model: LoadedModel, recipe: Recipe) -> data.Windows
     Raises InputError where they exceed the model's context or vocabulary, or the data set cannot be
     read.
     """
-    return _texts_and_windows(model, recipe)[1]
-
-
-def _texts_and_windows(model: LoadedModel, recipe: Recipe) -> tuple[data.Texts, data.Windows]:
-    model.check_length(recipe.seq_len)
     texts = data.load_texts(recipe.data, role="calibration")
+    return _windows(model, recipe, texts, encoder_of(model, texts.images))
+
+
+def _windows(
+    model: LoadedModel, recipe: Recipe, texts: data.Texts, encoder: Callable[..., Any]
+) -> data.Windows:
+    model.check_length(recipe.seq_len)
     windows = data.make_windows(
-        texts, model.tokenizer, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed
+        texts, encoder, recipe.samples, recipe.seq_len, recipe.sampling, recipe.seed
     )
-    model.check_tokens(int(windows.tokens.max()))
-    return texts, windows
+    model.check_tokens(highest_token(windows.tokens))
+    see(encoder, windows.tokens)
+    return windows
 
 
 def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = None) -> Calibration:
@@ -133,7 +143,9 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     """
     progress = progress or silent
     _check_memory(model, recipe)
-    texts, windows = _texts_and_windows(model, recipe)
+    texts = data.load_texts(recipe.data, role="calibration")
+    encoder = encoder_of(model, texts.images)
+    windows = _windows(model, recipe, texts, encoder)
     needs = all_needs()
     dtype, times = str(model.network.dtype), residual_multiplier(model.network)
     # the multiplier: what was collected of one other than 1 before it counted is not read
@@ -146,7 +158,8 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
         "tokens": windows.tokens.numel(),
         "dtype": str(model.network.dtype),
     }
-    aside = data.windows_aside(texts, model.tokenizer, windows, min(ASIDE, 2 * len(windows.tokens)))
+    aside = data.windows_aside(texts, encoder, windows, min(ASIDE, 2 * len(windows.tokens)))
+    see(encoder, aside)
     held = hold(folder)
     collect(model, windows.tokens, needs, folder, progress)
     device = str(model.network.device)

@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from ..cache import hold, trim
 from ..errors import InputError
 from ..files import cache_folder, cache_key
+from ..image_tokens import targets
 from ..layer import ACROSS, Layer, Linear
 from ..linalg import column_squares
 from ..models.architectures import decoder_layers
@@ -295,7 +296,7 @@ def window_gradients(network: PreTrainedModel, tokens: Tensor) -> Iterator[list[
         with torch.inference_mode(False), torch.enable_grad():
             ids = window.clone()
             logits = learning(input_ids=ids, use_cache=False).logits[0, :-1].float()
-            cross_entropy(logits, ids[0, 1:]).backward()
+            cross_entropy(logits, targets(ids[0])).backward()
         for weight, slope in pairs:
             if weight.grad is not None:
                 slope.data, weight.grad = weight.grad, None

@@ -135,8 +135,8 @@ def tasks(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="stories, needle-TOKENS, a .jsonl file, or lm-eval:NAME (or its .yaml); "
-            "repeatable."
+            help="stories, shapes or scienceqa (with images), needle-TOKENS, a .jsonl file, or "
+            "lm-eval:NAME (or its .yaml); repeatable."
         ),
     ] = None,
     batch: Batch = 16,
@@ -148,7 +148,7 @@ def tasks(
     """
     import lrcore
 
-    loaded, rows, theirs = loading.load(model), [], []
+    loaded, rows, groups, theirs = loading.load(model), [], [], []
     items, shots = questions.items, questions.shots
     for name in task or ["stories"]:
         if name.startswith("lm-eval:"):
@@ -156,11 +156,18 @@ def tasks(
             continue
         result = lrcore.score_choices(loaded, name, items, batch, progress, shots).to_dict()
         protocol = result.pop("protocol")
+        parts = result.pop("groups")
+        groups += [{"task": name, "group": one, **share} for one, share in parts.items()]
         rows.append(result)
     values: dict[str, Any] = {"protocol": protocol} if rows else {}
     if theirs:
         values["lm_eval"] = lrcore.lm_eval(loaded, theirs, items, batch, shots or None)
-    show(as_json, values, "tasks", rows)
+    if as_json:
+        show(True, values | ({"groups": groups} if groups else {}), "tasks", rows)
+        return
+    show(False, values, "tasks", rows)
+    if groups:
+        show(False, {}, "groups", groups)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lrcore.data.parquet import COPIES, read_rows
+from lrcore.data.questions import has_questions
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
 from lrcore.files import write_text
@@ -60,6 +61,18 @@ def read(path: Path) -> list[str]:
             f"Cannot read '{path}': {error.strerror or error}. Check that it is a file and that "
             "you may read it."
         ) from error
+
+
+def holds_questions(path: Path) -> bool:
+    """Whether a file is a .jsonl whose first row is a multiple-choice question."""
+    if path.suffix.lower() != ".jsonl" or not path.is_file():
+        return False
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = next((line for line in file if line.strip()), "")
+        return has_questions(json.loads(first))
+    except (OSError, ValueError, RecursionError):  # who reads the file says what is wrong
+        return False
 
 
 def write_texts(texts: Iterable[Any], path: str | Path) -> str:

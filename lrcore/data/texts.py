@@ -4,12 +4,12 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from typing import Literal
+from typing import Literal, cast
 
-from lrcore.data import files, hub, python_docs, stories
+from lrcore.data import files, hub, python_docs, questions, stories
 from lrcore.data.held_out import cut, file_and_split
 from lrcore.errors import InputError, check_name, unknown
 from lrcore.places import place_of
@@ -37,6 +37,7 @@ class Texts:
     documents: at least one, not all blank. source: e.g. "stories/calibration". join: the separator
     when they are tokenised as one text. fingerprint: sha256 (hex) of the documents and ``join``.
     part: which part of a file, in words; "" for all of it. whole: the fingerprint of all of it.
+    images: the files of images, by the key in their marker "<image:KEY>" (see questions.py).
     Raises InputError where all documents are blank.
     """
 
@@ -46,6 +47,7 @@ class Texts:
     part: str = ""
     whole: str = ""
     fingerprint: str = ""
+    images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not any(document.strip() for document in self.documents):
@@ -89,6 +91,8 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
     - a hub data set ``name``, ``name:config`` or ``name:config:split``, read as the same rows;
       without a split, "test" for ``role="test"`` and "train" for ``role="calibration"``;
       ``revision`` (hub only) is a branch, tag or commit. Its code is never run;
+    - questions with images, "shapes" or "scienceqa" (of the hub), or a ``.jsonl`` file of
+      questions: each with its right choice is a document (see questions.py);
     - a mixture of built-in and hub data sets, such as "stories+python-docs", or with weights,
       "3*stories+python-docs": documents of all in turns, their characters in proportion to the
       weights (1 where none is given), as many as the set allows that runs out first. Splits follow
@@ -115,6 +119,8 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
         )
     if name in BUILTIN:
         return _builtin(name, split or role)
+    if name in questions.PICTURED:
+        return _questions(name, split or role)
     if path:
         return _file(path, part or ("all" if role == "test" else role))
     _refuse_misspelling(data, name)
@@ -201,9 +207,26 @@ def overlapping(texts: Texts) -> frozenset[str]:
 
 
 def _file(path: str, split: str) -> Texts:
-    whole = Texts(tuple(files.read(place_of(path))), path)
+    whole = _whole(path)
     parts = None if split == "all" else _parts(whole)
     return whole if parts is None else parts[split == "test"]
+
+
+def _whole(path: str) -> Texts:
+    place = place_of(path)
+    if not files.holds_questions(place):
+        return Texts(tuple(files.read(place)), path)
+    items = questions.read_items(path)
+    documents = tuple(map(questions.solved, items))
+    return Texts(documents, path, images=questions.images_of(items))
+
+
+def _questions(name: str, split: str) -> Texts:
+    if split not in SPLITS:
+        raise unknown(f"split of {name}", split, SPLITS)
+    items = questions.read_items(name, split=cast(stories.Split, split))
+    documents = tuple(map(questions.solved, items))
+    return Texts(documents, f"{name}/{split}", images=questions.images_of(items))
 
 
 def _parts(whole: Texts) -> tuple[Texts, Texts] | None:
@@ -215,7 +238,14 @@ def _parts(whole: Texts) -> tuple[Texts, Texts] | None:
     share = f"{tail / (head + tail):.0%}"
     names = (f"without its last {share}, held out", f"its last {share}, held out")
     calibration, test = (
-        Texts(part, f"{whole.source}:{split}", whole.join, name, whole.fingerprint)
+        Texts(
+            part,
+            f"{whole.source}:{split}",
+            whole.join,
+            name,
+            whole.fingerprint,
+            images=whole.images,
+        )
         for part, split, name in zip(parts, ("calibration", "test"), names, strict=True)
     )
     return calibration, test

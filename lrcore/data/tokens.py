@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lrcore.data.texts import Texts
+from lrcore.errors import InputError
 
 KEPT = 8  # tokenised texts: a million tokens take 16 MB
 
@@ -62,7 +63,13 @@ def tokenise_all(
 
     The last few are kept, since models of one tokenizer are measured on one text again and again;
     under a key of all that a fast tokenizer holds. The tensors are shared: do not write to them.
+    Raises InputError for images, unless the tokenizer is one that `encoder_of` returned.
     """
+    if texts.images and not getattr(tokenizer, "reads_images", False):
+        raise InputError(
+            f"{texts.source} has images, with which models are calibrated and answer tasks. "
+            "Perplexity, answers and healing need a data set of text."
+        )
     if not getattr(tokenizer, "is_fast", False):
         return tokenise(texts.joined(), tokenizer, special_tokens)
     state = tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..generate import Decoder
+from ..image_tokens import highest_token, targets
 from ..models.architectures import text_config
 from ..models.cached import cached
 from ..models.load import LoadedModel
@@ -221,7 +222,7 @@ def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:
 
     Raises InputError where a token is outside the model's vocabulary.
     """
-    model.check_tokens(int(tokens.max()))
+    model.check_tokens(highest_token(tokens))
     vocabulary = text_config(model.network).vocab_size
     per_window = tokens.shape[1] * vocabulary * model.network.dtype.itemsize
     for part in tokens.split(max(1, min(batch, _LOGIT_BYTES // per_window))):
@@ -247,9 +248,8 @@ def _losses(model: LoadedModel, tokens: Tensor, kv_bits: int | None) -> Tensor:
     else:
         logits = _through_cache(model, tokens[:, :-1], kv_bits)
     logits = logits.flatten(0, 1)  # [b (T - 1), vocab]
-    targets = tokens[:, 1:].flatten()
     step = max(1, _ROWS // logits.shape[1])
-    pieces = zip(logits.split(step), targets.split(step), strict=True)
+    pieces = zip(logits.split(step), targets(tokens).flatten().split(step), strict=True)
     losses = torch.cat(
         [F.cross_entropy(piece.float(), target, reduction="none") for piece, target in pieces]
     )

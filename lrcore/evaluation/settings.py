@@ -141,11 +141,14 @@ class EvaluationSettings:
 class TaskSettings:
     """A task of multiple choice, as a column of a sweep.
 
-    task: "stories", "needle-TOKENS", a .jsonl file or "lm-eval:NAME". items: the first so many;
-    None: all. shots: solved examples before every question.
+    task: "stories", "shapes" or "scienceqa" (with images), "needle-TOKENS", a .jsonl file or
+    "lm-eval:NAME". items: the first so many; None: all. shots: solved examples before every
+    question.
     """
 
-    task: str = setting("stories", "stories, needle-TOKENS, a .jsonl file or lm-eval:NAME.")
+    task: str = setting(
+        "stories", "stories, shapes, scienceqa, needle-TOKENS, a .jsonl file or lm-eval:NAME."
+    )
     items: int | None = setting(None, "The first so many items. Default: all.", low=1)
     shots: int = setting(0, "Solved examples before every question.", low=0)
 

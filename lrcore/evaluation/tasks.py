@@ -1,24 +1,24 @@
 """Multiple choice: which continuation the model scores highest, in total and per character.
 
-Local files are .jsonl with {"question", "choices", "label"}; "stories" is built in. Conventions are
-lm-eval's: a choice follows the question after a space, trailing blanks of the question belong to
-the choice, and the normalised score divides by the choice's characters. A question with a blank "_"
+Items are built in or in a .jsonl file (see lrcore/data/questions.py). Conventions are lm-eval's: a
+choice follows the question after a space, trailing blanks of the question belong to the choice, and
+the normalised score divides by the choice's characters. A question with a blank "_"
 (WinoGrande) is completed by each choice, and the text after the blank is scored.
 """
 
-import json
 import math
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from ..data import stories_probes
-from ..errors import InputError, unknown
+from ..data.questions import BUILTIN_TASKS, continuations, images_of, read_items, solved
+from ..errors import InputError
+from ..models.images import encoder_of, see
 from ..models.load import LoadedModel
 from ..progress import Progress
 from ..settings import check_least
@@ -27,9 +27,20 @@ from .needle import is_needle, needle_items
 from .protocols import prefix_token
 from .settings import TaskSettings
 
-BUILTIN_TASKS = ("stories",)
-# one underscore that begins a word, "so _ always"; a line of underscores is no blank to fill
-_BLANK = re.compile(r"(?<!\S)_(?!_)")
+
+@dataclass(frozen=True)
+class Share:
+    """Accuracy on some items, in [0, 1], with its standard error."""
+
+    items: int
+    accuracy: float
+    error: float
+
+    @classmethod
+    def of(cls, right: Sequence[bool]) -> "Share":
+        """right: of every item, whether its answer is; at least one."""
+        n, accuracy = len(right), sum(right) / len(right)
+        return cls(n, accuracy, math.sqrt(accuracy * (1 - accuracy) / max(n - 1, 1)))
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,8 @@ class TaskResult:
     accuracy: share of items whose labelled choice has the highest score; accuracy_normalised: per
     character (acc_norm of lm-eval). Both in [0, 1]. chance: accuracy of random guessing. error:
     standard error of `accuracy`. nonfinite: items with a NaN or infinite score; they count as
-    wrong. cut: items whose question was truncated on the left to fit the context.
+    wrong. cut: items whose question was truncated on the left to fit the context. groups: the
+    accuracy on the items of each group, where the task has groups; an item may be in several.
     """
 
     task: str
@@ -51,66 +63,10 @@ class TaskResult:
     nonfinite: int
     cut: int
     protocol: dict[str, Any]
+    groups: Mapping[str, Share] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def read_items(task: str, count: int | None = None) -> list[dict[str, Any]]:
-    """The first `count` items of a built-in task or a .jsonl file.
-
-    Raises InputError where the task is unknown, or the file is missing, empty or has an invalid
-    line.
-    """
-    if task in BUILTIN_TASKS:
-        return stories_probes("test", count)
-    path = Path(task).expanduser()
-    if path.suffix != ".jsonl" or not path.is_file():
-        if path.suffix == ".jsonl":
-            raise InputError(f"No file '{path}'. Relative paths start at {Path.cwd()}.")
-        raise unknown(
-            "task",
-            task,
-            BUILTIN_TASKS,
-            'Otherwise needle-TOKENS, or a .jsonl file of {"question", "choices", "label"}.',
-        )
-    lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-    if not lines:
-        raise InputError(
-            f"'{path}' has no items. Each line is one JSON object with question, choices and label."
-        )
-    return [
-        _item(line, f"line {number} of '{path}'")
-        for number, line in enumerate(lines[:count], start=1)
-    ]
-
-
-def _item(line: str, where: str) -> dict[str, Any]:
-    try:
-        item = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{where} is not valid JSON: {error}. Each line is one object with question, choices "
-            "and label."
-        ) from error
-    fields = item if isinstance(item, dict) else {}
-    choices, label = fields.get("choices"), fields.get("label")
-    if (
-        not isinstance(choices, list)
-        or len(choices) < 2
-        or not all(isinstance(choice, str) and choice for choice in choices)
-    ):
-        raise InputError(
-            f"{where} has no list of at least two choices. An item reads {{'question': ..., "
-            f"'choices': [...], 'label': 0}}."
-        )
-    known = type(label) is int and 0 <= label < len(choices)
-    if not isinstance(fields.get("question"), str) or not known:
-        raise InputError(
-            f"{where}: question must be text and label the right choice's index, 0 to "
-            f"{len(choices) - 1}; got {label!r}."
-        )
-    return fields
 
 
 def score_choices(
@@ -123,10 +79,10 @@ def score_choices(
 ) -> TaskResult:
     """Accuracy of `model` on multiple choice.
 
-    task: "stories", a .jsonl file, or "needle-TOKENS" (see lrcore/evaluation/needle.py). items:
-    only the first so many; None: all. batch: choices per forward pass. shots: solved examples
-    before every question. Raises InputError as `read_items` and `with_examples` do, for items or
-    batch below 1, and where a choice exceeds the context.
+    task: a built-in one, a .jsonl file, or "needle-TOKENS" (see lrcore/evaluation/needle.py).
+    items: only the first so many; None: all. batch: choices per forward pass. shots: solved
+    examples before every question. Raises InputError as `read_items` and `with_examples` do, for
+    items or batch below 1, where a choice exceeds the context, and as `ImageEncoder` does.
     """
     check_least("batch", batch, 1)
     check_least("shots", shots, 0)
@@ -134,7 +90,8 @@ def score_choices(
         check_least("items", items, 1)
     chosen = with_examples(model, task, items, shots)
     pairs = [pair for item in chosen for pair in continuations(item)]
-    encoded = [encode_pair(model, *pair) for pair in pairs]
+    encode = encoder_of(model, images_of(chosen))
+    encoded = [encode_pair(model, *pair, encode) for pair in pairs]
     context = model.context or max(len(ids) for ids, _ in encoded)
     # one token more than the context: the last is predicted, never read
     rows = [(ids[-(context + 1) :], scored) for ids, scored in encoded]
@@ -143,30 +100,50 @@ def score_choices(
             f"A choice alone is longer than the context of '{model.name}' ({context} tokens). Use "
             "a model with a longer one."
         )
-    scores = likelihoods(model, rows, batch, progress)
-    right, right_normalised, bad, cut, at = 0, 0, 0, 0, 0
-    for item in chosen:
-        own = slice(at, at + len(item["choices"]))
-        at = own.stop
-        raw = scores[own]
-        lengths = [len(text.strip()) for _, text in continuations(item)]
-        finite = all(map(math.isfinite, raw))
-        bad += not finite
-        cut += any(len(ids) > context + 1 for ids, _ in encoded[own])
-        right += finite and best(raw) == item["label"]
-        normalised = [score / n for score, n in zip(raw, lengths, strict=True)]
-        right_normalised += finite and best(normalised) == item["label"]
-    n, accuracy = len(chosen), right / len(chosen)
-    chance = sum(1 / len(item["choices"]) for item in chosen) / n
-    protocol = {
-        "task": task,
-        "items": n,
-        "shots": shots,
-        "special_tokens": False,
-        **measured_with(model),
+    see(encode, torch.tensor([one for ids, _ in rows for one in ids]))
+    scores = iter(likelihoods(model, rows, batch, progress))
+    judged = [_judged(item, list(islice(scores, len(item["choices"])))) for item in chosen]
+    cut = iter([len(ids) > context + 1 for ids, _ in encoded])
+    n, whole = len(chosen), Share.of([one.right for one in judged])
+    protocol = {"task": task, "items": n, "shots": shots, "special_tokens": False}
+    return TaskResult(
+        task,
+        n,
+        whole.accuracy,
+        sum(one.right_normalised for one in judged) / n,
+        sum(1 / len(item["choices"]) for item in chosen) / n,
+        whole.error,
+        sum(not one.finite for one in judged),
+        sum(any(list(islice(cut, len(item["choices"])))) for item in chosen),
+        protocol | measured_with(model),
+        _by_group(chosen, [one.right for one in judged]),
+    )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """An answered item. finite: whether all scores are; else neither answer is right."""
+
+    right: bool
+    right_normalised: bool
+    finite: bool
+
+
+def _judged(item: dict[str, Any], scores: list[float]) -> _Judged:
+    lengths = [len(text.strip()) for _, text in continuations(item)]
+    normalised = [score / n for score, n in zip(scores, lengths, strict=True)]
+    if not all(map(math.isfinite, scores)):
+        return _Judged(False, False, False)
+    return _Judged(best(scores) == item["label"], best(normalised) == item["label"], True)
+
+
+def _by_group(items: list[dict[str, Any]], right: list[bool]) -> dict[str, Share]:
+    names = dict.fromkeys(name for item in items for name in item.get("groups", []))
+    pairs = list(zip(items, right, strict=True))
+    return {
+        name: Share.of([own for item, own in pairs if name in item.get("groups", [])])
+        for name in names
     }
-    error = math.sqrt(accuracy * (1 - accuracy) / max(n - 1, 1))
-    return TaskResult(task, n, accuracy, right_normalised / n, chance, error, bad, cut, protocol)
 
 
 def with_examples(
@@ -175,9 +152,9 @@ def with_examples(
     """The first `items` of a task, each question after the same `shots` solved examples, a blank
     line after each.
 
-    Examples of "stories" are of its calibration split; those of a file are its first items, which
-    are then not asked. Raises InputError where a file has no more items than examples, and for
-    examples of a needle.
+    Examples of a built-in task are of its calibration split; those of a file are its first items,
+    which are then not asked. Raises InputError where a file has no more items than examples, and
+    for examples of a needle.
     """
     if is_needle(task):
         if shots:
@@ -186,7 +163,8 @@ def with_examples(
     if not shots:
         return read_items(task, items)
     if task in BUILTIN_TASKS:
-        examples, chosen = stories_probes("calibration", shots), read_items(task, items)
+        examples = read_items(task, shots, "calibration")
+        chosen = read_items(task, items)
     else:
         whole = read_items(task, None if items is None else items + shots)
         examples, chosen = whole[:shots], whole[shots:]
@@ -194,14 +172,11 @@ def with_examples(
         raise InputError(
             f"'{task}' has {len(examples)} items, all of them examples: ask for fewer shots."
         )
-    solved = "".join(f"{_solved(one)}\n\n" for one in examples)
-    return [{**item, "question": solved + item["question"]} for item in chosen]
-
-
-def _solved(item: dict[str, Any]) -> str:
-    """The question with its right choice."""
-    context, text = continuations(item)[int(item["label"])]
-    return (context.rstrip() if text[0].isspace() else context) + text
+    before, images = "".join(f"{solved(one)}\n\n" for one in examples), images_of(examples)
+    return [
+        item | {"question": before + item["question"], "images": images | item.get("images", {})}
+        for item in chosen
+    ]
 
 
 def best(scores: list[float]) -> int:
@@ -209,23 +184,17 @@ def best(scores: list[float]) -> int:
     return max(range(len(scores)), key=scores.__getitem__)
 
 
-def continuations(item: dict[str, Any]) -> list[tuple[str, str]]:
-    """(context, scored text) of each choice."""
-    question, choices = item["question"], item["choices"]
-    blank = _BLANK.split(question)
-    if len(blank) == 2 and blank[1].strip():
-        return [(blank[0] + choice, blank[1]) for choice in choices]
-    return [(question, choice if choice[0].isspace() else f" {choice}") for choice in choices]
-
-
-def encode_pair(model: LoadedModel, context: str, continuation: str) -> tuple[list[int], int]:
+def encode_pair(
+    model: LoadedModel, context: str, continuation: str, encode: Callable[..., Any] | None = None
+) -> tuple[list[int], int]:
     """Tokens of both together, and how many of the last belong to the continuation.
 
-    An empty context becomes the prefix token. Raises InputError where the tokenizer has none.
+    encode: called as a tokenizer is; None: the model's. An empty context becomes the prefix token.
+    Raises InputError where the tokenizer has none.
     """
     stripped = context.rstrip()
     continuation, context = context[len(stripped) :] + continuation, stripped
-    encode = model.tokenizer
+    encode = encode or model.tokenizer
     whole = encode(context + continuation, add_special_tokens=False, verbose=False).input_ids
     begin = (
         len(encode(context, add_special_tokens=False, verbose=False).input_ids) if context else 0

@@ -406,6 +406,8 @@ MULTIMODAL = dict.fromkeys(
     ("llava", "llava_next", "llava_onevision", "vipllava", "gemma3", "gemma4", "mistral3"),
     "model.language_model",
 )
+# In their masks the patches of an image see one another in both directions.
+BOTH_WAYS = ("gemma3", "gemma4")
 
 
 def text_config(network: PreTrainedModel) -> Any:

@@ -141,8 +141,10 @@ class Sweep:
         base = Recipe.from_dict({name: value for name, value in values.items() if name in own})
         if "evaluation" in values:
             lists["evaluations"] = tuple(_evaluations(values["evaluation"]))
-            if not lists["evaluations"]:
-                raise InputError("The sweep measures nothing: give at least one evaluation.")
+            if not lists["evaluations"] and not values.get("tasks"):
+                raise InputError(
+                    "The sweep measures nothing: give at least one evaluation or task."
+                )
         if "tasks" in values:
             lists["tasks"] = tuple(_tasks(values["tasks"]))
         return cls(base, **lists, rows=values.get("rows") or (), speed=values.get("speed", False))

@@ -113,12 +113,23 @@ def _run(
         (one.title, _cached(account, model, one), store.measure(cell, model, one, progress))
         for one in sweep.evaluations
     ]
-    found += [(one.title, account, store.answer(model, one, progress)) for one in sweep.tasks]
+    for one in sweep.tasks:
+        answered = store.answer(model, one, progress)
+        found.append((one.title, account, answered))
+        found += [
+            (f"{one.title}, {name}", account, _of_group(share))
+            for name, share in answered.get("groups", {}).items()
+        ]
     more = {"context": sweep.base.seq_len}
     return [
         SweepRow.of(cell.steps, own, {**costs, **figures}, measured_on=name, **more)
         for name, own, figures in found
     ]
+
+
+def _of_group(share: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a group of a task's items."""
+    return {"accuracy": share["accuracy"], "accuracy_error": share["error"]}
 
 
 def _cached(

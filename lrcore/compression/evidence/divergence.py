@@ -8,9 +8,10 @@ does not enter it: of the same windows its standard error is ten times smaller.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div
+from torch.nn.functional import kl_div, nll_loss
 from transformers import PreTrainedModel
 
+from ...image_tokens import IGNORED, targets
 from ...models.architectures import decoder_layers
 from ...models.stream import LayerStream, starting_at
 from .losses import BATCH
@@ -51,12 +52,13 @@ class DensePredictions:
         return predicted
 
     def mean_loss(self) -> float:
-        """Mean loss of the dense network, nats/token."""
-        losses = [
-            -self.log_probabilities(number).gather(1, window[1:, None]).mean()
-            for number, window in enumerate(self.tokens)
+        """Mean loss of the dense network, nats/token; patches of images are not predicted."""
+        after = targets(self.tokens)
+        sums = [
+            nll_loss(self.log_probabilities(number), own, reduction="sum")
+            for number, own in enumerate(after)
         ]
-        return float(torch.stack(losses).double().mean())
+        return float(torch.stack(sums).double().sum() / (after != IGNORED).sum().clamp_min(1))
 
     @torch.inference_mode()
     def divergences(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ...image_tokens import IGNORED, targets
 from ...models.stream import starting_at
 
 # the first windows of the calibration, cut to so many tokens, in batches of so many windows
@@ -16,7 +17,7 @@ BATCH = 8
 def mean_loss(
     network: nn.Module, index: int, hidden: Sequence[Tensor], batches: Sequence[Tensor]
 ) -> float:
-    """Mean loss (nats/token) of the network from layer `index` on.
+    """Mean loss (nats/token) of the network from layer `index` on; patches are not predicted.
 
     hidden: the layer's inputs [windows, tokens, d] and batches: the token ids [windows, tokens], in
     the same batches.
@@ -25,10 +26,9 @@ def mean_loss(
     for states, tokens in zip(hidden, batches, strict=True):
         with starting_at(network, index, states):
             logits = network(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-        total += float(
-            cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
-        )
-        count += tokens[:, 1:].numel()
+        after = targets(tokens).flatten()
+        total += float(cross_entropy(logits.flatten(0, 1), after, reduction="sum"))
+        count += int((after != IGNORED).sum())
     return total / count
 
 
@@ -38,6 +38,8 @@ def window_losses(network: nn.Module, tokens: Tensor) -> Tensor:
     means = []
     for own in tokens.split(BATCH):
         logits = network(input_ids=own, use_cache=False).logits[:, :-1].float()
-        each = cross_entropy(logits.flatten(0, 1), own[:, 1:].flatten(), reduction="none")
-        means.append(each.double().view(len(own), -1).mean(1))
+        after = targets(own)
+        each = cross_entropy(logits.flatten(0, 1), after.flatten(), reduction="none")
+        counts = (after != IGNORED).sum(1).clamp_min(1)
+        means.append(each.double().view(len(own), -1).sum(1) / counts)
     return torch.cat(means).cpu()
