@@ -20,8 +20,8 @@ def at_once(work: Callable[[str], R], matrices: Mapping[str, Tensor]) -> dict[st
     """`work` of every name: at once, each with one thread, where all matrices [m, n] are on the CPU
     and min(m, n) <= AT_ONCE; else one after the other.
 
-    matrices: what is decomposed under each name, or as large. What `work` raises is raised here;
-    what is cancelled stops.
+    matrices: what is decomposed under each name, or as large; the one of most numbers begins. What
+    `work` raises is raised here; what is cancelled stops.
     """
     count = min(torch.get_num_threads(), len(matrices))
     fit = count > 1 and all(fits(matrix, AT_ONCE) for matrix in matrices.values())

@@ -1,6 +1,6 @@
 """Train a small LLaVA on the built-in questions with images, on the CPU in minutes.
 
-$ python scripts/train_llava.py FOLDER [--steps 1500] [--seed 0]
+$ python scripts/train_llava.py FOLDER [--steps 8000] [--seed 0]
 
 A Llama of 4 layers, a CLIP tower of 2 and the projector between them learn together, from random
 weights, to answer the training split of "shapes". The tokenizer is that of demo-llama.
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from lrcore.data import shapes  # noqa: E402  (needs the path above)
 
 PATCH = 8
-BATCH, PEAK, WARMUP = 64, 2e-3, 0.1  # warm-up: of the steps
+BATCH, PEAK, WARMUP = 32, 1.5e-3, 0.1  # warm-up: of the steps
 SPLIT = "train"
 
 
@@ -133,7 +133,7 @@ def train(network: LlavaForConditionalGeneration, lesson: Lesson, steps: int, se
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("folder", type=Path)
-    options.add_argument("--steps", type=int, default=1500)
+    options.add_argument("--steps", type=int, default=8000)
     options.add_argument("--seed", type=int, default=0)
     chosen = options.parse_args()
     network, processor = new_model(chosen.seed)

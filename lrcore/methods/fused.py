@@ -17,6 +17,7 @@
   projection without a bias gets one.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,13 +34,14 @@ from ..linalg import (
     times_lower,
 )
 from ..options import option
+from ..parallel import at_once
 from ..spectra import Cost, Form
 from ..statistics import ATTENDED_KEYS, COMMON_TAPS, Moments
 from .attention_factors import ColumnOrder, HeadMaps
 from .cached_latents import cached_latents
 from .costs import mlp_cost, ov_cost, qk_cost
 from .experts import EachExpert
-from .factors import LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
+from .factors import Factor, LayerFactors, NystromOrder, mlp_of, moved_bias, pooled
 from .grams import by_group, head_gram, output_gram
 from .method import COMPONENT_MATRICES, COMPONENTS, Method
 from .modegpt import DAMPING, column_losses, qk_cr
@@ -87,14 +89,26 @@ def factor(layer: Layer, moments: Moments, options: FusedOptions = DEFAULT) -> L
     latents = options.forms == "latents"
     a = layer.attention
     qk = qk_pairs if a.position == "rotary" else qk_centred
-    solve = {
+    solve: dict[str, Callable[[], Factor]] = {
         "qk": lambda: qk(a, moments),
         "ov": lambda: ov_refit(a, moments),
         "mlp": lambda: mlp_elimination(layer, moments),
     }
     own = [name for name in layer.components if not (latents and name == "mlp")]
-    narrowed = {name: solve[name]() for name in own}
-    return narrowed | (cached_latents if latents else pairs)(layer, moments)
+    works = {name: solve[name] for name in own} | ({} if latents else pairs(layer, moments))
+    solved = at_once(lambda name: works[name](), _as_large(layer, works))
+    return solved | (cached_latents(layer, moments) if latents else {})
+
+
+def _as_large(layer: Layer, slots: Collection[str]) -> dict[str, Tensor]:
+    """A tensor as large as what is decomposed for each slot."""
+    matrices = layer.matrices()
+    shapes = dict.fromkeys(slots, layer.attention.o.weight)
+    shapes |= {name: one.weight for name, one in matrices.items() if name in slots}
+    if "mlp" in slots:
+        down = matrices["down"].weight
+        shapes["mlp"] = down[:1].expand(down.shape[1], -1)  # [n, n], no numbers of its own
+    return shapes
 
 
 def qk_centred(a: Attention, moments: Moments) -> HeadMaps:
