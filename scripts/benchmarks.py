@@ -13,6 +13,8 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
               two architectures with three seeds each, on WikiText-2 of the reference data
     real      perplexity of SmolLM2-135M on WikiText-2 of the reference data: the papers' pairings
               and ours at 10-50 %
+    images    accuracy on questions with images of a small LLaVA that it trains first: LatentLLM's
+              table 4
     solve     seconds from moments to a compressed model, for the same tables
     energy    why the order of the methods is what it is: the share of output energy each one keeps
     pareto    milliseconds per token of every method, and the picture of the README: perplexity
@@ -44,6 +46,7 @@ from bench.energy import energy  # noqa: E402 (after the path)
 from bench.fresh import fresh  # noqa: E402 (after the path)
 from bench.gram import gram  # noqa: E402 (after the path)
 from bench.healing import healing  # noqa: E402 (after the path)
+from bench.images import images  # noqa: E402 (after the path)
 from bench.latency import latency  # noqa: E402 (after the path)
 from bench.memory import memory  # noqa: E402 (after the path)
 from bench.page import check  # noqa: E402 (after the path)
@@ -69,6 +72,7 @@ JOBS = {
     "prediction": prediction,
     "fresh": fresh,
     "real": real,
+    "images": images,
     "solve": solve,
     "energy": energy,
     "pareto": pareto,

@@ -39,8 +39,8 @@ def run_sweep(
     measured, and Shortage where disk or memory do not suffice.
     """
     if not isinstance(store, SweepStore):
-        if not sweep.evaluations:
-            raise InputError("The sweep measures nothing: give at least one evaluation.")
+        if not sweep.evaluations and not sweep.tasks:
+            raise InputError("The sweep measures nothing: give an evaluation or a task.")
         store = CellFiles(store)
     progress, every = progress or silent, cells(model, sweep)
     work = Work("sweep", _Making(model, sweep, store, every), attrgetter("factors_key"))

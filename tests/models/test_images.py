@@ -232,7 +232,7 @@ def test_a_table_has_a_row_for_every_group(pictured, tmp_path):
     sweep = lrcore.Sweep.from_dict(
         values | {"tasks": [{"task": "shapes", "items": 9}], "evaluation": [], "ratios": [0.3]}
     )
-    rows = lrcore.run_sweep(lrcore.load(pictured()), sweep, lrcore.CellFiles(tmp_path))
+    rows = lrcore.run_sweep(lrcore.load(pictured()), sweep, tmp_path)
     small = [row for row in rows if row.ratio == 0.3]
     assert [row.error for row in small] == [None] * len(small)
     named = {row.measured_on: row.accuracy for row in small}
