@@ -2,18 +2,16 @@
 was, in every stage, for a machine that does nothing else.
 """
 
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lrcore
 
-from .page import machine, note, subjects, table, write_section
+from .page import empty_cache, machine, note, subjects, table, write_section
 from .real import MODEL
 
 T = TypeVar("T")
@@ -57,19 +55,6 @@ def cancel(_models: list[str]) -> None:
     )
     header = ["model", "stage", "seconds", "longest time without a look"]
     write_section("cancel", f"{words}\n\n{table(header, rows)}")
-
-
-@contextmanager
-def empty_cache() -> Iterator[None]:
-    before = os.environ.get("LRCORE_CACHE")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LRCORE_CACHE"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("LRCORE_CACHE")
-            if before is not None:
-                os.environ["LRCORE_CACHE"] = before
 
 
 def stages(recipe: lrcore.Recipe) -> list[list[str]]:

@@ -5,8 +5,10 @@ import platform
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,20 @@ def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
     document.write_text(
         pattern.sub(lambda match: match[1] + wrap(text) + "\n" + match[2], page), encoding="utf-8"
     )
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Inside, nothing that was computed before shortens what is measured."""
+    before = os.environ.get("LRCORE_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LRCORE_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("LRCORE_CACHE")
+            if before is not None:
+                os.environ["LRCORE_CACHE"] = before
 
 
 @dataclass(frozen=True)
