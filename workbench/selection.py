@@ -63,6 +63,20 @@ def select_row(component: str, event: gr.SelectData, rows: pd.DataFrame) -> tupl
     return select([row["layer"], row[component]])
 
 
+def nearest(analysis: lrcore.Analysis, slot: Sequence[Any]) -> list:
+    """The slot itself where the analysed model has it; else one of its layer, or of the last."""
+    layer, name = min(int(slot[0]), analysis.layers - 1), str(slot[1])
+    own = [one for at, one, _ in analysis.spectra if at == layer]
+    return [layer, name if name in own else own[0]]
+
+
+def select_nearest(analysis: lrcore.Analysis | None, slot: list) -> tuple[Any, Any]:
+    """The slot, and its mark, that is selected once there is an analysis of another model."""
+    if analysis is None or (there := nearest(analysis, slot)) == list(slot):
+        return gr.skip(), gr.skip()
+    return there, mark_value(there, False)
+
+
 def select(slot: Sequence[Any]) -> tuple[list, str]:
     slot = [int(slot[0]), str(slot[1])]
     return slot, mark_value(slot, True)

@@ -23,7 +23,9 @@ def loss_map(slots: Sequence[ProbedSlot], influence: Sequence[float], label: str
             for name in names
         }
 
-    full = {one.name: one.full for one in slots}
+    full: dict[str, dict[int, int]] = {name: {} for name in names}
+    for one in slots:
+        full[one.name][one.layer] = one.full
     increases = rows(lambda one: one.increase)
     shades = rows(lambda one: log10(max(one.increase, LEAST)))
     said = rows(lambda one: one.says)

@@ -17,10 +17,10 @@ WHOLE_SCALE = ("effective_rank", "energy_rank")  # stable ranks are a few hundre
 class Heat:
     """What a heatmap shows, by component and layer.
 
-    values: in the text of the cells, None: infinite; shades: in the colours, as the label `shade`
-    says; full: the full rank of a component; influence: Block Influence per layer; number: the
-    format of the values; bounds: of the colours, None: those of the shades; apart: the component
-    below which a row stays empty; said: what else a cell says.
+    values: in the text of the cells, None: a layer without the component; shades: in the colours,
+    as the label `shade` says; full: the full rank of a component by layer; influence: Block
+    Influence per layer; number: the format of the values; bounds: of the colours, None: those of
+    the shades; apart: the component below which a row stays empty; said: what else a cell says.
     """
 
     measure: str
@@ -28,7 +28,7 @@ class Heat:
     number: str
     values: dict[str, list[float | None]]
     shades: dict[str, list[float | None]]
-    full: dict[str, int]
+    full: dict[str, dict[int, int]]
     influence: Sequence[float]
     bounds: tuple[float, float] | None = None
     apart: str = ""
@@ -57,13 +57,16 @@ def heat_figure(table: Any, measure: str, kind: str, components: Sequence[str] =
     """
     rows = table[table["kind"] == kind]
     label, shade, number = text.MEASURES[measure]
-    values, shades, full = {}, {}, {}
-    for name, group in rows.groupby("name", sort=False):
-        group = group.sort_values("layer")
-        own, full[name] = group[measure].tolist(), int(group["full"].iloc[0])
-        values[name] = [one if math.isfinite(one) else None for one in own]
-        shades[name] = [shade_of(one, measure, full[name]) for one in own]
     influence = rows.drop_duplicates("layer").sort_values("layer")["block_influence"].tolist()
+    layers, values, shades, full = range(len(influence)), {}, {}, {}
+    for name, group in rows.groupby("name", sort=False):
+        own = dict(zip(group["layer"], group[measure].tolist(), strict=True))
+        full[name] = dict(zip(group["layer"], map(int, group["full"]), strict=True))
+        values[name] = [own.get(layer) for layer in layers]
+        shades[name] = [
+            shade_of(own[layer], measure, full[name][layer]) if layer in own else None
+            for layer in layers
+        ]
     bounds = (0.0, 1.0) if measure in WHOLE_SCALE else None
     apart = next((name for name in reversed(values) if name in components), "")
     return heatmap(Heat(label, shade, number, values, shades, full, influence, bounds, apart))
@@ -150,7 +153,9 @@ def cells(heat: Heat, layers: list[int]) -> dict[str, Any]:
 def cell_data(heat: Heat, name: str, layer: int) -> list[Any]:
     """Slot, value and what else is said of a cell."""
     said = heat.said[name][layer] if heat.said else ""
-    return [layer, name, heat.values[name][layer], heat.full[name], said]
+    value = heat.values[name][layer]
+    finite = value if value is not None and math.isfinite(value) else None
+    return [layer, name, finite, heat.full[name].get(layer), said]
 
 
 def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
@@ -159,7 +164,8 @@ def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
     """
     low, high = heat.limits()
     span = (high - low) or 1.0
-    slots = [(name, layer) for name in heat.values for layer in layers]
+    every = ((name, layer) for name in heat.values for layer in layers)
+    slots = [(name, layer) for name, layer in every if heat.values[name][layer] is not None]
     values = [heat.values[name][layer] for name, layer in slots]
     shades = [heat.shades[name][layer] for name, layer in slots]
     inks = [GREY if one is None else ink((one - low) / span) for one in shades]
@@ -168,7 +174,7 @@ def numbers(heat: Heat, layers: list[int]) -> dict[str, Any]:
         "mode": "text",
         "x": [layer for _, layer in slots],
         "y": [name for name, _ in slots],
-        "text": [format(one, heat.number) if one is not None else "∞" for one in values],
+        "text": [format(one, heat.number) if math.isfinite(one) else "∞" for one in values],
         "textfont": {"size": 11, "color": inks},
         "hoverinfo": "skip",
         "showlegend": False,

@@ -208,6 +208,13 @@ def wire_cell(page: Page, store: Store, parts: SpectraTab, tab: gr.Tab) -> None:
     )
     listen(
         [page.analysis_key.change],
+        bind(reselect, store),
+        [page.selected, page.analysis_key],
+        [page.selected, page.selection_mark],
+        **QUIET,
+    )
+    listen(
+        [page.analysis_key.change],
         bind(list_layers, store),
         page.analysis_key,
         parts.beside,
@@ -318,7 +325,7 @@ def draw_cell(
     analysis = store.analysis_shown(key)
     if analysis is None:
         return "", "", markup.note(text.CLICK_A_CELL)
-    recipe = try_recipe(values)
+    slot, recipe = selection.nearest(analysis, slot), try_recipe(values)
     planned = recipe is not None and store.peek_factors(recipe) is not None
     rank = planned_rank(store, recipe, slot)
     cell = Cell(*slot, head, rank, beside, planned).of(analysis)
@@ -357,6 +364,11 @@ def draw_other_cell(store: Store, drawn: list | None, slot: list, *others: Any) 
     return (gr.skip(),) * 4 if slot == drawn else (None, *draw_cell(store, slot, *others))
 
 
+def reselect(store: Store, slot: list, key: list | None) -> tuple[Any, Any]:
+    """Another slot where the model that was analysed lacks the selected one."""
+    return selection.select_nearest(store.analysis_shown(key), slot)
+
+
 def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) -> dict[str, Any]:
     """The heads of the selected component, to look at one alone, or at each side by side."""
     choices = head_choices(store, slot, key)
@@ -367,7 +379,7 @@ def list_heads(store: Store, slot: list, key: list | None, controls: list[Any]) 
 
 def head_choices(store: Store, slot: list, key: list | None) -> list[tuple[str, int]]:
     analysis = store.analysis_shown(key)
-    count = analysis.heads(*slot) if analysis is not None else 0
+    count = analysis.heads(*selection.nearest(analysis, slot)) if analysis is not None else 0
     each = [(cell_text.EVERY_HEAD, EVERY_HEAD)] if count else []
     each += [(cell_text.HEAD.format(i), i) for i in range(count)]
     return [(cell_text.ALL_HEADS, ALL_HEADS), *each]

@@ -1,0 +1,57 @@
+"""A model that lacks the slot that was selected in the one before."""
+
+import pytest
+from tiny_models import family_folder
+
+import lrcore
+from workbench import selection
+from workbench.form import input_values
+from workbench.keys import calibration_key
+from workbench.store import Store
+from workbench.tabs import spectra
+
+CONTROLS = [-1, "log", []]
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory, tiny_llama, story_file):
+    """The store, the recipe and the key of the analysis of a model without heads to narrow, whose
+    layers differ.
+    """
+    place = tmp_path_factory.mktemp("experts")
+    folder = family_folder("deepseek_v3", tiny_llama, place / "model")
+    recipe = lrcore.Recipe(
+        str(folder), data=str(story_file), samples=4, seq_len=16, method="svd_llm"
+    )
+    store = Store(place / "runs")
+    return store, recipe, list(calibration_key(recipe)), store.analysis(recipe)
+
+
+@pytest.mark.parametrize(
+    ("selected", "there"),
+    [([0, "qk"], [0, "mlp"]), ([1, "down"], [1, "q_b"]), ([9, "o"], [1, "o"]), ([1, "o"], None)],
+)
+def test_one_that_is_there_is_selected_in_its_place(experts, selected, there):
+    store, _, key, analysis = experts
+    slot, mark = spectra.reselect(store, selected, key)
+    if there is None:
+        assert "value" not in slot
+    else:
+        own = {name for layer, name, _ in analysis.spectra if layer == slot[0]}
+        assert slot[0] == there[0]
+        assert slot[1] in own
+        assert selection.mark_value(slot, False) == mark
+
+
+@pytest.mark.parametrize("selected", [[0, "qk"], [1, "down"], [9, "o"]])
+def test_what_is_drawn_is_of_the_model_on_show(experts, selected):
+    store, recipe, key, analysis = experts
+    values, energy, heading = spectra.draw_cell(
+        store, selected, CONTROLS, key, *input_values(recipe)
+    )
+    layer, name = selection.nearest(analysis, selected)
+    assert f"data-layer='{layer}' data-name='{name}'" in heading
+    assert values
+    assert energy
+    heads = spectra.list_heads(store, selected, key, CONTROLS)
+    assert len(heads["choices"]) == 1

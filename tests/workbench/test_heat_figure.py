@@ -1,0 +1,58 @@
+"""The heatmap of models whose layers do not all have the same components."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+
+import lrcore
+from workbench.figures.spectra import heat_figure
+
+ABOUT = {"kind": "aware", "block_influence": 0.5, "condition": math.inf}
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Two layers; gate is of the first one alone, and down has another width in the second."""
+    rows = [(0, "o", 8, 4.0), (0, "gate", 16, 8.0), (0, "down", 16, 12.0)]
+    rows += [(1, "o", 8, 2.0), (1, "down", 10, 5.0)]
+    columns = ("layer", "name", "full", "effective_rank")
+    return pd.DataFrame([dict(zip(columns, row, strict=True)) | ABOUT for row in rows])
+
+
+def drawn(figure):
+    cells, _, text = json.loads(figure)["data"]
+    return cells, dict(zip(zip(text["y"], text["x"], strict=True), text["text"], strict=True))
+
+
+def test_what_a_layer_lacks_stays_empty(table):
+    cells, text = drawn(heat_figure(table, "effective_rank", "aware"))
+    shares = dict(zip(cells["y"], cells["z"], strict=True))
+    assert shares == {"o": [0.5, 0.25], "gate": [0.5, None], "down": [0.75, 0.5]}
+    assert text == {("o", 0): "4", ("o", 1): "2", ("gate", 0): "8", ("down", 0): "12"} | {
+        ("down", 1): "5"
+    }
+    assert [cell[3] for cell in cells["customdata"][2]] == [16, 10]
+
+
+def test_what_is_infinite_says_so(table):
+    cells, text = drawn(heat_figure(table, "condition", "aware"))
+    assert set(text.values()) == {"∞"}
+    assert ("gate", 1) not in text
+    assert cells["customdata"][0][0][2] is None  # JSON has no infinity
+
+
+def test_a_model_with_a_dense_first_layer_and_experts(tmp_path, tiny_llama, story_file):
+    from tiny_models import family_folder
+
+    folder = family_folder("deepseek_v3", tiny_llama, tmp_path / "model")
+    model = lrcore.load(str(folder))
+    recipe = lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=16)
+    analysis = lrcore.analyse(model, lrcore.calibrate(model, recipe))
+    for kind in ("aware", "raw"):
+        cells, text = drawn(
+            heat_figure(analysis.table(0.9), "effective_rank", kind, analysis.components)
+        )
+        assert len(text) == len(analysis.table(0.9).query(f"kind == '{kind}'"))
+        assert {"kv_a", "kv_b", "down"} <= set(cells["y"])
