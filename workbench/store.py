@@ -11,6 +11,7 @@ import lrcore
 
 from .job import Job
 from .job_queue import Jobs
+from .job_record import JobRecord
 from .keys import (
     by_probes,
     calibration_key,
@@ -302,6 +303,11 @@ class Store:
         run = self.runs.write(name, recipe, model)
         self.objects.put("small", run.id, model)
         return run
+
+    def awaited(self, recipe: lrcore.Recipe | None) -> list[JobRecord]:
+        """The jobs on the recipe's model that run or wait; none without a recipe."""
+        of = ((one, getattr(one.job, "recipe", None)) for one in self.jobs.waiting())
+        return [one for one, own in of if recipe and own and own.model == recipe.model]
 
     def delete(self, run_id: str) -> None:
         """Delete a run. Raises InputError for an id that is not there."""

@@ -1,11 +1,14 @@
 """A model that lacks the slot that was selected in the one before."""
 
+from types import SimpleNamespace
+
 import pytest
 from tiny_models import family_folder
 
 import lrcore
-from workbench import selection
+from workbench import selection, text
 from workbench.form import input_values
+from workbench.jobs import AnalyseJob
 from workbench.keys import calibration_key
 from workbench.store import Store
 from workbench.tabs import spectra
@@ -55,3 +58,16 @@ def test_what_is_drawn_is_of_the_model_on_show(experts, selected):
     assert energy
     heads = spectra.list_heads(store, selected, key, CONTROLS)
     assert len(heads["choices"]) == 1
+
+
+def test_a_job_on_another_model_does_not_promise_a_result(tmp_path, monkeypatch):
+    store, recipe = Store(tmp_path), lrcore.Recipe(samples=4, seq_len=32)
+    waits = SimpleNamespace(job=AnalyseJob(recipe))
+    monkeypatch.setattr(store.jobs, "waiting", lambda: [waits])
+    assert store.awaited(recipe.with_(ratio=0.4)) == [waits]
+    assert store.awaited(recipe.with_(model="demo-opt")) == []
+    assert store.awaited(None) == []
+    controls = ["effective_rank", 0.9, "aware"]
+    for model, said in (("demo-llama", text.WORKING), ("demo-opt", text.NOT_ANALYSED)):
+        values = input_values(recipe.with_(model=model))
+        assert said in spectra.draw_heatmap(store, controls, None, *values)[2]

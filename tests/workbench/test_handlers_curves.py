@@ -46,7 +46,8 @@ def test_the_heatmap_needs_an_analysis(store, empty):
     assert json.loads(figure)["caption"] == f"Effective rank, activation-aware · {MADE_OF}"
     assert scatter == ""
     assert "entropy" in help_line
-    figure, _, note = spectra.draw_heatmap(empty, ["effective_rank", 0.9, "aware"], KEY)
+    controls = ["effective_rank", 0.9, "aware"]
+    figure, _, note = spectra.draw_heatmap(empty, controls, KEY, *input_values(RECIPE))
     assert figure == ""
     assert text.NOT_ANALYSED in note
 

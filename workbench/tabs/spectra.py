@@ -265,7 +265,7 @@ def draw_heatmap(store: Store, controls: list[Any], key: list | None, *values: A
         return loss_figures(store, try_recipe(values))
     analysis = store.analysis_shown(key)
     if analysis is None:
-        return "", "", markup.missing(store.jobs.waiting(), text.NOT_ANALYSED)
+        return "", "", markup.missing(store.awaited(try_recipe(values)), text.NOT_ANALYSED)
     figure = heat_figure(analysis.table(threshold), measure, kind, analysis.components)
     at = saving_text.THRESHOLD.format(threshold) if measure == "energy_rank" else ""
     label = f"{text.MEASURES[measure][0]}{at}, {saving_text.kind(kind)}"
@@ -299,7 +299,7 @@ def loss_figures(store: Store, recipe: lrcore.Recipe | None) -> tuple[str, str, 
     if lacking is not None:
         return "", "", markup.ask(measuring_text.PROBE_FIRST.format(recipe.method), lacking.seconds)
     if factors is None:
-        return "", "", markup.missing(store.jobs.waiting(), text.NO_FACTORS)
+        return "", "", markup.missing(store.awaited(recipe), text.NO_FACTORS)
     slots, label = probed_slots(factors, recipe.ratio), text.MEASURES[LOSS][0]
     influence, alike = factors.evidence.influence["block"], agreement(slots)
     more = "" if alike is None else measuring_text.SPECTRUM_AND_LOSS.format(len(slots), alike)

@@ -32,7 +32,7 @@ def draw(store: Store, *values: Any) -> tuple[Any, str]:
     except lrcore.InputError:  # said above the bars
         return gr.skip(), gr.skip()
     if plan is None:
-        return "", markup.missing(store.jobs.waiting(), text.NO_FACTORS)
+        return "", markup.missing(store.awaited(recipe), text.NO_FACTORS)
     if not own or plan.predicted is None or plan.dense_perplexity is None:
         return "", markup.note(budget_text.NO_PROBES, "hint")
     measured = runs_of(store.runs.all(), recipe, plan.budget)

@@ -148,7 +148,7 @@ def plan_shown(
     except lrcore.InputError as error:
         return keep, keep, markup.note(str(error), "error"), temperature, about, keep, keep
     if plan is None or uniform is None:
-        note = markup.missing(store.jobs.waiting(), text.NO_FACTORS)
+        note = markup.missing(store.awaited(recipe), text.NO_FACTORS)
         return "", "", note, temperature, about, "", keep
     if lacking is not None:
         pale = bars(plan, uniform, (), f"{drawn.policy}, not chosen")

@@ -76,7 +76,7 @@ def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
     analysis = store.peek_analysis(recipe) if recipe else None
     model = store.peek_dense(recipe) if recipe else None
     if analysis is None or model is None:
-        return "", markup.missing(store.jobs.waiting(), text.NOT_ANALYSED)
+        return "", markup.missing(store.awaited(recipe), text.NOT_ANALYSED)
     influence = analysis.block_influence
 
     def sentence() -> str:

@@ -63,7 +63,7 @@ def describe(store: Store, controls: list[Any], *values: Any) -> str:
     recipe = try_recipe(values)
     model = store.peek_dense(recipe) if recipe else None
     if model is None:
-        return markup.missing(store.jobs.waiting(), text.NOT_ANALYSED)
+        return markup.missing(store.awaited(recipe), text.NOT_ANALYSED)
 
     def sentence() -> str:
         recipe.with_(ratio=ratio)  # refuses one out of range
