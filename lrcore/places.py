@@ -67,6 +67,8 @@ def _resolved(path: Path) -> Path | None:
         place = path.resolve()
     except (OSError, RuntimeError, ValueError):  # a circle of links, a zero byte
         return None
+    if place.is_symlink():  # a circle, which Python from 3.13 on leaves as it is
+        return None
     return place if any(place.is_relative_to(root) for root in _roots) else None
 
 
