@@ -66,10 +66,9 @@ class Analysis:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """The matrices this model has, in forward order."""
-        return tuple(
-            name for name in (*LATENT_MATRICES, *MATRICES) if (0, name, "raw") in self.spectra
-        )
+        """The matrices that any layer of this model has, in forward order."""
+        there = {name for _, name, _ in self.spectra}
+        return tuple(name for name in (*LATENT_MATRICES, *MATRICES) if name in there)
 
     def heads(self, layer: int, name: str) -> int:
         """Number of heads solved one by one; 0 where the slot is one matrix.
@@ -121,7 +120,8 @@ class Analysis:
         return table
 
     def __repr__(self) -> str:
-        return f"Analysis({self.layers} layers; {', '.join((*self.components, *self.matrices))})"
+        names = dict.fromkeys(name for _, name, _ in self.spectra)
+        return f"Analysis({self.layers} layers; {', '.join(names)})"
 
     def _repr_html_(self) -> str:
         """For notebooks: effective ranks, a row per layer."""

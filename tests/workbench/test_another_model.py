@@ -46,6 +46,12 @@ def test_one_that_is_there_is_selected_in_its_place(experts, selected, there):
         assert selection.mark_value(slot, False) == mark
 
 
+def test_an_analysis_names_what_the_layers_have(experts):
+    analysis = experts[3]
+    assert repr(analysis) == "Analysis(2 layers; mlp, q_a, q_b, kv_a, kv_b, o, gate, up, down)"
+    assert analysis.matrices == ("q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "down")
+
+
 @pytest.mark.parametrize("selected", [[0, "qk"], [1, "down"], [9, "o"]])
 def test_what_is_drawn_is_of_the_model_on_show(experts, selected):
     store, recipe, key, analysis = experts
