@@ -67,10 +67,11 @@ def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
 
 def test_what_vllm_runs_natively_gives_the_same_tokens_there() -> None:
     known = rows("vllm smollm2-135m")
-    assert ("dense", "vllm") in known
-    for (structure, target), (tokens, perplexity, *_) in known.items():
-        assert target == "vllm"
-        assert structure in where_it_runs.STRUCTURES
+    assert known.keys() == {(structure, "vllm") for structure in where_it_runs.STRUCTURES}
+    for (structure, _), (tokens, perplexity, *_) in known.items():
+        if structure in ("narrower heads and MLPs", "cached latents"):
+            assert tokens == "refused"
+            continue
         assert tokens == "all"
         assert abs(float(perplexity.rstrip("%"))) < 0.2
 
