@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .errors import InputError
+
 FIRST = 1 << 32  # no vocabulary is so large
 PATCHES = 20  # bits of an id for the place of a patch in its image
 _IMAGES = 42  # bits of an id for its image
@@ -67,11 +69,23 @@ class Patches:
         order = ids.argsort()
         self._rows = ids[order], rows[order]
 
+    def drop(self, ids: Tensor) -> None:
+        """Forget the rows of some ids [n]."""
+        if self._rows is not None:
+            kept = ~torch.isin(self._rows[0], ids)
+            self._rows = self._rows[0][kept], self._rows[1][kept]
+
     def of(self, ids: Tensor) -> Tensor:
-        """The rows of some ids [n], all of which are there, [n, d]."""
-        assert self._rows is not None
-        known, rows = self._rows
-        return rows[torch.searchsorted(known, ids)]
+        """The rows of some ids [n], [n, d]. Raises InputError where one is not there."""
+        if self._rows is not None:
+            known, rows = self._rows
+            places = torch.searchsorted(known, ids).clamp_max(len(known) - 1)
+            if len(known) and bool((known[places] == ids).all()):
+                return rows[places]
+        raise InputError(
+            "These tokens have images that the model has not seen. Make them with the model that "
+            "runs them, by `encoder_of` and `see`."
+        )
 
 
 class SeeingEmbedding(nn.Module):

@@ -18,7 +18,7 @@ import yaml
 
 from ..data.questions import BUILTIN_TASKS, continuations, images_of, read_items, solved
 from ..errors import InputError
-from ..models.images import encoder_of, see
+from ..models.images import encoder_of, shown
 from ..models.load import LoadedModel
 from ..progress import Progress
 from ..settings import check_least
@@ -100,8 +100,7 @@ def score_choices(
             f"A choice alone is longer than the context of '{model.name}' ({context} tokens). Use "
             "a model with a longer one."
         )
-    see(encode, torch.tensor([one for ids, _ in rows for one in ids]))
-    scores = iter(likelihoods(model, rows, batch, progress))
+    scores = iter(likelihoods(model, rows, batch, progress, encode))
     judged = [_judged(item, list(islice(scores, len(item["choices"])))) for item in chosen]
     cut = iter([len(ids) > context + 1 for ids, _ in encoded])
     n, whole = len(chosen), Share.of([one.right for one in judged])
@@ -209,8 +208,10 @@ def likelihoods(
     rows: list[tuple[list[int], int]],
     batch: int,
     progress: Progress | None = None,
+    encoder: Any = None,
 ) -> list[float]:
-    """log p of the last `scored` tokens of each row (tokens, scored), in nats.
+    """log p of the last `scored` tokens of each row (tokens, scored), in nats. encoder: what made
+    the tokens, where they may have images.
 
     Rows of similar length share a batch, padded on the right, which a causal model does not see.
     """
@@ -220,7 +221,8 @@ def likelihoods(
         chosen = order[start : start + batch]
         longest = max(len(rows[i][0]) for i in chosen)
         tokens = torch.tensor([rows[i][0] + [0] * (longest - len(rows[i][0])) for i in chosen])
-        losses = window_losses(model, tokens, batch).double()  # [b, longest - 1]
+        with shown(encoder, tokens):
+            losses = window_losses(model, tokens, batch).double()  # [b, longest - 1]
         for i, row in zip(chosen, losses, strict=True):
             ids, scored = rows[i]
             scores[i] = -float(row[len(ids) - 1 - scored : len(ids) - 1].sum())

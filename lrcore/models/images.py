@@ -4,8 +4,8 @@ stay dense.
 
 import io
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoProcessor, BatchEncoding
 
 from ..errors import InputError
-from ..image_tokens import PATCHES, first_id, is_patch, seeing
+from ..image_tokens import PATCHES, Patches, first_id, is_patch, seeing
 from ..shortage import raise_shortage
 from ..units import workers
 from .architectures import BOTH_WAYS, MULTIMODAL, architecture_of
@@ -60,11 +60,16 @@ class ImageEncoder:
             ids += self._image(key) + self._plain(after)
         return BatchEncoding({"input_ids": ids})
 
-    def look(self, tokens: Tensor) -> None:
+    @property
+    def patches(self) -> Patches:
+        """What the embedding of the model knows."""
+        return seeing(self._model.network.get_input_embeddings())
+
+    def look(self, tokens: Tensor) -> list[Tensor]:
         """Let the embedding of the model know every image of some tokens, [...]: its vision tower
-        runs once for each.
+        runs once for each. Returns the ids [patches] of those that it did not know.
         """
-        patches = seeing(self._model.network.get_input_embeddings())
+        patches, added = self.patches, []
         wanted = set((tokens[is_patch(tokens)] >> PATCHES).tolist())
         for key in self._images:
             first = first_id(key)
@@ -72,6 +77,8 @@ class ImageEncoder:
                 rows = self._rows(key)
                 ids = torch.arange(first, first + len(rows), device=rows.device)
                 patches.add(ids, rows)
+                added.append(ids)
+        return added
 
     def _plain(self, text: str) -> list[int]:
         encode = self._model.tokenizer
@@ -141,11 +148,24 @@ def encoder_of(model: LoadedModel, images: Mapping[str, bytes]) -> Any:
 
 
 def see(encoder: Any, tokens: Tensor) -> None:
-    """Let the model of an encoder know the images of some tokens, [...]; no effect on other
-    tokenizers.
+    """Let the model of an encoder know the images of some tokens, [...], from now on; no effect on
+    other tokenizers.
     """
     if isinstance(encoder, ImageEncoder):
         encoder.look(tokens)
+
+
+@contextmanager
+def shown(encoder: Any, tokens: Tensor) -> Iterator[None]:
+    """Inside, the model of an encoder knows the images of some tokens, [...]; those that it did not
+    know before are forgotten: the rows of thousands take more memory than a model.
+    """
+    added = encoder.look(tokens) if isinstance(encoder, ImageEncoder) else []
+    try:
+        yield
+    finally:
+        for ids in added:
+            encoder.patches.drop(ids)
 
 
 def _processor(model: LoadedModel) -> Any:

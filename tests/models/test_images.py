@@ -23,7 +23,7 @@ from lrcore.cluster import pool
 from lrcore.data import load_texts
 from lrcore.evaluation.evaluate import window_losses
 from lrcore.evaluation.tasks import continuations, with_examples
-from lrcore.image_tokens import IGNORED, first_id, highest_token, is_patch, targets
+from lrcore.image_tokens import IGNORED, first_id, highest_token, is_patch, seeing, targets
 from lrcore.models.images import encoder_of, see
 from lrcore.units import worked_by
 
@@ -188,6 +188,18 @@ def test_scores_are_those_of_transformers(pictured):
     assert {"IMG", "TXT"} <= result.groups.keys()
 
 
+def test_images_of_a_task_are_forgotten_and_those_of_calibration_stay(pictured):
+    model = lrcore.load(pictured())
+    windows = lrcore.calibrate(model, recipe_of(model.name, "shapes")).tokens
+    with torch.inference_mode():
+        before = model.network(input_ids=windows).logits
+    patches, texts = seeing(model.network.get_input_embeddings()), load_texts("shapes/test")
+    lrcore.score_choices(model, "shapes", items=12)
+    assert not any(first_id(key) in patches for key in texts.images)
+    with torch.inference_mode():
+        assert torch.equal(model.network(input_ids=windows).logits, before)
+
+
 def test_examples_keep_their_images(pictured):
     result = lrcore.score_choices(lrcore.load(pictured()), "shapes", items=4, shots=2)
     assert result.protocol["shots"] == 2
@@ -264,6 +276,14 @@ def test_perplexity_and_healing_need_text(pictured):
     model = lrcore.load(pictured())
     with pytest.raises(lrcore.InputError, match="Perplexity, answers and healing need a data set"):
         lrcore.evaluate(model, "shapes", seq_len=32, samples=2)
+
+
+def test_tokens_of_another_model(pictured):
+    model, texts = lrcore.load(pictured()), load_texts("shapes")
+    tokens = torch.tensor([encoder_of(model, texts.images)(texts.documents[0]).input_ids])
+    seeing(model.network.get_input_embeddings())
+    with pytest.raises(lrcore.InputError, match="images that the model has not seen"):
+        model.network(input_ids=tokens)
 
 
 def test_a_folder_that_does_not_say_how_images_are_prepared(pictured, tiny_llama, tmp_path):
