@@ -144,8 +144,9 @@ class Attention:
     factors: of attention that is kept: its projections by name in forward order. Of multi-head
     latent attention "q" or "q_a" and "q_b", "kv_a" (to the cached latent and the key that all heads
     share), "kv_b" and "o"; q is then what gives the queries, k kv_a and v kv_b. Of others "q", "k",
-    "v" and "o", without "v" where k gives the values too; v is k then.
-    cache_size: the cached numbers per token there.
+    "v" and "o", without "v" where k gives the values too; v is k then. Without "k" and "v" where
+    the layer reads those of an earlier one; both are q then.
+    cache_size: the cached numbers per token there, 0 where they are an earlier layer's.
     """
 
     q: Projection
@@ -236,7 +237,12 @@ class Attention:
 
 def roles(factors: Mapping[str, Projection]) -> dict[str, Any]:
     """Which of the projections of an attention that is kept are its `q`, `k`, `v` and `o`."""
-    after = {"q": ("q_b", "q"), "k": ("kv_a", "k"), "v": ("kv_b", "v", "k"), "o": ("o",)}
+    after = {
+        "q": ("q_b", "q"),
+        "k": ("kv_a", "k", "q"),
+        "v": ("kv_b", "v", "k", "q"),
+        "o": ("o",),
+    }
     return {
         role: factors[next(name for name in names if name in factors)]
         for role, names in after.items()

@@ -147,7 +147,7 @@ def _layer_errors(
         with _watch(layers[1], row, attention=true["attention"].to(device)) as other:
             layers[1](hidden.to(device), *_moved(args, device), **_moved(kwargs, device))
         with _watch(layers[2], row) as values:
-            layers[2](hidden, *args, **kwargs)
+            layers[2](hidden, *args, **_moved(kwargs, hidden.device))
         true["ov"], other["ov"] = true["attention"], values["attention"]
         if "scores" in true:
             true["scores"] = true["scores"][:, left.to(hidden.device)]
@@ -217,9 +217,10 @@ def _scores(call: Mapping[str, Any]) -> Tensor:
 
 
 def _moved(values: Any, device: torch.device) -> Any:
+    """On a device; mappings are copies, into which a layer may put its keys and values."""
     if isinstance(values, Tensor):
         return values.to(device)
-    if isinstance(values, dict):
+    if isinstance(values, Mapping):
         return {name: _moved(value, device) for name, value in values.items()}
     return tuple(_moved(value, device) for value in values) if isinstance(values, tuple) else values
 

@@ -38,6 +38,8 @@ class Architecture:
     layer has one; expert_width: that of the routed experts, None where other sizes follow from it.
     requires: fields of the config and their only supported values; a tuple is of several. note:
     shown to users.
+    by_token: fields of the config; where one is not 0, layers are called with what depends on the
+    tokens: embeddings of single layers, keys and values of an earlier one.
     block_norms: the norms before attention and MLP. last_norm: the norm before the head.
     norm_offset: added to the weight of a norm. positions: an embedding added to that of the tokens.
     feed: the parts of an MLP that is no module of its own.
@@ -76,6 +78,7 @@ class Architecture:
     expert_width: str | None = None
     norm_after: bool = False
     residual: str | None = None
+    by_token: tuple[str, ...] = ()
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     last_norm: str = "model.norm"
     norm_offset: float = 0.0

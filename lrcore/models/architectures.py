@@ -72,12 +72,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         sequential=None,
         requires={
             "use_bidirectional_attention": (None, "vision"),  # of images: text stays causal
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
             "enable_moe_block": False,
         },
-        note=f"Gemma 4 31B; heads differ in size by layer, and values are normalised. {KEPT_NOTE} "
-        "Where keys give the values too, there are three.",
+        by_token=("hidden_size_per_layer_input", "num_kv_shared_layers"),
+        note=f"Gemma 4 E2B, E4B and 31B; heads differ in size by layer, and values are normalised. "
+        f"{KEPT_NOTE} Where keys give the values too, there are three, and two where a layer reads "
+        "the keys and values of an earlier one. Embeddings of single layers stay as they are.",
     ),
     "phi": Architecture(
         o="self_attn.dense",
@@ -428,6 +428,12 @@ def residual_multiplier(network: PreTrainedModel) -> float:
     """What the output of a component is multiplied by before it is added to the stream."""
     name = architecture_of(network).residual
     return 1.0 if name is None else float(getattr(text_config(network), name))
+
+
+def reads_tokens(network: PreTrainedModel) -> bool:
+    """Whether layers are called with what depends on the tokens, see `Architecture.by_token`."""
+    text = text_config(network)
+    return any(getattr(text, name) for name in architecture_of(network).by_token)
 
 
 def decoder_layers(network: PreTrainedModel) -> nn.ModuleList:

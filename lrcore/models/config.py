@@ -169,12 +169,32 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
                 f"'{path}': a {family} model with {name} {value!r} is not supported, only with "
                 f"{' or '.join(map(repr, known))}."
             )
+    _check_shared_keys(text, path)
     latents = "kv_b" in (architecture.factors or ())
     if latents and text.num_key_value_heads not in (None, text.num_attention_heads):
         raise InputError(
             f"'{path}': num_key_value_heads is {text.num_key_value_heads}, but from the latents of "
             f"a {family} model every query head ({text.num_attention_heads}) has keys and values "
             "of its own. The file is damaged or made up: copy it again."
+        )
+
+
+def _check_shared_keys(text: PretrainedConfig, path: str) -> None:
+    """Raise InputError where layers would read keys and values that no earlier one has."""
+    shared = getattr(text, "num_kv_shared_layers", None) or 0
+    if not shared:
+        return
+    if not text.hidden_size_per_layer_input:
+        raise InputError(
+            f"'{path}': num_kv_shared_layers is {shared} and hidden_size_per_layer_input 0, which "
+            "transformers does not run: only models with embeddings of single layers share keys."
+        )
+    first = max(text.num_hidden_layers - shared, 0)
+    if lacking := sorted(set(text.layer_types[first:]) - set(text.layer_types[:first])):
+        raise InputError(
+            f"'{path}': num_kv_shared_layers is {shared}, but before the last {shared} layers "
+            f"there is none of the kind {', '.join(lacking)}, whose keys and values they could "
+            "read. The file is damaged or made up: copy it again."
         )
 
 

@@ -207,7 +207,7 @@ def _read_kept(row: Architecture, module: nn.Module, own: dict[str, nn.Module]) 
             "n_kv": n_kv,
             "head_size": attention.head_dim,
             "v_size": attention.head_dim,
-            "cache_size": 2 * n_kv * attention.head_dim,
+            "cache_size": 2 * n_kv * attention.head_dim if "k" in factors else 0,
         }
     return Attention(
         **roles(factors),

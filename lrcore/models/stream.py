@@ -4,7 +4,7 @@ The hidden states of all windows are kept for one depth at a time, on the networ
 statistics of one layer.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +26,17 @@ from ..statistics import (
     Need,
     check_finite_moments,
 )
-from .architecture import Architecture
-from .architectures import architecture_of, decoder_layers, residual_multiplier
+from .architectures import (
+    architecture_of,
+    decoder_layers,
+    reads_tokens,
+    residual_multiplier,
+)
 from .attended_keys import has_attended_keys, observed
 from .layers import experts_path, layer_shapes, projection_paths, read_layer
 from .native import head_sizes, rows_of, take
 from .offload import present
+from .partial import SHARED, Call, Identity, exchanged
 from .weighted_values import weighted_values
 
 
@@ -50,26 +55,6 @@ READERS = {
     "mlp_in": ("up",),
     "mlp_hidden": ("down",),
 }
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a layer is called with besides its input
-
-
-class _Identity(nn.Module):
-    """Replaces a decoder layer: returns the hidden states; `note` gets what it was called with."""
-
-    def __init__(
-        self,
-        row: Architecture,
-        note: Callable[[Tensor, tuple[Any, ...], dict[str, Any]], None] | None = None,
-    ) -> None:
-        super().__init__()
-        self._tuple, self._note = row.layer_returns == "tuple", note
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, None]:
-        if self._note is not None:
-            self._note(hidden_states, args, kwargs)
-        return (hidden_states, None) if self._tuple else hidden_states
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +93,17 @@ class LayerStream:
     ) -> None:
         """first: how many tokens of the same text others see before these."""
         self.network, self.batch, self.first = network, batch, first
-        self._calls: dict[int, list[Call]] = {}  # by batch size, one per layer
-        self._hidden = [self._enter(part) for part in tokens.to(network.device).split(batch)]
+        self._by_token = reads_tokens(network)
+        self._calls: dict[tuple[int, int], list[Call]] = {}  # see _key; one per layer
+        parts = tokens.to(network.device).split(batch)
+        self._hidden = [self._enter(number, part) for number, part in enumerate(parts)]
 
     @torch.inference_mode()
-    def _enter(self, tokens: Tensor) -> Tensor:
+    def _enter(self, number: int, tokens: Tensor) -> Tensor:
         """Input of the first decoder layer, [b, t, d]; no layer is run.
 
         All windows are whole and equally long, so the masks and position tables of one batch serve
-        every other of its size.
+        every other of its size, unless layers are called with what depends on the tokens.
         """
         row, layers = architecture_of(self.network), decoder_layers(self.network)
         caught: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = []
@@ -126,10 +113,22 @@ class LayerStream:
             if len(caught) == len(layers):
                 raise _Stop
 
-        with exchanged(self.network, [_Identity(row, note) for _ in layers]), suppress(_Stop):
+        with exchanged(self.network, [Identity(row, note) for _ in layers]), suppress(_Stop):
             self.network(input_ids=tokens, use_cache=False)
-        self._calls.setdefault(len(tokens), [(args, kwargs) for _, args, kwargs in caught])
+        own = [(args, kwargs) for _, args, kwargs in caught]
+        if self._by_token and (others := self._calls.get((len(tokens), 0))):
+            own = [
+                (args, other | {SHARED: kwargs[SHARED]})
+                for (args, kwargs), (_, other) in zip(own, others, strict=True)
+            ]
+        self._calls.setdefault(self._key(len(tokens), number), own)
         return caught[0][0]
+
+    def _key(self, size: int, number: int) -> tuple[int, int]:
+        """Whose arguments a batch of so many windows shares: those of all of its size, if no layer
+        is called with what depends on the tokens.
+        """
+        return size, number if self._by_token else 0
 
     @property
     def hidden(self) -> list[Tensor]:
@@ -138,7 +137,16 @@ class LayerStream:
 
     def call(self, index: int, number: int) -> Call:
         """Arguments of layer `index` besides the hidden states of batch `number`: masks, angles."""
-        return self._calls[len(self._hidden[number])][index]
+        return self._calls[self._key(len(self._hidden[number]), number)][index]
+
+    @property
+    def shared(self) -> list[Mapping[str, Any]]:
+        """Keys and values that the layers before hand to later ones, batch by batch, by kind of
+        layer, (k, v) [b, n_kv, t, head_size] each; an empty list where none do.
+        """
+        if not self._by_token:
+            return []
+        return [self.call(0, number)[1].get(SHARED) or {} for number in range(len(self._hidden))]
 
     @torch.inference_mode()
     def run(self, index: int, needs: Iterable[Need] = (), advance: bool = True) -> Moments | None:
@@ -160,8 +168,8 @@ class LayerStream:
             stack.enter_context(present(layer))
             if "weighted_values" in accumulator.taps:
                 # before the hooks are set, which must not see these further runs of the layer
-                for hidden in self._hidden:
-                    call = self._calls[len(hidden)][index]
+                for number, hidden in enumerate(self._hidden):
+                    call = self.call(index, number)
                     states = weighted_values(self.network, layer, hidden, *call)
                     accumulator.observe("weighted_values", states)
             if ATTENDED_KEYS in accumulator.needs and has_attended_keys(self.network):
@@ -176,7 +184,7 @@ class LayerStream:
                     .remove
                 )
             for number, hidden in enumerate(self._hidden):
-                args, kwargs = self._calls[len(hidden)][index]
+                args, kwargs = self.call(index, number)
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
@@ -215,7 +223,7 @@ class LayerStream:
             if o_in is not None:
                 stack.enter_context(_attended(self.network, layer, o_in))
             hidden = self._hidden[number]
-            args, kwargs = self._calls[len(hidden)][index]
+            args, kwargs = self.call(index, number)
             out = layer(hidden, *args, **kwargs)
         out = out[0] if isinstance(out, tuple) else out
         up_in, down_in = (
@@ -253,7 +261,7 @@ class LayerStream:
             raise _Reached
 
         hidden = self._hidden[number]
-        args, kwargs = self._calls[len(hidden)][index]
+        args, kwargs = self.call(index, number)
         with ExitStack() as stack:
             handle = layer.get_submodule(path).register_forward_pre_hook(leave)
             stack.callback(handle.remove)
@@ -274,7 +282,8 @@ class LayerStream:
 
         def score_hook(tap: str, name: str) -> Callable[..., None]:
             def observe(_module: nn.Module, _args: Any, out: Tensor) -> None:
-                angles = angles_of(self.network, layer, self._calls[len(out)][index][1], out.dtype)
+                _, kwargs = self._calls[self._key(len(out), 0)][index]
+                angles = angles_of(self.network, layer, kwargs, out.dtype)
                 accumulator.observe(tap, score_states(self.network, layer, name, out, angles))
 
             return observe
@@ -402,42 +411,3 @@ def rotate_states(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = torch.cat((-heads[..., size // 2 :], heads[..., : size // 2]), dim=-1)
     rotated: Tensor = heads * cos.unsqueeze(2) + half * sin.unsqueeze(2)
     return rotated.flatten(-2)
-
-
-@contextmanager
-def starting_at(network: PreTrainedModel, index: int, hidden: Tensor) -> Iterator[None]:
-    """Inside, a forward pass starts at layer `index`, whose input is `hidden` [b, t, d]; after the
-    last layer where `index` is the number of layers.
-
-    Final norm and head stay those of the model, so this works for every family.
-    """
-    row, layers = architecture_of(network), decoder_layers(network)
-    others = [*(_Identity(row) for _ in range(index)), *layers[index:]]
-
-    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
-
-    first = others[min(index, len(others) - 1)]
-    handle = first.register_forward_pre_hook(enter, with_kwargs=True)
-    try:
-        with exchanged(network, others):
-            yield
-    finally:
-        handle.remove()
-
-
-def identity_layer(network: PreTrainedModel) -> nn.Module:
-    """A replacement for a decoder layer that returns the hidden states unchanged."""
-    return _Identity(architecture_of(network))
-
-
-@contextmanager
-def exchanged(network: PreTrainedModel, others: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, the network has other layers; as many, since masks and angles depend on the index."""
-    parent, _, name = architecture_of(network).layers.rpartition(".")
-    holder, layers = network.get_submodule(parent), decoder_layers(network)
-    setattr(holder, name, nn.ModuleList(others))
-    try:
-        yield
-    finally:
-        setattr(holder, name, layers)

@@ -15,6 +15,7 @@ from lrcore.models.counting import count_account
 from lrcore.policies import POLICIES
 from lrcore.recipe import BUDGETS, CALIBRATION, REFIT, ROUNDING
 
+VOCABULARY = 300  # of all tiny models
 # What the families call the same thing.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -35,6 +36,20 @@ MULTIPLES = (
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
 SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
+
+
+@st.composite
+def layers_that_depend_on_others(draw: st.DrawFn, kinds: list[str]) -> dict[str, Any]:
+    """Embeddings of single layers, and how many of the last ones read the keys of earlier ones."""
+    kinds = [*kinds[:-1], "full_attention"]  # as the config has it
+    possible = [n for n in range(len(kinds)) if set(kinds[len(kinds) - n :]) <= set(kinds[:-n])]
+    size = draw(st.sampled_from((0, 4, 8)))  # without, transformers shares no keys
+    return {
+        "hidden_size_per_layer_input": size,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_kv_shared_layers": draw(st.sampled_from(possible)) if size else 0,
+        "use_double_wide_mlp": draw(st.booleans()),
+    }
 
 
 @st.composite
@@ -72,6 +87,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     if "layer_types" in fields:
         kinds = st.sampled_from(("sliding_attention", "full_attention"))
         fields["layer_types"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
+    if family == "gemma4_text":
+        fields |= draw(layers_that_depend_on_others(fields["layer_types"]))
     if "no_rope_layers" in fields:
         fields["no_rope_layers"] = draw(
             st.lists(st.integers(0, 1), min_size=layers, max_size=layers)

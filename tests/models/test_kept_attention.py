@@ -57,8 +57,7 @@ def test_layers_that_are_alike_stay_so_in_an_export(tiny_llama, story_file, tmp_
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("hidden_size_per_layer_input", 8),
-        ("num_kv_shared_layers", 1),
+        ("enable_moe_block", True),
         ("use_bidirectional_attention", "all"),
     ],
 )

@@ -86,8 +86,11 @@ CONFIGS = {
             "model_type": "gemma4_text",
             "head_dim": 8,
             "global_head_dim": 16,
-            "layer_types": ["full_attention"] * 2,
-            "hidden_size_per_layer_input": 0,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": _TEXT["vocab_size"],
+            "num_kv_shared_layers": 2,
             "use_bidirectional_attention": "vision",
         },
         "vision_config": {
@@ -255,7 +258,8 @@ def test_a_language_model_that_is_not_supported_is_named(tmp_path):
         lrcore.load(str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+# Gemma 4's layers have embeddings of their own: none can be dropped.
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "gemma4"])
 def test_a_layer_of_the_language_model_is_dropped_and_the_rest_comes_back(
     kind, folder, story_file, tmp_path
 ):

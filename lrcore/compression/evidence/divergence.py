@@ -6,6 +6,9 @@ a rise measured on a sample, it is never negative, and what the sample's next to
 does not enter it: of the same windows its standard error is ten times smaller.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, nll_loss
@@ -13,7 +16,8 @@ from transformers import PreTrainedModel
 
 from ...image_tokens import IGNORED, targets
 from ...models.architectures import decoder_layers
-from ...models.stream import LayerStream, starting_at
+from ...models.partial import starting_at
+from ...models.stream import LayerStream
 from .losses import BATCH
 
 KEPT = 2**28  # bytes of dense log-probabilities that are kept; of further windows, the head gives
@@ -67,18 +71,22 @@ class DensePredictions:
         index: int,
         hidden: list[Tensor],
         error: float = 0.0,
+        shared: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
         """Mean KL(dense || network) of every window, [windows], float64, nats/token, >= 0.
 
         index: the first layer that the networks do not share. hidden: its inputs [b, length, d],
         batch by batch, of the first windows or of all. error: further batches are left out once the
-        standard error of the mean is at most this share of it.
+        standard error of the mean is at most this share of it. shared: of the same batches, see
+        `LayerStream.shared`; nothing for the first layer.
         """
         result: list[Tensor] = []
-        for states, tokens in zip(hidden, self.tokens.split(BATCH), strict=False):
+        batches = zip(hidden, self.tokens.split(BATCH), strict=False)
+        for number, (states, tokens) in enumerate(batches):
+            given = shared[number] if shared else None
             if error and relative_error(result) <= error:
                 break
-            with starting_at(network, index, states):
+            with starting_at(network, index, states, given):
                 logits = network(input_ids=tokens, use_cache=False).logits[:, :-1]
             for own in logits:
                 dense = self.log_probabilities(len(result))

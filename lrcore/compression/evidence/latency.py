@@ -22,10 +22,11 @@ from ...cancellation import unchecked
 from ...errors import InputError
 from ...hardware import hardware
 from ...latency import Latency, SlotTimes, rising
-from ...models.architectures import decoder_layers, text_config
+from ...models.architectures import decoder_layers, reads_tokens, text_config
 from ...models.layers import clone, read_layer, write_layer
 from ...models.load import LoadedModel
-from ...models.stream import Call, LayerStream
+from ...models.partial import Call
+from ...models.stream import LayerStream
 from ...progress import Progress
 from ...recipe import Recipe
 from ...spectra import Cost, Slot
@@ -85,6 +86,8 @@ def _measured(
         progress("latency", index, len(kinds))
         if kind not in known:
             known[kind] = _Timing(network, stream, index).of(factors.layers[index])
+        if reads_tokens(network):  # later layers may read this one's keys and values
+            stream.run(index)
     progress("latency", len(kinds), len(kinds))
     slots: dict[Slot, SlotTimes] = {
         (index, name): times

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...image_tokens import IGNORED, targets
-from ...models.stream import starting_at
+from ...models.partial import starting_at
 
 # the first windows of the calibration, cut to so many tokens, in batches of so many windows
 WINDOWS, LENGTH = 32, 128

@@ -129,7 +129,7 @@ class Probing:
         try:
             write_layer(network, factor.truncate(read_layer(network, index), rank))
             hidden = stream.hidden if error == 0.0 else stream.hidden[: self._most]
-            return predictions.divergences(network, index, hidden, error)
+            return predictions.divergences(network, index, hidden, error, stream.shared)
         finally:
             layers[index] = dense
 

@@ -13,8 +13,8 @@ from ...errors import InputError
 from ...models.architectures import architecture_of, decoder_layers, text_config
 from ...models.config import auto_class, unfilled
 from ...models.layers import clone
+from ...models.partial import exchanged, identity_layer
 from ...models.per_layer import sizes_by_layer
-from ...models.stream import exchanged, identity_layer
 
 PER_LAYER = (
     "layer_types",

@@ -16,7 +16,7 @@ from ...calibration.calibrate import make_calibration_windows
 from ...errors import InputError, unknown
 from ...history import Shortened
 from ...may_follow import check_may_follow
-from ...models.architectures import decoder_layers
+from ...models.architectures import decoder_layers, reads_tokens
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
@@ -86,6 +86,11 @@ def check_shortened(model: LoadedModel, layers: int) -> None:
             "least 1 and keep at least 1."
         )
     check_may_follow(Shortened, model.history, model.name)
+    if reads_tokens(model.network):
+        raise InputError(
+            f"The layers of '{model.name}' have embeddings of their own, or read the keys and "
+            "values of earlier ones: none can be dropped. Compress their matrices instead."
+        )
     if model.offloaded:
         raise InputError("Offloaded layers cannot be renumbered. Load the model without offload.")
 

@@ -1,0 +1,177 @@
+"""Gemma 4 E2B in small: layers with embeddings of their own, and layers that read the keys and
+values of earlier ones, with wider MLPs.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import CONFIGS, copy_tokenizer, noisy, structures_of
+
+import lrcore
+from lrcore.compression.evidence.divergence import DensePredictions
+from lrcore.errors import InputError
+from lrcore.layer import Linear
+from lrcore.models.layers import clone, read_layer, write_layer
+from lrcore.models.stream import LayerStream
+
+KINDS = ["sliding_attention", "full_attention"]
+FIELDS = CONFIGS["gemma4_text"] | {
+    "num_hidden_layers": 6,
+    "layer_types": KINDS * 3,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 300,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
+TOKENS = torch.randint(3, 300, (11, 24), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gemma") / "e2b"
+    noisy("gemma4_text", FIELDS).save_pretrained(path)
+    copy_tokenizer(tiny_llama, path)
+    return path
+
+
+@pytest.fixture
+def model(folder):
+    return lrcore.load(str(folder))
+
+
+def recipe_for(folder, story_file, **fields):
+    return lrcore.Recipe(str(folder), data=str(story_file), samples=4, seq_len=16, **fields)
+
+
+def changed(layer, name):
+    """The layer with other numbers in one projection of its attention."""
+    shape = layer.attention.named[name].weight.shape
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return replace(layer, attention=layer.attention.with_named({name: Linear(rows)}))
+
+
+def test_a_layer_that_reads_other_keys_has_two_matrices_and_no_cache(model):
+    layers = [read_layer(model.network, index) for index in range(6)]
+    assert [list(one.attention.named) for one in layers] == [list("qkvo")] * 3 + [["q", "o"]] * 3
+    assert [one.mlp.up.weight.shape[0] for one in layers] == [48] * 3 + [96] * 3
+    cache = model.network(TOKENS, use_cache=True).past_key_values
+    for one, kept in zip(layers[:3], cache.layers[:3], strict=True):
+        cached = kept.keys[0, :, 0].numel() + kept.values[0, :, 0].numel()
+        assert one.attention.kv_values == cached
+    assert all(one.attention.kv_values == 0 for one in layers[3:])
+    assert all(kept.keys is None for kept in cache.layers[3:])
+
+
+@torch.inference_mode()
+def test_layer_by_layer_the_states_are_those_of_the_network(model):
+    stream = LayerStream(clone(model.network), TOKENS, 4)  # three batches, the last one smaller
+    for index in range(6):
+        stream.run(index)
+    network = model.network.model
+    assert torch.equal(network.norm(torch.cat(stream.hidden)), network(TOKENS).last_hidden_state)
+
+
+@torch.inference_mode()
+def test_a_layer_that_is_replaced_on_the_way_hands_on_its_own_keys(model):
+    """As in a sequential calibration."""
+    network = clone(model.network)
+    stream = LayerStream(network, TOKENS, 4)
+    for index in range(6):
+        stream.run(index, advance=False)
+        if index == 1:
+            write_layer(network, changed(read_layer(network, index), "k"))
+        stream.run(index)
+    out = network.model(TOKENS).last_hidden_state
+    assert torch.equal(network.model.norm(torch.cat(stream.hidden)), out)
+    assert not torch.allclose(out, model.network.model(TOKENS).last_hidden_state, atol=1e-2)
+
+
+@pytest.mark.parametrize("index", range(6))
+@torch.inference_mode()
+def test_a_probe_of_a_layer_is_the_divergence_of_the_whole_network(model, index):
+    """The layers after it read the keys and values of those before it, which do not run."""
+    predictions, network = DensePredictions(model.network, TOKENS), clone(model.network)
+    stream = LayerStream(clone(model.network), TOKENS)
+    for before in range(index):
+        stream.run(before)
+    write_layer(network, changed(read_layer(network, index), "q"))
+    found = predictions.divergences(network, index, stream.hidden, shared=stream.shared)
+    dense, small = (
+        each(TOKENS).logits[:, :-1].log_softmax(-1) for each in (model.network, network)
+    )
+    want = (dense.exp() * (dense - small)).sum(-1).mean(-1)
+    assert want.min() > 1e-3
+    assert torch.allclose(found.float(), want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", structures_of("gemma4_text"))
+def test_every_structure_is_the_same_after_it_was_saved_or_exported(
+    method, model, story_file, tmp_path
+):
+    small = lrcore.compress(model, recipe_for(model.name, story_file, method=method, ratio=0.3))
+    for write in (lrcore.save, lrcore.export):
+        back = lrcore.load(write(small, tmp_path / write.__name__))
+        with torch.inference_mode():
+            assert torch.equal(back.network(TOKENS).logits, small.network(TOKENS).logits)
+    after, before = small.account.model, small.account.dense
+    assert after.decoder_parameters < 0.72 * before.decoder_parameters
+    assert after.kv_bytes_per_token == before.kv_bytes_per_token
+
+
+def test_with_a_cache_the_compressed_model_continues_as_without(model, story_file):
+    small = lrcore.compress(model, recipe_for(model.name, story_file, method="fused", ratio=0.4))
+    network, prompt = small.network, TOKENS[:2, :9]
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with_cache = network.generate(prompt, **settings)
+    assert torch.equal(with_cache, network.generate(prompt, use_cache=False, **settings))
+
+
+def test_policies_that_measure_find_their_evidence(model, story_file):
+    for policy in ("probed", "mix", "fisher"):
+        recipe = recipe_for(model.name, story_file, method="fused", ratio=0.3, policy=policy)
+        assert lrcore.compress(model, recipe).ranks
+
+
+def test_offloaded_layers_give_the_same_model(folder, model, story_file, tmp_path):
+    recipe = recipe_for(folder, story_file, method="modegpt", ratio=0.3)
+    whole = lrcore.compress(model, recipe)
+    parts = lrcore.compress(lrcore.load(str(folder), offload=True), recipe)
+    back = lrcore.load(lrcore.save(parts, tmp_path / "parts"))
+    with torch.inference_mode():
+        assert torch.equal(back.network(TOKENS).logits, whole.network(TOKENS).logits)
+
+
+def test_local_errors_are_of_one_layer(model, story_file):
+    recipe = recipe_for(model.name, story_file, method="svd_llm", ratio=0.5)
+    small = lrcore.compress(model, recipe)
+    errors = lrcore.local_errors(model, small, str(story_file), samples=2, seq_len=16)
+    assert all(0 < one["attention"] < 1 for one in errors.errors)
+
+
+@pytest.mark.parametrize("shared", [5, 6, 7])
+def test_keys_that_no_earlier_layer_has_are_refused(shared, folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text()) | {"num_kv_shared_layers": shared}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=f"num_kv_shared_layers is {shared}.*none of the kind"):
+        lrcore.load(str(tmp_path))
+
+
+def test_shared_keys_without_embeddings_of_layers_are_refused(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_size_per_layer_input": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="hidden_size_per_layer_input 0, which transformers does"):
+        lrcore.load(str(tmp_path))
+
+
+def test_no_layer_can_be_dropped(model, story_file):
+    with pytest.raises(InputError, match=r"embeddings of their own.* none can be dropped"):
+        lrcore.shorten(model, recipe_for(model.name, story_file), layers=1)
+
+
+def test_a_stock_export_is_refused_with_the_reason(model, story_file, tmp_path):
+    recipe = recipe_for(model.name, story_file, method="modegpt", target="transformers-stock")
+    with pytest.raises(InputError, match=r"differ in size .mlp of layer 3.*another target"):
+        lrcore.compress(model, recipe)
