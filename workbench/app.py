@@ -66,9 +66,6 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
 
 
 LAUNCH = launch_settings(Names())
-# Seconds between two looks of Gradio's queue at itself; its own millisecond costs a server at rest
-# a fifteenth of a core, this one a fiftieth.
-IDLE = 0.01
 PATIENCE = 3.0  # seconds that the page waits for the runs; 10,000 of them take half as long
 
 
@@ -95,8 +92,7 @@ def build_app(store: Store | None = None) -> gr.Blocks:
         api.build(store)
         demo.load(bind(analyse_default, store), None, None, **QUIET)
         demo.load(None, None, None, js=script("close-sidebar.js"), **QUIET)
-        demo.queue()._queue.sleep_when_free = IDLE
-        waiting.limit(demo._queue)
+        waiting.limit(demo.queue()._queue)
         for event in demo.fns.values():
             if event.renderable:  # gr.render takes no show_progress_on; see QUIET
                 event.show_progress_on = []

@@ -84,3 +84,17 @@ def test_answers_that_nobody_fetches_are_dropped(busy):
             assert any("process_completed" in line for line in lines.iter_lines())
         drop(1000.0 + 3 * waiting.UNREAD)
         assert join(http, "vanished").status_code == 200  # it comes back
+
+
+def test_the_queue_looks_at_itself_often_while_events_come(busy, monkeypatch):
+    """An event waits until the next look."""
+    url, gate, queue = busy
+    gate.set()
+    monkeypatch.setattr(waiting, "PAUSE", 0.3)
+    with httpx.Client(base_url=url, timeout=60) as http:
+        assert join(http, "a fourth").status_code == 200
+        assert queue.sleep_when_free == waiting.AWAKE
+        end = time.monotonic() + 60
+        while queue.sleep_when_free != waiting.IDLE:
+            assert time.monotonic() < end
+            time.sleep(0.05)
