@@ -394,7 +394,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
-    "gemma3n": "layers share their keys and values, and carry several residual streams",
+    "gemma3n": "layers carry several residual streams, and what a neuron gives depends on all "
+    "others of its layer",
     "llama4": "with images it does not run in transformers 5.24; save its language model alone, a "
     "llama4_text",
     "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "

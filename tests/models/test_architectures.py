@@ -19,7 +19,8 @@ from lrcore.methods.latentllm.joint import rotary_offsets
 from lrcore.models.architectures import ARCHITECTURES, MISFITS, decoder_layers
 from lrcore.models.config import read_config
 from lrcore.models.layers import clone, read_layer, write_layer
-from lrcore.models.stream import LayerStream, angles_of, rotate_states, starting_at
+from lrcore.models.partial import starting_at
+from lrcore.models.stream import LayerStream, angles_of, rotate_states
 from lrcore.models.structure import measure, structure
 from lrcore.modules.compressed import SIZES, CompressedAttention, in_halves, whole_head
 from lrcore.modules.install import attention_module, install
@@ -300,7 +301,7 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
     with pytest.raises(InputError, match=r"num_key_value_heads is 1, but .* every query head"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
-    with pytest.raises(InputError, match=r"'gemma3n' .* supported: layers share .*\. Supported: "):
+    with pytest.raises(InputError, match=r"'gemma3n' .* supported: layers carry .*\. Supported: "):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(InputError, match=r"'mamba' .* is not supported\. Supported: llama, "):
