@@ -24,7 +24,9 @@ def needed(
     refits = lrcore.refits(recipe, model.network)
     streams = 3 if refits else int(recipe.calibration == "sequential")
     tokens = streams * recipe.samples * recipe.seq_len
-    states = tokens * config.hidden_size * model.network.dtype.itemsize
+    own = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4: each layer's, of each token
+    width = config.hidden_size + config.num_hidden_layers * own
+    states = tokens * width * model.network.dtype.itemsize
     logits = 0
     if evaluation is not None:
         logits = min(LOGITS, 8 * (evaluation.seq_len or 256) * config.vocab_size * 4)

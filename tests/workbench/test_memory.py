@@ -19,6 +19,13 @@ def test_more_windows_need_more_where_their_states_are_kept():
     )
 
 
+def test_embeddings_of_single_layers_are_kept_with_the_states():
+    model = lrcore.load("demo-llama")
+    model.network.config.hidden_size_per_layer_input = 8  # as of Gemma 4; 6 layers
+    need = memory.needed(model, lrcore.Recipe(calibration="sequential"), 10.0, None)
+    assert need == 10_000_000 + 64 * 256 * (256 + 6 * 8) * 4
+
+
 def test_what_does_not_fit_says_what_to_change():
     assert "not fit" not in memory.sentence(10**6, 10**9)
     assert "fewer" in memory.sentence(10**10, 10**9)
