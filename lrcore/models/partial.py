@@ -29,6 +29,7 @@ class Identity(nn.Module):
     def forward(
         self, hidden_states: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor | tuple[Tensor, None]:
+        """The hidden states [b, t, d] as they come."""
         if self._note is not None:
             self._note(hidden_states, args, kwargs)
         return (hidden_states, None) if self._tuple else hidden_states

@@ -199,14 +199,14 @@ def write_tables(title: str, own: dict[str, Any]) -> None:
     write_section(f"predicted {title}", predicted_table(title, own))
 
 
-def rows_of(own: dict[str, Any], budget: str) -> list[list]:
+def rows_of(own: dict[str, Any], budget: str, ratios: Sequence[float] = RATIOS) -> list[list]:
     """One row per method and policy, in the order of the tables of the package."""
     rows = []
     for method in lrcore.methods():
         for policy in lrcore.policies():
             cells = [
                 own["cells"].get(f"{method['name']} {policy['name']} {budget} {ratio}")
-                for ratio in RATIOS
+                for ratio in ratios
             ]
             if any(cells):
                 last = next(cell for cell in reversed(cells) if cell)

@@ -7,7 +7,7 @@ from typing import Any
 
 import lrcore
 
-from .page import RATIOS, Subject, note, table, write_section
+from .page import RATIOS, Subject, note, recipe_of, table, write_section
 from .quality import evaluation, keep, measure, protocol, read_record, rows_of
 from .standing import OURS, write_standing
 
@@ -24,7 +24,20 @@ ROWS = (
     ("svd_llm", "svd_llm_v2"),
     ("latentllm", "probed"),
     ("svd", "uniform"),
+    ("flap", "global_ranking"),
+    ("flap", "uniform"),
+    ("llm_pruner", "uniform"),
+    ("bolaco", "uniform"),
+    ("aa_svd", "uniform"),
 )
+# Methods whose ratio is that of the cache
+CACHED_ROWS = (
+    ("care", "uniform"),
+    ("care", "waterfill"),
+    ("mha2mla", "uniform"),
+    ("transmla", "uniform"),
+)
+CACHED_RATIOS = (0.25, 0.5, 0.75)
 PASSES = ((0.3,), (0.1, 0.5), (0.2, 0.4))  # the first column is whole early
 WINDOWS, LENGTH = 10, 2048  # of the test
 
@@ -58,10 +71,16 @@ def missing(base: lrcore.Recipe, known: dict[str, Any]) -> Iterator[list[lrcore.
     for ratios in PASSES:
         for method, policy in ROWS:
             yield [
-                base.with_(method=method, policy=policy, ratio=ratio)
+                recipe_of(base, method, policy=policy, ratio=ratio)
                 for ratio in ratios
                 if f"{method} {policy} params {ratio}" not in known
             ]
+    for method, policy in CACHED_ROWS:
+        yield [
+            recipe_of(base, method, policy=policy, ratio=ratio)
+            for ratio in CACHED_RATIOS
+            if f"{method} {policy} kv {ratio}" not in known
+        ]
 
 
 def subject(text: Path) -> Subject:
@@ -73,12 +92,21 @@ def subject(text: Path) -> Subject:
 
 def write_tables(own: dict[str, Any]) -> None:
     """What the record has, between the markers of docs/benchmarks.md."""
-    header = ["method", "policy", *(f"{ratio:.0%}" for ratio in RATIOS)]
-    rows = [row[: len(header)] for row in rows_of(own, "params")]
     words = (
         f"**{MODEL}** (instruct-tuned, dequantised from 4 bits): dense perplexity "
         f"{own['dense']:.2f}; {own['protocol']}"
     )
-    write_section(f"quality {MODEL}", f"{words}\n\n{table(header, rows)}")
+    parts = [words, _table(own, "params", RATIOS)]
+    if any(" kv " in name for name in own["cells"]):
+        parts += [
+            "Share of the **KV cache** removed instead:",
+            _table(own, "kv", CACHED_RATIOS),
+        ]
+    write_section(f"quality {MODEL}", "\n\n".join(parts))
     if any(name.startswith(" ".join(OURS)) for name in own["cells"]):
         write_standing(MODEL, own, RATIOS)
+
+
+def _table(own: dict[str, Any], budget: str, ratios: tuple[float, ...]) -> str:
+    header = ["method", "policy", *(f"{ratio:.0%}" for ratio in ratios)]
+    return table(header, [row[: len(header)] for row in rows_of(own, budget, ratios)])
