@@ -25,7 +25,8 @@ def needed(
     streams = 3 if refits else int(recipe.calibration == "sequential")
     tokens = streams * recipe.samples * recipe.seq_len
     own = getattr(config, "hidden_size_per_layer_input", 0)  # Gemma 4: each layer's, of each token
-    width = config.hidden_size + config.num_hidden_layers * own
+    streams_of = getattr(config, "altup_num_inputs", 1)  # Gemma 3n
+    width = streams_of * config.hidden_size + config.num_hidden_layers * own
     states = tokens * width * model.network.dtype.itemsize
     logits = 0
     if evaluation is not None:

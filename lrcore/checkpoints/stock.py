@@ -121,6 +121,8 @@ def structural_reasons(network: PreTrainedModel) -> list[str]:
         return _sliced(network)
     if row.experts and not row.expert_width:
         return [f"the width of experts that every token of {family} passes follows from the others"]
+    if isinstance(getattr(text_config(network), "intermediate_size", None), list):
+        return [f"the layers of {family} have MLP widths of their own"]
     return (
         []
         if row.width or row.expert_width

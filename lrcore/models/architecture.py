@@ -40,6 +40,9 @@ class Architecture:
     shown to users.
     by_token: fields of the config; where one is not 0, layers are called with what depends on the
     tokens: embeddings of single layers, keys and values of an earlier one.
+    active: field of the config with the place of the residual stream that attention and MLP read
+    and change, of layers that carry several, [streams, b, t, d]; None where there is one, [b, t,
+    d].
     block_norms: the norms before attention and MLP. last_norm: the norm before the head.
     norm_offset: added to the weight of a norm. positions: an embedding added to that of the tokens.
     feed: the parts of an MLP that is no module of its own.
@@ -79,6 +82,7 @@ class Architecture:
     norm_after: bool = False
     residual: str | None = None
     by_token: tuple[str, ...] = ()
+    active: str | None = None
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     last_norm: str = "model.norm"
     norm_offset: float = 0.0

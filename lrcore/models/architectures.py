@@ -3,32 +3,20 @@
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..gates import CLAMPED
 from .architecture import Architecture
 from .cached import CACHE_ARGUMENT
-from .kept_attention import KEPT, KEPT_NOTE, LATENT, LATENT_NOTE
+from .family_parts import BESIDE, KEPT, KEPT_NOTE, NORMED, NORMED_TOGETHER
+from .mixtures import MIXTURES
 
 
 def _fused(path: str) -> dict[str, Any]:
     return {"q": path, "k": path, "v": path}
 
 
-_NORMED = (
-    "Queries and keys are normalised per head, which no narrower head keeps: their matrices can be "
-    "low-rank pairs before the norm."
-)
-_NORMED_TOGETHER = (
-    "Queries and keys are normalised over all heads together, which no narrower head keeps: their "
-    "matrices can be low-rank pairs before the norm."
-)
-_BESIDE = "Rotary pairs stand side by side in a head; compressed attention has them as in Llama."
-_EXPERTS = (
-    "Routed experts are solved one by one and have one rank per layer; the router and shared "
-    "experts are left as they are and count in no budget but `total`."
-)
+_OWN_INPUTS = ("hidden_size_per_layer_input", "num_kv_shared_layers")
 
 # GPT-J was written anew in the release in which the cache argument was renamed.
 _GPTJ: dict[str, Any] = (
@@ -42,7 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": Architecture(note="The sliding window is in the mask that the model makes."),
     "ministral": Architecture(note="Sliding windows as in mistral, by layer."),
     "qwen2": Architecture(note="Biases of queries, keys and values are mapped with the weights."),
-    "qwen3": Architecture(norms=("q_norm", "k_norm"), note=_NORMED),
+    "qwen3": Architecture(norms=("q_norm", "k_norm"), note=NORMED),
     "gemma": Architecture(
         norm_offset=1.0,
         note="Head size is the config's. The scale of the embeddings and (1 + w) norms stay "
@@ -63,7 +51,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_after=True,
         sequential=None,
         requires={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
-        note=f"As gemma, with two rotary embeddings. {_NORMED}",
+        note=f"As gemma, with two rotary embeddings. {NORMED}",
     ),
     "gemma4_text": Architecture(
         **KEPT,
@@ -74,10 +62,23 @@ ARCHITECTURES: dict[str, Architecture] = {
             "use_bidirectional_attention": (None, "vision"),  # of images: text stays causal
             "enable_moe_block": False,
         },
-        by_token=("hidden_size_per_layer_input", "num_kv_shared_layers"),
+        by_token=_OWN_INPUTS,
         note=f"Gemma 4 E2B, E4B and 31B; heads differ in size by layer, and values are normalised. "
         f"{KEPT_NOTE} Where keys give the values too, there are three, and two where a layer reads "
         "the keys and values of an earlier one. Embeddings of single layers stay as they are.",
+    ),
+    "gemma3n_text": Architecture(
+        **KEPT,
+        activation="hidden_activation",
+        norm_after=True,
+        sequential=None,
+        by_token=_OWN_INPUTS,
+        active="altup_active_idx",
+        width=None,  # a list, one for every layer
+        note=f"Gemma 3n E2B and E4B without images and sounds. {KEPT_NOTE} Where a layer reads the "
+        "keys and values of an earlier one, there are two. With activation sparsity, the cutoff "
+        "of the neurons is that of those that are left. Embeddings of single layers, alternating "
+        "updates and the low-rank path beside attention stay as they are.",
     ),
     "phi": Architecture(
         o="self_attn.dense",
@@ -165,8 +166,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         block_norms=("ln_1", "ln_1"),
         last_norm="transformer.ln_f",
         sequential=None,
-        note=f"Attention and MLP share one norm. {_BESIDE} Partial rotary embedding as in "
-        "stablelm.",
+        note=f"Attention and MLP share one norm. {BESIDE} Partial rotary embedding as in stablelm.",
     ),
     "gpt_neo": Architecture(
         layers="transformer.h",
@@ -257,7 +257,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_over="width",
         norm_after=True,
         sequential=None,
-        note=f"{_NORMED_TOGETHER} Norms stand after the components.",
+        note=f"{NORMED_TOGETHER} Norms stand after the components.",
     ),
     "olmo": Architecture(
         sequential=None,
@@ -277,7 +277,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         block_norms=("input_layernorm", "input_layernorm"),
         sequential=None,
         requires={"use_qk_norm": False},
-        note=f"Attention and MLP share one norm. {_BESIDE}",
+        note=f"Attention and MLP share one norm. {BESIDE}",
     ),
     "cohere2": Architecture(
         pairs="neighbours",
@@ -292,7 +292,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pairs="neighbours",
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
-        note=f"{_BESIDE} Partial rotary embedding as in stablelm.",
+        note=f"{BESIDE} Partial rotary embedding as in stablelm.",
     ),
     "glm4": Architecture(
         pairs="neighbours",
@@ -302,13 +302,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         sequential=None,
         note="As glm, with norms after the components, too.",
     ),
-    "ernie4_5": Architecture(pairs="neighbours", note=_BESIDE),
+    "ernie4_5": Architecture(pairs="neighbours", note=BESIDE),
     "exaone4": Architecture(
         norms=("q_norm", "k_norm"),
         norm_after=True,
         rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
         sequential=None,
-        note=f"{_NORMED} Norms stand after the components.",
+        note=f"{NORMED} Norms stand after the components.",
     ),
     "smollm3": Architecture(
         note="Layers without rotary embedding keep any rank, the others whole rotary pairs."
@@ -332,70 +332,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         note="The MLP has no gate: the square of a ReLU. Partial rotary embedding as in stablelm.",
     ),
     "starcoder2": Architecture(up="mlp.c_fc", down="mlp.c_proj", gate=None),
-    "mixtral": Architecture(
-        experts=True, width=None, expert_width="intermediate_size", note=_EXPERTS
-    ),
-    "qwen2_moe": Architecture(
-        experts=True, expert_width="moe_intermediate_size", note=f"{_EXPERTS} Biases as in qwen2."
-    ),
-    "olmoe": Architecture(
-        norms=("q_norm", "k_norm"),
-        norm_over="width",
-        experts=True,
-        width=None,
-        expert_width="intermediate_size",
-        requires={"clip_qkv": None},
-        note=f"{_NORMED_TOGETHER} {_EXPERTS}",
-    ),
-    "ernie4_5_moe": Architecture(
-        pairs="neighbours", experts=True, width=None, note=f"{_BESIDE} {_EXPERTS}"
-    ),
-    "gpt_oss": Architecture(
-        tables="once",
-        activation=CLAMPED,
-        kernel="eager",
-        experts=True,
-        router="mlp.router",
-        width=None,
-        expert_width="intermediate_size",
-        note="Every head has a sink, a score that belongs to no key. Gates and ups of experts are "
-        f"clamped. Weights in MXFP4 are dequantised on loading. {_EXPERTS}",
-    ),
-    "llama4_text": Architecture(
-        **KEPT,
-        mlp="feed_forward",
-        gate="feed_forward.gate_proj",
-        up="feed_forward.up_proj",
-        down="feed_forward.down_proj",
-        experts=True,
-        router="feed_forward.router",
-        width="intermediate_size_mlp",
-        expert_width="intermediate_size",
-        note=f"{KEPT_NOTE} The router scales what its experts read. {_EXPERTS}",
-    ),
-    "deepseek_v2": Architecture(
-        **LATENT,
-        requires={"mlp_bias": False},
-        note=f"{LATENT_NOTE} {_EXPERTS}",
-    ),
-    "deepseek_v3": Architecture(
-        **LATENT,
-        note=f"{LATENT_NOTE} DeepSeek-R1, too. Weights in FP8 are dequantised on loading. "
-        f"{_EXPERTS}",
-    ),
-    "qwen3_moe": Architecture(
-        norms=("q_norm", "k_norm"),
-        experts=True,
-        expert_width="moe_intermediate_size",
-        note=f"{_NORMED} {_EXPERTS}",
-    ),
-}
+} | MIXTURES
 
 
 # Families that people ask for and the table has no place for, and why
 MISFITS = {
-    "gemma3n": "layers carry several residual streams, and what a neuron gives depends on all "
-    "others of its layer",
+    "gemma3n": "with images and sounds it needs packages of its own; save its language model "
+    "alone, a gemma3n_text",
     "llama4": "with images it does not run in transformers 5.24; save its language model alone, a "
     "llama4_text",
     "youtu": "it is what `export --format mla` writes for other programs; load the checkpoint that "
@@ -435,6 +378,14 @@ def reads_tokens(network: PreTrainedModel) -> bool:
     """Whether layers are called with what depends on the tokens, see `Architecture.by_token`."""
     text = text_config(network)
     return any(getattr(text, name) for name in architecture_of(network).by_token)
+
+
+def active_stream(network: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The residual stream that attention and MLP read and change, [b, t, d], of the hidden states
+    of a layer, see `Architecture.active`.
+    """
+    field = architecture_of(network).active
+    return hidden if field is None else hidden[getattr(text_config(network), field)]
 
 
 def decoder_layers(network: PreTrainedModel) -> nn.ModuleList:

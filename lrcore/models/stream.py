@@ -27,6 +27,7 @@ from ..statistics import (
     check_finite_moments,
 )
 from .architectures import (
+    active_stream,
     architecture_of,
     decoder_layers,
     reads_tokens,
@@ -62,7 +63,7 @@ class Look:
     """One batch inside a layer: inputs of its projections, and two outputs.
 
     o_in [b, t, n_q * v_size]; o_out [b, t, d], the attention's output; up_in [b, t, d] and down_in
-    [b, t, d_f], None in a layer of experts; out [b, t, d], the layer's output.
+    [b, t, d_f], None in a layer of experts; out, the layer's output, as `LayerStream.hidden`.
     """
 
     o_in: Tensor
@@ -96,6 +97,7 @@ class LayerStream:
         self._by_token = reads_tokens(network)
         self._calls: dict[tuple[int, int], list[Call]] = {}  # see _key; one per layer
         parts = tokens.to(network.device).split(batch)
+        self._sizes = [len(part) for part in parts]
         self._hidden = [self._enter(number, part) for number, part in enumerate(parts)]
 
     @torch.inference_mode()
@@ -132,12 +134,14 @@ class LayerStream:
 
     @property
     def hidden(self) -> list[Tensor]:
-        """The hidden states at the next layer's input, batch by batch, [b, t, d] each."""
+        """The hidden states at the next layer's input, batch by batch, [b, t, d] each, or of
+        several streams, [streams, b, t, d].
+        """
         return self._hidden
 
     def call(self, index: int, number: int) -> Call:
         """Arguments of layer `index` besides the hidden states of batch `number`: masks, angles."""
-        return self._calls[self._key(len(self._hidden[number]), number)][index]
+        return self._calls[self._key(self._sizes[number], number)][index]
 
     @property
     def shared(self) -> list[Mapping[str, Any]]:
@@ -188,9 +192,10 @@ class LayerStream:
                 out = layer(hidden, *args, **kwargs)
                 out = out[0] if isinstance(out, tuple) else out
                 if accumulator.needs:
-                    before = along(layer, "attention", hidden)
-                    middle = before + times * added["o"].view_as(out) if added else None
-                    accumulator.observe_block(*_in_one_basis(layer, before, out, middle))
+                    now, then = (active_stream(self.network, each) for each in (hidden, out))
+                    before = along(layer, "attention", now)
+                    middle = before + times * added["o"].view_as(then) if added else None
+                    accumulator.observe_block(*_in_one_basis(layer, before, then, middle))
                 if advance:
                     self._hidden[number] = out
         if not accumulator.needs:
@@ -227,10 +232,10 @@ class LayerStream:
             out = layer(hidden, *args, **kwargs)
         out = out[0] if isinstance(out, tuple) else out
         up_in, down_in = (
-            seen[f"{name}_in"].view(*out.shape[:-1], -1) if name in paths else None
+            seen[f"{name}_in"].view(*out.shape[-3:-1], -1) if name in paths else None
             for name in ("up", "down")
         )
-        return Look(seen["o_in"], seen["o_out"].view_as(out), up_in, down_in, out)
+        return Look(seen["o_in"], seen["o_out"].view(out.shape[-3:]), up_in, down_in, out)
 
     @torch.inference_mode()
     def advance(self, index: int, number: int, look: Look) -> None:

@@ -32,6 +32,7 @@ MULTIPLES = (
     "llama",
     "gemma2",
     "gemma3_text",
+    "gemma3n_text",
 )  # the width is a multiple of the number of heads
 WITH_BIASES = ("llama", "smollm3")  # `attention_bias`, `mlp_bias`
 ORDERS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of permutations
@@ -39,16 +40,24 @@ SERVING = [name for name in POLICIES if not evidence_of(name).one_budget]
 
 
 @st.composite
-def layers_that_depend_on_others(draw: st.DrawFn, kinds: list[str]) -> dict[str, Any]:
+def layers_that_depend_on_others(draw: st.DrawFn, family: str, kinds: list[str]) -> dict[str, Any]:
     """Embeddings of single layers, and how many of the last ones read the keys of earlier ones."""
-    kinds = [*kinds[:-1], "full_attention"]  # as the config has it
+    if family == "gemma4_text":
+        kinds = [*kinds[:-1], "full_attention"]  # as the config has it
     possible = [n for n in range(len(kinds)) if set(kinds[len(kinds) - n :]) <= set(kinds[:-n])]
-    size = draw(st.sampled_from((0, 4, 8)))  # without, transformers shares no keys
-    return {
+    # without, Gemma 4 shares no keys
+    size = draw(st.sampled_from((4, 8) if family == "gemma3n_text" else (0, 4, 8)))
+    fields: dict[str, Any] = {
         "hidden_size_per_layer_input": size,
         "vocab_size_per_layer_input": VOCABULARY,
         "num_kv_shared_layers": draw(st.sampled_from(possible)) if size else 0,
-        "use_double_wide_mlp": draw(st.booleans()),
+    }
+    if family == "gemma4_text":
+        return fields | {"use_double_wide_mlp": draw(st.booleans())}
+    return fields | {
+        "intermediate_size": [draw(st.integers(4, 64)) for _ in kinds],
+        "activation_sparsity_pattern": [draw(st.sampled_from((0.0, 0.5))) for _ in kinds],
+        "altup_num_inputs": draw(st.integers(1, 4)),
     }
 
 
@@ -87,8 +96,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     if "layer_types" in fields:
         kinds = st.sampled_from(("sliding_attention", "full_attention"))
         fields["layer_types"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
-    if family == "gemma4_text":
-        fields |= draw(layers_that_depend_on_others(fields["layer_types"]))
+    if family in ("gemma3n_text", "gemma4_text"):
+        fields |= draw(layers_that_depend_on_others(family, fields["layer_types"]))
     if "no_rope_layers" in fields:
         fields["no_rope_layers"] = draw(
             st.lists(st.integers(0, 1), min_size=layers, max_size=layers)

@@ -37,7 +37,7 @@ class DensePredictions:
         stream = LayerStream(network, tokens, BATCH)
         for index in range(len(decoder_layers(network))):
             stream.run(index)
-        self._states = torch.cat(stream.hidden)
+        self._states = torch.cat(stream.hidden, -3)  # of several streams, too
         vocabulary = network.get_output_embeddings().weight.shape[0]
         count = kept // (4 * tokens.shape[1] * vocabulary)
         self._kept = [self._from_head(number) for number in range(min(count, len(tokens)))]
@@ -48,10 +48,9 @@ class DensePredictions:
 
     @torch.inference_mode()
     def _from_head(self, number: int) -> Tensor:
-        own = slice(number, number + 1)
         layers = len(decoder_layers(self.network))
-        with starting_at(self.network, layers, self._states[own]):
-            logits = self.network(input_ids=self.tokens[own], use_cache=False).logits
+        with starting_at(self.network, layers, self._states.narrow(-3, number, 1)):
+            logits = self.network(input_ids=self.tokens[number, None], use_cache=False).logits
         predicted: Tensor = logits[0, :-1].float().log_softmax(-1)
         return predicted
 

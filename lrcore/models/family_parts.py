@@ -1,4 +1,6 @@
-"""What the families share whose attention stays their own, of which matrices alone are replaced."""
+"""What several families share: attention that stays their own, of which matrices alone are
+replaced, and notes.
+"""
 
 from typing import Any
 
@@ -25,3 +27,13 @@ KEPT: dict[str, Any] = {
     "factors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
 }
 KEPT_NOTE = "Attention and its cache stay as they are: its four matrices can be low-rank pairs."
+
+NORMED = (
+    "Queries and keys are normalised per head, which no narrower head keeps: their matrices can be "
+    "low-rank pairs before the norm."
+)
+NORMED_TOGETHER = (
+    "Queries and keys are normalised over all heads together, which no narrower head keeps: their "
+    "matrices can be low-rank pairs before the norm."
+)
+BESIDE = "Rotary pairs stand side by side in a head; compressed attention has them as in Llama."
