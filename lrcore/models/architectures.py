@@ -4,19 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from .architecture import Architecture
 from .cached import CACHE_ARGUMENT
-from .family_parts import BESIDE, KEPT, KEPT_NOTE, NORMED, NORMED_TOGETHER
-from .mixtures import MIXTURES
+from .family_parts import BESIDE, KEPT, KEPT_NOTE, NORMED, NORMED_TOGETHER, OWN_INPUTS
+from .mixtures import MIXTURES, SOMETIMES
 
 
 def _fused(path: str) -> dict[str, Any]:
     return {"q": path, "k": path, "v": path}
 
-
-_OWN_INPUTS = ("hidden_size_per_layer_input", "num_kv_shared_layers")
 
 # GPT-J was written anew in the release in which the cache argument was renamed.
 _GPTJ: dict[str, Any] = (
@@ -60,19 +58,19 @@ ARCHITECTURES: dict[str, Architecture] = {
         sequential=None,
         requires={
             "use_bidirectional_attention": (None, "vision"),  # of images: text stays causal
-            "enable_moe_block": False,
         },
-        by_token=_OWN_INPUTS,
+        by_token=OWN_INPUTS,
         note=f"Gemma 4 E2B, E4B and 31B; heads differ in size by layer, and values are normalised. "
         f"{KEPT_NOTE} Where keys give the values too, there are three, and two where a layer reads "
-        "the keys and values of an earlier one. Embeddings of single layers stay as they are.",
+        "the keys and values of an earlier one. Embeddings of single layers stay as they are. Of "
+        "Gemma 4 26B, the routed experts are compressed, and the MLP beside them is a shared one.",
     ),
     "gemma3n_text": Architecture(
         **KEPT,
         activation="hidden_activation",
         norm_after=True,
         sequential=None,
-        by_token=_OWN_INPUTS,
+        by_token=OWN_INPUTS,
         active="altup_active_idx",
         width=None,  # a list, one for every layer
         note=f"Gemma 3n E2B and E4B without images and sounds. {KEPT_NOTE} Where a layer reads the "
@@ -359,9 +357,17 @@ def text_config(network: PreTrainedModel) -> Any:
     return network.config.get_text_config()
 
 
+def architecture_by(text: PretrainedConfig) -> Architecture:
+    """The family's row for the config of a language model."""
+    field, mixture = SOMETIMES.get(text.model_type, ("", None))
+    if mixture is not None and getattr(text, field):
+        return mixture
+    return ARCHITECTURES[text.model_type]
+
+
 def architecture_of(network: PreTrainedModel) -> Architecture:
     """The family's row for a loaded network; of the language model inside a multimodal one."""
-    row = ARCHITECTURES[text_config(network).model_type]
+    row = architecture_by(text_config(network))
     inside = MULTIMODAL.get(network.config.model_type)
     if inside is None:
         return row

@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from ..errors import InputError
 from ..shortage import raise_shortage
-from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL
+from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL, architecture_by
 from .per_layer import DENSE_SIZES, UNEVEN
 from .weights import read_json
 
@@ -160,7 +160,7 @@ def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
             f"'{path}': the language model inside this {family} is a {text.model_type}, which is "
             "not supported."
         )
-    architecture = ARCHITECTURES[text.model_type]
+    architecture = architecture_by(text)
     for name in architecture.requires:
         value = reduce(lambda value, part: getattr(value, part, None), name.split("."), text)
         known = architecture.supported(name)
@@ -213,7 +213,7 @@ def write_config(network: PreTrainedModel, folder: Path, own: bool, **fields: An
 
 def kernel_of(config: PretrainedConfig) -> str:
     """The attention of transformers that a model runs with."""
-    return ARCHITECTURES[config.get_text_config().model_type].kernel
+    return architecture_by(config.get_text_config()).kernel
 
 
 def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, str]:
@@ -223,7 +223,7 @@ def experts_of(config: PretrainedConfig, dtype: torch.dtype | str) -> dict[str, 
     dtype: as `from_pretrained` takes it.
     """
     text = config.get_text_config()
-    if not ARCHITECTURES[text.model_type].experts:
+    if not architecture_by(text).experts:
         return {}
     stored = text.dtype if dtype == "auto" else dtype
     own = stored if isinstance(stored, torch.dtype) else torch.float32

@@ -28,6 +28,9 @@ KEPT: dict[str, Any] = {
 }
 KEPT_NOTE = "Attention and its cache stay as they are: its four matrices can be low-rank pairs."
 
+# Fields of configs with which layers are called with what depends on the tokens
+OWN_INPUTS = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+
 NORMED = (
     "Queries and keys are normalised per head, which no narrower head keeps: their matrices can be "
     "low-rank pairs before the norm."

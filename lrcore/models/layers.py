@@ -123,7 +123,7 @@ def _activation(network: PreTrainedModel) -> str:
 
 def experts_path(row: Architecture) -> str:
     """The path of the routed experts within a layer, of a family that has them."""
-    return f"{row.mlp}.experts"
+    return f"{row.mlp}.experts".removeprefix(".")
 
 
 def expert_modules(row: Architecture, layer: nn.Module) -> dict[str, nn.Module]:
@@ -146,8 +146,7 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
     native: Any = module_at(layer, experts_path(row)) if row.experts else None
     if native is None:
         return None
-    router: Any = layer.get_submodule(row.router)
-    activation, active = _activation(network), int(router.top_k)
+    activation, active = _activation(network), experts_per_token(layer.get_submodule(row.router))
     if isinstance(native, CompressedExperts):
         read = (
             {name: read_projection(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
@@ -155,6 +154,12 @@ def _read_experts(network: PreTrainedModel, layer: nn.Module) -> Experts | None:
         )
         return Experts(tuple(MLP(**one, activation=activation) for one in read), active)
     return Experts(separate(native, activation), active)
+
+
+def experts_per_token(router: nn.Module) -> int:
+    """To how many experts a router sends a token."""
+    own: Any = router
+    return int(own.top_k if hasattr(own, "top_k") else own.config.top_k_experts)
 
 
 def _read_attention(

@@ -26,7 +26,7 @@ from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in
-from .architectures import ARCHITECTURES, MULTIMODAL, decoder_layers, text_config
+from .architectures import MULTIMODAL, architecture_by, decoder_layers, text_config
 from .config import (
     auto_class,
     dequantising,
@@ -258,7 +258,7 @@ def _offloaded_network(
     dtype: torch.dtype | str,
     device: torch.device,
 ) -> PreTrainedModel:
-    if config.model_type in MULTIMODAL or ARCHITECTURES[config.model_type].experts:
+    if config.model_type in MULTIMODAL or architecture_by(config).experts:
         raise InputError(
             f"'{folder}': weights of a {config.model_type} model are joined or renamed on "
             "loading. Load it without offload."

@@ -2,12 +2,45 @@
 
 from ..gates import CLAMPED
 from .architecture import Architecture
-from .family_parts import BESIDE, KEPT, KEPT_NOTE, LATENT, LATENT_NOTE, NORMED, NORMED_TOGETHER
+from .family_parts import (
+    BESIDE,
+    KEPT,
+    KEPT_NOTE,
+    LATENT,
+    LATENT_NOTE,
+    NORMED,
+    NORMED_TOGETHER,
+    OWN_INPUTS,
+)
 
 _EXPERTS = (
     "Routed experts are solved one by one and have one rank per layer; the router and shared "
     "experts are left as they are and count in no budget but `total`."
 )
+
+# Families of which some models have mixtures: the field of the config that says so, and the row of
+# such a model
+SOMETIMES: dict[str, tuple[str, Architecture]] = {
+    "gemma4_text": (
+        "enable_moe_block",
+        Architecture(
+            **KEPT,
+            mlp="",  # the experts stand in the layer itself, beside the MLP of all tokens
+            gate="gate_proj",
+            up="up_proj",
+            down="down_proj",
+            activation="hidden_activation",
+            experts=True,
+            router="router",
+            width=None,
+            expert_width="moe_intermediate_size",
+            norm_after=True,
+            sequential=None,
+            requires={"use_bidirectional_attention": (None, "vision")},
+            by_token=OWN_INPUTS,
+        ),
+    )
+}
 
 MIXTURES: dict[str, Architecture] = {
     "mixtral": Architecture(

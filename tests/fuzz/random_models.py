@@ -53,7 +53,13 @@ def layers_that_depend_on_others(draw: st.DrawFn, family: str, kinds: list[str])
         "num_kv_shared_layers": draw(st.sampled_from(possible)) if size else 0,
     }
     if family == "gemma4_text":
-        return fields | {"use_double_wide_mlp": draw(st.booleans())}
+        return fields | {
+            "use_double_wide_mlp": draw(st.booleans()),
+            "enable_moe_block": draw(st.booleans()),
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": draw(st.integers(4, 64)),
+        }
     return fields | {
         "intermediate_size": [draw(st.integers(4, 64)) for _ in kinds],
         "activation_sparsity_pattern": [draw(st.sampled_from((0.0, 0.5))) for _ in kinds],

@@ -14,7 +14,7 @@ from random_models import by_size, changes, configs, counted, logits, write_mode
 
 import lrcore
 from lrcore.compression.evidence import latency
-from lrcore.models.architectures import ARCHITECTURES
+from lrcore.models.architectures import architecture_of
 
 Counts = collections.Counter[str]
 
@@ -51,7 +51,7 @@ def check_model(
         counts[f"refused: {str(error)[:60]}"] += 1
         hypothesis.reject()
     assert torch.equal(logits(dense), before)
-    own, exact = logits(small), not ARCHITECTURES[family].experts
+    own, exact = logits(small), not architecture_of(small.network).experts
     assert torch.isfinite(own).all()
     assert small.account is not None
     planned = replace(small.account.model, latency=None).to_dict()  # time is not counted

@@ -301,9 +301,7 @@ def test_what_a_family_cannot_do_is_said_before_anything_is_computed(tmp_path) -
     with pytest.raises(InputError, match=r"num_key_value_heads is 1, but .* every query head"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
-    with pytest.raises(
-        InputError, match=r"'gemma3n' .* supported: with images .*\. Supported: "
-    ):
+    with pytest.raises(InputError, match=r"'gemma3n' .* supported: with images .*\. Supported: "):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(InputError, match=r"'mamba' .* is not supported\. Supported: llama, "):

@@ -54,18 +54,12 @@ def test_layers_that_are_alike_stay_so_in_an_export(tiny_llama, story_file, tmp_
             assert torch.equal(back.network(TOKENS).logits, small.network(TOKENS).logits)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("enable_moe_block", True),
-        ("use_bidirectional_attention", "all"),
-    ],
-)
-def test_a_gemma_4_of_another_kind_is_refused_in_a_sentence(field, value, tiny_llama, tmp_path):
+def test_a_gemma_4_that_looks_ahead_is_refused_in_a_sentence(tiny_llama, tmp_path):
     folder = family_folder("gemma4_text", tiny_llama, tmp_path / "gemma")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {field: value}))
-    with pytest.raises(InputError, match=f"{field} .* is not supported"):
+    config["use_bidirectional_attention"] = "all"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"use_bidirectional_attention .* is not supported"):
         lrcore.load(str(folder))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...models.architectures import architecture_of, decoder_layers, text_config
-from ...models.layers import experts_path, module_at
+from ...models.layers import experts_path, experts_per_token, module_at
 
 COUNTS = ("num_experts", "num_local_experts")  # of a config; either may stand for the family's own
 
@@ -26,16 +26,17 @@ class Mixture:
     @property
     def active(self) -> int:
         """How many experts a token is routed to."""
-        return int(self.router.top_k)  # type: ignore[arg-type]
+        return experts_per_token(self.router)
 
     def rows(self) -> dict[tuple[nn.Module, str], Tensor]:
         """What the router has of every expert [experts, ...], by the module that holds it and its
         name there.
         """
         held: dict[tuple[nn.Module, str], Tensor] = {}
+        count = len(self.experts.down_proj)  # type: ignore[arg-type]
         for module in self.router.modules():
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            held |= {(module, name): tensor for name, tensor in own}
+            held |= {(module, name): tensor for name, tensor in own if count in tensor.shape}
         return held
 
 
