@@ -1,19 +1,22 @@
-"""What pyproject.toml cannot say: the folder assets/ is installed inside the packages that read
-it.
+"""What pyproject.toml cannot say: the folder assets/ is installed inside the packages that read it,
+and workbench/ under a name that no other project has.
 """
 
 from setuptools import find_packages, setup
 
+PAGE = "low_rank_workbench"
+
 setup(
     packages=[
-        *find_packages(include=["lrcore*", "workbench*"]),
+        *find_packages(include=["lrcore*"]),
+        *(name.replace("workbench", PAGE, 1) for name in find_packages(include=["workbench*"])),
         "lrcore.assets",
-        "workbench.static",
+        f"{PAGE}.static",
     ],
-    package_dir={"lrcore.assets": "assets", "workbench.static": "assets"},
+    package_dir={PAGE: "workbench", "lrcore.assets": "assets", f"{PAGE}.static": "assets"},
     package_data={
         "lrcore": ["py.typed", "recipes/*.yaml"],
         "lrcore.assets": ["demo-*/*", "evidence/*/*"],
-        "workbench.static": ["*.js", "*.css", "*.html", "*.safetensors", "plotly/*"],
+        f"{PAGE}.static": ["*.js", "*.css", "*.html", "*.safetensors", "plotly/*"],
     },
 )

@@ -21,7 +21,7 @@ def at_once(work: Callable[[str], R], matrices: Mapping[str, Tensor]) -> dict[st
     and min(m, n) <= AT_ONCE; else one after the other.
 
     matrices: what is decomposed under each name, or as large; the one of most numbers begins. What
-    `work` raises is raised here; what is cancelled stops.
+    `work` raises is raised here, and no other begins; what is cancelled stops.
     """
     count = min(torch.get_num_threads(), len(matrices))
     fit = count > 1 and all(fits(matrix, AT_ONCE) for matrix in matrices.values())
@@ -29,14 +29,21 @@ def at_once(work: Callable[[str], R], matrices: Mapping[str, Tensor]) -> dict[st
         return {name: work(name) for name in matrices}
     check, grad = current_check(), torch.is_grad_enabled()
     inference = torch.is_inference_mode_enabled()
+    raised: list[BaseException] = []
 
     def alone(name: str) -> R:
+        if raised:  # whoever waits for the results may be late to hear of it
+            raise raised[0]
         with (
             cancellable(check) if check is not None else nullcontext(),
             torch.inference_mode(inference),
             torch.set_grad_enabled(grad),
         ):
-            return work(name)
+            try:
+                return work(name)
+            except BaseException as error:
+                raised.append(error)
+                raise
 
     largest_first = sorted(matrices, key=lambda name: -matrices[name].numel())
     with ThreadPoolExecutor(count, initializer=take_one) as pool:

@@ -20,8 +20,8 @@ USE = """
 import json, lrcore
 from pathlib import Path
 from lrcore.models.hub import locate
-from workbench.assets import PLOTLY_JS, STYLE, page, script
-from workbench.first_analysis import FILE
+from low_rank_workbench.assets import PLOTLY_JS, STYLE, page, script
+from low_rank_workbench.first_analysis import FILE
 here = Path.cwd()
 assert Path(lrcore.__file__).is_relative_to(here) and STYLE.is_relative_to(here)
 assert json.loads((locate("demo-llama") / "config.json").read_text())["model_type"] == "llama"
@@ -57,14 +57,14 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     (info,) = installed.glob("*.dist-info")
     about = Parser().parsestr((info / "METADATA").read_text())
     assert about["Version"] == lrcore.__version__
-    extras = {"cluster", "dev", "gguf", "lora", "mcp", "search", "tasks", "trackio"}
+    extras = {"cluster", "dev", "gguf", "lora", "mcp", "search", "serve", "tasks", "trackio"}
     assert set(about.get_all("Provides-Extra")) == extras
     assert any(one.startswith("torch") for one in about.get_all("Requires-Dist"))
     commands = (info / "entry_points.txt").read_text()
     assert "lrcore = lrcore.cli:main" in commands
-    assert "low-rank-workbench = workbench.start:main" in commands
+    assert "low-rank-workbench = low_rank_workbench.start:main" in commands
     assert (installed / "lrcore" / "py.typed").is_file()
-    assert {path.name for path in installed.iterdir()} == {"lrcore", "workbench", info.name}
+    assert {path.name for path in installed.iterdir()} == {"lrcore", "low_rank_workbench", info.name}
 
 
 def test_what_is_installed_finds_its_demo_models_and_the_files_of_the_page(installed):
@@ -73,7 +73,7 @@ def test_what_is_installed_finds_its_demo_models_and_the_files_of_the_page(insta
 
 
 def test_the_command_of_the_page_takes_the_options_of_app_py(installed):
-    done = run(installed, "-c", "from workbench.start import main; main()", "-h")
+    done = run(installed, "-c", "from low_rank_workbench.start import main; main()", "-h")
     assert done.returncode == 0, done.stderr
     assert all(option in done.stdout for option in ("--port", "--host", "--share"))
 

@@ -99,7 +99,7 @@ def test_what_one_raises_is_raised_and_ends_the_others(two_threads):
 
     with pytest.raises(ValueError, match="0"):
         at_once(work, {str(n): torch.ones(2, 2) for n in range(50)})
-    assert len(begun) < 50
+    assert len(begun) <= 2
 
 
 def test_all_of_them_can_be_cancelled(two_threads):
@@ -117,7 +117,7 @@ def test_all_of_them_can_be_cancelled(two_threads):
 
     with pytest.raises(lrcore.Cancelled), lrcore.cancellable(check):
         at_once(work, {str(n): torch.ones(2, 2) for n in range(50)})
-    assert len(begun) < 5
+    assert len(begun) <= 2
 
 
 def test_the_bits_are_those_of_one_after_the_other(two_threads):
