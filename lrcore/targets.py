@@ -74,7 +74,12 @@ TARGETS: dict[str, Target] = {
             "vLLM by its backend for transformers",
             frozenset({PAIRS, NARROWER_MLPS, BIASED_MLPS}),
         ),
-        Target("llama.cpp", "a GGUF file", frozenset({NARROWER_MLPS, BIASED_MLPS}), format="gguf"),
+        Target(
+            "llama.cpp",
+            "a GGUF file",
+            frozenset({NARROWER_MLPS, BIASED_MLPS, FEWER_HEADS}),
+            format="gguf",
+        ),
         Target(
             "mla",
             "latent attention that transformers has",

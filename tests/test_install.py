@@ -64,7 +64,11 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     assert "lrcore = lrcore.cli:main" in commands
     assert "low-rank-workbench = low_rank_workbench.start:main" in commands
     assert (installed / "lrcore" / "py.typed").is_file()
-    assert {path.name for path in installed.iterdir()} == {"lrcore", "low_rank_workbench", info.name}
+    assert {path.name for path in installed.iterdir()} == {
+        "lrcore",
+        "low_rank_workbench",
+        info.name,
+    }
 
 
 def test_what_is_installed_finds_its_demo_models_and_the_files_of_the_page(installed):

@@ -133,6 +133,8 @@ def test_a_method_that_adds_biases_the_file_has_no_place_for_is_refused(story_fi
     for method in ("fused", "flap"):
         with pytest.raises(lrcore.InputError, match=r"adds biases.*qwen3.*Methods that fit: .*a3"):
             lrcore.prepare(model, recipe.with_(method=method))
+    with pytest.raises(lrcore.InputError, match=r"removes heads.*qwen3.*Methods that fit: .*a3"):
+        lrcore.prepare(model, recipe.with_(method="llm_pruner"))
     lrcore.check_target(model, recipe.with_(method="a3"))
     lrcore.check_target(lrcore.load("demo-llama"), recipe.with_(method="fused"))
 

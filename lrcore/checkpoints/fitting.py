@@ -5,7 +5,7 @@ from ..methods import METHODS, find_method
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..recipe import Recipe
-from ..targets import BIASED_MLPS, TARGETS, Target
+from ..targets import BIASED_MLPS, FEWER_HEADS, TARGETS, Target
 from .gguf_families import GGUF_FAMILIES
 from .gguf_fit import layer_facts
 from .mla import checked_layers
@@ -19,7 +19,7 @@ def check_target(model: LoadedModel, recipe: Recipe) -> None:
     target, network = TARGETS[recipe.target], model.network
     if target.format == "gguf":
         layer_facts(network)
-        _check_biases(target, recipe.method, text_config(network).model_type)
+        _check_method(target, recipe.method, text_config(network).model_type)
     elif target.format == "mla":
         checked_layers(network)
     elif target.stock and (reasons := structural_reasons(network)):
@@ -29,17 +29,26 @@ def check_target(model: LoadedModel, recipe: Recipe) -> None:
         )
 
 
-def _check_biases(target: Target, method: str, family: str) -> None:
-    """Raise InputError where a method adds biases that the family has no place for in the file."""
-    if GGUF_FAMILIES[family].plain or not find_method(method).adds_biases:
+def _check_method(target: Target, method: str, family: str) -> None:
+    """Raise InputError where a method adds biases, or removes other numbers of heads from layers,
+    for which the family has no place in the file.
+    """
+    row = find_method(method)
+    heads = FEWER_HEADS in {row.structure(name, row.choose({})) for name in row.components}
+    if GGUF_FAMILIES[family].plain or not (row.adds_biases or heads):
         return
-    own = target.native - {BIASED_MLPS}
+    own = target.native - {BIASED_MLPS, FEWER_HEADS}
+    what = (
+        f"adds biases, which a {family} has no place for"
+        if row.adds_biases
+        else f"removes heads by layer, and a {family} has one number for all layers"
+    )
     fit = [
         row.name
         for row in METHODS.values()
         if own & {row.structure(name, row.choose({})) for name in row.components}
     ]
     raise InputError(
-        f"Target {target.name}: method {method} adds biases, which a {family} has no place for "
-        f"there. Methods that fit: {', '.join(fit)}. Or leave the target out."
+        f"Target {target.name}: method {method} {what} there. Methods that fit: {', '.join(fit)}. "
+        "Or leave the target out."
     )

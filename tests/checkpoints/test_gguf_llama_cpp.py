@@ -16,6 +16,7 @@ pytest.importorskip("gguf", reason="the package gguf is not installed")
 from llama_cpp import LlamaCpp
 
 import lrcore
+from lrcore.models.layers import read_layer
 
 PROMPTS = ("Once upon a time", "Tom and Lily saw 12 ducks. They")
 STORY = "One day a girl named Lily went to the park. She saw 3 dogs, and they barked at her!"
@@ -58,6 +59,23 @@ def test_compressed_models(method, demo, tmp_path) -> None:
     small = lrcore.compress(demo, recipe)
     written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
     assert written.architecture == ("deci" if method == "fused" else "llama")
+    same(small, written.path)
+
+
+@pytest.mark.parametrize("method", ["llm_pruner", "flap"])
+def test_fewer_heads_are_native(method, demo, tmp_path) -> None:
+    """Fewer heads of keys and values, by `flap` as many as each layer needs, are native: nothing is
+    filled up.
+    """
+    recipe = lrcore.Recipe(
+        method=method, policy="energy", ratio=0.4, samples=2, seq_len=128, target="llama.cpp"
+    )
+    small = lrcore.compress(demo, recipe)
+    heads = {read_layer(small.network, index).attention.n_kv for index in range(6)}
+    assert min(heads) < 4
+    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    assert written.architecture == "deci"
+    assert not any("filled" in note for note in written.notes)
     same(small, written.path)
 
 
