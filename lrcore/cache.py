@@ -39,6 +39,7 @@ KINDS = {
     "searches": "shares of layers, for the policies that search",
     "type_searches": "shares of matrices by type, for the policy that searches them",
     "gguf": "dequantised models",
+    "texts": "texts that were given in memory",
     "listings": "methods and policies, as commands list them",
     OFFLOADED: "tensors that running processes have offloaded",
 }

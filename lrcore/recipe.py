@@ -5,6 +5,7 @@ The page and the command line read and write the same one.
 
 import json
 import math
+import reprlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,8 @@ import yaml
 
 from . import targets
 from .errors import InputError, check_tokens_held, unknown
-from .settings import check_settings, setting, settings_of
+from .settings import IN_MEMORY, check_settings, setting, settings_of
+from .texts import named
 
 SAMPLING = ("random", "first")
 CALIBRATION = ("independent", "sequential")
@@ -159,6 +161,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", named(self.data))
         check_settings(self)
         self._check_numbers()
         self._check_mappings()
@@ -246,6 +249,8 @@ class Recipe:
         for name in values:
             if name not in cls.__dataclass_fields__:
                 raise unknown("recipe field", str(name), cls.__dataclass_fields__)
+        if not isinstance(data := values.get("data", ""), str):  # a file names its text
+            raise InputError(f"data must be text, got {reprlib.repr(data)}.{IN_MEMORY}")
         return cls(**values)
 
     @classmethod

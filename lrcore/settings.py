@@ -11,7 +11,10 @@ from typing import Any, get_origin
 
 from .errors import InputError, unknown
 
-IN_MEMORY = " Texts in memory become a name by lrcore.write_texts(texts, 'texts.jsonl')."
+IN_MEMORY = (
+    " In Python it may be a list of texts or a datasets.Dataset; lrcore.write_texts(texts, "
+    "'texts.jsonl') makes a file of what else holds texts."
+)
 # What a file may hold in the place of what a field is, by the type of the field.
 KINDS: dict[Any, str] = {
     str: "text",

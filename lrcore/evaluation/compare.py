@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,7 @@ class Comparison:
 def compare(
     dense: LoadedModel,
     small: LoadedModel,
-    data: str | EvaluationSettings,
+    data: str | Sequence[Any] | EvaluationSettings,
     *,
     batch: int = 8,
     progress: Progress | None = None,

@@ -7,7 +7,7 @@ the model's logits and summed in float64.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -80,7 +80,7 @@ class Evaluation:
 
 def evaluate(
     model: LoadedModel,
-    data: str | EvaluationSettings,
+    data: str | Sequence[Any] | EvaluationSettings,
     *,
     batch: int = 8,
     progress: Progress | None = None,

@@ -16,12 +16,13 @@ lm-eval-word   per document, rolling, as lm-eval's `loglikelihood_rolling` with 
                token; perplexity per word and byte
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import unknown
 from ..settings import setting
+from ..texts import named
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,10 @@ class EvaluationSettings:
 
     @classmethod
     def of(
-        cls, data: "str | EvaluationSettings", settings: Mapping[str, Any], **defaults: Any
+        cls,
+        data: "str | Sequence[Any] | EvaluationSettings",
+        settings: Mapping[str, Any],
+        **defaults: Any,
     ) -> "EvaluationSettings":
         """A data set and the other settings by name, or whole settings with some replaced.
 
@@ -124,7 +128,7 @@ class EvaluationSettings:
                 raise unknown("evaluation setting", name, known)
         if isinstance(data, EvaluationSettings):
             return replace(data, **settings)
-        return cls(data, **(defaults | dict(settings)))
+        return cls(named(data), **(defaults | dict(settings)))
 
     def apart_from(self, calibrated: Iterable[str]) -> "EvaluationSettings":
         """The settings with the held-out tail of a file in its place, where one of these data sets,

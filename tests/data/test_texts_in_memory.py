@@ -4,12 +4,14 @@ import pytest
 from datasets import Dataset
 
 import lrcore
+from lrcore.cache import entries
 
 TEXTS = [
     "Tom saw “12” kites.\nThey flew.",
     "One day a girl went to the park. " * 200,
     "The end. " * 90,
 ]
+DATASET = Dataset.from_dict({"text": TEXTS})
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,36 @@ def test_what_is_no_text_is_refused(texts, name, reason, tmp_path):
         lrcore.write_texts(texts, tmp_path / name)
 
 
-def test_a_list_in_the_place_of_a_name_says_how(tiny_llama):
+@pytest.mark.parametrize(
+    "texts",
+    [TEXTS, tuple(TEXTS), [{"story": one, "n": 1} for one in TEXTS], DATASET],
+    ids=["list", "tuple", "rows", "dataset"],
+)
+def test_they_stand_in_the_place_of_a_name(texts, tiny_llama):
+    dense = lrcore.load(str(tiny_llama))
+    recipe = lrcore.Recipe(str(tiny_llama), data=texts, samples=2, seq_len=24, ratio=0.1)
+    assert recipe == lrcore.Recipe.from_dict(recipe.to_dict())
+    small, windows = lrcore.compress(dense, recipe), {"samples": 2, "seq_len": 24}
+    measured = lrcore.evaluate(small, texts, **windows)
+    assert measured.tokens == 2 * 23
+    assert measured.perplexity == lrcore.evaluate(small, recipe.data, **windows).perplexity
+    assert lrcore.compare(dense, small, texts, **windows).kl > 0
+
+
+def test_the_same_texts_are_one_file_of_the_cache():
+    names = {lrcore.Recipe(data=texts).data for texts in (TEXTS, TEXTS[:], DATASET)}
+    assert len(names) == 1
+    (entry,) = [one for one in entries() if str(one.path) in names]
+    assert entry.kind == "texts"
+
+
+@pytest.mark.parametrize("data", [[], [1, 2], {"a": 1}, 7, (text for text in TEXTS)])
+def test_what_holds_no_texts_is_refused_in_a_sentence(data):
     with pytest.raises(lrcore.InputError, match=r"lrcore\.write_texts") as refused:
-        lrcore.Recipe(data=TEXTS)
-    assert len(str(refused.value)) < 200
-    with pytest.raises(lrcore.InputError, match=r"lrcore\.write_texts"):
-        lrcore.evaluate(lrcore.load(str(tiny_llama)), Dataset.from_dict({"text": TEXTS}))
+        lrcore.Recipe(data=data)
+    assert len(str(refused.value)) < 250
+
+
+def test_a_recipe_of_a_file_names_its_text():
+    with pytest.raises(lrcore.InputError, match="data must be text"):
+        lrcore.Recipe.from_dict({"data": ["a story", "another"]})
