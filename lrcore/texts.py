@@ -7,8 +7,6 @@ from typing import Any
 
 from .files import cache_folder, write_text
 
-FOLDER = "texts"  # of the cache; $LRCORE_CACHE_LIMIT holds for it, too
-
 
 def named(data: Any) -> Any:
     """The name of a text: `data` itself, or a .jsonl file in the cache with these documents, under
@@ -25,7 +23,7 @@ def named(data: Any) -> Any:
     lines = [json.dumps({"text": row} if isinstance(row, str) else dict(row)) for row in rows]
     text = "\n".join(lines) + "\n"
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = cache_folder() / FOLDER / f"texts-{name}.jsonl"
+    path = cache_folder() / "texts" / f"texts-{name}.jsonl"
     if not path.is_file():
         write_text(path, text)
     return str(path)
