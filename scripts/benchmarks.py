@@ -13,6 +13,7 @@ python scripts/benchmarks.py WHAT, where WHAT is one of:
               two architectures with three seeds each, on WikiText-2 of the reference data
     real      perplexity of SmolLM2-135M on WikiText-2 of the reference data: the papers' pairings
               and ours at 10-50 %
+    recipes   tables of the papers, which ship as sweeps, on SmolLM2-135M and WikiText-2
     images    accuracy on questions with images of a small LLaVA that it trains first: LatentLLM's
               table 4
     solve     seconds from moments to a compressed model, for the same tables
@@ -54,6 +55,7 @@ from bench.pareto import pareto  # noqa: E402 (after the path)
 from bench.prediction import prediction  # noqa: E402 (after the path)
 from bench.quality import Cells, quality, solve  # noqa: E402 (after the path)
 from bench.real import real  # noqa: E402 (after the path)
+from bench.recipes import recipes  # noqa: E402 (after the path)
 from bench.speed import speed  # noqa: E402 (after the path)
 from bench.threads import threads  # noqa: E402 (after the path)
 from bench.ui import ui  # noqa: E402 (after the path)
@@ -72,6 +74,7 @@ JOBS = {
     "prediction": prediction,
     "fresh": fresh,
     "real": real,
+    "recipes": recipes,
     "images": images,
     "solve": solve,
     "energy": energy,
