@@ -26,6 +26,14 @@ from .plain import window_of
 
 KINDS = ("f32", "f16", "bf16", "q8_0")
 _BLOCK = 32  # numbers of a row that share a scale in q8_0
+# The largest number of ggml's types; a scale of q8_0 is a float16, and its numbers end at 127
+_HALF = torch.finfo(torch.float16).max
+_LARGEST = {
+    "F32": torch.finfo(torch.float32).max,
+    "F16": _HALF,
+    "BF16": torch.finfo(torch.bfloat16).max,
+    "Q8_0": 127 * _HALF,
+}
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,7 @@ def _write(
     shapes = []
     for name, tensor in tensors():
         stored = _stored_as(tensor, kind)
+        _refuse_infinite(name, tensor, stored.name)
         block, nbytes = gguf.GGML_QUANT_SIZES[stored]
         shapes.append(tuple(tensor.shape))
         size = tensor.numel() // block * nbytes
@@ -154,6 +163,16 @@ def _write(
         writer.write_tensor_data(gguf.quantize(array, _stored_as(tensor, kind)))
     writer.close()
     return shapes
+
+
+def _refuse_infinite(name: str, tensor: Tensor, stored: str) -> None:
+    """Raise InputError where a tensor would hold NaN or infinity once it is stored as this type."""
+    most, limit = float(tensor.detach().abs().max()), _LARGEST[stored]
+    if not most <= limit:  # nor where it is NaN
+        raise InputError(
+            f"{name} holds {most:.6g}, which {stored} cannot: it ends at {limit:.6g}. Choose "
+            "--type bf16 or f32; where it is NaN or infinite, the model is damaged."
+        )
 
 
 def _add(writer: Any, name: str, value: Any) -> None:

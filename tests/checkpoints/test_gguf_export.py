@@ -104,6 +104,18 @@ def test_matrices_are_rounded_as_asked(kind, tiny_llama, tmp_path) -> None:
     assert 0 < error < {"f16": 0.01, "bf16": 0.05, "q8_0": 0.05}[kind]
 
 
+def test_a_number_that_the_type_cannot_hold_is_refused(tiny_llama, tmp_path) -> None:
+    """It would be infinity in the file."""
+    model = lrcore.load(tiny_llama)
+    model.network.model.layers[1].mlp.up_proj.weight[0, 0] = 70_000.0
+    with pytest.raises(lrcore.InputError, match=r"blk\.1\.ffn_up\.weight holds 70000, which F16"):
+        lrcore.export_gguf(model, tmp_path / "a.gguf", "f16")
+    assert not list(tmp_path.iterdir())
+    for kind in ("f32", "bf16", "q8_0"):
+        back = lrcore.load(lrcore.export_gguf(model, tmp_path / f"{kind}.gguf", kind).path)
+        assert torch.isfinite(logits(back)).all()
+
+
 @pytest.mark.parametrize(
     ("family", "reason"),
     [("opt", "of the family opt"), ("phi", "of the family phi")],
