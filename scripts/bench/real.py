@@ -46,13 +46,9 @@ def real(only: list[str]) -> None:
     """Measure the cells that the record lacks, and write the tables after every one. A killed run
     goes on where it was.
     """
-    reference = os.environ.get("LRCORE_REFERENCE")
-    if only:
+    if (text := reference_text(only)) is None:
         return
-    if not reference:
-        note(f"{MODEL} is left out: LRCORE_REFERENCE does not name the reference data.")
-        return
-    one, record = subject(Path(reference) / "text"), read_record()
+    one, record = subject(text), read_record()
     own = record.setdefault(MODEL, {"cells": {}})
     model = lrcore.load(MODEL)
     dense = evaluation(model, one)
@@ -64,6 +60,19 @@ def real(only: list[str]) -> None:
             keep(record)
             write_tables(own)
     write_tables(own)
+
+
+def reference_text(only: list[str]) -> Path | None:
+    """The folder with the reference text; None, with a note, where there is none, and without one
+    where other models are named.
+    """
+    reference = os.environ.get("LRCORE_REFERENCE")
+    if only:
+        return None
+    if not reference:
+        note(f"{MODEL} is left out: LRCORE_REFERENCE does not name the reference data.")
+        return None
+    return Path(reference) / "text"
 
 
 def missing(base: lrcore.Recipe, known: dict[str, Any]) -> Iterator[list[lrcore.Recipe]]:

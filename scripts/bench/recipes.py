@@ -1,6 +1,5 @@
 """Tables of the papers that ship as sweeps, on SmolLM2-135M-Instruct and WikiText-2."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import lrcore
 
 from .page import ROOT, note, table, write_section
-from .real import MODEL, subject
+from .real import MODEL, reference_text, subject
 
 NAMES = ("a3-table1", "latentllm-table2")  # a section of docs/benchmarks.md each
 MOST = 1e4  # a perplexity beyond says nothing by its digits
@@ -16,13 +15,9 @@ MOST = 1e4  # a perplexity beyond says nothing by its digits
 
 def recipes(only: list[str]) -> None:
     """Make the cells that are missing in build/recipes, and write every table once it is whole."""
-    reference = os.environ.get("LRCORE_REFERENCE")
-    if only:
+    if (text := reference_text(only)) is None:
         return
-    if not reference:
-        note(f"{MODEL} is left out: LRCORE_REFERENCE does not name the reference data.")
-        return
-    model, text = lrcore.load(MODEL), Path(reference) / "text"
+    model = lrcore.load(MODEL)
     for name in NAMES:
         sweep = on_real_text(lrcore.Sweep.read(name), text)
         folder = ROOT / "build" / "recipes" / name
