@@ -34,7 +34,7 @@ def _check_method(target: Target, method: str, family: str) -> None:
     for which the family has no place in the file.
     """
     row = find_method(method)
-    heads = FEWER_HEADS in {row.structure(name, row.choose({})) for name in row.components}
+    heads = FEWER_HEADS in row.own_structures()
     if GGUF_FAMILIES[family].plain or not (row.adds_biases or heads):
         return
     own = target.native - {BIASED_MLPS, FEWER_HEADS}
@@ -43,11 +43,7 @@ def _check_method(target: Target, method: str, family: str) -> None:
         if row.adds_biases
         else f"removes heads by layer, and a {family} has one number for all layers"
     )
-    fit = [
-        row.name
-        for row in METHODS.values()
-        if own & {row.structure(name, row.choose({})) for name in row.components}
-    ]
+    fit = [row.name for row in METHODS.values() if own & row.own_structures()]
     raise InputError(
         f"Target {target.name}: method {method} {what} there. Methods that fit: {', '.join(fit)}. "
         "Or leave the target out."

@@ -138,11 +138,7 @@ def native_slots(
 
 def _fitting(target: Target) -> list[str]:
     """The methods of which a target runs something, with their own options."""
-    return [
-        row.name
-        for row in METHODS.values()
-        if target.native & {row.structure(name, row.choose({})) for name in row.components}
-    ]
+    return [row.name for row in METHODS.values() if target.native & row.own_structures()]
 
 
 def _probes(evidence: Evidence, recipe: Recipe) -> Probes | None:

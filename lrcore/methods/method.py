@@ -91,6 +91,10 @@ class Method:
             return targets.SPARSE
         return targets.QUANTISED if getattr(options, "bits", 0) else targets.PAIRS
 
+    def own_structures(self) -> set[str]:
+        """What its slots are below full rank with its own options, of `targets.STRUCTURES`."""
+        return {self.structure(name, self.choose({})) for name in self.components}
+
     def budget(self, kind: str) -> str:
         """What a ratio counts: `kind`, and for "auto" what this method shrinks: "kv" where it
         factors keys and values only, else "params".
