@@ -29,7 +29,7 @@ from .methods import COMPONENTS, MATRICES
 from .methods.factors import pooled
 from .methods.grams import head_gram, output_gram
 from .models.architectures import decoder_layers
-from .models.layers import read_layer
+from .models.layers import read_exact
 from .models.load import LoadedModel
 from .notebooks import html_table, measures_figure
 from .parallel import at_once
@@ -237,7 +237,7 @@ def analyse(
 
 def _layer_values(model: LoadedModel, calibration: Calibration, index: int) -> dict[str, Tensor]:
     """The spectra of one layer as "name.kind", on the CPU."""
-    layer, moments = read_layer(model.network, index), calibration.moments(index)
+    layer, moments = read_exact(model.network, index), calibration.moments(index)
     kinds = {"raw": raw_values(layer), "aware": aware_values(layer, moments)}
     return {
         f"{name}.{kind}": values.cpu().contiguous()

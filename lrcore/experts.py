@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .gates import clamped_swiglu, clamps_of
 from .layer import MLP, Experts, Layer
+from .precise import exact_device
 from .statistics import STATISTICS, Accumulator, Moments, Need, at_least_float32
 
 SECOND = "second"
@@ -120,7 +121,7 @@ def shares(layer: Layer, moments: Moments) -> Tensor:
     assert layer.experts is not None
     known = moments.values.get(SHARES)
     ones = torch.ones(len(layer.experts.mlps), dtype=torch.float64)
-    return ones.to(layer.attention.o.weight.device) if known is None else known
+    return ones.to(exact_device(layer.attention.o.weight.device)) if known is None else known
 
 
 def missing(layer: Layer, moments: Moments) -> Tensor:

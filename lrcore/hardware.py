@@ -4,8 +4,12 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .memory import memory_left
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ def hardware(device: str) -> Hardware:
     kind = device.partition(":")[0]
     if kind == "cpu":
         return Hardware("CPU", _processor(), *(memory_left() or (None, None)))
+    if kind == "mps":  # it shares the machine's memory
+        return Hardware("GPU", f"{_processor()} (Metal)", *(memory_left() or (None, None)))
     if kind != "cuda":
         return Hardware(kind.upper(), "")
     import torch
@@ -33,6 +39,16 @@ def hardware(device: str) -> Hardware:
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Hardware("GPU", torch.cuda.get_device_name(device), free, total)
+
+
+def wait_for(device: "torch.device") -> None:
+    """Until a device has done what it was given, before time is read. The CPU always has."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def _processor() -> str:

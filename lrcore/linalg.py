@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .precise import exact
 from .threads import threads_for
 
 # Eigenvalues below EPS * max are rounding of a float64 eigh on moments accumulated from float32
@@ -30,7 +31,7 @@ def symmetric(m: Tensor, out: Tensor | None = None) -> Tensor:
 
 def column_squares(m: Tensor) -> Tensor:
     """Squared norms of the columns, float64; in blocks of rows, to save memory. [m, n] -> [n]."""
-    return torch.stack([(rows.double() ** 2).sum(0) for rows in m.split(256)]).sum(0)
+    return torch.stack([(exact(rows) ** 2).sum(0) for rows in m.split(256)]).sum(0)
 
 
 def eigh_descending(m: Tensor) -> tuple[Tensor, Tensor]:

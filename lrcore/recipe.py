@@ -78,7 +78,7 @@ class Recipe:
         DTYPES,
         group="source",
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", group="source")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps.", group="source")
     offload: bool = setting(
         False, "Keep the layers on disk, one in memory at a time.", group="source"
     )

@@ -51,6 +51,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from .errors import InputError
+from .precise import exact, exact_sum
 
 Need = tuple[str, str]  # (tap, statistic)
 SAMPLE = 1024
@@ -254,9 +255,9 @@ class SecondSum:
         for i, start in enumerate(range(0, x.shape[-1], BLOCK)):
             product = x[:, start : start + BLOCK].mT @ x[:, start:]
             if i == len(self._blocks):
-                self._blocks.append(product.double())
+                self._blocks.append(exact(product))
             else:
-                self._blocks[i].add_(product)
+                self._blocks[i].add_(product.to(self._blocks[i].device))
 
     def total(self) -> Tensor:
         """The whole matrix [n, n]; releases the blocks, so call it once, after the last `add`."""
@@ -271,7 +272,8 @@ class SecondSum:
 
 
 class Accumulator:
-    """Accumulates the statistics in `needs`, batch by batch, in float64 on the activations' device.
+    """Accumulates the statistics in `needs`, batch by batch, in float64: on the activations'
+    device, or on the CPU where that has none.
 
     needs: (tap, statistic) pairs; "places" beside a sample are those of its rows. first: the place
     of the first token, where others see the tokens before it.
@@ -304,7 +306,7 @@ class Accumulator:
                 for start in range(0, max(len(wide), 1), BLOCK):
                     rows = STATISTICS[need[1]](wide[start : start + BLOCK])
                     rows = rows if scale is None else rows * scale[start : start + BLOCK]
-                    self._add(need, rows.sum(0, dtype=torch.float64))
+                    self._add(need, exact_sum(rows, 0))
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch of the layer's input and output [..., d], and count its tokens.
@@ -321,14 +323,14 @@ class Accumulator:
                 assert end is not None
                 cosine = cosine_similarity(start.float(), end.float(), dim=-1)
                 for name in asked:
-                    self._add((part, name), TURNS[name](cosine).sum(dtype=torch.float64))
+                    self._add((part, name), exact_sum(TURNS[name](cosine)))
 
     def observe_sum(self, need: Need, value: Tensor) -> None:
         """Add the sum over the tokens of a batch, value [...], to what becomes an average."""
         self._add(need, value)
 
     def _add(self, need: Need, value: Tensor) -> None:
-        value = value.double()
+        value = exact(value)
         self._sums[need] = self._sums[need] + value if need in self._sums else value
 
     def moments(self) -> Moments:

@@ -219,6 +219,18 @@ def memory_of(value: Any) -> dict[int, int]:
     return found
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """The same tree with its tensors on a device; those that are there are not copied, and one
+    that the tree holds twice stays one.
+    """
+    known: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, whose id may not be reused
+
+    def move(tensor: Tensor) -> Tensor:
+        return known.setdefault(id(tensor), (tensor, tensor.to(device)))[1]
+
+    return _mapped(value, Tensor, move)
+
+
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """The same tree with every value of type `kind` changed."""
     if isinstance(value, kind):

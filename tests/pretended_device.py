@@ -1,7 +1,8 @@
-"""A device that is not the CPU, pretended: its tensors say `meta` and hold their values in memory.
+"""A device that is not the CPU, pretended: its tensors hold their values in memory.
 
-An operation on tensors of both devices fails, as it would on a GPU, and every transfer that waits
-for the device is counted. Nothing else is like a GPU.
+PyTorch knows it by the name `pretended`, as it would a driver's. An operation on tensors of both
+devices fails, as it would on a GPU, and every transfer that waits for the device is counted.
+Nothing else is like a GPU.
 """
 
 from collections import Counter
@@ -10,11 +11,35 @@ from dataclasses import fields, is_dataclass, replace
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map
 
-ELSEWHERE = torch.device("meta")
+NAME = "pretended"
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select")
+MOVES = ("copy_", "_to_copy", "to")  # may be given tensors of both devices
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """It is not offered to libraries that take whatever accelerator there is."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def has_primary_context(self, index: int) -> bool:
+        del index
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Module(backend_registration._DummyBackendModule):
+    def is_available(self) -> bool:
+        return False
+
+
+backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
+ELSEWHERE = torch.device(NAME, 0)
 
 
 class Away(Tensor):
@@ -24,75 +49,122 @@ class Away(Tensor):
 
     @staticmethod
     def __new__(cls, here: Tensor):
-        return Tensor._make_wrapper_subclass(
-            cls, here.size(), strides=here.stride(), dtype=here.dtype, device=ELSEWHERE
+        away = Tensor._make_wrapper_subclass(
+            cls,
+            here.size(),
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=ELSEWHERE,
         )
+        away.here = here
+        return away
 
     def __init__(self, here: Tensor) -> None:
-        self.here = here
+        """`here` is kept by `__new__`, before a subclass may ask for it."""
 
     def __repr__(self, **_):
         return f"Away({self.here})"
 
-    def tolist(self):
-        return self.cpu().tolist()
-
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise RuntimeError(f"{func} outside of Device")
+        return _run(func, args, kwargs or {})
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
-class _FromLists(TorchFunctionMode):
-    """`torch.tensor` fills a tensor without any operation that a dispatch mode would see."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if func is torch.tensor and kwargs.get("device") == ELSEWHERE:
-            return Away(func(*args, **kwargs | {"device": "cpu"}))
-        return func(*args, **kwargs)
-
-
-class Device(TorchDispatchMode):
+class Device(TorchFunctionMode):
     """Inside, tensors of the pretended device can be made and computed with.
 
-    waits: how often the device was waited for, by operation.
+    float64: whether it has numbers of 64 bits; Apple's has none. waits: how often the device was
+    waited for, by operation.
     """
 
-    def __init__(self) -> None:
+    current: "Device | None" = None
+
+    def __init__(self, float64: bool = True) -> None:
         super().__init__()
-        self.waits: Counter[str] = Counter()
-        self._from_lists = _FromLists()
+        self.float64, self.waits = float64, Counter[str]()
 
     def __enter__(self):
-        self._from_lists.__enter__()
+        Device.current = self
         return super().__enter__()
 
     def __exit__(self, *raised):
+        Device.current = None
         super().__exit__(*raised)
-        self._from_lists.__exit__(*raised)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        name = func.overloadpacket.__name__
-        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        away = any(isinstance(one, Away) for one in given)
-        wanted = kwargs.get("device")
-        stays = [one for one in given if not isinstance(one, Away) and one.dim()]
-        if away and stays and name not in ("copy_", "_to_copy"):
-            raise RuntimeError(f"{name}: tensors of the device and of the CPU, {stays[0].shape}")
-        goes = away if wanted is None else torch.device(wanted) == ELSEWHERE
-        if away and (any(one in name for one in WAITS) or not goes):
-            self.waits[name] += 1
-        if wanted is not None:
-            kwargs["device"] = "cpu"
-        outputs = kwargs.get("out")
-        args, kwargs = tree_map(lambda t: t.here if isinstance(t, Away) else t, (args, kwargs))
-        out = func(*args, **kwargs)
-        if "out" in kwargs and away:
-            return tree_flatten(outputs)[0][0]
-        if name.endswith("_") and not name.startswith("_") and away:
-            return given[0]
-        return tree_map(lambda t: Away(t) if isinstance(t, Tensor) and goes else t, out)
+        given = any(isinstance(one, Tensor) for one in tree_flatten((args, kwargs))[0])
+        if _is_elsewhere(kwargs.get("device")) and not given:
+            # some are made by PyTorch in steps that no driver written in Python can take
+            return func(*args, **kwargs | {"device": "cpu"}).to(ELSEWHERE)
+        if args and isinstance(args[0], Away):
+            own = args[0]
+            if func in (Tensor.untyped_storage, Tensor.data_ptr):
+                return func(own.here)
+            if func == Tensor.data.__set__:
+                own.here = args[1].here
+            if func is Tensor.tolist:
+                return own.cpu().tolist()
+            if func is Tensor.__getitem__ and isinstance(args[1], tuple):
+                chosen = (torch.tensor(i).to(ELSEWHERE) if type(i) is list else i for i in args[1])
+                args = (own, tuple(chosen))
+        return func(*args, **kwargs)
+
+
+def _is_elsewhere(device) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func, args, kwargs):
+    """An operation of which a tensor, or the result, is on the pretended device."""
+    mode, name = Device.current, func.overloadpacket.__name__
+    if mode is None:
+        raise RuntimeError(f"{func} outside of Device")
+    leaves = tree_flatten((args, kwargs))[0]
+    given = [one for one in leaves if isinstance(one, Tensor)]
+    wanted = [one for one in leaves if isinstance(one, torch.device)]
+    away = any(isinstance(one, Away) for one in given)
+    stays = [one for one in given if not isinstance(one, Away) and one.dim()]
+    if away and stays and name not in MOVES:
+        raise RuntimeError(f"{name}: tensors of the device and of the CPU, {stays[0].shape}")
+    goes = _is_elsewhere(wanted[0]) if wanted else away
+    if away and (name in WAITS or not goes):
+        mode.waits[name] += 1
+    out = func(*tree_map(_here, args), **tree_map(_here, kwargs))
+    if "out" in kwargs and away:
+        (filled,) = tree_flatten(kwargs["out"])[0]
+        if filled.shape != filled.here.shape:
+            raise RuntimeError(f"{name} makes its result larger, which is not pretended")
+        return filled
+    if name.endswith("_") and not name.startswith("_") and away:
+        return given[0]
+    if not goes:
+        return out
+    # a view is an inference tensor where its base is one, whatever the mode
+    normal = func.is_view and not all(one.is_inference() for one in given)
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not normal):
+        return tree_map(lambda one: _there(one, mode, name), out)
+
+
+def _here(value):
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value.here if isinstance(value, Away) else value
+
+
+def _there(value, mode: Device, name: str):
+    if not isinstance(value, Tensor):
+        return value
+    if value.dtype in (torch.float64, torch.complex128) and not mode.float64:
+        raise TypeError(f"{name}: this device has no {value.dtype}")
+    return Away(value)
+
+
+_LIBRARY = torch.library.Library("_", "IMPL")
+_LIBRARY.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
 
 
 def moved(value):

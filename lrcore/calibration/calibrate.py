@@ -25,6 +25,7 @@ from ..methods import METHODS
 from ..models.architectures import decoder_layers, residual_multiplier, text_config
 from ..models.images import encoder_of, see
 from ..models.load import LoadedModel
+from ..precise import exact_device
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..statistics import PARTS, Moments, Need, of_activations
@@ -162,7 +163,7 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
     see(encoder, aside)
     held = hold(folder)
     collect(model, windows.tokens, needs, folder, progress)
-    device = str(model.network.device)
+    device = str(exact_device(model.network.device))
     return Calibration(folder, key, layers, protocol, device, windows.tokens, aside, held=(held,))
 
 

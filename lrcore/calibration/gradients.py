@@ -38,6 +38,7 @@ from ..linalg import column_squares
 from ..models.architectures import decoder_layers
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
+from ..precise import exact_sum
 from ..progress import Progress, silent
 from ..spectra import Slot
 from ..statistics import Moments, Need
@@ -223,7 +224,7 @@ def vectors(layer: Layer, slope: Layer) -> dict[Need, Tensor]:
         if name not in ACROSS:
             continue
         product = weights[name].weight.float() * projection.weight.float()
-        statistics[name, "taylor"] = product.sum(ACROSS[name], dtype=torch.float64)
+        statistics[name, "taylor"] = exact_sum(product, ACROSS[name])
     return statistics
 
 
@@ -256,7 +257,7 @@ def scores(layer: Layer, means: Mapping[Need, Tensor]) -> dict[Need, Tensor]:
         second = weight**2 * means[name, "square"]
         terms = {"first": first, "second": second, "mix": first - second / 2}
         for kind, term in terms.items():
-            statistics[name, f"param_{kind}"] = term.abs().sum(ACROSS[name], dtype=torch.float64)
+            statistics[name, f"param_{kind}"] = exact_sum(term.abs(), ACROSS[name])
     return statistics
 
 

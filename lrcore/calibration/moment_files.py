@@ -40,8 +40,8 @@ class MomentsFile:
 
     def read(self, need: Need, device: str = "cpu") -> Tensor:
         """One statistic [...], on a device."""
-        with safe_open(self.path, "pt", device=device) as file:
-            return _stored(file, *need)
+        with safe_open(self.path, "pt") as file:
+            return _stored(file, *need).to(device)
 
 
 def layer_file(folder: Path, layer: int) -> Path:

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from ..methods import Method
 from ..models.architectures import decoder_layers
-from ..models.layers import read_layer
+from ..models.layers import read_exact
 from ..models.offload import present
 from ..models.stream import READERS, LayerStream, reader_of
+from ..precise import exact
 from ..spectra import Slot
 from ..statistics import CROSS, Moments, at_least_float32
 from .factorise import truncate_layer
@@ -34,7 +35,7 @@ def compress_anchored(
     (dense, small), (method, options) = streams, solver
     with present(decoder_layers(network)[index]), present(decoder_layers(dense.network)[index]):
         for tap in READERS:
-            layer = read_layer(network, index)
+            layer = read_exact(network, index)
             reader = reader_of(tap, layer.matrices())
             if reader is None:  # a layer of experts, or without latents
                 continue
@@ -55,7 +56,7 @@ def crossed(dense: LayerStream, small: LayerStream, index: int, tap: str, reader
             at_least_float32(stream.look_before(index, number, reader)) for stream in (dense, small)
         )
         x, own = x.reshape(-1, x.shape[-1]), own.reshape(-1, own.shape[-1])
-        second = second + (own.mT @ own).double()
-        cross = cross + (x.mT @ own).double()
+        second = second + exact(own.mT @ own)
+        cross = cross + exact(x.mT @ own)
         tokens += len(own)
     return Moments({(tap, "second"): second / tokens, (tap, CROSS): cross / tokens}, tokens)

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import InputError
 from ..history import Compressed
 from ..methods.bounds import BOUNDS, NEEDS
-from ..models.layers import clone, read_layer
+from ..models.layers import clone, read_exact
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
 from ..plan import RankPlan
@@ -37,7 +37,7 @@ def bounds(
     stream = LayerStream(clone(model.network), factors.calibration.tokens)
     for index, layer_factors in enumerate(factors.layers):
         progress("bounds", index, len(factors.layers))
-        moments, layer = stream.run(index, NEEDS), read_layer(model.network, index)
+        moments, layer = stream.run(index, NEEDS), read_exact(model.network, index)
         assert moments is not None  # there are needs
         for name, factor in layer_factors.items():
             rank = plan.ranks[index, name]

@@ -20,11 +20,12 @@ from ..methods import LayerFactors, find_method, spectrum, truncate
 from ..models.architectures import decoder_layers
 from ..models.attended_keys import has_attended_keys
 from ..models.counting import network_work
-from ..models.layers import read_layer, write_layer
+from ..models.layers import read_exact, read_layer, write_layer
 from ..models.load import LoadedModel
 from ..models.structure import forms_of, measure, untied
 from ..options import NO_OPTIONS
 from ..plan import Shape
+from ..precise import exact_device
 from ..progress import Progress, silent
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
@@ -89,7 +90,7 @@ def factorise(
     known = read_outliers(calibration.folder)
     work = Work("factorise", _Factoring(model, seen, method, chosen, count=not known))
     away = model.offloaded or workers().apart
-    stored = OffloadedList(cache_folder() / OFFLOADED, model.device) if away else None
+    stored = OffloadedList(cache_folder() / OFFLOADED, exact_device(model.device)) if away else None
     units = [_Unit(i, None if stored is None else stored.file()) for i in range(total)]
     layers: list[LayerFactors] = []
     spectra: dict[Slot, Spectrum] = {}
@@ -160,7 +161,7 @@ class _Factoring:
 
     def __call__(self, unit: _Unit, progress: Progress) -> _Factored:
         del progress
-        layer = read_layer(self.model.network, unit.index)
+        layer = read_exact(self.model.network, unit.index)
         moments = self.calibration.moments(unit.index)
         row = find_method(self.method)
         factors = row.factor(layer, moments, self.options)
@@ -178,7 +179,7 @@ def truncate_layer(
 ) -> None:
     """Replace layer `index` of `network` by itself truncated to its ranks."""
     own = {component: rank for (layer, component), rank in ranks.items() if layer == index}
-    write_layer(network, truncate(read_layer(network, index), layer_factors, own))
+    write_layer(network, truncate(read_exact(network, index), layer_factors, own))
 
 
 def shape_of(model: LoadedModel) -> Shape:

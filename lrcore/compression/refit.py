@@ -36,7 +36,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.architectures import decoder_layers, residual_multiplier
-from ..models.layers import read_layer, write_layer
+from ..models.layers import read_exact, write_layer
 from ..models.offload import present
 from ..models.stream import LayerStream, Look, along
 from ..statistics import at_least_float32
@@ -152,7 +152,7 @@ class _Fitting:
         """Refit the projections that read what `first` ("q", "up") reads; inputs: theirs in the
         dense layer, batch by batch, None where they are to be computed.
         """
-        layer = read_layer(self.network, self.index)
+        layer = read_exact(self.network, self.index)
         matrices = layer.matrices()
         own = {name: matrices[name] for name in READ_BY[first] if name in matrices}
         own = {name: one for name, one in own.items() if is_free(one)}
@@ -204,7 +204,7 @@ class _Fitting:
         self._install("down", fit.sums)
 
     def _install(self, name: str, fit: Regression) -> None:
-        layer = read_layer(self.network, self.index)
+        layer = read_exact(self.network, self.index)
         write_layer(
             self.network, layer.with_matrices(**{name: solved(layer.matrices()[name], fit)})
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..forms import Quantised, dense, quantise
 from ..layer import Linear, LowRank, Projection, Stored
 from ..linalg import cholesky
+from ..precise import exact, exact_sum
 from ..statistics import SecondSum, at_least_float32
 
 # Share of the diagonal that pulls towards the closed form: without it a small calibration set is
@@ -39,15 +40,15 @@ class Regression:
             return
         own = weights.flatten().to(x.dtype).unsqueeze(1)
         root = own.sqrt()
-        self._add(root * x, root * y, own * x, own * y, float(own.sum(dtype=torch.float64)))
+        self._add(root * x, root * y, own * x, own * y, float(exact_sum(own)))
 
     def _add(self, x: Tensor, y: Tensor, first_x: Tensor, first_y: Tensor, count: float) -> None:
         """Add rows that are weighted already: x, y for the products, the others for the sums."""
         self.count += count
-        self.x = self.x + first_x.sum(0, dtype=torch.float64)
-        self.y = self.y + first_y.sum(0, dtype=torch.float64)
+        self.x = self.x + exact_sum(first_x, 0)
+        self.y = self.y + exact_sum(first_y, 0)
         self.xx.add(x)
-        self.yx = self.yx + (y.mT @ x).double()
+        self.yx = self.yx + exact(y.mT @ x)
 
     def through(self, projection: Projection) -> "Regression":
         """The same of what a projection gives for y; nothing is added after it."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..forms import Matrix, dense, tensors_of
 from ..layer import Layer, Linear, LowRank, Projection, Stored
 from ..models.architectures import decoder_layers
-from ..models.layers import clone, read_layer, write_layer
+from ..models.layers import clone, read_exact, write_layer
 from ..models.stream import LayerStream
 from ..progress import Progress
 from ..statistics import TAPS, Moments
@@ -38,7 +38,7 @@ def rewritten_network(
     stream = None if tokens is None else LayerStream(network, tokens)
     for index in range(total):
         progress(stage, index, total)
-        layer, moments = read_layer(network, index), None
+        layer, moments = read_exact(network, index), None
         if stream is not None:
             needs = {(TAPS[name], "second") for name in layer.matrices()}
             moments = stream.run(index, needs, advance=False)

@@ -23,7 +23,7 @@ from ..layer import Layer, LowRank
 from ..linalg import whitened_svd
 from ..may_follow import check_may_follow
 from ..models.architectures import architecture_of, decoder_layers
-from ..models.layers import clone, projection_paths, read_layer, write_layer
+from ..models.layers import clone, projection_paths, read_exact, read_layer, write_layer
 from ..models.load import LoadedModel
 from ..progress import Progress, silent
 from ..recipe import Recipe
@@ -93,7 +93,7 @@ def shared_network(
     keep = kept_share(model, ratio)
     for members in groups_of_layers(model.network, group):
         progress("share", members[0], total)
-        layers = [read_layer(network, index) for index in members]
+        layers = [read_exact(network, index) for index in members]
         factored: list[dict[str, LowRank]] = [{} for _ in members]
         for name in layers[0].matrices():
             parts = [[one] for one in range(len(members))]

@@ -20,7 +20,7 @@ from ..history import Sparsified
 from ..layer import Stored
 from ..may_follow import check_may_follow
 from ..methods.latentllm.sparse import ROUNDS, shrink
-from ..models.layers import clone, read_layer, write_layer
+from ..models.layers import clone, read_exact, write_layer
 from ..models.load import LoadedModel
 from ..obs import pruner_zero, sparsegpt, wanda
 from ..progress import Progress, silent
@@ -105,7 +105,7 @@ def by_gradients(
     """The network made sparse by Pruner-Zero, and how many matrices are. tokens [n, t]."""
     network, made_sparse = clone(model.network), 0
     for index, norms in enumerate(gradient_norms(model, tokens, progress)):
-        layer = read_layer(network, index)
+        layer = read_exact(network, index)
         sparse = {
             name: Stored(pruner_zero(p.weight, norms[name], chosen.share), p.bias)
             for name, p in layer.matrices().items()

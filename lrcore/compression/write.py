@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ..errors import InputError
 from ..methods import LayerFactors, find_method
 from ..models.architectures import architecture_of, text_config
-from ..models.layers import clone, read_layer
+from ..models.layers import clone, read_exact
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
 from ..progress import Progress
@@ -93,4 +93,4 @@ def _solved(
     own = small.run(index, needs, advance=False)
     assert own is not None  # there are needs
     moments = factors.calibration.joined(own, index)
-    return row.factor(read_layer(network, index), moments, factors.options)
+    return row.factor(read_exact(network, index), moments, factors.options)

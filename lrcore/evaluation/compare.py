@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
 from ..notebooks import html_table
+from ..precise import exact_sum
 from ..progress import Progress
 from ..tables import frame
 from .evaluate import _ROWS, Evaluation, batches, groups, summarise
@@ -169,7 +170,7 @@ def _compare_logits(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logits [n, vocab] of both and targets [n] -> losses of both, KL and agreement, [n] each."""
     p, q = (F.log_softmax(logits.float(), dim=-1) for logits in (dense, small))
-    kl = (p.exp() * (p - q)).sum(-1, dtype=torch.float64)
+    kl = exact_sum(p.exp() * (p - q), -1)
     return (
         F.nll_loss(p, targets, reduction="none"),
         F.nll_loss(q, targets, reduction="none"),

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import InputError
+from ..hardware import wait_for
 from ..models.cached import cached
 from ..models.counting import count_flops
 from ..models.load import LoadedModel
@@ -219,8 +220,7 @@ def _time(model: LoadedModel, prompt: Tensor, new: int) -> tuple[float, float]:
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter()
 
 

@@ -23,6 +23,7 @@ from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import clone, projection_paths, read_layer
 from ..models.load import LoadedModel
 from ..models.stream import LayerStream
+from ..precise import exact
 from ..progress import Progress, silent
 from ..tables import frame
 from .compare import check_tokens
@@ -115,8 +116,8 @@ class _Ratio:
         self._off, self._all = 0.0, 0.0
 
     def add(self, true: Tensor, other: Tensor) -> None:
-        self._off += float(((true.double() - other.double()) ** 2).sum())
-        self._all += float((true.double() ** 2).sum())
+        self._off += float(((exact(true) - exact(other)) ** 2).sum())
+        self._all += float((exact(true) ** 2).sum())
 
     def add_all(self, pairs: Any) -> "_Ratio":
         for true, other in pairs:

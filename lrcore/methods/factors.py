@@ -43,14 +43,17 @@ LayerFactors = dict[str, Factor]  # of one layer, by component or matrix name
 
 
 def spectrum(index: int, name: str, factor: Factor, form: Form | None = None) -> Spectrum:
-    """The loss curve of a factor as a Spectrum of slot (index, name); form: see there."""
+    """The loss curve of a factor as a Spectrum of slot (index, name), on the CPU, where ranks are
+    chosen; form: see there.
+    """
+    scores: Tensor | None = getattr(factor, "scores", None)
     return Spectrum(
         (index, name),
-        factor.values,
+        factor.values.cpu(),
         factor.cost,
         factor.heads,
         unit=getattr(factor, "unit", name),
-        scores=getattr(factor, "scores", None),
+        scores=None if scores is None else scores.cpu(),
         form=form,
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from ..precise import exact
 from ..statistics import at_least_float32
 from .architectures import architecture_of
 
@@ -94,7 +95,7 @@ def covariances(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float 
     seen = weights.sum(1).unflatten(0, (-1, group)).sum(1)  # [n_kv, t]
     means = (weights @ key.repeat_interleave(group, 0)).unflatten(0, (-1, group)).flatten(1, 2)
     whole: Tensor = (key * seen.unsqueeze(-1)).mT @ key - means.mT @ means
-    return whole.double() / group
+    return exact(whole) / group
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

@@ -20,6 +20,8 @@ from ..modules.compressed import SIZES, CompressedAttention, CompressedExperts, 
 from ..modules.install import attention_module, in_place_of
 from ..modules.own_tables import own_table
 from ..modules.projections import LowRankLinear, StoredLinear, projection_modules, read_projection
+from ..precise import exact_device
+from ..tensor_files import on_device
 from .architecture import Architecture
 from .architectures import architecture_of, decoder_layers, text_config
 from .native import gate_rows, head_sizes, linear_of, rows_of
@@ -70,6 +72,18 @@ def read_layer(network: PreTrainedModel, index: int) -> Layer:
     module = decoder_layers(network)[index]
     with present(module):
         return _read(network, index, module)
+
+
+def read_exact(network: PreTrainedModel, index: int) -> Layer:
+    """As `read_layer`, for solvers: on a device that computes in float64."""
+    layer: Layer = on_device(read_layer(network, index), exact_device(device_of(network)))
+    return layer
+
+
+def device_of(network: PreTrainedModel) -> torch.device:
+    """Where the layers of a network compute."""
+    device: torch.device = network.get_input_embeddings().weight.device
+    return device
 
 
 def layer_shapes(network: PreTrainedModel, index: int) -> Layer:
@@ -248,7 +262,9 @@ def write_layer(network: PreTrainedModel, layer: Layer) -> None:
     """Replace the modules of a layer whose values have changed.
 
     Unchanged modules are kept bit for bit; a fused matrix stays fused unless a part of it changed.
+    Tensors come from any device.
     """
+    layer = on_device(layer, device_of(network))
     module = decoder_layers(network)[layer.index]
     with present(module):
         _write(network, layer, module)

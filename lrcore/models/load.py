@@ -22,6 +22,7 @@ from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
 from ..memory import free_memory, raise_unless_free
 from ..modules.own_tables import own_table
+from ..precise import exact_device
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import raise_shortage
@@ -40,6 +41,7 @@ from .config import (
 )
 from .gguf import dequantised, note_of
 from .hub import DEMO_MODELS, PACKAGED, built_in_models, locate
+from .layers import device_of
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
@@ -48,6 +50,7 @@ from .weights import bytes_converted, check_claims, check_finite, fingerprint, w
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+DEVICES = "auto, cpu, cuda, cuda:N or mps"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
@@ -114,8 +117,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.network.get_input_embeddings().weight.device
-        return device
+        return device_of(self.network)
 
     @property
     def context(self) -> int | None:
@@ -269,6 +271,7 @@ def _offloaded_network(
         dtype = config.dtype or next(
             place.dtype for place in stored.values() if place.dtype.is_floating_point
         )
+    check_dtype(dtype, device)
     network, stored = empty_network(config, dtype), as_dtype(stored, dtype)
     _refuse_gaps(folder, map_weights(network, stored, device, cache_folder() / OFFLOADED))
     return checked(network, stored, folder)
@@ -340,6 +343,7 @@ def move_to(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Move to the device, switch to eval mode and freeze. Raises InputError where the device does
     not take the model.
     """
+    check_dtype(network.dtype, device)
     try:
         network.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -351,6 +355,15 @@ def move_to(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     return network.eval().requires_grad_(False)
 
 
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise InputError where a device has no numbers of a model's dtype."""
+    if dtype == torch.float64 and exact_device(device) != device:
+        raise InputError(
+            f"Device '{device}' has no float64, which is the model's dtype. Use dtype float32, or "
+            "device cpu."
+        )
+
+
 def resolve_device(device: str) -> torch.device:
     """'auto' -> CUDA where there is one, else CPU. Raises InputError for a device that this
     machine lacks.
@@ -360,13 +373,12 @@ def resolve_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"Unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
+        raise InputError(f"Unknown device '{device}'. Use {DEVICES}.") from error
     if chosen.type == "meta":
-        raise InputError("Device 'meta' holds no numbers. Use auto, cpu, cuda or cuda:N.")
-    if chosen.type == "mps":
+        raise InputError(f"Device 'meta' holds no numbers. Use {DEVICES}.")
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise InputError(
-            "Device 'mps' has no float64, in which moments are summed and decomposed. Use auto or "
-            "cpu."
+            "Device 'mps' was asked for, but PyTorch finds no GPU of Apple's here. Use auto or cpu."
         )
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(

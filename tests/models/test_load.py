@@ -210,7 +210,7 @@ def test_devices_and_dtypes_are_checked(tiny_llama):
     refused(tiny_llama, "Unknown device 'gpu0'", device="gpu0")
     refused(tiny_llama, "Did you mean 'float16'?", dtype="flaot16")
     refused(tiny_llama, "cuda:99", device="cuda:99")
-    refused(tiny_llama, "'mps' has no float64", device="mps")
+    refused(tiny_llama, "no GPU of Apple's here", device="mps")
 
 
 def test_loading_says_nothing(tiny_llama, capfd):

@@ -18,6 +18,7 @@ from ...image_tokens import IGNORED, targets
 from ...models.architectures import decoder_layers
 from ...models.partial import starting_at
 from ...models.stream import LayerStream
+from ...precise import exact, exact_sum
 from .losses import BATCH
 
 KEPT = 2**28  # bytes of dense log-probabilities that are kept; of further windows, the head gives
@@ -61,7 +62,7 @@ class DensePredictions:
             nll_loss(self.log_probabilities(number), own, reduction="sum")
             for number, own in enumerate(after)
         ]
-        return float(torch.stack(sums).double().sum() / (after != IGNORED).sum().clamp_min(1))
+        return float(exact_sum(torch.stack(sums))) / max(1, int((after != IGNORED).sum()))
 
     @torch.inference_mode()
     def divergences(
@@ -91,7 +92,7 @@ class DensePredictions:
                 dense = self.log_probabilities(len(result))
                 changed = own.float().log_softmax(-1)
                 sums = kl_div(changed, dense, reduction="none", log_target=True).sum(-1)
-                result.append(sums.double().mean().clamp_min(0))
+                result.append(exact(sums).mean().clamp_min(0))
         return torch.stack(result).cpu()
 
 

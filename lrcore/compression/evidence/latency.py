@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 from ...cache import keep_value, read_value
 from ...cancellation import unchecked
 from ...errors import InputError
-from ...hardware import hardware
+from ...hardware import hardware, wait_for
 from ...latency import Latency, SlotTimes, rising
 from ...models.architectures import decoder_layers, reads_tokens, text_config
-from ...models.layers import clone, read_layer, write_layer
+from ...models.layers import clone, read_exact, write_layer
 from ...models.load import LoadedModel
 from ...models.partial import Call
 from ...models.stream import LayerStream
@@ -129,7 +129,7 @@ class _Timing:
         layers = decoder_layers(self.network)
         dense = layers[self.index]
         layers[self.index] = clone(dense)
-        write_layer(self.network, factor.truncate(read_layer(self.network, self.index), rank))
+        write_layer(self.network, factor.truncate(read_exact(self.network, self.index), rank))
         small = layers[self.index]
         layers[self.index] = dense
         return small
@@ -149,18 +149,12 @@ class _Timing:
 def _seconds(layer: nn.Module, hidden: Tensor, call: Call, repeats: int) -> float:
     """Of one pass of a layer over hidden [1, t, d], the mean of so many."""
     args, kwargs = call
-    _wait(hidden)
+    wait_for(hidden.device)
     began = time.perf_counter()
     for _ in range(repeats):
         layer(hidden, *args, **kwargs)
-    _wait(hidden)
+    wait_for(hidden.device)
     return (time.perf_counter() - began) / repeats
-
-
-def _wait(hidden: Tensor) -> None:
-    """Until the device has done what it was given."""
-    if hidden.device.type == "cuda":
-        torch.cuda.synchronize(hidden.device)
 
 
 def timed_ranks(cost: Cost) -> list[int]:

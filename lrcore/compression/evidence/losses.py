@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from ...image_tokens import IGNORED, targets
 from ...models.partial import starting_at
+from ...precise import exact, exact_device
 
 # the first windows of the calibration, cut to so many tokens, in batches of so many windows
 WINDOWS, LENGTH = 32, 128
@@ -41,5 +42,5 @@ def window_losses(network: nn.Module, tokens: Tensor) -> Tensor:
         after = targets(own)
         each = cross_entropy(logits.flatten(0, 1), after.flatten(), reduction="none")
         counts = (after != IGNORED).sum(1).clamp_min(1)
-        means.append(each.double().view(len(own), -1).sum(1) / counts)
+        means.append(exact(each.view(len(own), -1)).sum(1) / counts.to(exact_device(each.device)))
     return torch.cat(means).cpu()

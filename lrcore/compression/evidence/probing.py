@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ...alternatives import by_part
 from ...cache import keep_value, read_value
 from ...models.architectures import decoder_layers
-from ...models.layers import clone, read_layer, write_layer
+from ...models.layers import clone, read_exact, write_layer
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
 from ...progress import Progress
@@ -127,7 +127,7 @@ class Probing:
         dense, factor = layers[index], self.factors.layers[index][name]
         layers[index] = clone(dense)
         try:
-            write_layer(network, factor.truncate(read_layer(network, index), rank))
+            write_layer(network, factor.truncate(read_exact(network, index), rank))
             hidden = stream.hidden if error == 0.0 else stream.hidden[: self._most]
             return predictions.divergences(network, index, hidden, error, stream.shared)
         finally:

@@ -21,6 +21,7 @@ from ...models.native import linear_of
 from ...modules.install import standing_for
 from ...modules.projections import linear_module
 from ...modules.sliced import COMPONENTS, SlicedLayer, StreamNorm, resized
+from ...precise import exact
 
 READERS = {"attention": ("q", "k", "v"), "mlp": ("gate", "up")}
 WRITERS = {"attention": "o", "mlp": "down"}
@@ -45,7 +46,7 @@ class Norm:
         native: Any = module  # an RMSNorm of the family's own
         eps = getattr(native, "variance_epsilon", None)
         return cls(
-            native.weight.double() + architecture_of(network).norm_offset,
+            exact(native.weight) + architecture_of(network).norm_offset,
             None,
             native.eps if eps is None else eps,
             centred=False,
@@ -153,7 +154,7 @@ def turn_output(
     bias = None if own.bias is None else _times(own.bias, onto)
     layer.set_submodule(path, _module(Linear(_times(own.weight.T, onto).T, bias)))
     if following is not q:
-        setattr(layer, f"{component}_skip", linear_module((following.T @ q).to(own.weight.dtype)))
+        setattr(layer, f"{component}_skip", linear_module((following.T @ q).to(own.weight)))
 
 
 def turn_head(network: PreTrainedModel, q: Tensor) -> None:
@@ -174,17 +175,17 @@ def reading(linear: Linear, norm: Norm, q: Tensor) -> Linear:
 
     linear [out, d] -> [out, d'].
     """
-    weight, bias = linear.weight.double(), linear.bias
+    weight, bias = exact(linear.weight), linear.bias
     if norm.shift is not None:
-        added = weight @ norm.shift.double()
-        bias = (added if bias is None else bias.double() + added).to(linear.weight.dtype)
-    scaled = weight if norm.scale is None else weight * norm.scale.double()
-    return Linear((scaled @ q).to(linear.weight.dtype), bias)
+        added = weight @ exact(norm.shift)
+        bias = (added if bias is None else exact(bias) + added).to(linear.weight)
+    scaled = weight if norm.scale is None else weight * norm.scale
+    return Linear((scaled @ q).to(linear.weight), bias)
 
 
 def _times(rows: Tensor, onto: Tensor) -> Tensor:
     """rows @ onto in float64, in the dtype of the rows."""
-    return (rows.detach().double() @ onto).to(rows.dtype)
+    return (exact(rows.detach()) @ onto).to(rows)
 
 
 def _module(linear: Linear) -> nn.Linear:

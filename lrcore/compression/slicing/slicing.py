@@ -215,7 +215,7 @@ def sliced_network(
     hidden[:] = map(norm.centre, hidden)
     q = basis()
     turn_embeddings(network, q)
-    hidden[:] = [part @ q.to(part.dtype) for part in hidden]
+    hidden[:] = [part @ q.to(part) for part in hidden]
     for index in range(layers):
         progress("slice", index, layers)
         layer = take_over(network, index)
@@ -223,13 +223,13 @@ def sliced_network(
             turn_input(network, index, component, q)
             for number, part in enumerate(hidden):
                 args, kwargs = stream.call(index, number)
-                hidden[number] = part @ q.T.to(part.dtype) + norm.centre(
+                hidden[number] = part @ q.T.to(part) + norm.centre(
                     layer.added(component, part, *args, **kwargs)
                 )
             following = basis()
             turn_output(network, index, component, q, following)
             q = following
-            hidden[:] = [part @ q.to(part.dtype) for part in hidden]
+            hidden[:] = [part @ q.to(part) for part in hidden]
     turn_head(network, q)
     progress("slice", layers, layers)
     return network

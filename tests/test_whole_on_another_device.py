@@ -1,0 +1,191 @@
+"""The whole core on a device that is not the CPU, with and without numbers of 64 bits: what is
+computed, saved and said is that of the CPU, and no tensor is left on the wrong device.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from pretended_device import NAME, Away, Device
+
+import lrcore
+from lrcore import precise
+
+TOLERANCE = 1e-6  # relative; the products are those of the CPU, in other batches at most
+OF_CACHE = ("care", "mha2mla", "transmla")  # methods that shrink the KV cache alone
+MEASURED = ("fisher", "mix", "probed")  # policies whose evidence the model itself is run for
+
+
+@pytest.fixture(params=[True, False], ids=["float64", "no float64"])
+def device(request, monkeypatch) -> Device:
+    if not request.param:
+        monkeypatch.setattr(precise, "WITHOUT_FLOAT64", {*precise.WITHOUT_FLOAT64, NAME})
+    return Device(request.param)
+
+
+@pytest.fixture
+def recipe(tiny_llama: Path, story_file: Path) -> lrcore.Recipe:
+    return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.2)
+
+
+def both(
+    device: Device,
+    cache: Path,
+    recipe: lrcore.Recipe,
+    work: Callable[[lrcore.LoadedModel], object],
+) -> tuple[object, object]:
+    """What comes out on the CPU, and on the pretended device: nothing that is kept for one serves
+    the other.
+    """
+    found = []
+    for name in ("cpu", NAME):
+        with pytest.MonkeyPatch.context() as patch, device:
+            patch.setenv("LRCORE_CACHE", str(cache / name))
+            found.append(work(lrcore.load(recipe.model, device=name)))
+    return found[0], found[1]
+
+
+def is_there(model: lrcore.LoadedModel) -> bool:
+    tensors = [*model.network.parameters(), *model.network.buffers()]
+    filled = [one for one in tensors if one.numel()]  # empty ones stay on the CPU
+    return all(isinstance(one, Away) == (model.device.type == NAME) for one in filled)
+
+
+def made(
+    change: Callable[[lrcore.LoadedModel], lrcore.LoadedModel],
+    recipe: lrcore.Recipe,
+    model: lrcore.LoadedModel,
+) -> float:
+    """The perplexity of the changed model."""
+    small = change(model)
+    assert is_there(small)
+    return lrcore.evaluate(small, recipe.data, samples=4, seq_len=32).perplexity
+
+
+def assert_same(pair: tuple[object, object]) -> None:
+    assert math.isfinite(float(pair[0]))
+    assert pair[1] == pytest.approx(pair[0], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("method", list(lrcore.METHODS))
+def test_every_method_compresses(
+    method: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    budget = {"budget": "kv"} if method in OF_CACHE else {"ratio": 0.1}
+    own = replace(recipe, method=method, **budget)
+    work = partial(made, partial(lrcore.compress, recipe=own), own)
+    assert_same(both(device, tmp_path, own, work))
+
+
+@pytest.mark.parametrize("policy", [name for name in lrcore.POLICIES if name != "bolaco"])
+def test_every_policy_shares_a_budget(
+    policy: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    if not device.float64 and policy not in MEASURED:
+        pytest.skip("the policy reads spectra, which are on the CPU")
+    own = replace(recipe, method="a3", policy=policy)
+    work = partial(made, partial(lrcore.compress, recipe=own), own)
+    assert_same(both(device, tmp_path, own, work))
+
+
+def small(model: lrcore.LoadedModel, recipe: lrcore.Recipe) -> lrcore.LoadedModel:
+    return lrcore.compress(model, replace(recipe, method="svd_llm"))
+
+
+CHANGES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], lrcore.LoadedModel]] = {
+    "fused, probed": lambda model, recipe: lrcore.compress(
+        model, replace(recipe, method="fused", policy="probed")
+    ),
+    "quantised": lambda model, recipe: lrcore.quantise(small(model, recipe)),
+    "healed": lambda model, recipe: lrcore.heal(
+        small(model, recipe), recipe.data, steps=2, seq_len=16
+    ),
+    "sliced": lrcore.slice_hidden,
+    "shortened": lambda model, recipe: lrcore.shorten(model, recipe, 1),
+    "shared": lrcore.share_bases,
+    "sparse": lrcore.sparsify,
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_every_other_step_is_taken(
+    change: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    work = partial(made, lambda model: CHANGES[change](model, recipe), recipe)
+    assert_same(both(device, tmp_path, recipe, work))
+
+
+FIGURES: dict[str, Callable[[lrcore.LoadedModel, lrcore.Recipe], float]] = {
+    "energy": lambda model, recipe: float(
+        sum(
+            own.sum()
+            for own in lrcore.analyse(model, lrcore.calibrate(model, recipe)).spectra.values()
+        )
+    ),
+    "divergence": lambda model, recipe: (
+        lrcore.compare(model, small(model, recipe), recipe.data, samples=4, seq_len=32).kl
+    ),
+    "local errors": lambda model, recipe: sum(
+        lrcore.local_errors(model, small(model, recipe), recipe.data, samples=2, seq_len=32)
+        .errors[0]
+        .values()
+    ),
+}
+
+
+@pytest.mark.parametrize("figure", list(FIGURES))
+def test_every_figure_is_drawn(
+    figure: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    assert_same(both(device, tmp_path, recipe, lambda model: FIGURES[figure](model, recipe)))
+
+
+def test_it_is_saved_loaded_exported_and_continues_a_prompt(
+    device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    def work(model: lrcore.LoadedModel) -> tuple[str, torch.Tensor]:
+        folder = tmp_path / model.device.type
+        lrcore.save(small(model, recipe), folder / "saved")
+        again = lrcore.load(str(folder / "saved"), device=str(model.device))
+        assert is_there(again)
+        lrcore.export(again, folder / "exported")
+        with torch.inference_mode():
+            ids = torch.arange(3, 20).view(1, -1).to(model.device)
+            logits = again.network(input_ids=ids).logits
+        return lrcore.generate(again, "Once", max_new_tokens=8), logits.cpu()
+
+    (text, logits), (other, moved) = both(device, tmp_path, recipe, work)
+    assert text == other
+    assert torch.allclose(logits, moved, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_dtype_that_the_device_lacks_is_refused(
+    device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    def load(offload: bool) -> lrcore.LoadedModel:
+        return lrcore.load(recipe.model, dtype="float64", device=NAME, offload=offload)
+
+    with device:
+        for offload in (False, True):
+            if device.float64:
+                assert load(offload).device.type == NAME
+            else:
+                with pytest.raises(lrcore.InputError, match="has no float64"):
+                    load(offload)
+
+
+@pytest.mark.parametrize("method", ["a3", "fused"])
+def test_a_model_with_offloaded_layers_is_compressed(
+    method: str, device: Device, recipe: lrcore.Recipe, tmp_path: Path
+) -> None:
+    def work(model: lrcore.LoadedModel) -> float:
+        own = replace(recipe, method=method, offload=True)
+        away = lrcore.load(recipe.model, device=str(model.device), offload=True)
+        small = lrcore.compress(away, own)
+        return lrcore.evaluate(small, recipe.data, samples=4, seq_len=32).perplexity
+
+    assert_same(both(device, tmp_path, recipe, work))
