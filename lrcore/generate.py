@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from .data.tokens import encoded
 from .errors import InputError
 from .generation_settings import GenerationSettings
 from .models.cached import cached
@@ -103,7 +104,7 @@ class Decoder:
 
 def _prompt_ids(model: LoadedModel, prompt: str) -> list[int]:
     """The prompt's tokens, with the special ones the tokenizer puts in front."""
-    ids = model.tokenizer(prompt, verbose=False).input_ids if prompt else []
+    ids = encoded(model.tokenizer, prompt).input_ids if prompt else []
     if not ids:
         raise InputError("The prompt is empty. Give at least one word to continue.")
     if model.context is not None and len(ids) >= model.context:

@@ -212,7 +212,7 @@ class Jobs:
                 self._end(record, "cancelled")
         except lrcore.InputError as error:
             self._end(record, "failed", str(error))
-        except Exception as error:
+        except BaseException as error:  # one that ended the thread would end all later jobs
             self._end(record, "failed", self._fault(record, error))
 
     def _note_turn(self, client: Hashable) -> None:
@@ -221,7 +221,7 @@ class Jobs:
         self._served = {one: at for one, at in self._served.items() if one in there}
         self._served[client] = time.time()
 
-    def _fault(self, record: JobRecord, error: Exception) -> str:
+    def _fault(self, record: JobRecord, error: BaseException) -> str:
         """What a person reads of an exception that is no InputError."""
         short = lrcore.shortage(error)
         if short is not None:

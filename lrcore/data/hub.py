@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from lrcore.data.archives import check_file, check_names, is_packed, leaving_archives
 from lrcore.data.declared import check_card, check_folder
 from lrcore.data.rows import documents_of
 from lrcore.errors import InputError
@@ -117,13 +119,15 @@ def _check_folder(name: str, folder: Path) -> None:
     one whose card or links lead out of it.
     """
     count = 0
-    for _, _, names in os.walk(folder):
+    for place, _, names in os.walk(folder):
         count += len(names)
         if count > _FILES:
             raise InputError(
                 f"'{name}' is a folder with more than {_FILES:,} files, which is no data set of "
                 f"`datasets`. Name one file, or the folder that holds the text. {_INSTEAD}"
             )
+        for file in names:
+            check_file(name, Path(place) / file)
     check_links(folder)
     check_folder(name, folder)
 
@@ -142,13 +146,13 @@ def _load(
     if name in _PACKAGED_DATASETS_MODULES:  # a reader, which would read the present folder
         raise _unknown(name)
     try:
-        found = datasets.load_dataset(
-            name, config, split=split, revision=revision, streaming=stream
-        )
+        found = _opened(name, config, split, revision, stream)
         for column, kind in (found.features or {}).items():
             if isinstance(kind, datasets.Image):
                 found = found.cast_column(column, datasets.Image(decode=False))
         return _first_rows(found, count)
+    except InputError:
+        raise
     except Exception as error:  # of many libraries: the network's, the parsers', datasets' own
         raise_shortage(error)
         # `datasets` names the configs or splits that exist in the first line of its own message.
@@ -157,6 +161,23 @@ def _load(
             f"Cannot load the hub data set {what}: {_first_line(error)} Give it as {_FORM}. "
             f"{_INSTEAD}"
         ) from error
+
+
+def _opened(name: str, config: str | None, split: str, revision: str | None, stream: bool) -> Any:
+    """A split of `datasets`, no file of which was unpacked; compressed ones are read as streams.
+
+    Raises InputError where one is an archive.
+    """
+    import datasets
+
+    whole = leaving_archives()
+    builder = datasets.load_dataset_builder(name, config, revision=revision, download_config=whole)
+    files = [file for some in (builder.config.data_files or {}).values() for file in some]
+    check_names(name, files)
+    if stream or any(map(is_packed, files)):
+        return builder.as_streaming_dataset(split=split)
+    builder.download_and_prepare(download_config=whole)
+    return builder.as_dataset(split=split)
 
 
 def _first_rows(rows: Iterable[dict], count: int | None = None) -> list[dict]:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from lrcore.data.texts import Texts
 from lrcore.errors import InputError
+from lrcore.shortage import raise_shortage
 
+PANIC = "PanicException"  # of pyo3, which has no module to import it from
 KEPT = 8  # tokenised texts: a million tokens take 16 MB
 
 
@@ -36,6 +38,27 @@ class Tokenised:
         return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else 0)
 
 
+def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
+    """What a tokenizer makes of a text, as `tokenizer(text, **options)` gives it, without a warning
+    where that is beyond the context: texts are cut into windows later.
+
+    Raises InputError where it fails. Patterns come of the author of the model, and one that never
+    ends is stopped by a panic of the library, which is no `Exception` and would end a thread.
+    """
+    try:
+        return tokenizer(text, verbose=False, **options)
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        raise_shortage(error)
+        raise InputError(
+            f"The tokenizer fails on a text of {len(text):,} characters ({type(error).__name__}). "
+            "Its files are damaged or made up: copy them again."
+        ) from error
+
+
 def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenised:
     """The whole text tokenised at once.
 
@@ -43,12 +66,11 @@ def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
     """
     fast = bool(getattr(tokenizer, "is_fast", False))
     offsets = {"return_offsets_mapping": True} if fast else {}
-    # verbose=False: no warning of a text beyond the context, since it is cut into windows later
-    encoded = tokenizer(text, add_special_tokens=special_tokens, verbose=False, **offsets)
-    ids = torch.tensor(encoded["input_ids"], dtype=torch.long)
+    found = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
+    ids = torch.tensor(found["input_ids"], dtype=torch.long)
     if not fast or not len(ids):
         return Tokenised(ids, None)
-    ends = np.maximum.accumulate(np.array([end for _, end in encoded["offset_mapping"]]))
+    ends = np.maximum.accumulate(np.array([end for _, end in found["offset_mapping"]]))
     return Tokenised(ids, torch.from_numpy(_bytes_before(text)[ends]))
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data.tokens import encoded
 from ..errors import InputError
 from ..generate import Decoder
 from ..image_tokens import highest_token, targets
@@ -272,7 +273,7 @@ def token_losses(model: LoadedModel, text: str) -> list[tuple[str, float]]:
     token: its loss is NaN. A character of several tokens belongs to the last of them; the others
     have an empty piece. Raises InputError where the text is empty or exceeds the context.
     """
-    ids = model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    ids = encoded(model.tokenizer, text, add_special_tokens=False).input_ids
     if not ids:
         raise InputError("The text is empty: there is no token to score.")
     model.check_length(len(ids))

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ..data import load_texts
+from ..data.tokens import encoded
 from ..errors import InputError
 from ..models.load import LoadedModel
 
@@ -39,10 +40,9 @@ def needle_items(model: LoadedModel, task: str, count: int | None = None) -> lis
             f"'{task}' has {tokens} tokens, and '{model.name}' reads {model.context}. Choose at "
             f"most needle-{model.context}."
         )
-    encode = model.tokenizer
     # an underscore alone would be a blank to fill in, see `tasks.continuations`
     hay = load_texts("python-docs", "test").joined()[: 40 * tokens].replace("_", "-")
-    ids = encode(hay, add_special_tokens=False, verbose=False).input_ids
+    ids = encoded(model.tokenizer, hay, add_special_tokens=False).input_ids
     return [_item(model, ids, tokens, i, count or ITEMS) for i in range(count or ITEMS)]
 
 
@@ -53,7 +53,7 @@ def _item(model: LoadedModel, ids: list[int], tokens: int, place: int, count: in
     needle = f"The secret number of {city} is {numbers[label]}."
     question = f"Question: what is the secret number of {city}? The secret number of {city} is"
     used = sum(
-        len(model.tokenizer(text, add_special_tokens=False).input_ids)
+        len(encoded(model.tokenizer, text, add_special_tokens=False).input_ids)
         for text in (needle, question, f" {numbers[0]}")
     )
     length = max(0, tokens - used - SPARE)

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from ..data.questions import BUILTIN_TASKS, continuations, images_of, read_items, solved
+from ..data.tokens import encoded
 from ..errors import InputError
 from ..models.images import encoder_of, shown
 from ..models.load import LoadedModel
@@ -194,10 +195,8 @@ def encode_pair(
     stripped = context.rstrip()
     continuation, context = context[len(stripped) :] + continuation, stripped
     encode = encode or model.tokenizer
-    whole = encode(context + continuation, add_special_tokens=False, verbose=False).input_ids
-    begin = (
-        len(encode(context, add_special_tokens=False, verbose=False).input_ids) if context else 0
-    )
+    whole = encoded(encode, context + continuation, add_special_tokens=False).input_ids
+    begin = len(encoded(encode, context, add_special_tokens=False).input_ids) if context else 0
     if begin == 0:
         whole, begin = [prefix_token(model), *whole], 1
     return whole, max(1, len(whole) - begin)

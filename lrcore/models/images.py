@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoProcessor, BatchEncoding
 
+from ..data.tokens import encoded
 from ..errors import InputError
 from ..image_tokens import PATCHES, Patches, first_id, is_patch, seeing
 from ..shortage import raise_shortage
@@ -81,8 +82,8 @@ class ImageEncoder:
         return added
 
     def _plain(self, text: str) -> list[int]:
-        encode = self._model.tokenizer
-        ids: list[int] = encode(text, add_special_tokens=False, verbose=False).input_ids
+        found = encoded(self._model.tokenizer, text, add_special_tokens=False)
+        ids: list[int] = found.input_ids
         return ids
 
     def _image(self, key: str) -> list[int]:

@@ -18,6 +18,7 @@ from .per_layer import values_of
 
 MARK = "lrcore.json"  # marks a folder as an lrcore checkpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
 SIZES = (
     "hidden_size",
@@ -51,7 +52,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model. Raises InputError where one is missing or truncated."""
+    """The safetensors files of the model. Raises InputError where one is missing or truncated, and
+    where an adapter is beside them.
+    """
+    if (folder / ADAPTER).exists():
+        # transformers would put it in, with weights of whichever model and place it names
+        raise InputError(
+            f"'{folder}' holds an adapter beside the model ({ADAPTER}). Merge it into the weights "
+            "with peft (merge_and_unload) and save the model, or take the file away."
+        )
     files = _named_files(folder)
     for file in files:
         check_whole(file)

@@ -74,6 +74,6 @@ def test_what_is_no_name_of_the_hub_is_not_asked_for(name, monkeypatch):
     if name.startswith(("http", "hf")):  # before the first colon is the name
         name = name.replace(":", "%3a")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", never)
-    monkeypatch.setattr(datasets, "load_dataset", never)
+    monkeypatch.setattr(datasets, "load_dataset_builder", never)
     with pytest.raises(InputError):
         load_texts(name)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import fresh
 import pytest
+from packed_files import a_zip
 
 COMMIT = "c" * 40
 CARD = b"""---
@@ -24,6 +25,12 @@ configs:
 - config_name: odd
   data_files:
   - {split: train, path: odd.jsonl}
+- config_name: archive
+  data_files:
+  - {split: train, path: train.zip}
+- config_name: disguised
+  data_files:
+  - {split: train, path: train.txt}
 ---
 """
 FILES = {
@@ -31,6 +38,8 @@ FILES = {
     "train.jsonl": b'{"text": "One"}\n{"text": ""}\n{"text": "Two"}\n',
     "test.jsonl": b'{"text": "Three"}\n',
     "odd.jsonl": b'{"a": "x", "b": "y"}\n',
+    "train.zip": a_zip(),
+    "train.txt": a_zip(),
 }
 
 MANY = """
@@ -174,7 +183,7 @@ def read(tmp_path):
 
 @pytest.mark.slow
 def test_splits_configs_and_what_a_hub_refuses(read):
-    first, test, named, pinned, split, config, revision, unknown, gated, odd, form = read(
+    first, test, named, pinned, split, config, revision, unknown, gated, odd, form, *packed = read(
         ("owner/tiny:plain", {}),
         ("owner/tiny:plain", {"role": "test"}),
         ("owner/tiny:plain:test", {}),
@@ -186,6 +195,8 @@ def test_splits_configs_and_what_a_hub_refuses(read):
         ("owner/gated:plain", {}),
         ("owner/tiny:odd", {}),
         ("a:b:c:d", {}),
+        ("owner/tiny:archive", {}),
+        ("owner/tiny:disguised", {}),
     )
     assert first == [["One", "", "Two"], f"owner/tiny:plain:train@{COMMIT}"]
     assert test == named == [["Three"], f"owner/tiny:plain:test@{COMMIT}"]
@@ -199,6 +210,8 @@ def test_splits_configs_and_what_a_hub_refuses(read):
     assert "is gated" in gated
     assert "Fields found: a (str), b (str)" in odd
     assert "Cannot read the data set name 'a:b:c:d'" in form
+    assert "holds the archive 'train.zip', which is not opened" in packed[0]
+    assert "Cannot load the hub data set" in packed[1]
 
 
 @pytest.mark.slow

@@ -275,6 +275,19 @@ def test_failures_become_one_line(bench):
     assert "second" not in error
 
 
+def test_a_failure_that_is_no_exception_leaves_the_worker_for_the_next_job(tmp_path):
+    """Such as the panic of a library in Rust."""
+
+    def work(record):
+        if record.kind == "broken":
+            raise BaseException("panic")
+        return ["run-1"]
+
+    jobs = Jobs(tmp_path, TEST_KINDS, work)
+    assert ended(jobs, jobs.submit(Broken())).error.startswith("BaseException: panic")
+    assert ended(jobs, jobs.submit(Steps(0))).result == ["run-1"]
+
+
 def test_an_equal_job_that_is_wanted_once_joins_the_first(bench):
     jobs, gate, _ = bench
     one = jobs.submit(Once(1))

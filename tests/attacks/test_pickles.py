@@ -1,0 +1,150 @@
+"""Files that run code when they are unpickled, wherever a file may be put: none is."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from packed_files import MakesFolder, pickles
+
+import lrcore
+from lrcore.data import load_texts
+from workbench import calibration_text, sidebar
+from workbench.jobs import KINDS
+from workbench.store import Store
+from workbench.tabs.compress import table
+
+NAMES = tuple(pickles("marker"))
+# What training leaves beside a model.
+BESIDE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.joblib")
+# Of a checkpoint of this project, what is read first to last.
+READ = ("lrcore.json", "report.json", "config.json", "tokenizer.json", "model.safetensors")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files that hold pickles, by name. Once the test ends none of them must have been read."""
+    marker = tmp_path / "executed"
+    yield pickles(marker)
+    assert not marker.exists()
+
+
+def refused(read, *values):
+    with pytest.raises(lrcore.InputError) as error:
+        read(*values)
+    assert "\n" not in str(error.value)
+
+
+def test_the_files_do_run_code_where_they_are_unpickled(tmp_path):
+    marker = tmp_path / "executed"
+    made = pickles(marker)
+    for name in made:
+        (tmp_path / name).write_bytes(made[name])
+
+        if name.startswith("rows.np"):
+            read = np.load(tmp_path / name, allow_pickle=True)
+            list(read.values() if name.endswith("z") else read)
+        elif name.endswith((".bin", ".pt")):
+            torch.load(tmp_path / name, weights_only=False)
+        else:
+            pickle.loads(made[name])
+        marker.rmdir()  # which it made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_a_pickle_is_refused(name, files, tiny_llama, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(files[name])
+    refused(lrcore.load, str(folder))
+    refused(lrcore.load, str(folder / name))
+    for other in ("model.safetensors", "model.gguf"):  # whatever it is called
+        (folder / other).write_bytes(files[name])
+        refused(lrcore.load, str(folder if other.endswith("s") else folder / other))
+
+
+def test_a_model_loads_beside_the_pickles_of_its_training(files, tiny_llama, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    for name in (*BESIDE, *files):
+        (folder / name).write_bytes(files["pytorch_model.bin"])
+    assert lrcore.load(str(folder)).history == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_that_are_pickles_are_refused(name, files, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for called in (name, "train.txt", "train.json", "train.jsonl", "train.parquet"):
+        file = tmp_path / "texts" / called
+        file.write_bytes(files[name])
+        refused(load_texts, str(file))
+        refused(load_texts, str(file.parent))
+        file.unlink()
+
+
+@pytest.mark.parametrize("made", ["file", "folder"])
+def test_a_type_of_parquet_that_is_a_pickle_is_not_made(made, tmp_path):
+    """Earlier versions of pyarrow unpickled the types of columns that Python had defined."""
+    marker = tmp_path / "executed"
+    about = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(MakesFolder(marker)),
+    }
+    texts = pa.array(["a text of some words"] * 20)
+    field = pa.field("text", pa.string(), metadata=about)
+    (tmp_path / "texts").mkdir()
+    pq.write_table(pa.table([texts], pa.schema([field])), tmp_path / "texts" / "train.parquet")
+    place = tmp_path / "texts" / "train.parquet" if made == "file" else tmp_path / "texts"
+    assert len(load_texts(str(place)).documents) == 20
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_checkpoint_with_a_pickle_in_the_place_of_a_file_is_refused(name, files, care, tmp_path):
+    folder = lrcore.save(care, tmp_path / "small")
+    for content in files.values():
+        (folder / name).write_bytes(content)
+        refused(lrcore.load, str(folder))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pickle_that_is_uploaded_is_refused(name, files, tmp_path):
+    """Under one of the names that the gate lets through."""
+    store = Store(tmp_path / "runs", KINDS)
+    for called in ("recipe.json", "recipe.yaml", "text.txt", "rows.jsonl"):
+        (tmp_path / called).write_bytes(files[name])
+        path = str(tmp_path / called)
+        refused(sidebar.load_recipe, path)
+        refused(table.take_file, path)
+        refused(calibration_text.take, store, path)
+    refused(calibration_text.take, store, str(tmp_path / name))
+
+
+def test_pickles_in_the_cache_are_passed_over(files, tiny_llama, story_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_CACHE", str(tmp_path / "cache"))
+    recipe = lrcore.Recipe(
+        str(tiny_llama), data=str(story_file), policy="probed", samples=2, seq_len=16, ratio=0.3
+    )
+    ranks = lrcore.compress(lrcore.load(str(tiny_llama)), recipe).ranks
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert kept
+    for path in kept:
+        path.write_bytes(files["pytorch_model.bin"])
+        for name, content in files.items():
+            (path.parent / name).write_bytes(content)
+    assert lrcore.compress(lrcore.load(str(tiny_llama)), recipe).ranks == ranks
+
+
+def test_pickles_among_the_runs_are_no_runs(files, care, tmp_path):
+    folder = tmp_path / "runs"
+    kept = lrcore.Runs(folder).write("good", care.recipe, care)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+        (folder / name.replace(".", "-")).mkdir()
+        for called in ("lrcore.json", "report.json", "recipe.json", "model.safetensors"):
+            (folder / name.replace(".", "-") / called).write_bytes(content)
+    assert [run.id for run in lrcore.Runs(folder).all()] == [kept.id]

@@ -1,0 +1,45 @@
+"""Archives among the files of a data set, and as one: none is opened."""
+
+import gzip
+import json
+
+import pytest
+from packed_files import TEXT, a_tar, a_zip
+
+from lrcore import InputError
+from lrcore.data import load_texts
+
+ARCHIVES = {
+    "train.zip": a_zip(),
+    "train.txt": a_zip(),  # `datasets` asks how a file begins, not what it is called
+    "train.jsonl": a_zip(),
+    "deep/train.csv": a_zip(),
+    "train.tar": a_tar(),
+    "train.json": a_tar(),
+    "train.tar.gz": gzip.compress(a_tar()),
+    "train.7z": b"7z\xbc\xaf\x27\x1c" + bytes(64),
+    "train.eval": a_zip(),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_folder_of_texts_that_holds_an_archive_is_refused(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(ARCHIVES[name])
+    (tmp_path / "test.txt").write_text(TEXT)
+    with pytest.raises(InputError, match=f"holds the archive '{file.name}', which is not opened"):
+        load_texts(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.jsonl", "train.json", "train.parquet"])
+def test_a_file_of_texts_that_is_an_archive_is_refused(name, tmp_path):
+    (tmp_path / name).write_bytes(a_zip())
+    with pytest.raises(InputError):
+        load_texts(str(tmp_path / name))
+
+
+def test_a_text_that_is_compressed_alone_is_read_as_a_stream(tmp_path):
+    rows = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(3))
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    assert load_texts(str(tmp_path)).documents == ("row 0", "row 1", "row 2")
