@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when the hub's client is imported: with every question it would tell the hub the libraries
+# and the program that it runs in, and ask for a list of programs first.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from .account import ModelAccount, Planned, SizeAndCost

@@ -1,5 +1,6 @@
 """The exceptions a caller is meant to catch, and checks that every level shares."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -39,13 +40,16 @@ def check_tokens_held(samples: int, seq_len: int) -> None:
 
 
 LONGEST = 4096  # characters of a path
+# Line breaks and other control characters, and what turns the direction of what follows.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def check_name(name: str, of: str, hint: str = "") -> None:
     """Raise InputError for a text that is no name of a model or of a data set; hint: what is."""
-    if len(name) > LONGEST or "\0" in name:
-        reason = "it is too long, or no text."
-        raise InputError(f"'{name[:40]}...' is no name of {of}: {reason} {hint}".rstrip())
+    if len(name) > LONGEST or _UNSEEN.search(name):
+        reason = "it is too long, or holds characters that nobody sees."
+        shown = _UNSEEN.sub("?", name[:40])
+        raise InputError(f"'{shown}...' is no name of {of}: {reason} {hint}".rstrip())
 
 
 def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> InputError:

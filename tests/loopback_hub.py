@@ -27,7 +27,9 @@ class Hub(BaseHTTPRequestHandler):
     store = None  # a folder for repositories that are created
     created: dict = {}  # noqa: RUF012 (repository: "private" or "public")
     cut = None  # a file name whose download breaks off half way
+    elsewhere: dict = {}  # noqa: RUF012 (file name: the address that it is to be fetched at)
     requests: list = []  # noqa: RUF012
+    tokens: set = set()  # noqa: RUF012 (that were sent along)
 
     def do_GET(self):
         self.respond(body=True)
@@ -114,6 +116,7 @@ class Hub(BaseHTTPRequestHandler):
     def respond(self, body):
         path = unquote(self.path.split("?")[0]).strip("/")
         self.requests.append(path)
+        self.tokens.add(self.headers.get("Authorization", ""))
         if path.startswith("api/models/"):
             return self.api(path.removeprefix("api/models/").split("/"))
         owner, name, *where = path.split("/")
@@ -161,7 +164,11 @@ class Hub(BaseHTTPRequestHandler):
         if not file.is_file():
             return self.refuse(404, "EntryNotFound")
         content = file.read_bytes()
-        self.send_response(200)
+        self.send_response(302 if name in self.elsewhere else 200)
+        if name in self.elsewhere:
+            self.send_header("Location", self.elsewhere[name])
+            self.send_header("X-Linked-Size", str(len(content)))
+            content, body = b"", False
         for key, value in {
             "ETag": f'"{_hash(file)}"',
             "X-Repo-Commit": commit,
@@ -202,6 +209,7 @@ def serve(repositories, store=None, writers=()):
         "store": store,
         "writers": dict(writers),
         "requests": [],
+        "tokens": set(),
         "created": {},
     }
     handler = type("Here", (Hub,), own)

@@ -20,7 +20,8 @@ _DOWNLOAD = 2_000_000_000  # bytes; a larger repository (C4 has 300 GB) is strea
 _FILES = 10_000  # of a local folder
 _TIMEOUT = 20  # seconds for the hub's first answer
 _FORM = "owner/name, owner/name:config or owner/name:config:split"
-_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_STRANGE = re.compile(r"[/\\@?#%<>|*\"]")  # in no config and no split: parts of an address or path
 _INSTEAD = "Built-in data (stories, python-docs) and local files need no network."
 
 
@@ -59,7 +60,7 @@ def rows(name: str, config: str | None, split: str, count: int | None = None) ->
 
 def _parts(data: str, role: str) -> tuple[str, str | None, str]:
     name, *rest = data.split(":")
-    if len(rest) > 2 or not name or " " in data:
+    if len(rest) > 2 or not name or " " in data or any(map(_STRANGE.search, rest)):
         raise InputError(f"Cannot read the data set name '{data}'. A hub data set is {_FORM}.")
     config, split = (*rest, "", "")[:2]
     return name, config or None, split or ("test" if role == "test" else "train")

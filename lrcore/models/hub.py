@@ -45,8 +45,8 @@ PACKAGED = {
 _NAMES = (*DEMO_MODELS, *PACKAGED)
 
 GGUF = ".gguf"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/([\w-][\w. -]*(?:/[\w-][\w. -]*)*\.gguf)")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_HUB_FILE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w-][\w. -]*(?:/[\w-][\w. -]*)*\.gguf)", re.ASCII)
 # Text files and safetensors at the top of the repository: no code, no copy in another format.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.csv", "README.md"]
 _UNWANTED = ["*/*", "consolidated*", "adapter*"]

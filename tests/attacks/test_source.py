@@ -1,0 +1,155 @@
+"""What the source never does: unpickle, unpack, evaluate text, or build SQL of text."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "app.py", *sorted((ROOT / "lrcore").rglob("*.py"))]
+FILES += sorted((ROOT / "workbench").rglob("*.py"))
+# Modules that read what can run code, or unpack what may become anything.
+MODULES = {
+    "bz2", "cloudpickle", "dill", "gzip", "joblib", "lzma", "marshal", "pickle", "shelve",
+    "tarfile", "xmlrpc", "zipfile", "zlib",
+}  # fmt: skip
+CALLS = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load",
+    "torch.jit.load", "torch.package", "numpy.load", "np.load", "pandas.read_pickle",
+    "pd.read_pickle", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load",
+    "shutil.unpack_archive", "datasets.load_dataset", "extractall",
+}  # fmt: skip
+OPTIONS = {"trust_remote_code", "allow_pickle", "shell", "unsafe_allow_html"}
+# Where it is done all the same, and why that is safe.
+ALLOWED = {
+    ("lrcore/cluster/pickling.py", "pickle"),  # between the processes of a cluster, see SECURITY.md
+    ("lrcore/recipe.py", "yaml.load"),  # by a subclass of SafeLoader
+    ("workbench/first_script.py", "gzip"),  # these compress what the page sends
+    ("workbench/plotly_file.py", "gzip"),
+}
+RUN = {"execute", "executemany", "executescript", "_rows"}
+# What may stand in a statement beside its text: placeholders, as many as there are values.
+PLACES = "', '.join('?' * len(some))"
+
+
+def dotted(node: ast.expr) -> str:
+    """The name of what is called, as it is written: "torch.load"."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}".lstrip(".")
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def uses(tree: ast.AST):
+    """What is imported, called or set to true that could run what a file holds."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name.partition(".")[0] for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Call):
+            name = dotted(node.func)
+            yield name
+            yield name.rpartition(".")[2] if name.endswith("extractall") else name
+            for option in node.keywords:
+                if option.arg in OPTIONS and not is_false(option.value):
+                    yield str(option.arg)
+
+
+def is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False
+
+
+def forbidden(tree: ast.AST) -> set[str]:
+    return set(uses(tree)) & (MODULES | CALLS | OPTIONS)
+
+
+def test_nothing_that_is_read_can_run_code():
+    found = {
+        (str(file.relative_to(ROOT)), name)
+        for file in FILES
+        for name in forbidden(ast.parse(file.read_text(encoding="utf-8")))
+    }
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from zipfile import ZipFile",
+        "from torch import load\nfrom os import system\nfrom yaml import load_all",
+        "eval('1')",
+        "torch.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "AutoModel.from_pretrained(x, trust_remote_code=trust)",
+        "archive.extractall(folder)",
+    ],
+)
+def test_the_walk_sees_it(line):
+    assert forbidden(ast.parse(line))
+
+
+def texts_of(statement: ast.expr, scope: ast.AST) -> list[ast.expr]:
+    """The expressions that a statement is: itself, or what its name is set to within a function."""
+    if not isinstance(statement, ast.Name):
+        return [statement]
+    return [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(one, ast.Name) and one.id == statement.id for one in node.targets)
+    ]
+
+
+def is_fixed(text: ast.expr, scope: ast.AST) -> bool:
+    """Whether a statement is a text of the source, but for placeholders."""
+    if isinstance(text, ast.Constant):
+        return isinstance(text.value, str)
+    if not isinstance(text, ast.JoinedStr):
+        return False
+    put_in = [part.value for part in text.values if isinstance(part, ast.FormattedValue)]
+    return all(
+        isinstance(one, ast.Name)
+        and [ast.unparse(value) for value in texts_of(one, scope)] == [PLACES]
+        for one in put_in
+    )
+
+
+def built_statements(tree: ast.Module):
+    """The statements of SQL that are made of more than the source's own text."""
+    for scope in ast.walk(tree):
+        if not isinstance(scope, ast.FunctionDef) or scope.name in RUN:
+            continue
+        for call in ast.walk(scope):
+            if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in RUN:
+                found = texts_of(call.args[0], scope) or texts_of(call.args[0], tree)
+                if not found or not all(is_fixed(text, scope) for text in found):
+                    yield ast.unparse(call)
+
+
+def test_values_reach_sql_as_parameters_alone():
+    asked, built = 0, []
+    for file in FILES:
+        source = file.read_text(encoding="utf-8")
+        if "sqlite3" in source or ".execute" in source:
+            asked += source.count(".execute") + source.count("._rows(")
+            built += built_statements(ast.parse(source))
+    assert asked > 20
+    assert built == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "database.execute(f'delete from runs where id = {run}')",
+        "database.execute('delete from runs where id = ' + run)",
+        "database.execute('delete from runs where id = %s' % run)",
+        "database.execute('delete from {}'.format(run))",
+        "question = f'select {run}'\n    database.execute(question)",
+        "self._rows(run)",
+        "places = run\n    self._rows(f'select * from runs where id in ({places})')",
+    ],
+)
+def test_sql_that_is_built_is_seen(line):
+    assert list(built_statements(ast.parse(f"def ask(database, run):\n    {line}")))
