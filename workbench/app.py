@@ -18,6 +18,7 @@ from . import (
     polling,
     selection_events,
     sidebar,
+    slow_clients,
     text,
     waiting,
 )
@@ -26,7 +27,7 @@ from .assets import STYLE, script
 from .events import QUIET, bind, present_browser
 from .first_script import FirstScript
 from .form import START
-from .gate import LARGEST, Gate, Names
+from .gate import ANY, LARGEST, Gate, Names
 from .gone_listeners import GoneListeners
 from .jobs import KINDS, start_analysis
 from .page import Page
@@ -44,7 +45,7 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
     Agents do not log in: with a password there is no MCP server.
     """
     gates = [
-        Middleware(SecurityHeaders),
+        Middleware(SecurityHeaders, framed=ANY in names.others),
         Middleware(Gate, names=names),
         Middleware(PlotlyFile),
         Middleware(FirstScript),
@@ -72,6 +73,7 @@ PATIENCE = 3.0  # seconds that the page waits for the runs; 10,000 of them take 
 def build_app(store: Store | None = None) -> gr.Blocks:
     """store: one that holds something already; a fresh one by default."""
     heap.share()
+    slow_clients.limit()
     if store is None:
         store = Store(lrcore.runs_root(), KINDS, present_browser)
         reading = threading.Thread(target=read_ahead, args=(store,), daemon=True)

@@ -5,6 +5,7 @@ name this machine's address (DNS rebinding). What it cannot do is choose the Hos
 that the browser sends, so these are checked.
 """
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LARGEST = 8 * 2**20  # bytes of a request: a form, a recipe, a text of prompts
+BODY = 120.0  # seconds in which the body of a request has to come
+HELD = 16 * LARGEST  # bytes of the bodies of all requests that are not answered
+BUSY = "The server holds as much as it can of requests that are not answered. Try again later."
+LATE = f"The request did not come within {BODY:.0f} seconds. Try again."
 UPLOADS = (".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml")
 ANY = "*"  # a name that stands for all
 SHARED = ".gradio.live"  # the addresses that Gradio gives its public tunnels
@@ -57,7 +62,10 @@ class Names:
         """Whether an Origin header is of the page that is asked by this Host header, or of one of
         the further names.
         """
-        asking = urlsplit(origin.strip().lower())
+        try:
+            asking = urlsplit(origin.strip().lower())
+        except ValueError:  # half an address in brackets
+            return False
         if asking.scheme not in ("http", "https") or not asking.netloc:
             return False
         own = _DEFAULT_PORT.sub("", host.strip().lower())
@@ -71,6 +79,7 @@ class Gate:
 
     def __init__(self, app: Any, names: Names) -> None:
         self.app, self.names = app, names
+        self.held = 0  # bytes of bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -78,12 +87,43 @@ class Gate:
         refused = self.refusal(scope)
         if refused is not None and scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})  # answered with 403
-        if refused is None and scope["type"] == "http" and scope["method"] != "GET":
-            parts, refused = await _body(scope, receive)
-            receive = _again(parts, receive)
         if refused is not None:
             return await _answer(send, *refused)
-        await self.app(scope, receive, send)
+        if scope["type"] == "websocket" or scope["method"] == "GET":
+            return await self.app(scope, receive, send)
+        parts: list[Any] = []
+        try:
+            refused = await self._read(scope, receive, parts)
+            if refused is not None:
+                return await _answer(send, *refused)
+            await self.app(scope, _again(parts, receive), send)
+        finally:
+            self.held -= sum(map(_size, parts))
+
+    async def _read(self, scope: Any, receive: Any, parts: list[Any]) -> tuple[int, str] | None:
+        """Put the messages of a request's body into parts; why it is refused, if it is."""
+        claimed = next(_values(scope, b"content-length"), "0")
+        more = not claimed.isdigit() or int(claimed) <= LARGEST
+        left = LARGEST if more else -1
+        try:
+            async with asyncio.timeout(BODY):
+                while more and left >= 0:
+                    if self.held > HELD:
+                        return 503, BUSY
+                    parts.append(await receive())
+                    self.held += _size(parts[-1])
+                    left -= _size(parts[-1])
+                    last = parts[-1]
+                    more = last["type"] == "http.request" and last.get("more_body", False)
+        except TimeoutError:
+            return 408, LATE
+        if left < 0:
+            return 413, f"A request may hold {LARGEST // 2**20} MB at most."
+        if scope["path"].rstrip("/").endswith("/upload"):
+            whole = b"".join(part.get("body", b"") for part in parts)
+            if not all(name.endswith(UPLOADS) for name in _file_names(whole)):
+                return 415, f"A file may be one of {', '.join(UPLOADS)}."
+        return None
 
     def refusal(self, scope: Any) -> tuple[int, str] | None:
         """Status and sentence; None for a request that may pass."""
@@ -97,32 +137,14 @@ class Gate:
         within = "same-origin" in _values(scope, b"sec-fetch-site")
         strange = any(not (self.names.same(one, hosts[0]) or within) for one in origins)
         across = {"cross-site", "same-site"} & set(_values(scope, b"sec-fetch-site"))
-        changes = scope.get("method", "GET") not in ("GET", "HEAD")
-        if strange or (across and not origins and changes):
+        link = "navigate" in _values(scope, b"sec-fetch-mode") and scope.get("method") == "GET"
+        if strange or (across and not origins and not link):
             return 403, "A page of another site asked, which this server does not answer."
         return None
 
 
-async def _body(scope: Any, receive: Any) -> tuple[list[Any], tuple[int, str] | None]:
-    """The messages of a request's body, and why it is refused."""
-    parts: list[Any] = []
-    left = LARGEST
-    claimed = next(_values(scope, b"content-length"), "0")
-    more = not claimed.isdigit() or int(claimed) <= LARGEST
-    if not more:
-        left = -1
-    while more and left >= 0:
-        message = await receive()
-        parts.append(message)
-        left -= len(message.get("body", b""))
-        more = message["type"] == "http.request" and message.get("more_body", False)
-    if left < 0:
-        return parts, (413, f"A request may hold {LARGEST // 2**20} MB at most.")
-    if scope["path"].rstrip("/").endswith("/upload"):
-        whole = b"".join(part.get("body", b"") for part in parts)
-        if not all(name.endswith(UPLOADS) for name in _file_names(whole)):
-            return parts, (415, f"A file may be one of {', '.join(UPLOADS)}.")
-    return parts, None
+def _size(message: Any) -> int:
+    return len(message.get("body", b""))
 
 
 def _file_names(body: bytes) -> Iterator[str]:

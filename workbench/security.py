@@ -20,23 +20,27 @@ POLICY = "; ".join(
         "form-action 'self'",
     )
 )
+ALONE = "; frame-ancestors 'self'"  # in no frame of another site, which could guide a click
 HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 )
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds `HEADERS` to every HTTP response."""
+    """ASGI middleware that adds `HEADERS` and the policy to every HTTP response. framed: whether
+    pages of other sites may show this one in a frame, as the hub does with a Space.
+    """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, framed: bool = False) -> None:
         self.app = app
+        policy = POLICY if framed else POLICY + ALONE
+        self.headers = (*HEADERS, (b"content-security-policy", policy.encode()))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
+                message["headers"] = [*message.get("headers", ()), *self.headers]
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)

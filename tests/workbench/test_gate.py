@@ -55,6 +55,10 @@ def ask(names, method="GET", path="/", body=b"", kind="http", **headers):
         (LOOPBACK, "localhost:7860"),
         (LOOPBACK, "LOCALHOST"),
         (LOOPBACK, "[::1]:7860"),
+        (LOOPBACK, "[::1]"),
+        (LOOPBACK, "127.0.0.2:7860"),
+        (LOOPBACK, "localhost.:7860"),
+        (LOOPBACK, "127.0.0.1.:7860"),
         (Names("desk"), "desk:7860"),
         (LAN, "192.168.1.7:7860"),
         (LAN, "localhost"),
@@ -77,6 +81,23 @@ def test_the_page_answers_to_its_names(names, host):
         (LOOPBACK, "192.168.1.7:7860"),
         (LOOPBACK, "x.gradio.live"),
         (LOOPBACK, ""),
+        (LOOPBACK, ":7860"),
+        (LOOPBACK, "."),
+        (LOOPBACK, "[::2]:7860"),
+        (LOOPBACK, "[::ffff:192.168.1.7]"),
+        (LOOPBACK, "[::1"),
+        (LOOPBACK, "[::1]evil.example"),
+        (LOOPBACK, "[::1%evil]"),
+        (LOOPBACK, "127.0.0.1:7860:1"),
+        (LOOPBACK, "127.0.0.1:evil.example"),
+        (LOOPBACK, "127.0.0.1/evil.example"),
+        (LOOPBACK, "127.0.0.1, evil.example"),
+        (LOOPBACK, "evil.example."),
+        (LOOPBACK, "localhost.evil.example."),
+        (LOOPBACK, "0x7f000001"),
+        (LOOPBACK, "2130706433"),
+        (LOOPBACK, "0.0.0.0:7860"),
+        (LAN, "evil.example.:7860"),
         (LOOPBACK, "evil.example@127.0.0.1"),
         (LOOPBACK, ["127.0.0.1", "evil.example"]),
         (LOOPBACK, []),
@@ -102,12 +123,23 @@ def test_a_name_that_was_bound_to_this_address_is_refused(names, host, kind):
         "http://127.0.0.1:7860.evil.example",
         "http://evil.example#http://127.0.0.1:7860",
         "file://127.0.0.1:7860",
+        "http://[::1",
+        "http://[evil.example]",
+        "http://127.0.0.1:99999999",
+        "http://127.0.0.1:7860:1",
+        "http://evil.example@127.0.0.1:7860",
+        "http://127.0.0.1:7860@evil.example",
+        "http://[::1]:7860",
+        "//127.0.0.1:7860",
         "null",
+        "NULL",
         "",
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "DELETE"])
-def test_a_page_of_another_site_is_refused(origin, method):
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_page_of_another_site_is_refused(origin, method, kind):
+    assert ask(LOOPBACK, method, origin=origin, kind=kind)[0] == 403
     assert ask(LOOPBACK, method, origin=origin)[0] == 403
     assert ask(LAN, method, host="192.168.1.7:7860", origin=origin)[0] == 403
 
@@ -115,7 +147,10 @@ def test_a_page_of_another_site_is_refused(origin, method):
 def test_a_form_of_another_site_that_hides_its_origin_is_refused():
     for where in ("cross-site", "same-site"):
         assert ask(LOOPBACK, "POST", sec_fetch_site=where)[0] == 403
-        assert ask(LOOPBACK, sec_fetch_site=where)[0] == 200  # a link that leads here
+        for mode, status in (("navigate", 200), ("no-cors", 403), ("cors", 403)):
+            # a link that leads here, a picture or script, a stream of answers
+            assert ask(LOOPBACK, sec_fetch_site=where, sec_fetch_mode=mode)[0] == status
+        assert ask(LOOPBACK, sec_fetch_site=where)[0] == 403
     assert ask(LOOPBACK, "POST", sec_fetch_site="same-origin", origin="null")[0] == 200
     assert ask(LOOPBACK, "POST")[0] == 200  # a script, which sends neither
 
@@ -149,6 +184,8 @@ def test_files_of_other_types_are_not_taken():
         'filename="page.html"',
         'filename="recipe.json.exe"',
         'filename="weights.pkl"',
+        'filename="model.zip"',
+        'filename="training_args.bin"',
         "filename=\"x.json\"; filename*=UTF-8''x.svg",
         'filename="no-extension"',
         'filename=""',

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import httpx
 import pytest
@@ -21,9 +22,13 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(store):
+def app(store):
+    return build_app(store)
+
+
+@pytest.fixture(scope="module")
+def page(app):
     """The address of a page with a password."""
-    app = build_app(store)
     names = Names("127.0.0.1", ("bench.example",))
     _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **launch_settings(names, PASSWORD))
     yield url.rstrip("/")
@@ -91,6 +96,38 @@ def test_other_hosts_and_origins_are_refused_before_gradio(guest):
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
     assert "content-security-policy" in refused.headers
+
+
+def test_every_address_of_the_server_is_behind_the_gate(app, guest):
+    """Uploads, streams of answers, agents' tools and what a later Gradio adds."""
+    known = sorted(routes(app.app))
+    assert {"/gradio_api/upload", "/gradio_api/queue/data"} <= {path for path, _ in known}
+    for path, methods in known:
+        address = re.sub(r"\{[^}]*\}", "x", path)
+        for method in sorted(methods):
+            for header in (
+                {"host": "evil.example"},
+                {"origin": "http://evil.example"},
+                {"origin": "null"},
+                {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+            ):
+                answer = guest.request(method, address, headers=header)
+                assert answer.status_code == 403, (method, path, header)
+                assert "access-control-allow-origin" not in answer.headers
+
+
+def routes(app):
+    """(path, methods) of all that a server answers to."""
+    for route in app.routes:
+        inner = getattr(route, "original_router", route)
+        if getattr(inner, "routes", None):
+            yield from routes(inner)
+        else:
+            yield route.path, tuple(getattr(route, "methods", None) or ("GET", "POST"))
+
+
+def test_no_page_of_another_site_shows_it_in_a_frame(guest):
+    assert "frame-ancestors 'self'" in guest.get("/").headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(

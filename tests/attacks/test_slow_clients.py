@@ -1,0 +1,206 @@
+"""Clients that are slow, that vanish, or that open connections and say nothing: the others are
+answered, and what a client does not use is taken back.
+"""
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+
+import httpx
+import pytest
+import uvicorn
+
+from workbench import gate, slow_clients
+from workbench.app import build_app, launch_settings
+from workbench.gate import BUSY, LATE, Gate, Names
+from workbench.jobs import KINDS
+from workbench.store import Store
+
+PATIENCE = 60  # seconds until a wait gives up; one that is met costs nothing
+POST = b"POST /gradio_api/upload HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+PART = POST + b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000\r\n\r\n--b"
+READ = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page, and its port."""
+    app = build_app(Store(tmp_path_factory.mktemp("slow") / "runs", KINDS))
+    _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **launch_settings(Names()))
+    yield url.rstrip("/")
+    app.close()
+
+
+@pytest.fixture
+def connected():
+    """Opens connections that say something and then nothing, and closes them at the end."""
+    with ExitStack() as held:
+
+        def connect(url, said=b"", count=1):
+            host, port = url.removeprefix("http://").split(":")
+            made = []
+            for _ in range(count):
+                one = held.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+                one.sendall(said)
+                made.append(one)
+            return made
+
+        yield connect
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        (b"", 200),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 50),
+        (PART, 50),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", 50),
+        (READ * 20, 5),  # and reads none of the answers
+    ],
+    ids=("idle", "half a head", "a stalled upload", "no chunk", "answers that nobody reads"),
+)
+def test_others_are_answered_beside_clients_that_wait(page, connected, said, count):
+    held = connected(page, said, count)
+    with httpx.Client(base_url=page, timeout=PATIENCE) as other:
+        assert other.get("/config").status_code == 200
+        assert other.post("/gradio_api/call/models", json={"data": []}).status_code == 200
+        uploaded = other.post("/gradio_api/upload", files={"files": ("a.json", b"{}")})
+        assert uploaded.status_code == 200
+    assert len(held) == count
+    if not said:  # who waited is still taken
+        held[0].sendall(READ)
+        assert held[0].recv(12) == b"HTTP/1.1 200"
+
+
+def test_the_page_is_served_with_these_limits(page):
+    """Not with uvicorn's own, which has none: Gradio leaves the choice to it."""
+    loaded = uvicorn.Config(lambda: None)
+    loaded.load()
+    assert loaded.http_protocol_class is slow_clients.Patient
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The address of a server of nothing but the gate, whose limits are those of a moment."""
+    monkeypatch.setattr(slow_clients, "HEAD", 0.2)
+    monkeypatch.setattr(gate, "BODY", 0.2)
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    config = uvicorn.Config(
+        Gate(app, Names()), port=0, log_level="critical", http=slow_clients.Patient, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    running = threading.Thread(target=server.run, daemon=True)
+    running.start()
+    end = time.monotonic() + PATIENCE
+    while not server.started:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    running.join(PATIENCE)
+
+
+def drip(connection, seconds: float) -> None:
+    """Send a byte again and again."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        connection.sendall(b"a")
+        time.sleep(0.01)
+
+
+def rest(connection) -> bytes:
+    """All that comes until the server closes a connection."""
+    whole = b""
+    with suppress(ConnectionResetError):  # where something that was sent is not read any more
+        while part := connection.recv(65536):
+            whole += part
+    return whole
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: ", READ, READ + b"GET / HT"])
+def test_a_connection_on_which_no_request_begins_is_closed(served, connected, said):
+    (one,) = connected(served, said)
+    answer = rest(one)
+    assert answer.startswith(b"HTTP/1.1 200") if READ in said else answer == b""
+
+
+def test_a_head_that_comes_byte_by_byte_is_given_up(served, connected):
+    """However many bytes come: what counts is the whole head."""
+    (one,) = connected(served, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        drip(one, PATIENCE)
+
+
+@pytest.mark.parametrize("said", [PART, POST + b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_a_body_that_stalls_is_refused_in_a_sentence(served, connected, said):
+    (one,) = connected(served, said)
+    answer = rest(one)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert answer.endswith(LATE.encode())
+
+
+def test_a_head_is_no_longer_than_it_may_be(served, connected, monkeypatch):
+    monkeypatch.setattr(slow_clients, "HEAD", PATIENCE)
+    (one,) = connected(served)
+    with suppress(OSError):  # the server closes as soon as it is too long
+        one.sendall(READ[:-2] + b"X: " + b"a" * 2**20)
+    assert b"HTTP/1.1 200" not in rest(one)
+
+
+def test_beyond_so_many_connections_the_next_is_closed(served, connected, monkeypatch):
+    monkeypatch.setattr(slow_clients, "HEAD", PATIENCE)
+    monkeypatch.setattr(slow_clients, "most_connections", lambda: 3)
+    held = connected(served, b"", 3)
+    (next_one,) = connected(served)
+    assert rest(next_one) == b""
+    held[0].sendall(READ)
+    assert held[0].recv(12) == b"HTTP/1.1 200"
+
+
+def test_the_bodies_of_all_requests_together_have_a_limit(monkeypatch):
+    """Each within its own; one waits while the other comes."""
+    monkeypatch.setattr(gate, "HELD", 100)
+    sent, passed = [], []
+
+    async def app(scope, receive, send):
+        passed.append(scope)
+
+    async def talk():
+        gated, waits, rests = Gate(app, Names()), asyncio.Event(), asyncio.Event()
+        host = [(b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": host}
+
+        def body(*sizes):
+            left = list(sizes)
+
+            async def receive():
+                if not left:
+                    rests.set()
+                    await waits.wait()
+                    return {"type": "http.disconnect"}
+                return {"type": "http.request", "body": bytes(left.pop(0)), "more_body": True}
+
+            return receive
+
+        async def send(message):
+            sent.append(message)
+
+        first = asyncio.create_task(gated(scope, body(60), send))
+        await rests.wait()
+        await gated(scope, body(60, 60), send)
+        waits.set()
+        await first
+        return gated.held
+
+    assert asyncio.run(talk()) == 0
+    assert [one.get("status") for one in sent] == [503, None]
+    assert sent[1]["body"] == BUSY.encode()
+    assert len(passed) == 1  # the first, which its client left
