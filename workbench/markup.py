@@ -37,11 +37,18 @@ def missing(waiting: Sequence[Any], sentence: str) -> str:
     return note(text.WORKING if waiting else sentence, "hint")
 
 
+# How Markdown is told that something is no picture, no link, and no address that becomes one.
+AS_WRITTEN = {"![": "!\\[", "](": "]\\(", "][": "]\\[", "://": ":\\/\\/", "www.": "www\\."}
+
+
 def as_markdown(text: str) -> str:
-    """Text with outside parts in it, safe to show as Markdown: its HTML and its pictures, which a
-    browser would fetch, are shown as they are written.
+    """Text with outside parts in it, safe to show as Markdown: its HTML, its pictures, which a
+    browser would fetch, and its links are shown as they are written.
     """
-    return escape(lrcore.without_paths(text), quote=False).replace("![", "!\\[")
+    plain = escape(lrcore.without_paths(text), quote=False)
+    for written, shown in AS_WRITTEN.items():
+        plain = plain.replace(written, shown)
+    return plain
 
 
 def about(name: str, line: str, more: str = "") -> str:

@@ -108,6 +108,34 @@ window.tests = {
     return Promise.all(ending.map((one) => one.finished.catch(() => null)));
   },
 
+  // The ids of all components that take a text, whether or not they are drawn yet.
+  textFields() {
+    return window.gradio_config.components
+      .filter(
+        ({ type, props }) =>
+          props.interactive !== false &&
+          props.visible !== false &&
+          (type === 'textbox' || (type === 'dropdown' && props.allow_custom_value)),
+      )
+      .map(({ id, props }) => props.elem_id || `component-${id}`);
+  },
+
+  // Write a text into a field as a person does, if it is on show. Whether it is.
+  feed(id, text) {
+    const field = document.querySelector(`[id="${id}"] textarea, [id="${id}"] input`);
+    if (!field || !field.checkVisibility()) return false;
+    if (field.disabled) return true;
+    const kind = field instanceof HTMLTextAreaElement ? HTMLTextAreaElement : HTMLInputElement;
+    field.focus();
+    Object.getOwnPropertyDescriptor(kind.prototype, 'value').set.call(field, text);
+    field.dispatchEvent(new Event('input', { bubbles: true }));
+    for (const type of ['keydown', 'keyup'])
+      field.dispatchEvent(new KeyboardEvent(type, { key: 'Enter', bubbles: true }));
+    field.dispatchEvent(new Event('change', { bubbles: true }));
+    field.blur();
+    return true;
+  },
+
   // Gradio writes its own value into a component in the frame after it appeared, over whatever was
   // put there.
   async frames() {

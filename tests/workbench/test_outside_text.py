@@ -17,3 +17,11 @@ def test_markdown_holds_no_html_and_no_picture():
     escaped = markup.as_markdown(f"{PICTURE} and ![x](http://other.example/y.png)")
     assert "<" not in escaped
     assert "![" not in escaped
+
+
+def test_markdown_makes_no_link_of_outside_text():
+    named = "[x](javascript:y) [x][y] http://other.example www.other.example"
+    escaped = markup.as_markdown(named)
+    for part in ("](", "][", "://", "www."):
+        assert part not in escaped
+    assert escaped.replace("\\", "") == named
