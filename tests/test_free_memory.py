@@ -1,12 +1,8 @@
 """How much memory may still be taken, and what is refused before it is taken."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from memory_group import group_of, run_in
 
 import lrcore
 from lrcore import memory
@@ -15,9 +11,6 @@ from lrcore.compression import factorise
 from lrcore.models import load
 from lrcore.models.weights import bytes_converted, weight_files
 from lrcore.tensor_files import memory_of
-
-GROUPS_V1 = Path("/sys/fs/cgroup/memory")
-GROUPS_V2 = Path("/sys/fs/cgroup")
 
 
 def group(folder, **files):
@@ -110,30 +103,10 @@ def test_weights_that_factors_share_with_the_model_take_no_more_memory():
     assert list(memory_of({"a": weight.mT, "b": [weight[2:], weight]}).values()) == [80]
 
 
-LIMITED = """
-import sys
-from pathlib import Path
-Path(sys.argv[1], "cgroup.procs").write_text("0")
-from lrcore.cli import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 @pytest.fixture
 def small_group():
     """A control group of 600 MB, where root may make one."""
-    for root, name in ((GROUPS_V1, "memory.limit_in_bytes"), (GROUPS_V2, "memory.max")):
-        own = root / f"lrcore-test-{os.getpid()}"
-        if not (root / "cgroup.procs").exists() or not os.access(root, os.W_OK):
-            continue
-        own.mkdir()
-        if (own / name).exists():
-            (own / name).write_text(str(600 * 2**20))
-            yield own
-            own.rmdir()
-            return
-        own.rmdir()
-    pytest.skip("needs a memory control group that may be changed, as root has it")
+    yield from group_of(600 * 2**20)
 
 
 def test_a_model_too_large_for_its_control_group_is_refused_in_a_sentence(
@@ -149,11 +122,7 @@ def test_a_model_too_large_for_its_control_group_is_refused_in_a_sentence(
         (tmp_path / "large" / file.name).write_bytes(file.read_bytes())
     arguments = ["compress", tmp_path / "large", "--out", tmp_path / "out", "--json"]
     arguments += ["--data", story_file, "--samples", "2", "--seq-len", "16"]
-    command = [sys.executable, "-c", LIMITED, small_group, *arguments]
-    environment = os.environ | {"LRCORE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_in(small_group, arguments, tmp_path / "cache")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "The weights in" in done.stderr
     assert "are free" in done.stderr

@@ -139,8 +139,8 @@ def calibrate(model: LoadedModel, recipe: Recipe, progress: Progress | None = No
 
     The key covers model files, window tokens, dtype, needs and file format. Cached layers are not
     collected again, so a cancelled or killed pass continues where it stopped. Raises InputError as
-    `make_calibration_windows` does, and Shortage where the hidden states of the windows alone take
-    more memory than is free on the model's device.
+    `make_calibration_windows` does, and Shortage where the hidden states of the windows, or what
+    is collected of a layer beside them, take more memory than is free on the model's device.
     """
     progress = progress or silent
     _check_memory(model, recipe)

@@ -24,6 +24,7 @@ from ..progress import Progress
 from ..statistics import EvenSample, Moments, Need
 from ..units import Work, each, workers
 from .moment_files import MomentsFile, is_kept, layer_file, write_moments
+from .working_memory import check_calibration
 
 SHARES = "shares"  # folder beside the layers
 
@@ -31,7 +32,10 @@ SHARES = "shares"  # folder beside the layers
 def collect(
     model: LoadedModel, tokens: Tensor, needs: frozenset[Need], folder: Path, progress: Progress
 ) -> None:
-    """Run the windows [n, t] through the model; write the moments of layers not in the folder."""
+    """Run the windows [n, t] through the model; write the moments of layers not in the folder.
+
+    Raises Shortage before any layer is run where that takes more memory than is free.
+    """
     layers = len(decoder_layers(model.network))
     missing = _missing(folder, range(layers))
     if missing:
@@ -39,6 +43,8 @@ def collect(
         if workers().apart:
             _collect_in_shares(doing, progress)
         else:
+            windows, length = tokens.shape
+            check_calibration(model, windows, length, needs)
             doing.run(_Share(0, len(tokens)), folder, progress)
         trim()
     progress("calibrate", layers, layers)

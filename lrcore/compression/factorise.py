@@ -32,6 +32,7 @@ from ..spectra import Slot, Spectrum
 from ..statistics import ATTENDED_KEYS
 from ..tensor_files import OffloadedList, Temporary, memory_of, put_away
 from ..units import Work, each, workers
+from .factor_memory import check_factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,8 @@ def factorise(
     Factors of an offloaded model are offloaded as well.
 
     Raises InputError for an unknown method or option, and where the method cannot take what the
-    model's layers hold, see `MAY_FOLLOW`.
+    model's layers hold, see `MAY_FOLLOW`; Shortage where the decompositions of a layer, or the
+    factors of all of them, take more memory than is free.
     """
     progress, row = progress or silent, find_method(method)
     chosen = row.choose(options or {})
@@ -90,6 +92,8 @@ def factorise(
     known = read_outliers(calibration.folder)
     work = Work("factorise", _Factoring(model, seen, method, chosen, count=not known))
     away = model.offloaded or workers().apart
+    if not workers().apart:
+        check_factors(model, row, chosen)
     stored = OffloadedList(cache_folder() / OFFLOADED, exact_device(model.device)) if away else None
     units = [_Unit(i, None if stored is None else stored.file()) for i in range(total)]
     layers: list[LayerFactors] = []

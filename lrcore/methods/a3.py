@@ -293,4 +293,5 @@ METHOD = Method(
         ("mlp", "taylor"): frozenset((name, "taylor") for name in MATRICES),
         ("ov", "taylor"): frozenset((name, "taylor") for name in MATRICES),
     },
+    copies=0,
 )

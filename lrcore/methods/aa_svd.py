@@ -88,4 +88,5 @@ METHOD = Method(
     needs=NEEDS,
     shrinks_kv=False,
     options=AaSvdOptions,
+    copies=4,
 )

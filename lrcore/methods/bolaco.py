@@ -49,4 +49,5 @@ METHOD = Method(
     components=FACTORED,
     needs=NEEDS,
     shrinks_kv=False,
+    copies=4,
 )

@@ -268,4 +268,5 @@ METHOD = Method(
     refit=True,
     adds_biases=True,
     forms=FORMS,
+    copies=5,
 )

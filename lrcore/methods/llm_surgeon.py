@@ -163,4 +163,5 @@ METHOD = Method(
     shrinks_kv=True,
     holds={"heads": MATRICES[:4], "mlp": MATRICES[4:]},
     options=SurgeonOptions,
+    copies=4,
 )

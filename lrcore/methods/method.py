@@ -40,6 +40,8 @@ class Method:
     adds_biases: whether projections of the MLP that have no bias get one.
     forms: of the slots of a part that has several, see lrcore/alternatives.py. The factors of a
     layer have the form first that policies take which do not choose between them.
+    copies: at least how many matrices as large as the widest second moment that it reads `factor`
+    has at once, measured (tests/test_working_memory.py).
     under: what options that are "auto" mean under a kind of budget, {budget: {option: value}}.
     """
 
@@ -58,6 +60,7 @@ class Method:
     adds_biases: bool = False
     forms: Mapping[str, Form] = field(default_factory=dict)
     under: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    copies: int = 1
 
     @property
     def covers(self) -> frozenset[str]:

@@ -137,4 +137,5 @@ METHOD = Method(
     needs=NEEDS,
     shrinks_kv=True,
     holds=COMPONENT_MATRICES,
+    copies=2,
 )

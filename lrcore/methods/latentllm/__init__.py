@@ -260,4 +260,5 @@ METHOD = Method(
     },
     options=LatentLLMOptions,
     extra_needs=EXTRA_NEEDS,
+    copies=2,
 )
