@@ -1,7 +1,8 @@
 """What earlier versions wrote loads, or is refused with what to do; caches of other formats are
 never read. One fixture per format stays: tests/fixtures/format_1 was written by the first version,
-tests/fixtures/first_reports by a later one (tests/checkpoints/test_first_reports.py), and records
-of jobs are in tests/workbench/test_jobs.py.
+tests/fixtures/first_reports by a later one (tests/checkpoints/test_first_reports.py), caches, cells
+of sweeps and states of healing of this one are in tests/test_upgrades.py, and records of jobs in
+tests/workbench/test_jobs.py.
 """
 
 import importlib
@@ -26,7 +27,8 @@ CACHED = (  # modules whose files lie in the cache, under names that their forma
     "compression.settle",
     "models.gguf",
 )
-KEPT = ("checkpoints.description", "runs.sweep_store")  # read by their format
+# read by their format; tests/test_upgrades.py has the last two
+KEPT = ("checkpoints.description", "runs.sweep_store", "compression.healing.distillation")
 
 
 def test_every_format_named_in_the_source_is_held_by_a_test():

@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -166,12 +167,11 @@ class CellFiles(SweepStore):
         return self._folder / f"{cell.key}.json"
 
     def finished(self, cell: Cell) -> list[SweepRow] | None:
-        path = self._path(cell)
-        if not path.is_file():
-            return None
-        return [
-            SweepRow.from_dict(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
-        ]
+        """The same; a file that is damaged, or whose rows have other columns, counts as none."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            kept = json.loads(self._path(cell).read_text(encoding="utf-8"))
+            return [SweepRow.from_dict(row) for row in kept["rows"]]
+        return None
 
     def costs(
         self, model: LoadedModel, dense: LoadedModel, speed: bool, progress: Progress

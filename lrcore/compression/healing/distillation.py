@@ -25,6 +25,8 @@ from ...tensor_files import write_tensors
 CLIP = 1.0
 WARM_UP = 100  # steps at the most, and at the most a tenth of them
 EVERY = 50  # steps between two states on disk
+# Of the state on disk; raise it whenever what it holds changes. Without one it is of the first.
+FORMAT = 1
 
 Terms = tuple[Tensor, Tensor]
 Parts = Callable[[int], Sequence[tuple[float, Callable[[], Terms]]]]
@@ -150,6 +152,7 @@ class Descent:
                 f"{i}.{name}": value for name, value in self.optimizer.state[master].items()
             }
         metadata = {
+            "format": str(FORMAT),
             "key": self.key,
             "done": str(self.done),
             "seconds": str(self.seconds),
@@ -161,10 +164,13 @@ class Descent:
 
     @torch.no_grad()
     def _resume(self) -> None:
-        """Take the state over; one of another descent is left, and written over in time."""
+        """Take the state over; one of another descent or format is left, and written over in
+        time.
+        """
         with safe_open(self.state, "pt") as opened:
-            metadata = opened.metadata()
-            if metadata.get("key") != self.key:
+            metadata = opened.metadata() or {}
+            known = metadata.get("key"), metadata.get("format", "1")
+            if known != (self.key, str(FORMAT)):
                 return
             for name in opened.keys():  # noqa: SIM118 (not a dict)
                 place, _, part = name.partition(".")

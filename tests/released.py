@@ -1,0 +1,120 @@
+"""What this version leaves on disk, made small: caches of every kind, cells of a sweep, the state
+of a healing.
+
+python tests/released.py: writes tests/fixtures/released anew, by the code as it is. To be done
+where a format has changed; tests/test_upgrades.py reads it.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import lrcore
+from lrcore import texts
+from lrcore.cli import listing
+from lrcore.compression.evidence import latency
+
+FOLDER = Path(__file__).parent / "fixtures" / "released"
+STATE = Path("healing.safetensors")
+HEALING = lrcore.Healing("story.txt", samples=4, seq_len=8, steps=60, batch=1, test_samples=0)
+STOPPED = 55  # a step after the first state, see distillation.EVERY
+SMALL = {"data": "story.txt", "samples": 2, "seq_len": 16}
+RECIPE = lrcore.Recipe("dense", method="care", ratio=0.3, **SMALL)
+SWEEP = lrcore.Sweep(
+    RECIPE, methods=("svd", "care"), evaluations=(lrcore.EvaluationSettings("story.txt", 2, 16),)
+)
+
+
+def calibrates() -> lrcore.Calibration:
+    return lrcore.calibrate(lrcore.load("dense"), RECIPE)
+
+
+def prepares(policy: str, **changes) -> Callable[[], lrcore.Factorisation]:
+    recipe = RECIPE.with_(policy=policy, **changes)
+    return lambda: lrcore.prepare(lrcore.load("dense"), recipe)
+
+
+def sweeps() -> list[dict]:
+    """The rows of a sweep."""
+    rows = lrcore.run_sweep(lrcore.load("dense"), SWEEP, "sweep")
+    return [row.to_dict() for row in rows]
+
+
+def heals(progress: lrcore.Progress | None = None) -> lrcore.LoadedModel:
+    model = lrcore.load("small")
+    return lrcore.heal(model, HEALING, teacher="dense", state=STATE, progress=progress)
+
+
+def stops(stage: str, done: int, total: int) -> None:
+    if stage == "heal" and done == STOPPED:
+        raise lrcore.Cancelled("as if killed")
+
+
+CACHED: dict[str, Callable[[], object]] = {
+    "moments": calibrates,
+    "gradients": prepares("fisher", method="svd_llm"),
+    "spectra": lambda: lrcore.analyse(lrcore.load("dense"), calibrates()).table(0.9),
+    "probes": prepares("probed"),
+    "latency": prepares("uniform", budget="latency", method="svd_llm"),
+    "searches": prepares("mix"),
+    "type_searches": prepares("bolaco", method="svd_llm"),
+    "gguf": lambda: lrcore.load("dense.gguf"),
+    "texts": lambda: texts.named(["A text in memory.", "And one more."]),
+    "listings": lambda: listing.kept("methods", lambda: [1, 2]),
+}
+
+
+@contextmanager
+def on_one_machine() -> Iterator[None]:
+    """Where a key names this machine or this state of the code, it names none."""
+    device, state = latency._device, listing._state
+    latency._device, listing._state = (lambda model: "a machine"), (lambda: "released")
+    try:
+        yield
+    finally:
+        latency._device, listing._state = device, state
+
+
+def write() -> None:
+    """The folder anew, in the present one."""
+    import conftest
+    from gguf_files import write_gguf
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    order = [*conftest.SENTENCES, *conftest.SENTENCES[::-1]]
+    Path("story.txt").write_text(" ".join(order * 4), encoding="utf-8")
+    config = LlamaConfig(
+        vocab_size=conftest.VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    conftest._save(LlamaForCausalLM(config), Path("dense"))
+    write_gguf(Path("dense"), Path("dense.gguf"))
+    with on_one_machine():
+        for made in CACHED.values():
+            made()
+    sweeps()
+    lrcore.save(lrcore.compress(lrcore.load("dense"), RECIPE), "small")
+    with suppress(lrcore.Cancelled):
+        heals(stops)
+    for left in Path("cache").glob("offloaded*"):
+        shutil.rmtree(left)
+
+
+if __name__ == "__main__":
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    os.chdir(FOLDER)
+    os.environ["LRCORE_CACHE"] = "cache"
+    write()

@@ -1,0 +1,179 @@
+"""What was released before is read, and what another version wrote is made again without a word:
+caches of every kind, cells of a sweep, the state of a healing. tests/released.py wrote the fixture.
+"""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from released import CACHED, FOLDER, STATE, heals, on_one_machine, sweeps
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import lrcore
+from lrcore import cache
+from lrcore.compression.healing.distillation import EVERY
+from lrcore.runs import sweep_store
+
+# What the name of a file in the cache follows from, beside what was measured: a format, or for what
+# has none a number that counts in its place. None: contents, or the code, name the file.
+FORMATS = {
+    "moments": ("calibration.calibrate", "FORMAT"),
+    "gradients": ("calibration.gradients", "FORMAT"),
+    "spectra": ("analyse", "FORMAT"),
+    "probes": ("compression.evidence.probing", "FORMAT"),
+    "latency": ("compression.evidence.latency", "FORMAT"),
+    "searches": ("compression.evidence.search", "ROUNDS"),
+    "type_searches": ("compression.evidence.type_search", "RUNS"),
+    "gguf": ("models.gguf", "FORMAT"),
+    "texts": None,
+    "listings": None,
+}
+Held = dict[Path, bytes]
+
+
+@pytest.fixture
+def released(tmp_path, monkeypatch):
+    """A copy of the fixture, as the present folder with its own cache."""
+    folder = shutil.copytree(FOLDER, tmp_path / "released")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LRCORE_CACHE", "cache")
+    with on_one_machine():
+        yield folder
+
+
+def files(folder: Path) -> Held:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_kind_of_the_cache_has_a_fixture_and_a_test():
+    kinds = cache.KINDS.keys() - {cache.OFFLOADED}  # of running processes alone
+    assert {path.name for path in (FOLDER / "cache").iterdir()} == kinds
+    assert CACHED.keys() == FORMATS.keys() == kinds
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_what_was_cached_before_is_read(released, kind):
+    """Where this fails after a change of a format or of what is collected, tests/released.py writes
+    the fixture anew.
+    """
+    before = files(released / "cache" / kind)
+    assert before
+    CACHED[kind]()
+    assert files(released / "cache" / kind) == before
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind]])
+def test_a_cache_of_another_format_is_made_again_and_equal(released, kind, change, monkeypatch):
+    """An older version reads none of a newer one, nor the other way round."""
+    path, name = FORMATS[kind]
+    module = importlib.import_module(f"lrcore.{path}")
+    before = files(released / "cache" / kind)
+    monkeypatch.setattr(module, name, getattr(module, name) + change if name == "FORMAT" else 2)
+    CACHED[kind]()
+    after = files(released / "cache" / kind)
+    assert {path: after[path] for path in before} == before
+    made = after.keys() - before.keys()
+    assert made
+    for path in made:
+        if path.suffix == ".safetensors":
+            (old,) = [one for one in before if one.name == path.name]
+            assert_nearly_equal(load_file(old), load_file(path))
+
+
+def assert_nearly_equal(old: dict, new: dict) -> None:
+    """Another processor rounds otherwise."""
+    assert old.keys() == new.keys()
+    for name, value in old.items():
+        torch.testing.assert_close(new[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["texts", "listings"])
+def test_what_is_named_by_contents_or_code_is_made_again_for_others(released, kind, monkeypatch):
+    before = files(released / "cache" / kind)
+    monkeypatch.setattr("lrcore.cli.listing._state", lambda: "of other code")
+    monkeypatch.setitem(
+        CACHED, "texts", lambda: lrcore.calibrate(lrcore.load("dense"), of(["another"]))
+    )
+    CACHED[kind]()
+    after = files(released / "cache" / kind)
+    assert before.items() < after.items()
+
+
+def of(text: list[str]) -> lrcore.Recipe:
+    return lrcore.Recipe("dense", data=[" ".join(text * 99)], samples=1, seq_len=8)
+
+
+def test_cells_of_a_sweep_that_was_made_before_are_read(released, monkeypatch):
+    before = files(released / "sweep")
+    monkeypatch.setattr(sweep_store, "evaluate", lambda *given, **more: pytest.fail("measured"))
+    rows = sweeps()
+    assert files(released / "sweep") == before
+    assert {(row["method"], row["ratio"]) for row in rows} == {
+        ("dense", 0.0),
+        ("svd", 0.3),
+        ("care", 0.3),
+    }
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_cells_of_another_format_are_made_again_and_stay(released, change, monkeypatch):
+    before, rows = files(released / "sweep"), sweeps()
+    monkeypatch.setattr(sweep_store, "FORMAT", sweep_store.FORMAT + change)
+    assert_same_figures(sweeps(), rows)
+    after = files(released / "sweep")
+    assert before.items() < after.items()
+    assert len([*(released / "sweep" / "cells").iterdir()]) == 6
+
+
+@pytest.mark.parametrize("how", ["a column more", "a column less", "cut", "empty", "no rows"])
+def test_a_cell_that_cannot_be_read_is_made_again(released, how):
+    rows = sweeps()
+    for path in (released / "sweep" / "cells").iterdir():
+        kept = json.loads(path.read_text())
+        if how == "a column more":
+            kept["rows"] = [row | {"of_a_later_version": 1} for row in kept["rows"]]
+        elif how == "a column less":
+            for row in kept["rows"]:
+                del row["method"]
+        elif how == "no rows":
+            del kept["rows"]
+        whole = json.dumps(kept)
+        path.write_text({"cut": whole[: len(whole) // 2], "empty": ""}.get(how, whole))
+    assert_same_figures(sweeps(), rows)
+
+
+def assert_same_figures(new: list[dict], old: list[dict]) -> None:
+    """Another processor rounds otherwise."""
+    assert [(row["method"], row["ratio"]) for row in new] == [
+        (row["method"], row["ratio"]) for row in old
+    ]
+    for one, other in zip(new, old, strict=True):
+        assert one["perplexity"] == pytest.approx(other["perplexity"], rel=1e-3)
+
+
+def test_a_healing_goes_on_from_the_state_that_was_kept_before(released):
+    steps = []
+    heals(lambda stage, done, total: steps.append(done))
+    assert steps[0] == EVERY
+
+
+@pytest.mark.parametrize("format", ["0", "2", None])
+def test_a_healing_does_not_take_a_state_of_another_format(released, format):
+    """Without one it is of the first format, which had none."""
+    with safe_open(STATE, "pt") as opened:
+        metadata = opened.metadata()
+    assert metadata.pop("format") == "1"
+    named = {} if format is None else {"format": format}
+    tensors = load_file(STATE)
+    if format is not None:  # whatever another format holds
+        tensors = {"of another format": next(iter(tensors.values()))}
+    save_file(tensors, STATE, metadata | named)
+    steps = []
+    made = heals(lambda stage, done, total: steps.append(done))
+    assert steps[0] == (EVERY if format is None else 0)
+    assert len(made.step(lrcore.Healed).cross_entropy) == 60
