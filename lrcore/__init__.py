@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from .evaluation.local_errors import LocalErrors, local_errors
     from .evaluation.settings import PROTOCOLS, EvaluationSettings
     from .evaluation.tasks import LM_EVAL_TASKS, TaskResult, lm_eval, score_choices
-    from .files import folder_of_this_process, process_runs, write_text
+    from .files import folder_of_this_process, process_runs, remove_leftovers, write_text
     from .generate import generate, stream
     from .generation_settings import GenerationSettings
     from .hardware import Hardware, hardware
@@ -162,7 +162,7 @@ _HOMES = {
     "evaluation.local_errors": "LocalErrors local_errors",
     "evaluation.settings": "PROTOCOLS EvaluationSettings",
     "evaluation.tasks": "LM_EVAL_TASKS TaskResult lm_eval score_choices",
-    "files": "folder_of_this_process process_runs write_text",
+    "files": "folder_of_this_process process_runs remove_leftovers write_text",
     "generate": "generate stream",
     "generation_settings": "GenerationSettings",
     "hardware": "Hardware hardware",
@@ -381,6 +381,7 @@ __all__ = [
     "read_prompts",
     "refits",
     "refusal",
+    "remove_leftovers",
     "run_sweep",
     "runs_root",
     "save",

@@ -21,7 +21,6 @@ from .priority import JOBS, give_way
 log = logging.getLogger("workbench.jobs")
 
 MOST, OWN = 200, 50  # jobs that may wait: of all clients, of one
-ABANDONED = 3600.0  # seconds after which a half-written record is one of a killed server
 SERVERS = ".servers"  # in the folder of the records: a locked file for each server that runs
 Work = Callable[[JobRecord], list[str]]
 
@@ -273,9 +272,7 @@ class Jobs:
         """The records that are there; those of jobs that another server has not ended are its
         own.
         """
-        for left in self.folder.glob("*.tmp"):
-            if left.stat().st_mtime < time.time() - ABANDONED:
-                left.unlink(missing_ok=True)
+        lrcore.remove_leftovers(self.folder)
         for path in sorted(self.folder.glob("*.json")):
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import lrcore
+from lrcore import locks
 from workbench import job_markup, text
 from workbench.job import Job
 from workbench.job_queue import Jobs
@@ -344,13 +345,14 @@ def test_pressing_start_again_twice_queues_one_job(bench):
     assert len(jobs.all()) == 1
 
 
-def test_half_written_records_of_a_killed_server_go_and_fresh_ones_stay(tmp_path):
-    old, fresh = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
-    for path in (old, fresh):
+def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_stay(tmp_path):
+    left, written = tmp_path / ".a.json.01234567.tmp", tmp_path / ".b.json.01234567.tmp"
+    for path in (left, written):
         path.touch()
-    os.utime(old, (0, 0))
+    lock = locks.take(written)
     Jobs(tmp_path, TEST_KINDS, lambda record: [])
-    assert [path.name for path in tmp_path.iterdir()] == [fresh.name]
+    assert [path.name for path in tmp_path.iterdir()] == [written.name]
+    lock.release()
 
 
 def test_a_broken_record_is_left_out(tmp_path):
