@@ -30,10 +30,12 @@ def free_port() -> int:
 
 class Server:
     """`app.py`, or another script that serves the page, on a free loopback port with folders of
-    its own; `log` is what it printed. more: of its environment.
+    its own; `log` is what it printed. begin: start it at once. more: of its environment.
     """
 
-    def __init__(self, folder: Path, cache: Path, script: str = "app.py", **more: str) -> None:
+    def __init__(
+        self, folder: Path, cache: Path, script: str = "app.py", begin: bool = True, **more: str
+    ) -> None:
         self.folder, self.script, self.started = folder, script, []
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -42,7 +44,8 @@ class Server:
             "LRCORE_CACHE": str(cache),
             **more,
         }
-        self.start()
+        if begin:
+            self.start()
 
     def start(self) -> None:
         self.process = fresh.page().start([self.script, "--port", self.port], self.env, ROOT)

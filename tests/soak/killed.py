@@ -13,10 +13,12 @@ FILES = ("open", "fcntl.flock", "os.mkdir", "os.rename", "os.remove", "os.rmdir"
 
 
 class Killer:
-    """Counts events, and kills this process at one of them."""
+    """Counts events, and kills this process at one of them. here: the folder whose files count, by
+    default the present one.
+    """
 
-    def __init__(self, at: int) -> None:
-        self.at, self.seen, self.here = at, 0, os.getcwd()
+    def __init__(self, at: int, here: str = "") -> None:
+        self.at, self.seen, self.here = at, 0, here or os.getcwd()
 
     def count(self, *event) -> None:
         self.seen += 1

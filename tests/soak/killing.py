@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 KILLED = Path(__file__).with_name("killed.py")
 TIMES = ("seconds", "total_seconds", "created", "when")  # of a result: they differ from run to run
+STATE = "healing.safetensors"  # in a run: of a training that goes on after a kill
 DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 Tree = dict[str, str]  # the files below a folder, and what they hold
 
@@ -91,6 +92,18 @@ class Place:
             for path in self.folder.rglob("*")
             if (self.is_temporary(path) and path.name != "offloaded") or path.parent.name == "tmp"
         ]
+
+    def models(self) -> set[tuple]:
+        """What every run that is there holds, each kind of run once."""
+        folders = [file.parent for file in self.folder.glob("runs/[!.]*/report.json")]
+        return {
+            tuple(
+                (str(file.relative_to(folder)), self.digest(file))
+                for file in sorted(folder.rglob("*"))
+                if file.is_file() and not self.is_temporary(file) and file.name != STATE
+            )
+            for folder in folders
+        }
 
     def digest(self, path: Path) -> str:
         """What a file holds, without times and the name of this folder."""

@@ -21,7 +21,6 @@ from workbench.jobs import CompressJob, ExportJob, HealJob, QuantiseJob, SweepJo
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SERVED = Path(__file__).with_name("served.py")
 ROUNDS, KILLS = 20, 3  # per job, kills in a row
-STATE = "healing.safetensors"  # of a training that goes on after a kill
 
 
 class Bench(Place):
@@ -35,18 +34,6 @@ class Bench(Place):
     def begin(self, task: "Task") -> None:
         self.start_from(task.state)
         (self.folder / "job.json").write_text(json.dumps(task.job.to_dict()))
-
-    def models(self) -> set[tuple]:
-        """What every run that is there holds, each kind of run once."""
-        folders = [file.parent for file in self.folder.glob("runs/[!.]*/report.json")]
-        return {
-            tuple(
-                (str(file.relative_to(folder)), self.digest(file))
-                for file in sorted(folder.rglob("*"))
-                if file.is_file() and not self.is_temporary(file) and file.name != STATE
-            )
-            for folder in folders
-        }
 
 
 @dataclass(frozen=True)

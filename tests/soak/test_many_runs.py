@@ -51,21 +51,11 @@ class Measured(Visitor):
 
     sent: dict[str, int] = field(default_factory=dict)
 
-    def _answer(self, step):
-        answer = super()._answer(step)
+    def _answer(self, step, told=None):
+        answer = super()._answer(step, told)
         name = str(step["api_name"])
         self.sent[name] = self.sent.get(name, 0) + len(json.dumps(answer))
         return answer
-
-    def runs(self):
-        """The first page of the table of runs."""
-        asked = {
-            "data": {},
-            "component_id": self.ids["runs-table"],
-            "fn_name": "runs_listed",
-            "session_hash": self.session,
-        }
-        return self.http.post("/gradio_api/component_server", json=asked).raise_for_status().json()
 
 
 def opened(folder, cache):

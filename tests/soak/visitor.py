@@ -4,7 +4,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,13 +65,24 @@ class Visitor:
             self._follow(step, DEEPEST)
         self._note("open", began)
 
-    def does(self, elem_id: str, event: str, value: Any = None) -> None:
-        """Something a person does to a component, and what follows from it."""
+    def does(self, elem_id: str, event: str, value: Any = None, told: Any = None) -> None:
+        """Something a person does to a component, and what follows from it. told: what the event
+        says, such as which button of a list it was.
+        """
         began, at = time.perf_counter(), self.ids[elem_id]
         if value is not None:
             self.values[at] = value
-        self._fire(at, event, DEEPEST)
+        self._fire(at, event, DEEPEST, told)
         self._note(f"{elem_id} {event}", began)
+
+    def fills(self, values: Mapping[str, Any]) -> None:
+        """Fields of the page by elem_id, as a recipe fills them."""
+        for elem_id, value in values.items():
+            self.values[self.ids[elem_id]] = value
+
+    def shown(self, elem_id: str) -> Any:
+        """The value of a component."""
+        return self.values[self.ids[elem_id]]
 
     def looks(self, elem_id: str) -> None:
         """Scroll to what holds a `components.in_sight`."""
@@ -102,6 +113,16 @@ class Visitor:
         self._note("heartbeat", began)
         return answer.json()
 
+    def runs(self, **view: Any) -> dict[str, Any]:
+        """A page of the table of runs, by default the first; view: of `listing.View`."""
+        asked = {
+            "data": view,
+            "component_id": self.ids["runs-table"],
+            "fn_name": "runs_listed",
+            "session_hash": self.session,
+        }
+        return self.http.post("/gradio_api/component_server", json=asked).raise_for_status().json()
+
     def leave(self, elem_id: str, event: str) -> None:
         """Ask, and go before the answer comes."""
         for step in self._listeners(self.ids[elem_id], event):
@@ -112,9 +133,9 @@ class Visitor:
 
     # --- as Gradio's page does it ---
 
-    def _fire(self, at: int, event: str, depth: int) -> None:
+    def _fire(self, at: int, event: str, depth: int, told: Any = None) -> None:
         for step in self._listeners(at, event):
-            self._follow(step, depth)
+            self._follow(step, depth, told)
 
     def _listeners(self, at: int, event: str) -> list[dict[str, Any]]:
         return [step for step in self.steps.values() if [at, event] in _targets(step)]
@@ -122,9 +143,9 @@ class Visitor:
     def _followers(self, step: dict[str, Any]) -> list[dict[str, Any]]:
         return [one for one in self.steps.values() if one["trigger_after"] == step["id"]]
 
-    def _follow(self, step: dict[str, Any], depth: int) -> None:
+    def _follow(self, step: dict[str, Any], depth: int, told: Any = None) -> None:
         if step["backend_fn"]:
-            changed = self._take(step["outputs"], self._answer(step))
+            changed = self._take(step["outputs"], self._answer(step, told))
         else:
             self._collect(step)
             changed = []
@@ -147,8 +168,8 @@ class Visitor:
         for length, form in zip(lengths[1].split(","), step["outputs"], strict=True):
             self.values[form], parts = parts[: int(length)], parts[int(length) :]
 
-    def _answer(self, step: dict[str, Any]) -> Sequence[Any]:
-        event, answer = self._join(step), None
+    def _answer(self, step: dict[str, Any], told: Any = None) -> Sequence[Any]:
+        event, answer = self._join(step, told), None
         stream = {"session_hash": self.session}
         with self.http.stream("GET", "/gradio_api/queue/data", params=stream) as lines:
             for line in lines.iter_lines():
@@ -164,13 +185,13 @@ class Visitor:
             raise Refused(str(answer and answer["output"].get("error")))
         return answer["output"]["data"]
 
-    def _join(self, step: dict[str, Any]) -> str:
+    def _join(self, step: dict[str, Any], told: Any = None) -> str:
         given = {
             "data": [self.values[at] for at in step["inputs"]],
             "fn_index": step["id"],
             "session_hash": self.session,
             "trigger_id": _targets(step)[0][0] if _targets(step) else None,
-            "event_data": None,
+            "event_data": told,
         }
         answer = self.http.post("/gradio_api/queue/join", json=given)
         answer.raise_for_status()

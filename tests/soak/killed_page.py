@@ -1,0 +1,44 @@
+"""Serve the page as `python app.py` does, and end it with SIGKILL at its n-th event.
+
+python killed_page.py --port N: $LRCORE_SOAK_KIND and $LRCORE_SOAK_AT are KIND and N of killed.py;
+files are those below $LRCORE_SOAK_HERE, calls those of the thread that does the jobs. SIGTERM ends
+the server, which then says both numbers of events. It has a process group of its own, which
+whatever it starts stays in.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from killed import Killer
+
+APP = Path(__file__).parents[2] / "app.py"
+WORKER = "worker"  # the thread that does the jobs
+
+
+def serve(kind: str, at: int, here: str) -> None:
+    files, calls = (Killer(at if kind == one else 0, here) for one in ("files", "calls"))
+
+    def begin(*event) -> None:
+        """The first event of a thread: only those of the worker are counted."""
+        sys.setprofile(calls.count if threading.current_thread().name == WORKER else None)
+
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as where a person presses Ctrl-C
+    sys.addaudithook(files.audit)
+    if kind == "calls" or not at:
+        threading.setprofile(begin)
+    sys.path.insert(0, str(APP.parent))
+    runpy.run_path(str(APP), run_name="__main__")
+    print(f"{files.seen} files, {calls.seen} calls", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    serve(
+        os.environ["LRCORE_SOAK_KIND"],
+        int(os.environ["LRCORE_SOAK_AT"]),
+        os.environ["LRCORE_SOAK_HERE"],
+    )

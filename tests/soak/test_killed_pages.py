@@ -1,0 +1,114 @@
+"""The page of a server that is killed while a job runs: the next one opens, offers the job again,
+and ends with the runs and tables of an undisturbed one.
+"""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from page_killing import Act, Page, killed, undisturbed
+from visitor import Visitor
+
+SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
+SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
+ROUNDS, KILLS = 30, 3  # per job, kills in a row
+ACTS = ("compress", "sweep", "evaluate", "heal", "quantise", "export")
+STEPS = 52  # of a healing, whose state is kept after 50
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama, tmp_path_factory) -> Path:
+    """The tiny model with a context that the page's healing takes."""
+    folder = shutil.copytree(tiny_llama, tmp_path_factory.mktemp("model") / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compression(model, story_file) -> Act:
+    """Of the tiny model, measured."""
+
+    def starts(page: Visitor) -> None:
+        fill(page, model, story_file)
+        page.fills({"run-name": "its name"})
+        page.does("start", "click")
+
+    return Act("compress", starts)
+
+
+@pytest.fixture(scope="module")
+def acts(compression, model, story_file, tmp_path_factory) -> dict[str, Act]:
+    """By name, see ACTS: two on an empty folder, the others on a run that is there."""
+    place = Page(tmp_path_factory.mktemp("run") / "here")
+    undisturbed(place, compression)
+    for record in (place.folder / "runs" / ".jobs").glob("*.json"):
+        record.unlink()
+
+    def sweeps(page: Visitor) -> None:
+        fill(page, model, story_file)
+        page.fills({"sweep-methods": ["svd", "a3"], "sweep-ratios": "0.2, 0.4"})
+        page.does("start-sweep", "click")
+
+    def quantises(page: Visitor) -> None:
+        opens(page)
+        page.does("quantise", "click")
+
+    def heals(page: Visitor) -> None:
+        opens(page)
+        page.fills({"heal-steps": STEPS})
+        page.does("heal", "click")
+
+    def exports(page: Visitor) -> None:
+        opens(page)
+        page.does("export", "click")
+
+    def measures(page: Visitor) -> None:
+        page.does("runs-table", "choose", told={"runs": [run_of(page)]})
+        fill(page, model, story_file)
+        page.fills({"measure-samples": 4})
+        page.does("measure-runs", "click")
+
+    later = {"evaluate": measures, "heal": heals, "quantise": quantises, "export": exports}
+    made = {name: Act(name, starts, place.folder) for name, starts in later.items()}
+    return {"compress": compression, "sweep": Act("sweep", sweeps)} | made
+
+
+def fill(page: Visitor, model, text) -> None:
+    """The form: a small calibration, and a small measurement beside it."""
+    recipe = {"model": str(model), "data": str(text), "samples": 2, "seq_len": 16}
+    page.fills({f"field-{name}": value for name, value in recipe.items()})
+    page.fills({"measure-samples": 2, "measure-seq-len": 16})
+
+
+def run_of(page: Visitor) -> str:
+    """The id of the run that is there from the start."""
+    return page.runs(sort="date", falling=False)["html"].partition("data-run='")[2].split("'")[0]
+
+
+def opens(page: Visitor) -> None:
+    """Click on it."""
+    page.does("runs-table", "open", told={"run": run_of(page)})
+
+
+def test_the_page_of_a_killed_server_goes_on_as_an_undisturbed_one(compression, tmp_path):
+    place, chance = Page(tmp_path / "here"), random.Random(17)
+    outcome = killed(place, compression, undisturbed(place, compression), chance, 2)
+    assert not outcome.wrong, "\n".join(outcome.wrong)
+    assert outcome.kills
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ACTS)
+def test_many_kills_of_the_page(acts, name, tmp_path, capsys):
+    place, chance = Page(tmp_path / "here"), random.Random(f"{SEED} {name}")
+    expected = undisturbed(place, acts[name])
+    rounds = range(max(1, round(ROUNDS * SHARE)))
+    outcomes = [killed(place, acts[name], expected, chance, KILLS) for _ in rounds]
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {sum(one.kills for one in outcomes)} kills of the page: {name}")
+    wrong = [line for one in outcomes for line in one.wrong]
+    assert not wrong, "\n".join(wrong)
