@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from latentllm_reference import GQA, MHA, NAMES, literal_algorithm_1, scores
-from toy_layer import apply, moments_of, toy
+from latentllm_reference import GQA, MHA, NAMES, PLAIN, literal_algorithm_1, scores
+from toy_layer import apply, moments_of, toy, watched
 
 from lrcore.layer import Linear
 from lrcore.linalg import roots
@@ -116,3 +116,17 @@ def test_nothing_seen_at_all_is_no_accident(vo):
     for factor in latentllm.factor(case.layer, zero, latentllm.LatentLLMOptions(vo=vo)).values():
         small = factor.truncate(small, 3)
     assert all(torch.isfinite(p.weight).all() for p in small.matrices().values())
+
+
+@pytest.mark.parametrize("rank", [8, 16, 23])
+def test_the_bias_of_a_key_channel_without_weights_is_not_blown_up(rank):
+    """The map of such a head is singular up to rounding, and its inverse no number to multiply by;
+    what of the bias it would give moves all scores of a query alike.
+    """
+    case = toy(*PLAIN[0])
+    k = case.layer.attention.k
+    dead = Linear(k.weight.index_fill(0, torch.tensor([2]), 0.0), k.bias)
+    spoiled_case = watched(case.layer.with_matrices(k=dead), case.x)
+    factor = latentllm.factor(spoiled_case.layer, spoiled_case.moments)["joint_qk"]
+    small = factor.truncate(spoiled_case.layer, rank).attention.k
+    assert float(small.bias.abs().max()) < 1e3

@@ -16,6 +16,10 @@ from .hosvd import Pair, alternate, pair, side
 from .junction import join, per_head_identity
 from .local import factored_size
 
+# Singular values of the map of a key head below this share of the largest are not inverted for its
+# bias, which would grow beyond what half precision holds.
+LEAST_MAP = 1e-3
+
 
 @dataclass(frozen=True, eq=False)
 class JointHeads:
@@ -66,9 +70,10 @@ class JointHeads:
         k_bias = None if k_bias is None else k_bias.double().unflatten(0, (a.n_kv, -1))
         k, maps = self._per_head(right, k_bias, dtype)
         if k_bias is not None:
-            # where J is singular, the part of the bias outside its range is lost: it shifts all
-            # scores of a query alike, and softmax is invariant to that
-            k_bias = (torch.linalg.pinv(maps) @ k_bias.unsqueeze(-1)).flatten()
+            # where J is singular, or close to it, the part of the bias outside its range is lost:
+            # it shifts all scores of a query alike, and softmax is invariant to that
+            inverse = torch.linalg.pinv(maps, rtol=LEAST_MAP)
+            k_bias = (inverse @ k_bias.unsqueeze(-1)).flatten()
             k = replace(k, bias=k_bias.to(dtype))
         maps = maps.mT.repeat_interleave(a.group, 0)  # q . J k' = (J^T q) . k'
         if q_bias is not None:
