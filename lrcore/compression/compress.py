@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from ..calibration.calibrate import calibrate
+from ..calibration.calibrate import Calibration, calibrate
 from ..checkpoints.fitting import check_target
 from ..checkpoints.stock import stock_fit
+from ..data.windows import key_of
 from ..errors import InputError
 from ..history import Compressed
 from ..may_follow import check_may_follow
@@ -104,7 +105,7 @@ def compress(
         model,
         name=f"{model.name} {recipe.method} {recipe.ratio:.0%}",
         network=network,
-        fingerprint=_fingerprint(model, recipe, plan),
+        fingerprint=_fingerprint(model, recipe, plan, factors.calibration),
         history=(*model.history, step),
         base=BaseModel(model.name, model.fingerprint),
         account=plan.account,
@@ -142,10 +143,18 @@ def check_compressed(model: LoadedModel, recipe: Recipe) -> None:
     check_target(model, recipe)
 
 
-def _fingerprint(model: LoadedModel, recipe: Recipe, plan: RankPlan) -> str:
-    """What the compressed model is known by: it follows from base, recipe and ranks."""
+def _fingerprint(
+    model: LoadedModel, recipe: Recipe, plan: RankPlan, calibration: Calibration
+) -> str:
+    """What the compressed model is known by: it follows from the base, the calibration windows,
+    what the recipe says besides, and the ranks; not from where model and text lie, nor from what
+    computed it.
+    """
+    elsewhere = Recipe.fields_of("source", "windows")
+    said = {name: one for name, one in recipe.identity().items() if name not in elsewhere}
+    read = [calibration.protocol["fingerprint"], key_of(calibration.tokens), model.dtype]
     ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
-    identity = json.dumps([model.fingerprint, recipe.identity(), ranks])
+    identity = json.dumps([model.fingerprint, read, said, ranks], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

@@ -79,7 +79,7 @@ def make_windows(
     counted = None
     if text.ends is not None:
         counted = sum(text.bytes(at + 1, at + seq_len) or 0 for at in starts.tolist())
-    return Windows(tokens, starts, protocol, _key(tokens), counted)
+    return Windows(tokens, starts, protocol, key_of(tokens), counted)
 
 
 def windows_aside(
@@ -110,8 +110,10 @@ def windows_aside(
     return ids[starts[:, None] + torch.arange(length)]
 
 
-def _key(tokens: Tensor) -> str:
-    return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.numpy().tobytes()).hexdigest()
+def key_of(tokens: Tensor) -> str:
+    """sha256 (hex) of shape and ids of windows [n, t], the same on every machine."""
+    ids = tokens.cpu().numpy().astype("<i8")
+    return hashlib.sha256(repr(tuple(tokens.shape)).encode() + ids.tobytes()).hexdigest()
 
 
 def _check(samples: int | None, seq_len: int, sampling: str, seed: int) -> None:

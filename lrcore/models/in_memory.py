@@ -92,8 +92,11 @@ def _around(
 
 
 def _fingerprint(config: Any, tensors: dict[str, Tensor]) -> str:
-    """sha256 (hex) of a config and of tensors [...] by name."""
-    values = {name: value for name, value in config.to_dict().items() if name[0] != "_"}
+    """sha256 (hex) of a config and of tensors [...] by name; of transformers' version only what it
+    makes of them.
+    """
+    left_out = ("_", "transformers_version")
+    values = {n: value for n, value in config.to_dict().items() if not n.startswith(left_out)}
     whole = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
