@@ -195,8 +195,22 @@ def damped(m: Tensor, strength: float) -> Tensor:
     return m
 
 
+def dampings(m: Tensor, strength: float, attempt: int = 0) -> Tensor:
+    """What is added to the diagonal of a second moment m [n, n] before it is inverted, [n] float64:
+    `strength` of every entry, and of the mean what float64 does not resolve; ones where m is zero.
+
+    Of every entry its own share: one of the mean would drown all channels beside a massive one,
+    whose square is 1e8 times theirs. attempt: how many were too little.
+    """
+    diagonal = m.diagonal().double().clamp_min(0)
+    level = diagonal.mean()
+    seen = min(EPS, 1e-5 * strength)
+    grown = 10**attempt * strength * diagonal + 100**attempt * seen * level
+    return torch.where(level > 0, grown, 1.0)
+
+
 def cholesky(m: Tensor, strength: float = 1e-8, out: Tensor | None = None) -> Tensor:
-    """Lower Cholesky factor of the damped m; damping grows tenfold until it exists. [n, n].
+    """Lower Cholesky factor of m [n, n] with `dampings` on its diagonal, grown until it is one.
 
     out [n, n] float64: where the factor goes. Raises torch.linalg.LinAlgError where m is far from
     positive semi-definite, or not finite.
@@ -216,8 +230,7 @@ def _damped_factor(fresh: Callable[[], Tensor], strength: float) -> Tensor:
     """The lower factor of what `fresh` makes, damped; in its place, as it may take gigabytes."""
     for attempt in range(ATTEMPTS):
         m = fresh()
-        level = float(m.diagonal().mean())
-        m.diagonal().add_(strength * 10**attempt * level if level > 0 else 1.0)
+        m.diagonal().add_(dampings(m, strength, attempt))
         if cholesky_(m):
             return m
     raise _not_positive()

@@ -206,3 +206,17 @@ def test_eigenvalues_come_largest_first_and_never_below_zero() -> None:
     assert (values >= 0).all()
     assert (values.diff() <= 0).all()
     assert torch.allclose((vectors * values) @ vectors.T, x.T @ x, atol=1e-10)
+
+
+def test_what_damps_a_factor_does_not_drown_what_is_small_beside_massive_channels() -> None:
+    """The refit on one massive input and seven others is that on inputs of one size."""
+    chance = torch.Generator().manual_seed(9)
+    x = torch.randn(50, 8, generator=chance, dtype=torch.float64)
+    scale = torch.tensor([1e4, *[1.0] * 7], dtype=torch.float64)
+    same, massive = (cholesky(m.T @ m) for m in (x, x * scale))
+    assert torch.allclose(massive, scale.unsqueeze(1) * same, rtol=1e-6)
+
+
+def test_a_factor_without_damping_is_that_of_the_matrix() -> None:
+    x = torch.randn(50, 8, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    assert torch.equal(cholesky(x.T @ x, 0.0), torch.linalg.cholesky(x.T @ x))

@@ -153,9 +153,8 @@ def test_neurons_are_eliminated_in_the_exact_order(weight) -> None:
     x = torch.randn(TOKENS, N, generator=chance, dtype=torch.float64)
     x = x * torch.logspace(3, -3, N, dtype=x.dtype)
     second = gram(x)
-    damping = 1e-8 * float(second.diagonal().mean())
     left, order = list(range(N)), []
-    inverse = mpmath.inverse(exact(second) + damping * mpmath.eye(N))
+    inverse = mpmath.inverse(exact(second + 1e-8 * second.diagonal().diag()))
     w = exact(weight) * 1
     while left:  # optimal brain surgeon, one at a time
         scores = {j: mpmath.fsum(w[i, j] ** 2 for i in range(OUT)) / inverse[j, j] for j in left}

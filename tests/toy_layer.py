@@ -12,7 +12,26 @@ from lrcore.models.stream import rotate_states
 from lrcore.statistics import Accumulator, Moments
 
 D, D_F, HEAD, TOKENS = 24, 40, 8, 400
-FREQUENCIES = 100.0 ** -(torch.arange(HEAD // 2, dtype=torch.float64) / (HEAD // 2))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the stream, the MLP's hidden state and a head."""
+
+    d: int = D
+    d_f: int = D_F
+    head: int = HEAD
+
+
+USUAL = Sizes()
+
+
+def frequencies_of(size: int) -> Tensor:
+    """Radians per position of the pairs of a head, [size / 2]."""
+    return 100.0 ** -(torch.arange(size // 2, dtype=torch.float64) / (size // 2))
+
+
+FREQUENCIES = frequencies_of(HEAD)
 PARTIAL = FREQUENCIES * (torch.arange(HEAD // 2) < HEAD // 4)
 KINDS = [
     # n_q, n_kv, position, bias, gated
@@ -41,7 +60,7 @@ class Toy:
     mixtures: Tensor
 
 
-def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
+def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS, sizes: Sizes = USUAL) -> Toy:
     """Correlated, shifted inputs and a random causal mixture of them, so that no moment is a
     multiple of the identity.
 
@@ -49,6 +68,8 @@ def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
     "partial": rotary, with the second half of the pairs still.
     """
     n_q, n_kv, position, bias, gated = kind
+    d, d_f, head = sizes.d, sizes.d_f, sizes.head
+    turning = {"rotary": frequencies_of(head), "partial": PARTIAL}
     g = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
@@ -58,26 +79,26 @@ def toy(*kind: int | str | bool, seed: int = 0, tokens: int = TOKENS) -> Toy:
         return Linear(randn(out, inp) / inp**0.5, 0.3 * randn(out) if bias else None)
 
     attention = Attention(
-        q=linear(n_q * HEAD, D),
-        k=linear(n_kv * HEAD, D),
-        v=linear(n_kv * HEAD, D),
-        o=linear(D, n_q * HEAD),
+        q=linear(n_q * head, d),
+        k=linear(n_kv * head, d),
+        v=linear(n_kv * head, d),
+        o=linear(d, n_q * head),
         n_q=n_q,
         n_kv=n_kv,
-        head_size=HEAD,
-        qk_size=HEAD,
-        v_size=HEAD,
-        scale=HEAD**-0.5,
+        head_size=head,
+        qk_size=head,
+        v_size=head,
+        scale=head**-0.5,
         position="none" if position == "none" else "rotary",
-        frequencies={"rotary": FREQUENCIES, "partial": PARTIAL}.get(position),
+        frequencies=turning.get(position),
     )
     mlp = MLP(
-        up=linear(D_F, D),
-        down=linear(D, D_F),
-        gate=linear(D_F, D) if gated else None,
+        up=linear(d_f, d),
+        down=linear(d, d_f),
+        gate=linear(d_f, d) if gated else None,
         activation="silu" if gated else "relu",
     )
-    x = randn(tokens, D) @ randn(D, D) / D**0.5 + 0.4 * randn(D)
+    x = randn(tokens, d) @ randn(d, d) / d**0.5 + 0.4 * randn(d)
     return watched(Layer(0, attention, mlp), x, g)
 
 
@@ -88,7 +109,7 @@ def watched(layer: Layer, x: Tensor, g: torch.Generator | None = None) -> Toy:
     g = g or torch.Generator().manual_seed(0)
     attention, mlp = layer.attention, layer.mlp
     n_q, n_kv, tokens = attention.n_q, attention.n_kv, len(x)
-    values = apply(attention.v, x).unflatten(-1, (n_kv, HEAD))
+    values = apply(attention.v, x).unflatten(-1, (n_kv, -1))
     mixtures = torch.softmax(
         3 * torch.randn(n_q, tokens, tokens, generator=g, dtype=torch.float64), -1
     )  # every query head attends in its own way
@@ -143,8 +164,9 @@ def slopes(layer: Layer) -> dict:
         size = projection.weight.shape[1 - ACROSS[name]]
         result[name, "taylor"] = torch.randn(size, generator=g, dtype=torch.float64)
         if name in ("o", "down"):
-            root = torch.randn(D, D, generator=g, dtype=torch.float64)
-            result[name, "curvature"] = root @ root.T / D
+            d = projection.weight.shape[0]
+            root = torch.randn(d, d, generator=g, dtype=torch.float64)
+            result[name, "curvature"] = root @ root.T / d
         for kind in ("param_first", "param_second", "param_mix"):
             result[name, kind] = torch.rand(size, generator=g, dtype=torch.float64)
     return result

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..layer import Layer
-from ..linalg import cholesky, symmetric, whitened_svd
+from ..linalg import EPS, cholesky, damped, whitened_svd
 from ..options import option
 from ..statistics import COMMON_TAPS, TAPS, Moments
 from .factors import LayerFactors
@@ -70,7 +70,7 @@ def anchored(weight: Tensor, apart: Tensor, second: Tensor, options: AaSvdOption
     is 0 where nothing is lost.
     """
     weight = weight.double()
-    lower = cholesky(symmetric(second), options.ridge)
+    lower = cholesky(damped(second, options.ridge), EPS)
     step: Tensor = torch.cholesky_solve((weight @ apart.double()).mT, lower).mT
     return weight + options.anchor * step
 

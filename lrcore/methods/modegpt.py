@@ -38,7 +38,7 @@ NEEDS = frozenset(
     },
 )
 RIDGE = 1.0  # lambda of the leverage scores, on sums over tokens
-DAMPING = 1e-8  # of the refit, as a share of the mean diagonal
+DAMPING = 1e-8  # of the refit, see `linalg.dampings`
 
 
 def factor(layer: Layer, moments: Moments, options: NoOptions = NO_OPTIONS) -> LayerFactors:

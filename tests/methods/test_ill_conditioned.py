@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_contract import VARIANTS
+from method_options import VARIANTS
 from toy_layer import HEAD, D, Toy, apply, toy, watched
 
 from lrcore.layer import Linear, heads, output_heads

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...linalg import cholesky, conjugate_gradients, eigh_descending, symmetric
+from ...linalg import cholesky, conjugate_gradients, dampings, eigh_descending, symmetric
 
 ROUNDS = 8
 STEPS = 24  # of conjugate gradients, at most, for each unknown
@@ -141,9 +141,9 @@ def fit_out(problem: AttentionProblem, current: Solution) -> Solution:
     """
     rows = problem.rows(current.maps)
     gram = symmetric(problem.gram(rows, current.maps))
-    ridge = RIDGE * float(gram.diagonal().mean())
-    if ridge <= 0:
+    if not bool(gram.diagonal().mean() > 0):
         return current
+    ridge = dampings(gram, RIDGE)
     cross = problem.weight @ problem.gram(rows, problem.dense()).mT + ridge * current.out
     fitted = torch.cholesky_solve(cross.mT, cholesky(gram, RIDGE)).mT  # [d, n_q s]
     basis = eigh_descending(fitted @ cross.mT)[1][:, : current.basis.shape[1]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...forms import BlockDiagonal, IdentityColumns, IdentityRows, Matrix
-from ...linalg import cholesky, column_squares, damped, invert_lower_
+from ...linalg import EPS, cholesky, column_squares, damped, invert_lower_
 
 PRECONDITIONERS = (
     "root_covariance",
@@ -43,7 +43,7 @@ def squared_metric(
     if preconditioner == "diag_l2":
         return torch.diag(second.double().diagonal().clamp_min(0))
     if preconditioner == "diag_hessian":  # diag((S + l I)^{-1})^{-1/2}
-        lower = cholesky(second, max(damping, 1e-8))  # an inverse needs some damping
+        lower = cholesky(damped(second, max(damping, 1e-8)), EPS)  # an inverse needs some damping
         return torch.diag(1 / column_squares(invert_lower_(lower)))
     root = damped(second, damping)
     return root if preconditioner == "root_covariance" else root @ root

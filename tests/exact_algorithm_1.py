@@ -1,0 +1,205 @@
+"""LatentLLM's algorithm 1 and its kin in sixty digits: two stacks of heads, each with one shared
+factor, by alternating eigendecompositions of `d x d` matrices.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mpmath
+from exact_objectives import Exact, Matrix, Number, Objective, bias_of
+from sixty_digits import exact, inner, leading, root, rows, squares, trace
+
+from lrcore.methods.latentllm.joint import rotary_offsets, side_ranks
+
+ROUNDS = 8
+ENOUGH = mpmath.mpf(10) ** -9  # of the loss: a round that gains less is the last
+
+
+def alternated(
+    left: Callable[[Matrix | None], Matrix],
+    right: Callable[[Matrix | None], Matrix],
+    ranks: tuple[int, int],
+    kept: Callable[[Matrix, Matrix], Number],
+    whole: Number,
+) -> Number:
+    """The loss after the rounds. left(A_r), right(A_l): the matrices whose leading eigenvectors the
+    other side takes, None for all of it (eq. 75 and 77).
+    """
+    a_left, best = leading(left(None), ranks[0]), mpmath.mpf(0)
+    for _ in range(ROUNDS):
+        a_right = leading(right(a_left), ranks[1])
+        a_left = leading(left(a_right), ranks[0])
+        before, best = best, kept(a_left, a_right)
+        if best - before <= ENOUGH * (whole - best):
+            break
+    return whole - best
+
+
+def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) -> Objective:
+    """`sum_i sum_delta |P W_q^T Theta W_k P|^2` under shared A_q and A_k, with means where they
+    count (eq. 129-142), and the errors of the scores over all pairs of tokens where P is the root
+    of their moments.
+    """
+    a = e.layer.attention
+    size = e.weight("q").cols
+    metric = mpmath.eye(size) if metric is None else metric
+    half, mean = root(metric), e.mean("attn_in") if centred else mpmath.zeros(size, 1)
+    turns = [mpmath.eye(a.qk_size)]
+    if a.frequencies is not None and window:
+        turns = [exact(one) for one in rotary_offsets(a.frequencies.double(), a.qk_size, window)]
+
+    def head(name: str, i: int, count: int) -> tuple[Matrix, Matrix]:
+        """W P and the mean state of a head."""
+        weight, bias = e.weight(name), bias_of(e.layer.matrices()[name])
+        rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
+        own, offset = rows(weight, rows_of), rows(bias, rows_of)
+        state = own * mean + offset if centred else mpmath.zeros(a.qk_size, 1)
+        return own * half, state
+
+    qs = [head("q", i, a.n_q) for i in range(a.n_q)]
+    ks = [head("k", g, a.n_kv) for g in range(a.n_kv)]
+
+    def spread(own: tuple[Matrix, Matrix], basis: Matrix | None) -> Matrix:
+        part = own[0] if basis is None else own[0] * basis
+        return part * part.T + own[1] * own[1].T
+
+    def left(basis: Matrix | None) -> Matrix:
+        total = mpmath.zeros(size)
+        for g, k in enumerate(ks):
+            inside = sum((t * spread(k, basis) * t.T for t in turns), mpmath.zeros(a.qk_size))
+            for i in range(g * e.group, (g + 1) * e.group):
+                total += qs[i][0].T * inside * qs[i][0]
+        return total
+
+    def right(basis: Matrix | None) -> Matrix:
+        total = mpmath.zeros(size)
+        for g, k in enumerate(ks):
+            inside = mpmath.zeros(a.qk_size)
+            for i in range(g * e.group, (g + 1) * e.group):
+                inside += sum((t.T * spread(qs[i], basis) * t for t in turns), inside * 0)
+            total += k[0].T * inside * k[0]
+        return total
+
+    def means() -> Matrix:
+        """The mean queries against all directions of the keys."""
+        total = mpmath.zeros(size)
+        for g, k in enumerate(ks):
+            for i in range(g * e.group, (g + 1) * e.group):
+                for t in turns:
+                    row = qs[i][1].T * t * k[0]
+                    total += row.T * row
+        return total
+
+    shift = means() if centred else mpmath.zeros(size)
+    whole = trace(left(None)) + trace(shift)
+
+    def kept(a_left: Matrix, a_right: Matrix) -> Number:
+        return inner(left(a_right) * a_left, a_left) + inner(shift * a_right, a_right)
+
+    def best(factor: Any, rank: int) -> Number:
+        ranks = side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        return e.once(
+            ("joint_qk", rank, centred, window, str(metric[0, 0])),
+            lambda: alternated(left, right, ranks, kept, whole),
+        )
+
+    def error(small: Any, factor: Any, _rank: int) -> Number:
+        # keys with an identity block in every head may lose what shifts all scores of a query
+        return e_of_scores(e, small, qs, ks, turns, half, mean, centred, factor.per_head)
+
+    return Objective(error, best, whole)
+
+
+def e_of_scores(
+    e: Exact,
+    small: Any,
+    qs: Sequence[tuple[Matrix, Matrix]],
+    ks: Sequence[tuple[Matrix, Matrix]],
+    turns: Sequence[Matrix],
+    half: Matrix,
+    mean: Matrix,
+    centred: bool,
+    but_shifts: bool,
+) -> Number:
+    """What a layer loses of the scores, of inputs of that mean and covariance; but_shifts: of their
+    differences between keys.
+    """
+    a = e.layer.attention
+    weights = {name: exact(small.matrices()[name].weight) for name in "qk"}
+    biases = {name: bias_of(small.matrices()[name]) for name in "qk"}
+
+    def head(name: str, i: int) -> tuple[Matrix, Matrix]:
+        rows_of = list(range(i * a.qk_size, (i + 1) * a.qk_size))
+        own = rows(weights[name], rows_of)
+        state = own * mean + rows(biases[name], rows_of)
+        return own * half, state if centred else state * 0
+
+    total = mpmath.mpf(0)
+    for g, k in enumerate(ks):
+        small_k = head("k", g)
+        for i in range(g * e.group, (g + 1) * e.group):
+            small_q = head("q", i)
+            for t in turns:
+                total += squares(qs[i][0].T * t * k[0] - small_q[0].T * t * small_k[0])
+                if centred:
+                    total += squares(qs[i][1].T * t * k[0] - small_q[1].T * t * small_k[0])
+                if centred and not but_shifts:
+                    total += squares(qs[i][0].T * t * k[1] - small_q[0].T * t * small_k[1])
+    return total
+
+
+def joint_values(e: Exact, metric: Matrix | None, centred: bool) -> Objective:
+    """`sum_i |W_o,i W_v,i P|^2` under shared A_o and A_v (eq. 184-188)."""
+    a = e.layer.attention
+    size, d = e.weight("v").cols, e.weight("o").rows
+    half = mpmath.eye(size) if metric is None else root(metric)
+
+    def values(weight: Matrix, g: int) -> Matrix:
+        return weight[g * a.v_size : (g + 1) * a.v_size, :] * half
+
+    vs = [values(e.weight("v"), g) for g in range(a.n_kv)]
+
+    def left(basis: Matrix | None) -> Matrix:
+        total = mpmath.zeros(d)
+        for i in range(a.n_q):
+            own = vs[i // e.group] if basis is None else vs[i // e.group] * basis
+            both = e.out(i) * own
+            total += both * both.T
+        return total
+
+    def right(basis: Matrix | None) -> Matrix:
+        total = mpmath.zeros(size)
+        for i in range(a.n_q):
+            own = e.out(i) if basis is None else basis.T * e.out(i)
+            both = own * vs[i // e.group]
+            total += both.T * both
+        return total
+
+    whole = trace(left(None))
+
+    def kept(a_left: Matrix, a_right: Matrix) -> Number:
+        return inner(left(a_right) * a_left, a_left)
+
+    def best(factor: Any, rank: int) -> Number:
+        ranks = side_ranks(rank, factor.pair.left.full, factor.pair.right.full)
+        return alternated(left, right, ranks, kept, whole)
+
+    def error(small: Any, _factor: Any, _rank: int) -> Number:
+        weight, out, total = exact(small.attention.v.weight), mpmath.zeros(d, 1), mpmath.mpf(0)
+        old, bias = bias_of(e.layer.attention.v), bias_of(small.attention.v)
+        mean = e.mean("attn_in") if centred else mpmath.zeros(size, 1)
+        for i in range(a.n_q):
+            g, own = (
+                i // e.group,
+                list(range(i // e.group * a.v_size, (i // e.group + 1) * a.v_size)),
+            )
+            read = e.out(i, small)
+            total += squares(e.out(i) * vs[g] - read * values(weight, g))
+            if centred:
+                out += e.out(i) * (rows(e.weight("v"), own) * mean + rows(old, own))
+                out -= read * (rows(weight, own) * mean + rows(bias, own))
+        if centred:
+            total += squares(out + bias_of(e.layer.attention.o) - bias_of(small.attention.o))
+        return total
+
+    return Objective(error, best, whole)

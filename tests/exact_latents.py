@@ -1,0 +1,199 @@
+"""The objectives of methods that make keys and values latents, in sixty digits."""
+
+from typing import Any
+
+import mpmath
+from exact_objectives import (
+    Exact,
+    Matrix,
+    Number,
+    Objective,
+    bias_of,
+    matrices,
+)
+from exact_scores import (
+    column_scores,
+    head_moments,
+    turned_squares,
+)
+from sixty_digits import (
+    columns,
+    exact,
+    inner,
+    moment,
+    root,
+    rows,
+    squares,
+    stacked,
+    symmetric_tails,
+    trace,
+)
+
+
+def care(e: Exact, options: Any) -> dict[str, Objective]:
+    gram = None
+    if options.whitening != "identity":
+        second = e.second("attn_in")
+        level = trace(second) / second.rows
+        alpha = mpmath.mpf(options.shrinkage)
+        gram = (1 - alpha) * second + alpha * level * mpmath.eye(second.rows)
+        gram = gram * gram if options.whitening == "covariance" else gram
+    if options.joint:
+        return {"kv": matrices(e, ("k", "v"), gram)}
+    if options.group:
+        return {name: grouped(e, name, options.group, gram) for name in "kv"}
+    return {name: matrices(e, (name,), gram) for name in "kv"}
+
+
+def grouped(e: Exact, name: str, group: int, gram: Matrix) -> Objective:
+    """Palu: every group of kv heads on its own, all with one rank."""
+    a, dense = e.layer.attention, e.weight(name)
+    groups, size = a.n_kv // group, dense.rows // (a.n_kv // group)
+    parts = [dense[g * size : (g + 1) * size, :] for g in range(groups)]
+    tails = [symmetric_tails(part * gram * part.T) for part in parts]
+
+    def error(small: Any, _factor: Any, _rank: int) -> Number:
+        gap = dense - exact(small.matrices()[name].weight)
+        return inner(gap * gram, gap)
+
+    def best(_factor: Any, rank: int) -> Number:
+        return mpmath.fsum(own[rank // groups] for own in tails)
+
+    return Objective(error, best, mpmath.fsum(own[0] for own in tails))
+
+
+def mha2mla(e: Exact, options: Any) -> dict[str, Objective]:
+    """Which pairs turn, by `sum_i (E |q_i,j|^2 E |k_j|^2)^{1/2}`; and the weights of the rest."""
+    a = e.layer.attention
+    half = a.qk_size // 2
+    ranked = None
+    if a.position == "rotary" and options.pairs == "norm":
+        qs, ks = (
+            [[mpmath.sqrt(own[j] + own[j + half]) for j in range(half)] for own in found]
+            for found in (turned_squares(e, "q"), turned_squares(e, "k"))
+        )
+        ranked = column_scores(e, qs, ks, pairs=False)
+
+    def rest_of(factor: Any) -> Matrix:
+        turning = {
+            g * a.qk_size + j + side
+            for g, own in enumerate(factor.kept.tolist())
+            for j in own
+            for side in (0, half)
+        }
+        still = [i for i in range(e.weight("k").rows) if i not in turning]
+        parts = [rows(e.weight("k"), still)] if still else []
+        return stacked([*parts, *([] if options.split else [e.weight("v")])])
+
+    def turning_loss(factor: Any) -> Number:
+        if ranked is None:
+            return mpmath.mpf(0)
+        kept = factor.kept.tolist()
+        return mpmath.fsum(
+            score for g, own in enumerate(ranked) for j, score in enumerate(own) if j not in kept[g]
+        )
+
+    def best(factor: Any, rank: int) -> Number:
+        rest = rest_of(factor)
+        least = symmetric_tails(rest.T * rest)[rank]
+        if ranked is None:
+            return least
+        count = len(factor.kept[0])
+        return least + mpmath.fsum(mpmath.fsum(sorted(own)[: half - count]) for own in ranked)
+
+    def error(small: Any, factor: Any, _rank: int) -> Number:
+        names = "k" if options.split else "kv"
+        gaps = (e.weight(name) - exact(small.matrices()[name].weight) for name in names)
+        return mpmath.fsum(squares(gap) for gap in gaps) + turning_loss(factor)
+
+    whole = squares(e.weight("k")) + squares(e.weight("v"))
+    if options.split:
+        own = {"v": matrices(e, ("v",), None)}
+        return own | ({"k": Objective(error, best, whole)} if options.rotary < 1 else {})
+    return {"kv": Objective(error, best, whole)}
+
+
+def transmla(e: Exact, options: Any) -> dict[str, Objective]:
+    """RoRoPE: of every group of frequencies the axes of largest variance, real and imaginary parts
+    together. Then `E |[K_nope / a; V] - R R^T [K_nope / a; V]|^2`, a from the factor, since the
+    axes of what has no positions are free where variances are equal.
+    """
+    a = e.layer.attention
+    k, v = e.states("k"), e.states("v")
+    turning, least = mpmath.mpf(0), mpmath.mpf(0)
+    gram, half = moment(k), a.qk_size // 2
+    if a.position == "rotary":
+        kept = min(a.n_kv * options.fold, max(1, round(options.rotary * options.fold)))
+        for start in range(0, half, options.fold):
+            places = [
+                [h * a.qk_size + j + side for h in range(a.n_kv) for j in range(start, start + f)]
+                for side, f in ((0, options.fold), (half, options.fold))
+            ]
+            both = [rows(columns(gram, own), own) for own in places]
+            tail = symmetric_tails(both[0] + both[1])
+            turning, least = turning + tail[0], least + tail[kept]
+
+    def split(factor: Any) -> tuple[Matrix, Matrix, Number]:
+        """Axes that turn, the keys without them, and the balance."""
+        axes = exact(factor.axes) if len(factor.axes) else mpmath.zeros(1, k.cols)
+        values = squares(exact(factor.ups[1][:, 0]))
+        keys = squares(exact(factor.ups[0][:, 0]))
+        ratio = mpmath.sqrt(keys / (1 - values)) if options.balance and values < 0.999 else 1
+        return axes, k - k * axes.T * axes, ratio
+
+    def away(factor: Any) -> Number:
+        axes, _, _ = split(factor)
+        return turning - inner(axes * gram, axes) if a.position == "rotary" else mpmath.mpf(0)
+
+    def both(factor: Any) -> Matrix:
+        _, rest, ratio = split(factor)
+        return stacked([rest.T / ratio, v.T])
+
+    def best(factor: Any, rank: int) -> Number:
+        states = both(factor)
+        return least + symmetric_tails(states * states.T / k.rows)[rank]
+
+    def error(_small: Any, factor: Any, rank: int) -> Number:
+        _, _, ratio = split(factor)
+        latent = exact(factor.down[:rank]) * e.seen("attn_in").T
+        if factor.offset is not None:
+            latent = latent + exact(factor.offset[:rank]) * mpmath.ones(1, k.rows)
+        up = stacked([exact(factor.ups[0][:, :rank]) / ratio, exact(factor.ups[1][:, :rank])])
+        return away(factor) + squares(both(factor) - up * latent) / k.rows
+
+    return {"kv": Objective(error, best, turning + trace(gram) + trace(moment(v)))}
+
+
+def measured_latent(e: Exact, name: str) -> Objective:
+    """`|L^T (W - W^) C^{1/2}|^2`, L L^T the second moments of what multiplies a state."""
+    a, gram = e.layer.attention, e.covariance("attn_in")
+    grams = []
+    for g in range(a.n_kv):
+        own = range(g * e.group, (g + 1) * e.group)
+        if name == "v":
+            parts = [e.out(i).T * e.out(i) for i in own]
+        elif a.position != "rotary":
+            parts = [head_moments(e, "q")[i] for i in own]
+        else:
+            found, half = [turned_squares(e, "q")[i] for i in own], a.qk_size // 2
+            parts = [
+                mpmath.diag([(one[j] + one[j + half]) / 2 for j in range(half)] * 2)
+                for one in found
+            ]
+        grams.append(sum(parts[1:], parts[0]))
+    measure = mpmath.zeros(e.weight(name).rows)
+    for g, part in enumerate(grams):
+        for i in range(part.rows):
+            for j in range(part.rows):
+                measure[g * part.rows + i, g * part.rows + j] = part[i, j]
+    half_gram = root(gram)
+    dense = e.weight(name)
+    least = symmetric_tails(half_gram * dense.T * measure * dense * half_gram)
+
+    def error(small: Any, _factor: Any, _rank: int) -> Number:
+        projection = small.matrices()[name]
+        gap = dense - exact(projection.weight)
+        shift = gap * e.mean("attn_in") + bias_of(e.layer.matrices()[name]) - bias_of(projection)
+        return inner(measure * gap * gram, gap) + inner(measure * shift, shift)
+
+    return Objective(error, lambda _f, rank: least[rank], least[0])

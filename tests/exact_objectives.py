@@ -1,0 +1,302 @@
+"""What a slot is to make small, and the least that it can be, in sixty digits: the parts that
+`exact_references.py` writes the equations of the papers with.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import mpmath
+import torch
+from sixty_digits import (
+    columns,
+    exact,
+    inner,
+    left_after,
+    lost,
+    moment,
+    root,
+    rows,
+    squares,
+    stacked,
+    sums_after,
+    symmetric_tails,
+    trace,
+)
+from toy_layer import Toy
+
+from lrcore.layer import Layer, Projection
+from lrcore.statistics import TAPS
+
+Matrix = mpmath.matrix
+Number = mpmath.mpf
+# A refit counts every input as if so much of its square were noise of its own, so that what float32
+# products lose is not fitted (`lrcore.linalg.dampings`).
+NOISE = 1e-8
+
+
+@dataclass(frozen=True)
+class Objective:
+    """error: of a layer with this slot at a rank, given with the slot's factor. best: the least
+    that it can be there. whole: of a layer without the slot.
+    """
+
+    error: Callable[[Layer, Any, int], Number]
+    best: Callable[[Any, int], Number]
+    whole: Number
+
+    def __add__(self, other: "Objective") -> "Objective":
+        """Both together, where one solution is the best of either."""
+        return Objective(
+            lambda *given: self.error(*given) + other.error(*given),
+            lambda *given: self.best(*given) + other.best(*given),
+            self.whole + other.whole,
+        )
+
+
+class Exact:
+    """The activations and weights of a toy layer, and moments of them."""
+
+    def __init__(self, case: Toy) -> None:
+        self.case, self.layer = case, case.layer
+        self._seen = {"attn_in": case.x, "mlp_in": case.x, "attn_out": case.a}
+        self._seen["mlp_hidden"] = case.z
+        self._made: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def seen(self, tap: str) -> Matrix:
+        """Tokens [N, n]."""
+        return self.once(("seen", tap), lambda: exact(self._seen[tap]))
+
+    def second(self, tap: str) -> Matrix:
+        return self.once(("second", tap), lambda: moment(self.seen(tap)))
+
+    def mean(self, tap: str) -> Matrix:
+        """[n, 1]."""
+        x = self.seen(tap)
+        return self.once(("mean", tap), lambda: (mpmath.ones(1, x.rows) * x).T / x.rows)
+
+    def covariance(self, tap: str) -> Matrix:
+        own = self.mean(tap)
+        return self.once(("covariance", tap), lambda: self.second(tap) - own * own.T)
+
+    def weight(self, name: str) -> Matrix:
+        return self.once(name, lambda: exact(self.layer.matrices()[name].weight))
+
+    def states(self, name: str, layer: Layer | None = None) -> Matrix:
+        """What a projection of the layer's input gives, before rotary, [N, out]."""
+        if layer is None:
+            return self.once(("states", name), lambda: self.states(name, self.layer))
+        projection = layer.matrices()[name]
+        out = self.seen(TAPS[name]) * exact(projection.weight).T
+        return out + mpmath.ones(out.rows, 1) * bias_of(projection).T
+
+    @cached_property
+    def group(self) -> int:
+        return self.layer.attention.group
+
+    def head(self, m: Matrix, index: int, of: int) -> Matrix:
+        """The columns of one of so many heads."""
+        size = m.cols // of
+        return m[:, index * size : (index + 1) * size]
+
+    def out(self, index: int, layer: Layer | None = None) -> Matrix:
+        """The part of the output projection that reads a query head, [d, s]."""
+        weight = self.weight("o") if layer is None else exact(layer.attention.o.weight)
+        return self.head(weight, index, self.layer.attention.n_q)
+
+
+def bias_of(projection: Projection) -> Matrix:
+    """[out, 1], zeros where there is none."""
+    if projection.bias is None:
+        return mpmath.zeros(projection.weight.shape[0], 1)
+    return exact(projection.bias)
+
+
+def fixed(values: Sequence[Number]) -> Callable[[Any, int], Number]:
+    """The least of every rank, from 0 on; nothing beyond the last."""
+    return lambda _factor, rank: values[min(rank, len(values) - 1)]
+
+
+def matrices(
+    e: Exact, names: Sequence[str], gram: Matrix | None, mean: Matrix | None = None
+) -> Objective:
+    """Matrices of one input on top of each other, `tr(D G D^T)` of what they lose, D; G None: the
+    identity. mean: of the input where it goes into the bias, which else stays as it is.
+    """
+    dense = stacked([e.weight(name) for name in names])
+    gram = mpmath.eye(dense.cols) if gram is None else gram
+    own = dense * gram * dense.T if dense.rows <= dense.cols else None
+    if own is None:  # the smaller side
+        half = root(gram)
+        own = half * dense.T * dense * half
+    least = symmetric_tails(own)
+
+    def error(small: Layer, _factor: Any, _rank: int) -> Number:
+        gap = dense - stacked([exact(small.matrices()[name].weight) for name in names])
+        moved = stacked(
+            [bias_of(e.layer.matrices()[n]) - bias_of(small.matrices()[n]) for n in names]
+        )
+        shift = moved if mean is None else gap * mean + moved
+        return lost(gap, gram) + squares(shift)
+
+    return Objective(error, fixed(least), least[0])
+
+
+def scores(e: Exact, centred: bool = False, rank_of: Callable[[int], int] = int) -> Objective:
+    """The scores of all pairs of tokens, those of the query heads of a group together; centred:
+    but for what all keys of a query share.
+    """
+    a = e.layer.attention
+
+    def sides(layer: Layer | None, g: int) -> tuple[Matrix, Matrix]:
+        k = e.head(e.states("k", layer), g, a.n_kv)
+        if centred:
+            k = k - mpmath.ones(k.rows, 1) * ((mpmath.ones(1, k.rows) * k) / k.rows)
+        own = range(g * e.group, (g + 1) * e.group)
+        return stacked([e.head(e.states("q", layer), i, a.n_q) for i in own]), k
+
+    least = [mpmath.mpf(0)] * (a.qk_size + 1)
+    for g in range(a.n_kv):
+        q, k = sides(None, g)
+        half = root(k.T * k)
+        for rank, value in enumerate(symmetric_tails(half * (q.T * q) * half)):
+            least[rank] += value
+
+    def error(small: Layer, _factor: Any, _rank: int) -> Number:
+        total = mpmath.mpf(0)
+        for g in range(a.n_kv):
+            (q, k), (small_q, small_k) = sides(None, g), sides(small, g)
+            left, right = beside(q, -small_q), beside(k, small_k)
+            total += inner(left.T * left, right.T * right)
+        return total
+
+    return Objective(error, lambda _f, rank: least[rank_of(rank)], least[0])
+
+
+def beside(a: Matrix, b: Matrix) -> Matrix:
+    return stacked([a.T, b.T]).T
+
+
+def per_head_outputs(e: Exact, grams: Sequence[Matrix]) -> Objective:
+    """`sum_i tr(D_i G_g D_i^T)`, `D_i = W_o,i - W^_o,i T_g`; grams: of the states of every value
+    head.
+    """
+    a, least = e.layer.attention, [mpmath.mpf(0)] * (e.layer.attention.v_size + 1)
+    for g, gram in enumerate(grams):
+        own = range(g * e.group, (g + 1) * e.group)
+        read = sum((e.out(i).T * e.out(i) for i in own), mpmath.zeros(gram.rows))
+        half = root(gram)
+        for rank, value in enumerate(symmetric_tails(half * read * half)):
+            least[rank] += value
+
+    def error(small: Layer, factor: Any, rank: int) -> Number:
+        total = mpmath.mpf(0)
+        for i in range(a.n_q):
+            maps = exact(factor.v_maps[i // e.group, :rank])
+            total += lost(e.out(i) - e.out(i, small) * maps, grams[i // e.group])
+        return total
+
+    return Objective(error, fixed(least), least[0])
+
+
+def selection(
+    per_head: Sequence[Sequence[Number]], step: int = 1, order: str = "order"
+) -> Objective:
+    """The sum of the scores that go; the first of `factor.order` [heads, n] or [n] stay."""
+    least = [sums_after(one) for one in per_head]
+
+    def error(_small: Layer, factor: Any, rank: int) -> Number:
+        kept = getattr(factor, order)
+        kept = kept if kept.dim() == 2 else kept.unsqueeze(0)
+        gone = kept[:, rank // step :].tolist()
+        return mpmath.fsum(own[j] for own, js in zip(per_head, gone, strict=True) for j in js)
+
+    def best(_factor: Any, rank: int) -> Number:
+        return mpmath.fsum(own[rank // step] for own in least)
+
+    return Objective(error, best, mpmath.fsum(own[0] for own in least))
+
+
+def read_by(
+    e: Exact,
+    name: str,
+    places: Callable[[Any, int], Sequence[int]],
+    metric: Matrix | None = None,
+    centred: bool = False,
+    groups: Sequence[Sequence[int]] | None = None,
+    refit: bool = True,
+) -> Objective:
+    """What the output or down projection loses where only some inputs are left, in the order
+    `places(factor, rank)` of its columns: against least squares on these, or, not refit, against
+    the others silenced at their mean.
+
+    metric: of the output; centred: the mean goes into the bias. groups: where one goes at a time by
+    what the rest can make up for, the columns of each; of all but one the least is then known.
+    """
+    dense, tap = e.weight(name), TAPS[name]
+    gram = e.covariance(tap) if centred else e.second(tap)
+    gram = noisy(gram) if refit else gram
+    metric = mpmath.eye(dense.rows) if metric is None else metric
+
+    def weighed(gap: Matrix, inputs: Matrix) -> Number:
+        return inner(metric * gap * inputs, gap)
+
+    def without(kept: Sequence[int]) -> Number:
+        if refit:
+            return weighed(dense, left_after(gram, kept))
+        gone = [j for j in range(dense.cols) if j not in set(kept)]
+        silenced = columns(dense, gone) * rows(mpmath.eye(dense.cols), gone)
+        return weighed(silenced, gram)
+
+    def best(factor: Any, rank: int) -> Number:
+        kept = places(factor, rank)
+        if groups is not None and len(kept) == dense.cols - len(groups[0]):
+            return e.once(
+                ("one gone", name, refit, centred),
+                lambda: min(
+                    without([j for j in range(dense.cols) if j not in one]) for one in groups
+                ),
+            )
+        return without(kept)
+
+    def error(small: Layer, factor: Any, rank: int) -> Number:
+        kept, projection = places(factor, rank), small.matrices()[name]
+        gap = dense - exact(projection.weight) * rows(mpmath.eye(dense.cols), kept)
+        shift = bias_of(e.layer.matrices()[name]) - bias_of(projection)
+        if centred:
+            shift = shift + gap * e.mean(tap)
+        return weighed(gap, gram) + inner(metric * shift, shift)
+
+    return Objective(error, best, weighed(dense, gram))
+
+
+def noisy(gram: Matrix) -> Matrix:
+    return gram + NOISE * mpmath.diag([gram[i, i] for i in range(gram.rows)])
+
+
+def narrowed_refit(e: Exact) -> Objective:
+    """The output projection on narrowed head outputs `T a`, against least squares on those."""
+    a, dense = e.layer.attention, e.weight("o")
+    gram, mean = e.covariance("attn_out"), e.mean("attn_out")
+
+    def narrow(factor: Any, rank: int) -> Matrix:
+        maps = factor.v_maps[:, :rank].repeat_interleave(a.group, 0)
+        return exact(torch.block_diag(*maps))
+
+    def best(factor: Any, rank: int) -> Number:
+        both = stacked([narrow(factor, rank), dense])
+        rest = left_after(both * gram * both.T, range(a.n_q * rank))
+        return trace(rest[a.n_q * rank :, a.n_q * rank :])
+
+    def error(small: Layer, factor: Any, rank: int) -> Number:
+        o = small.attention.o
+        gap = dense - exact(o.weight) * narrow(factor, rank)
+        return lost(gap, gram) + squares(gap * mean + bias_of(e.layer.attention.o) - bias_of(o))
+
+    return Objective(error, best, lost(dense, gram))

@@ -1,0 +1,55 @@
+"""A method on a hard layer against the least that its objectives can be, in sixty digits."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mpmath
+import torch
+from exact_objectives import Exact
+from exact_references import REFERENCES
+from hard_layers import hard_layer
+
+from lrcore.methods import METHODS
+from lrcore.statistics import COMMON_TAPS, Moments
+
+SHARE = 1e-5  # of the least: how far above it a solution may be
+ROUNDING = 1e-11  # of the whole: what float64 cannot tell apart
+
+
+@cache
+def exact_layer(layer: str, kind: str) -> Exact:
+    """One for all methods, which keeps what it has computed. The dense model's activations, which
+    cross moments are of, are others than those seen.
+    """
+    case = hard_layer(layer, kind)
+    seconds = {tap: case.moments.second(tap) for tap in COMMON_TAPS}
+    cross = {(tap, "cross"): second + 0.01 * second.flip(0) for tap, second in seconds.items()}
+    moments = Moments({**case.moments.values, **cross}, case.moments.tokens)
+    return Exact(replace(case, moments=moments))
+
+
+def above_the_least(
+    name: str, options: dict[str, Any], layer: str, kind: str, every_rank: bool = False
+) -> list[str]:
+    """What a method leaves above the least, by slot and rank, and what is no number; a middle rank
+    and the last below the full one are tried, or every one.
+    """
+    e, chosen = exact_layer(layer, kind), METHODS[name].choose(options)
+    factors, found = METHODS[name].factor(e.layer, e.case.moments, chosen), []
+    for slot, objective in REFERENCES[name](e, chosen).items():
+        factor = factors[slot]
+        ranks = [rank for rank in factor.cost.ranks() if rank < factor.cost.full]
+        for rank in ranks if every_rank else sorted({ranks[len(ranks) // 2], ranks[-1]}):
+            small = factor.truncate(e.layer, rank)
+            tensors = [t for p in small.matrices().values() for t in (p.weight, p.bias)]
+            if not all(t is None or torch.isfinite(t).all() for t in (*tensors, factor.values)):
+                found.append(f"{slot} at {rank}: not finite")
+                continue
+            error, best = objective.error(small, factor, rank), objective.best(factor, rank)
+            allowed = SHARE * best + ROUNDING * objective.whole
+            below = best - error if kind == "well_conditioned" else 0  # what no solution can be
+            if error - best > allowed or below > allowed:
+                numbers = (mpmath.nstr(one, 8) for one in (error, best, objective.whole))
+                found.append(f"{slot} at {rank}: {' '.join(numbers)}")
+    return found

@@ -1,0 +1,119 @@
+"""The objectives of methods that remove whole heads and neurons, in sixty digits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+from exact_objectives import (
+    Exact,
+    Number,
+    Objective,
+    read_by,
+    selection,
+)
+from exact_scores import (
+    diagonal,
+    names_of,
+    vectors,
+)
+from sixty_digits import (
+    columns,
+    exact,
+    inner,
+    rows,
+    squares,
+)
+
+from lrcore.statistics import TAPS
+
+
+def inputs_of(e: Exact) -> list[list[int]]:
+    """The columns of the output projection that each kv head's queries give."""
+    a = e.layer.attention
+    size = e.group * a.v_size
+    return [list(range(g * size, (g + 1) * size)) for g in range(a.n_kv)]
+
+
+def kept_inputs(e: Exact) -> Callable[[Any, int], list[int]]:
+    groups = inputs_of(e)
+
+    def places(factor: Any, rank: int) -> list[int]:
+        return [j for g in sorted(factor.order[:rank].tolist()) for j in groups[g]]
+
+    return places
+
+
+def kept_neurons(factor: Any, rank: int) -> list[int]:
+    return sorted(factor.order[:rank].tolist())
+
+
+def flap(e: Exact, options: Any) -> dict[str, Objective]:
+    found = {}
+    for name in ("o", "down"):
+        second, spread = e.second(TAPS[name]), e.covariance(TAPS[name])
+        weight = e.weight(name)
+        sums = [mpmath.fsum(abs(v) for v in weight[:, j]) for j in range(weight.cols)]
+        found[name] = {
+            "wifv": [spread[j, j] * squares(weight[:, j]) for j in range(weight.cols)],
+            "ifv": diagonal(spread),
+            "wifn": [mpmath.sqrt(second[j, j]) * s for j, s in enumerate(sums)],
+        }[options.metric]
+    heads = [mpmath.fsum(found["o"][j] ** 2 for j in own) for own in inputs_of(e)]
+    return {
+        "heads": selection([heads]) + read_by(e, "o", kept_inputs(e), centred=True, refit=False),
+        "mlp": selection([found["down"]])
+        + read_by(e, "down", kept_neurons, centred=True, refit=False),
+    }
+
+
+def llm_pruner(e: Exact, options: Any) -> dict[str, Objective]:
+    if options.scores == "random":
+        return {}
+    kind, found = options.scores, {}
+    for name in names_of(e):
+        if kind in ("abs", "wanda"):
+            found[name] = vectors(e, name, kind) if kind == "abs" or name in ("o", "down") else []
+        else:
+            found[name] = [abs(v) for v in exact(e.case.moments.values[name, kind])]
+    a = e.layer.attention
+
+    def of_group(name: str, g: int) -> Number:
+        own, count = found[name], a.n_kv
+        size = len(own) // count
+        return mpmath.fsum(own[g * size : (g + 1) * size])
+
+    heads = [mpmath.fsum(of_group(name, g) for name in "qkvo") for g in range(a.n_kv)]
+    each = [found[name] for name in ("gate", "up", "down") if found.get(name)]
+    return {
+        "heads": selection([heads]),
+        "mlp": selection([[mpmath.fsum(parts) for parts in zip(*each, strict=True)]]),
+    }
+
+
+def llm_surgeon(e: Exact, options: Any) -> dict[str, Objective]:
+    """`tr(D G D^T A)`: what is left makes up for what goes; K-OBD: it does not."""
+    curvature = {name: exact(e.case.moments.values[name, "curvature"]) for name in ("o", "down")}
+    if options.update:
+        alone = [[j] for j in range(e.weight("down").cols)]
+        return {
+            "heads": read_by(e, "o", kept_inputs(e), curvature["o"], groups=inputs_of(e)),
+            "mlp": read_by(
+                e,
+                "down",
+                lambda factor, rank: factor.order[:rank].tolist(),
+                curvature["down"],
+                groups=alone,
+            ),
+        }
+    costs = {"heads": [], "mlp": []}
+    for slot, name, groups in (
+        ("heads", "o", inputs_of(e)),
+        ("mlp", "down", [[j] for j in range(e.weight("down").cols)]),
+    ):
+        weight, second = e.weight(name), e.second(TAPS[name])
+        for own in groups:
+            part = columns(weight, own)
+            costs[slot].append(
+                inner(curvature[name] * part * rows(columns(second, own), own), part)
+            )
+    return {slot: selection([own]) for slot, own in costs.items()}

@@ -1,0 +1,28 @@
+"""Every method with every option on every hard layer, at every rank, against sixty digits: what
+`tests/methods/test_exact_optima.py` tries a part of.
+"""
+
+import mpmath
+import pytest
+from exact_optima import above_the_least
+from hard_layers import KINDS, LAYERS, SMALL
+from method_options import VARIANTS
+from sixty_digits import DIGITS
+
+from lrcore.methods import METHODS
+
+ROWS = [
+    pytest.param(name, options, id="-".join((name, *map(str, options.values()))))
+    for name in METHODS
+    for options in ({}, *VARIANTS.get(name, ()))
+    if options.get("fold", 1) <= SMALL.head // 2
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_the_objective_is_the_least_at_every_rank(name, options, kind, layer) -> None:
+    with mpmath.workdps(DIGITS):
+        assert above_the_least(name, options, layer, kind, every_rank=True) == []
