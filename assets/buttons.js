@@ -3,7 +3,13 @@
 // The listeners on the root survive every redraw of the inside.
 // Runs as js_on_load of a gr.HTML, which gives element, props, trigger and watch.
 const button = (e) => e.target.closest('[data-action]');
-const report = (pressed) => trigger('select', { ...pressed.dataset });
+// One with data-pressed says at once that it was pressed, before the server has answered.
+const report = (pressed) => {
+  trigger('select', { ...pressed.dataset });
+  if (!pressed.dataset.pressed) return;
+  pressed.textContent = pressed.dataset.pressed;
+  pressed.disabled = true;
+};
 element.addEventListener('click', (e) => {
   if (!button(e)) return;
   e.preventDefault();

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -15,7 +17,10 @@ Check = Callable[[], None]
 
 
 class _Looks:
-    """Calls `check` until it raises: what then unwinds is to restore what it changed."""
+    """Calls `check` until it raises: what then unwinds is to restore what it changed.
+
+    ended: nothing is asked any more.
+    """
 
     def __init__(self, check: Check) -> None:
         self.check, self.ended = check, False
@@ -73,8 +78,9 @@ def current_check() -> Check | None:
 
 @contextmanager
 def cancellable(check: Check) -> Iterator[None]:
-    """Inside, this thread calls `check` before functions of torch and every module of a network;
-    it may raise `Cancelled`, and is not called after that.
+    """Inside, this thread calls `check` before functions of torch and every module of a network,
+    and in a backward pass after that of every module; it may raise `Cancelled`, and is not called
+    after that.
 
     `progress` comes after a layer, which over all windows, or in one factorisation, may take many
     seconds. It costs 1 to 2 microseconds a function. A single function, such as one decomposition,
@@ -82,9 +88,10 @@ def cancellable(check: Check) -> Iterator[None]:
     """
     thread, look = threading.get_ident(), _Looks(check)
 
-    def before(*_: object) -> None:
+    def before(_: object, given: tuple[Any, ...]) -> None:
         if threading.get_ident() == thread:
             look()
+            _look_backwards(given, look)
 
     outer, mode = _running.mode, _Checking(look)
     handle = register_module_forward_pre_hook(before)  # where `unchecked` left only this
@@ -95,6 +102,18 @@ def cancellable(check: Check) -> Iterator[None]:
     finally:
         _running.mode = outer
         handle.remove()
+        look.ended = True  # a graph that was built here may be run backwards later
+
+
+def _look_backwards(given: tuple[Any, ...], look: _Looks) -> None:
+    """Look as soon as the gradients of what a module is given are known: a backward pass is one
+    function of torch, and may take seconds.
+    """
+    if not torch.is_grad_enabled():
+        return
+    for one in given:
+        if isinstance(one, Tensor) and one.requires_grad and not one.is_leaf:
+            one.register_hook(lambda _: look())
 
 
 @contextmanager

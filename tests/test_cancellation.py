@@ -69,6 +69,23 @@ def test_what_restores_something_is_done_whatever_happens():
     assert restored[0].requires_grad
 
 
+def test_a_backward_pass_asks_within_itself_and_stops_there():
+    """It is one function of torch, and in healing takes seconds."""
+    asked, layers = Asked(), [torch.nn.Linear(2, 2) for _ in range(4)]
+    network = torch.nn.Sequential(*layers)
+
+    with lrcore.cancellable(asked):
+        loss = network(torch.ones(1, 2)).sum()
+        asked.last = asked.times + 3  # the function itself, then after two layers
+        with pytest.raises(lrcore.Cancelled):
+            loss.backward(retain_graph=True)
+    reached = [layer.weight.grad is not None for layer in layers]
+    assert reached == [False, False, True, True]
+    loss.backward()  # outside, nothing is asked any more
+    assert asked.times == asked.last
+    assert all(layer.weight.grad is not None for layer in layers)
+
+
 def test_what_is_timed_asks_at_modules_alone():
     asked, network = Asked(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     x = torch.ones(1, 2)
