@@ -2,7 +2,7 @@
 
 from html import escape
 
-from . import run_markup, text
+from . import run_markup, stages, text
 from .job_queue import Jobs
 from .job_record import ENDED, JobRecord
 from .markup import button, note
@@ -14,11 +14,12 @@ def progress(job: JobRecord) -> str:
 
 
 def steps(job: JobRecord) -> str:
-    """Stage, layer i/N and time left of a running job."""
+    """Stage, layer i/N, time since it began and time left of a running job."""
     if job.cancelled.is_set():
         return text.CANCELLING
     parts = [job.part, job.stage, f"{job.done}/{job.total}" if job.total else ""]
     left = job.eta()
+    parts.append(f"{text.duration(job.elapsed())} so far" if job.stages else "")
     parts.append(f"about {text.duration(left)} left in this stage" if left is not None else "")
     return " · ".join(escape(part) for part in parts if part)
 
@@ -84,14 +85,17 @@ def job_list(jobs: Jobs) -> str:
 def job_row(job: JobRecord, place: int) -> str:
     """place: how many jobs come before a queued one."""
     if job.state == "running":
-        state = steps(job) or "starting"
+        state = (steps(job) or "starting") + stages.passed(job.stages)
         actions = progress(job) + cancel(job)
     elif job.state == "queued":
         state, actions = f"queued, {place} before it", cancel(job)
     else:
         state, actions = escape(ending(job)), ended_actions(job)
     lines = "\n".join(escape(line) for line in job.log[-200:])
-    details = f"<details><summary>log</summary><pre>{lines}</pre></details>" if lines else ""
+    times = stages.table(job.stages) if job.state in ENDED else ""
+    told = f"{times}<pre>{lines}</pre>"
+    summary = "times and log" if times else "log"
+    details = f"<details><summary>{summary}</summary>{told}</details>" if lines else ""
     return (
         f"<div class='job {job.state}' data-job-id='{job.id}' data-state='{job.state}'>"
         f"<span class='dot'></span><b>{escape(job.title)}</b><span class='state'>{state}</span>"
@@ -101,7 +105,9 @@ def job_row(job: JobRecord, place: int) -> str:
 
 def cancel(job: JobRecord) -> str:
     """The button, until it was pressed."""
-    return "" if job.cancelled.is_set() else button("Cancel", "cancel", job=job.id)
+    if job.cancelled.is_set():
+        return ""
+    return button("Cancel", "cancel", job=job.id, pressed=text.CANCELLING)
 
 
 def ended_actions(job: JobRecord) -> str:

@@ -155,6 +155,7 @@ class Jobs:
         record = self._records.get(job_id)
         if record is not None:
             record.was_read = True
+            self._try_to_write(record)
 
     def get(self, job_id: str) -> JobRecord | None:
         return self._records.get(job_id)

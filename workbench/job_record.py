@@ -5,12 +5,13 @@ import threading
 import time
 import uuid
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lrcore
 
 from .job import Job
+from .stages import MOST_STAGES, Stage
 
 log = logging.getLogger("workbench.jobs")
 
@@ -29,6 +30,7 @@ STORED = (
     "created",
     "started",
     "ended",
+    "was_read",
     "log",
 )
 
@@ -41,7 +43,8 @@ class JobRecord:
     part: which of several parts, such as "run 2 of 6". result: ids of the runs it made. outcome,
     curve: see Reporter. created, started, ended: seconds since the epoch. put_off: another job is
     to go first. client: who queued it, where that is known. browsers: those that want it; None for
-    anybody. was_read: a person has dismissed how it ended.
+    anybody. was_read: a person has dismissed how it ended. stages: those that it has begun, oldest
+    first.
     """
 
     job: Job
@@ -59,6 +62,7 @@ class JobRecord:
     created: float = field(default_factory=time.time)
     started: float | None = None
     ended: float | None = None
+    stages: list[Stage] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
     put_off: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -67,6 +71,7 @@ class JobRecord:
     browsers: set[Hashable] = field(default_factory=set, repr=False)
     _units: list[float] = field(default_factory=list, repr=False)
     _last: float = 0.0
+    _began: float = 0.0  # when the present stage did
 
     def __post_init__(self) -> None:
         self.title = lrcore.without_paths(self.title or self.job.title)
@@ -93,12 +98,21 @@ class JobRecord:
         now = time.monotonic()
         if stage != self.stage:
             self.note(stage)
-            self.stage, self._units = stage, []
+        if stage != self.stage or done < self.done:  # the same one again: of the next run, say
+            self._close(now)
+            self.stage, self._units, self._began = stage, [], now
+            self.stages = [*self.stages, Stage(stage, self.part, done)][-MOST_STAGES:]
         elif done > self.done:
             self._units = [*self._units, (now - self._last) / (done - self.done)][-8:]
         self.done, self.total, self._last = done, total, now
+        self.stages[-1].reached(now - self._began, done, total)
         log.info("job %s: %s %d/%d", self.id, stage, done, total)
         self.go_on()
+
+    def _close(self, now: float) -> None:
+        """The present stage, if there is one, ends now."""
+        if self.stages:
+            self.stages[-1].seconds = now - self._began
 
     def go_on(self) -> None:
         """Raises lrcore.Cancelled where the job was cancelled or another one is to go first."""
@@ -109,6 +123,7 @@ class JobRecord:
         """Back into the queue: another job goes first."""
         self.put_off.clear()
         self.state, self.stage, self.part, self.done, self.total = "queued", "", "", 0, 0
+        self.stages = []
         self.note("put off: another job goes first")
 
     def start(self) -> None:
@@ -116,6 +131,7 @@ class JobRecord:
 
     def end(self, state: str, error: str = "") -> None:
         """Write down how it ended; the caller sets `state` once that is on disk."""
+        self._close(time.monotonic())
         stopped = state == "cancelled" and self.stage
         where = f" at {self.stage} {self.done}/{self.total}" if stopped else ""
         self.error, self.ended, self.part = lrcore.without_paths(error), time.time(), ""
@@ -129,13 +145,18 @@ class JobRecord:
             return None
         return (self.total - self.done) * sum(self._units) / len(self._units)
 
+    def elapsed(self) -> float:
+        """Seconds since the present stage began; 0 before the first one."""
+        return time.monotonic() - self._began if self.stages else 0.0
+
     def seconds(self) -> float:
         """How long it has run; 0 before it starts."""
         return 0.0 if self.started is None else (self.ended or time.time()) - self.started
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which `from_dict` reads."""
-        return {"job": self.job.to_dict()} | {name: getattr(self, name) for name in STORED}
+        own = {name: getattr(self, name) for name in STORED}
+        return {"job": self.job.to_dict(), "stages": [asdict(one) for one in self.stages]} | own
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], kinds: Mapping[str, type[Job]]) -> "JobRecord":
@@ -146,4 +167,5 @@ class JobRecord:
         """
         job = values.get("job") or {"kind": values["kind"], **values["spec"]}
         own = {name: values[name] for name in STORED if name in values}
+        own["stages"] = [Stage(**one) for one in values.get("stages", [])]
         return cls(kinds[job["kind"]].from_dict(job), **own)

@@ -306,8 +306,10 @@ def test_a_restart_lists_what_ended_and_offers_what_was_interrupted(bench, tmp_p
     gate.clear()
     running = jobs.submit(Steps(1))
     unkept = jobs.submit(Unkept(2))
+    jobs.read(done.id)
     again = Jobs(tmp_path, TEST_KINDS, lambda record: [])
     assert again.get(done.id).state == "done"
+    assert again.get(done.id).was_read
     assert again.get(running.id).state == "interrupted"
     assert again.get(unkept.id) is None
     fresh = again.again(running.id)
@@ -373,6 +375,36 @@ def test_time_left_comes_from_measured_units(monkeypatch):
     assert job.eta() == pytest.approx(9)
     job.progress("next stage", 0, 2)
     assert job.eta() is None
+
+
+def test_every_stage_has_its_time_beside_what_was_estimated(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("workbench.job_record.time.monotonic", lambda: now[0])
+    job = JobRecord(Steps(), state="running")
+
+    def run(stage, done, total, seconds):
+        job.progress(stage, done, total)
+        now[0] += seconds
+
+    run("load", 0, 1, 0.4)
+    run("load", 1, 1, 0)
+    run("compress", 2, 6, 4)  # resumed: two of six were done
+    assert "4 s so far" in job_markup.steps(job)
+    run("compress", 3, 6, 12)
+    run("compress", 5, 6, 2)
+    words = "load 0.4 s · compress 18 s (estimated 16 s)"
+    job.progress("evaluate both", 0, 4)
+    now[0] += 7
+    job.progress("evaluate both", 2, 4)
+    row = job_markup.job_row(job, 0)
+    assert words in row
+    assert "7 s so far · about 7 s left" in row
+    job.progress("evaluate both", 0, 4)  # of another run
+    assert f"{words} · evaluate both 7.0 s (estimated 14 s)" in job_markup.job_row(job, 0)
+    job.end("done")
+    again = JobRecord.from_dict(json.loads(json.dumps(job.to_dict())), TEST_KINDS)
+    again.state = "done"
+    assert "<li>compress 18 s (estimated 16 s)</li>" in job_markup.job_row(again, 0)
 
 
 RECIPE = lrcore.Recipe(ratio=0.3, overrides={"0.qk": 4})
