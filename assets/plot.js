@@ -6,7 +6,8 @@
 // drawn while its tab was hidden has no width: the observer redraws it once it has one. What a
 // figure's layout.meta says:
 //   mark: how to show the selected slot: "cell" of a heatmap, "bar", "point", "block", or "layer"
-//     (a band across)
+//     (a band across). Of cells and points, a slot that is hovered in one plot is marked in the
+//     others.
 //   columns: for blocks, component -> where its column begins and ends
 //   axes: for bars, component -> its y axis, where it begins from the middle of its layer, and how
 //     wide it is, in layers
@@ -17,16 +18,25 @@ const host = element.querySelector('.plot'),
 const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
 let figure = null,
   handle = null,
-  dragged = null;
+  dragged = null,
+  hovered = null; // the slot that is hovered in another plot
+
+const LINKED = ['cell', 'point'];
 
 function marks() {
-  const at = window.selectedSlot,
-    meta = figure.layout.meta || {};
-  if (!at || !meta.mark) return [];
-  const line = { color: style('--select'), width: 2.5 },
+  const mark = (figure.layout.meta || {}).mark,
+    beside = LINKED.includes(mark) ? around(mark, hovered, 'hovered') : [];
+  return [...around(mark, window.selectedSlot, 'selected'), ...beside];
+}
+
+// The shapes that mark a slot, under a name.
+function around(mark, at, name) {
+  if (!at || !mark) return [];
+  const dash = name === 'hovered' ? 'dot' : 'solid',
+    line = { color: style('--select'), width: 2.5, dash },
     half = 0.5;
-  const box = { type: 'rect', x0: at.layer - half, x1: at.layer + half, line, name: 'selected' };
-  if (meta.mark === 'layer')
+  const box = { type: 'rect', x0: at.layer - half, x1: at.layer + half, line, name };
+  if (mark === 'layer')
     return [
       {
         ...box,
@@ -38,34 +48,50 @@ function marks() {
         opacity: 0.14,
       },
     ];
-  if (meta.mark === 'cell') {
+  if (mark === 'cell') {
     const row = figure.data[0].y.indexOf(at.component);
     return row < 0 ? [] : [{ ...box, y0: row - half, y1: row + half }];
   }
-  if (meta.mark === 'block') {
-    const ends = meta.columns[at.component];
+  if (mark === 'block') {
+    const ends = figure.layout.meta.columns[at.component];
     const rows = { y0: at.layer - half, y1: at.layer + half };
     return ends ? [{ ...box, x0: ends[0], x1: ends[1], ...rows }] : [];
   }
-  if (meta.mark === 'point') {
-    const point = selectedPoint();
-    const around = { x0: -9, x1: 9, y0: -9, y1: 9, xsizemode: 'pixel', ysizemode: 'pixel' };
-    const ring = { type: 'circle', line, name: 'selected', ...around };
+  if (mark === 'point') {
+    const point = pointOf(at);
+    const size = { x0: -9, x1: 9, y0: -9, y1: 9, xsizemode: 'pixel', ysizemode: 'pixel' };
+    const ring = { type: 'circle', line, name, ...size };
     return point ? [{ ...ring, xanchor: point.x, yanchor: point.y }] : [];
   }
-  const own = meta.axes[at.component];
+  const own = figure.layout.meta.axes[at.component];
   if (!own) return [];
   const [yref, begin, width] = own,
     x0 = at.layer + begin;
   return [{ ...box, yref, x0, x1: x0 + width, y0: 0, y1: 1.03 }];
 }
 
-function selectedPoint() {
-  const at = window.selectedSlot;
+function pointOf(at) {
   for (const trace of figure.data)
     for (const [i, [layer, name]] of (trace.customdata || []).entries())
       if (layer === at.layer && name === at.component) return { x: trace.x[i], y: trace.y[i] };
   return null;
+}
+
+function markAnew() {
+  if (figure && figure.layout.meta.mark)
+    Plotly.relayout(host, { shapes: [...(figure.layout.shapes || []), ...marks()] }).then(place);
+}
+
+// Tells the other plots which slot is hovered in this one; null: none any longer.
+function tellHovered(slot) {
+  if (figure && LINKED.includes(figure.layout.meta.mark))
+    window.dispatchEvent(new CustomEvent('lrw-hovered', { detail: { host, slot } }));
+}
+function hoveredElsewhere({ detail }) {
+  const linked = detail.host !== host && figure && LINKED.includes(figure.layout.meta.mark);
+  if (!linked || JSON.stringify(detail.slot) === JSON.stringify(hovered)) return;
+  hovered = detail.slot;
+  markAnew();
 }
 
 function selectedBar() {
@@ -285,12 +311,13 @@ function draw() {
       trigger('select', { x: p.x, y: p.y, z: p.z, custom: p.customdata, more: !!more });
     });
     host.on('plotly_relayout', place);
-    window.addEventListener('lrw-selected', () => {
-      if (figure && figure.layout.meta.mark)
-        Plotly.relayout(host, { shapes: [...(figure.layout.shapes || []), ...marks()] }).then(
-          place,
-        );
+    host.on('plotly_hover', (e) => {
+      const [layer, component] = e.points[0].customdata || [];
+      if (component) tellHovered({ layer, component });
     });
+    host.on('plotly_unhover', () => tellHovered(null));
+    window.addEventListener('lrw-selected', markAnew);
+    window.addEventListener('lrw-hovered', hoveredElsewhere);
     let width = host.clientWidth;
     new ResizeObserver(() => {
       if (host.clientWidth && host.clientWidth !== width) {

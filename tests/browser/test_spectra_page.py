@@ -1,0 +1,119 @@
+"""Spectra beyond the heatmap of ranks: what the loss says of each slot beside what its spectrum
+says, every head, several layers; and the network as a picture.
+"""
+
+import re
+
+import pytest
+
+from workbench import cell_text, text
+
+from .test_curves import CELL, click_cell
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+POINT = """([layer, name]) => {
+  const p = document.querySelector('#loss-against-energy .js-plotly-plot');
+  const { xaxis, yaxis } = p._fullLayout, b = p.getBoundingClientRect();
+  for (const { customdata, x, y } of p.data)
+    for (const [i, [at, of]] of customdata.entries())
+      if (at === layer && of === name)
+        return [b.x + xaxis._offset + xaxis.d2p(x[i]), b.y + yaxis._offset + yaxis.d2p(y[i])];
+}"""
+# The slot that a plot marks because it is hovered in another: of a cell its layer and row, of a
+# point its place on both axes.
+HOVERED = """id => {
+  const p = document.querySelector('#' + id + ' .js-plotly-plot');
+  return (p._fullLayout.shapes || []).filter((one) => one.name === 'hovered')
+    .map((one) => id === 'heatmap'
+      ? [one.x0 + 0.5, p.data[0].y[one.y0 + 0.5]] : [one.xanchor, one.yanchor]); }"""
+PANELS = """id => Object.keys(document.querySelector('#' + id + ' .js-plotly-plot')._fullLayout)
+  .filter((one) => /^xaxis/.test(one)).length"""
+
+
+def slots(workbench, plot: str) -> set[tuple[int, str]]:
+    """Those that a plot shows a value of."""
+    rows = [row for trace in workbench.plot(plot)["traces"] for row in trace["custom"] or []]
+    flat = [one for row in rows for one in (row if row and isinstance(row[0], list) else [row])]
+    return {(one[0], one[1]) for one in flat if len(one) > 2 and one[2] is not None}
+
+
+def hover(workbench, script: str, slot: tuple[int, str]) -> None:
+    """Put the mouse on a slot of a plot."""
+    workbench.page.mouse.move(*workbench.evaluate(script, [*slot]), steps=3)
+
+
+def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_the_other(workbench):
+    workbench.tab("Spectra")
+    workbench.choose("measure", text.MEASURES["increase"][0])
+    workbench.drawn("loss-against-energy")
+    probed = slots(workbench, "loss-against-energy")
+    assert probed == slots(workbench, "heatmap")
+    assert {name for _, name in probed} == {"qk", "ov", "mlp"}
+    workbench.locator("#loss-against-energy").evaluate(
+        "one => one.scrollIntoView({ block: 'end', behavior: 'instant' })"
+    )
+    workbench.settled()
+    for slot in ((1, "mlp"), (4, "qk")):
+        hover(workbench, CELL, slot)
+        place = workbench.until(
+            lambda: workbench.evaluate(HOVERED, "loss-against-energy"), "no point is marked"
+        )
+        hover(workbench, POINT, slot)
+        workbench.until(
+            lambda slot=slot: workbench.evaluate(HOVERED, "heatmap") == [[*slot]],
+            f"the cell {slot} is not marked",
+        )
+        assert len(place) == 1
+        assert not workbench.evaluate(HOVERED, "loss-against-energy")
+    workbench.page.mouse.move(5, 5)
+    workbench.until(lambda: not workbench.evaluate(HOVERED, "heatmap"), "the mark stays")
+    note = workbench.locator("#measure-help").inner_text()
+    assert re.search(r"[−-]?\d\.\d\d", note)  # how alike the two orders are
+    workbench.choose("measure", text.MEASURES["effective_rank"][0])
+    workbench.locator("#loss-against-energy .plot").wait_for(state="hidden")
+
+
+def test_every_head_has_a_plot_of_its_own_on_the_same_axes(workbench):
+    click_cell(workbench, 3, "qk")
+    heads = workbench.evaluate(PANELS, "spectrum")
+    assert heads == 1
+    workbench.choose("head", cell_text.EVERY_HEAD)
+    heads = workbench.until(
+        lambda: (many := workbench.evaluate(PANELS, "spectrum")) > 1 and many, "one plot stays"
+    )
+    workbench.answered()
+    assert workbench.evaluate(PANELS, "energy") == heads
+    hover_lines = {trace["hover"].split("<br>")[0] for trace in workbench.plot("energy")["traces"]}
+    assert hover_lines == {f"head {i}" for i in range(heads)}
+    workbench.choose("head", cell_text.ALL_HEADS)
+    workbench.until(lambda: workbench.evaluate(PANELS, "energy") == 1, "the heads stay apart")
+
+
+def test_all_layers_of_a_component_are_drawn_in_one_plot(workbench):
+    click_cell(workbench, 2, "ov")
+    workbench.choose_all("beside", [cell_text.ALL_LAYERS])
+    layers = {layer for layer, _ in slots(workbench, "heatmap")}
+    names = {f"layer {layer}" for layer in layers}
+    for plot in ("spectrum", "energy"):
+        workbench.until(
+            lambda plot=plot: {t["name"] for t in workbench.plot(plot)["traces"]} == names,
+            f"not every layer is drawn in {plot}",
+        )
+    click_cell(workbench, 4, "ov")
+    workbench.until(
+        lambda: {t["name"] for t in workbench.plot("energy")["traces"]} == names,
+        "the layers of the next cell are not drawn",
+    )
+
+
+def test_the_picture_of_the_network_is_saved_with_its_ranks(workbench):
+    workbench.allocation()
+    workbench.see("#network")
+    workbench.drawn("network")
+    workbench.click("#network .plot-head summary")
+    picture = workbench.saved(workbench.locator("#network [data-save=svg][data-mm='178']"))
+    words = " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", picture))
+    assert workbench.locator("#network .plot-head span").inner_text() in words
+    assert {str(rank) for rank in workbench.ranks().values()} <= {*words.split()}
+    assert 'width="178mm"' in picture[:400]
