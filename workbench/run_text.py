@@ -26,6 +26,11 @@ SCALE = (
     "as dense. Outlined: the first token that differs."
 )
 NOT_FINITE = "not finite"
+TIMES = "Times as measured{} in turns with the dense model, which took {} ms per token."
+LEFT_OUT = (
+    " Left out, without a time measured there: {}. Choose runs and press Measure their speed."
+)
+MOST_NAMED = 4
 NO_SUCH_RUNS = "No run has all of these words."
 CHOOSE_RUNS = (
     "Up to six; the dense model stands beside them. The newest are listed here, all under Runs & "
@@ -119,6 +124,23 @@ def divergence(answer: Continuation) -> str:
 def word(tokens: Sequence[str]) -> str:
     """The word that tokens begin with: up to where white space follows."""
     return next(iter("".join(tokens).split()), "")
+
+
+def times(least: float, most: float, device: str) -> str:
+    """How the times of runs were measured; least, most: ms per token of the dense model."""
+    low, high = (f"{one:.3g}" for one in (least, most))
+    on = f" on {device}" if device else ""
+    return TIMES.format(on, low if low == high else f"{low} to {high}")
+
+
+def left_out(names: Sequence[str]) -> str:
+    """Which runs have no time on show; nothing where all have."""
+    if not names:
+        return ""
+    more = len(names) - MOST_NAMED
+    return LEFT_OUT.format(
+        ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    )
 
 
 def agreement(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 what it was made of.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import lrcore
@@ -24,6 +25,7 @@ FILES = (  # kind, width in millimetres, label
 SOURCE = (
     "{model} · calibrated on {data}: {samples} {sampling} windows × {seq_len} tokens, seed {seed}"
 )
+MEASURED = "{}, measured on {}, calibrated on {}"
 PLAN = "{method}, {policy}, {ratio:.1%} of {budget} removed"
 EVERY_POLICY = "Share kept by each policy, {ratio:.1%} removed"
 THRESHOLD = " at {:g} of the energy"
@@ -33,10 +35,28 @@ PROBED = "{method}, probed near {ratio:.1%} removed"
 def source(recipe: lrcore.Recipe, *before: str) -> str:
     """What a figure was made of: what is to be said `before`, the model, the calibration text."""
     fields = recipe.to_dict()
-    for name in ("model", "data"):  # of a file or a folder its name
-        place = Path(fields[name])
-        fields[name] = place.name if place.is_absolute() else fields[name]
+    fields |= {name: short_name(fields[name]) for name in ("model", "data")}
     return lrcore.without_paths(" · ".join([*before, SOURCE.format(**fields)]))
+
+
+def measured(model: str, protocol: str, recipes: Sequence[lrcore.Recipe]) -> str:
+    """What a comparison of runs was made of: their base, the text measured on, and the texts and
+    seeds that they were calibrated with.
+    """
+    texts: dict[str, set[int]] = {}
+    for recipe in recipes:
+        texts.setdefault(short_name(recipe.data), set()).add(recipe.seed)
+    parts = [
+        f"{data}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
+        for data, seeds in texts.items()
+    ]
+    made = MEASURED.format(short_name(model), protocol, " and ".join(parts))
+    return lrcore.without_paths(made)
+
+
+def short_name(place: str) -> str:
+    """Of a file or a folder its name."""
+    return Path(place).name if Path(place).is_absolute() else place
 
 
 def plan_source(recipe: lrcore.Recipe, budget: str) -> str:

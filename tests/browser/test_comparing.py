@@ -14,6 +14,18 @@ from .page import ANEW, PATIENCE
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
 
+NAMES = ("a3 30% marginal · demo-llama", "svd 30% marginal · demo-llama")
+POINT = """run => {
+  const p = document.querySelector('#scatter .js-plotly-plot'), l = p._fullLayout;
+  p.scrollIntoView({ block: 'center', behavior: 'instant' });
+  const b = p.getBoundingClientRect();
+  for (const { customdata, x, y, xaxis, yaxis } of p.data)
+    for (const [i, [, , id]] of (customdata || []).entries())
+      if (id === run) {
+        const [across, up] = [xaxis, yaxis].map((one) => l[one[0] + 'axis' + one.slice(1)]);
+        return [b.x + across._offset + across.d2p(x[i]), b.y + up._offset + up.d2p(y[i])];
+      }
+}"""
 COPIED = """async () => await navigator.clipboard.readText()
   === document.querySelector('#answer-1 textarea').value"""
 
@@ -46,9 +58,7 @@ def test_a_sweep_is_compared(workbench):
         "no distance to the dense model is shown",
     )
     workbench.answered()
-    workbench.choose_all(
-        "compare-runs", ["a3 30% marginal · demo-llama", "svd 30% marginal · demo-llama"]
-    )
+    workbench.choose_all("compare-runs", NAMES)
     table = page.locator("#recipe-differences")
     table.wait_for(state="visible")
     differences = workbench.until(
@@ -74,37 +84,38 @@ def test_a_sweep_is_compared(workbench):
     workbench.until(
         lambda: "Tom went to" in page.locator("#set-table").inner_text(), "no answers come"
     )  # rows far down are not drawn
+    summary = page.locator("#set-summary")
+    assert summary.inner_text().count("answers as the dense model's") == 2
+    marked = summary.locator("details.marked")
+    assert marked.locator("summary").all_inner_texts() == ["Tom went to", "Once upon a time"]
+    assert marked.locator(".tokens").count() == 4  # of each prompt one for each run
+    assert summary.locator(".tokens .first").count() > 0
     rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
     assert [row["prompt"] for row in rows] == ["Tom went to"] * 3 + ["Once upon a time"] * 3
     assert {row["model"] for row in rows} >= {"dense"}
+    assert not [name for name in rows[0] if "second" in name]
 
 
-def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
+def titles(workbench) -> list[str]:
+    """What stands above the answers of the dense model and of the two runs."""
+    labels = [workbench.locator(f"#answer-{i} label > span").first for i in range(3)]
+    return [label.inner_text() for label in labels]
+
+
+def test_no_column_says_how_fast_it_was_written_and_each_can_be_copied(workbench):
     page = workbench.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     workbench.set_range("new-tokens", 24)
     workbench.type_into("prompt", "Once upon a time")
-    labels = [page.locator(f"#answer-{i} label > span").first for i in range(3)]
-    runs = {"a3 30% marginal · demo-llama", "svd 30% marginal · demo-llama"}
-
-    def named(within: str = "") -> list[str] | None:
-        words = [label.inner_text() for label in labels]
-        return words if all(within in word for word in words) else None
-
-    workbench.until(lambda: {*named()[1:]} == runs, "the columns are not laid out")
+    workbench.until(lambda: {*titles(workbench)[1:]} == {*NAMES}, "the columns are not laid out")
     workbench.click("#generate")
-    words = workbench.until(lambda: named("tokens/s"), "a column does not say its speed")
-    assert words[0].startswith("dense · demo-llama · ")
-    assert {name.rpartition(" · ")[0] for name in words[1:]} == runs
-    assert all(
-        float(word.rpartition(" · ")[2].removesuffix(" tokens/s").replace(",", "")) > 0
-        for word in words
-    )
     workbench.answered()  # the answers are whole
     workbench.until(
         lambda: page.locator("#divergence .tokens").count() == 2, "no answer is shown by token"
     )
     assert page.locator("#divergence .scale").count() == 1
+    assert titles(workbench)[0] == "dense · demo-llama"
+    assert {*titles(workbench)[1:]} == {*NAMES}
     copy = page.locator("#answer-1 button[aria-label*=opy]").first
 
     def copied() -> bool:
@@ -114,10 +125,10 @@ def test_every_column_says_its_own_speed_and_can_be_copied(workbench):
     workbench.until(copied, "the copy is not the answer")
 
 
-def test_measured_speed_is_an_axis(workbench):
+def test_measured_speed_is_an_axis_and_stands_above_the_answers(workbench):
     page = workbench.page
     caption = page.locator("#scatter-caption")
-    workbench.choose("axis", "decode time per token (dense: 1)")
+    workbench.choose("axis", "decode time per token (ms)")
     workbench.until(
         lambda: "Measure their speed" in caption.inner_text(),
         "what is lacking is not said",
@@ -135,7 +146,39 @@ def test_measured_speed_is_an_axis(workbench):
         "no front over time is drawn",
     )
     workbench.answered()
-    assert "Measure their speed" not in caption.inner_text()
+    assert "in turns with the dense model" in caption.inner_text()
+    assert "Left out" not in caption.inner_text()
+    workbench.until(
+        lambda: all("tokens/s" in title for title in titles(workbench)),
+        "a speed that was measured in turns is not above its column",
+    )
+
+
+def test_a_click_on_a_point_takes_its_run_out_and_adds_it_again(workbench, server):
+    page = workbench.page
+    workbench.choose("axis", "size (MB)")
+    ids = {run["name"]: run["id"] for run in server.client().predict(api_name="/runs")}
+    tokens = page.locator("#compare-runs .token")
+
+    def compared() -> set[str]:
+        return {token.strip() for token in tokens.all_inner_texts()}
+
+    for wanted in ({NAMES[0]}, {*NAMES}):
+        workbench.settled()
+        workbench.press_until(
+            lambda: page.mouse.click(*workbench.evaluate(POINT, ids[NAMES[1]])),
+            lambda wanted=wanted: compared() == wanted,
+            f"{wanted} are not chosen",
+        )
+    workbench.settled()
+    saved = workbench.saved(page.locator("#scatter-caption button[data-form=CSV]"))
+    rows = {row["run"]: row for row in csv.DictReader(io.StringIO(saved))}
+    assert {*rows} == {"dense", *NAMES}
+    assert all(float(rows[name]["standard error"]) > 0 for name in NAMES)
+    assert any(rows[name]["not dominated"] == "1" for name in NAMES)
+    for form, begin in (("Markdown", "demo-llama, stories"), ("LaTeX", "% demo-llama, stories")):
+        button = page.locator(f"#scatter-caption button[data-form={form}]")
+        assert workbench.saved(button).startswith(begin)
 
 
 def table_of(workbench, title: str, file: str) -> str:
@@ -191,6 +234,27 @@ def test_reports_open_offline_and_ask_no_host_for_anything(workbench, tmp_path):
     page.goto(sweep.as_uri())
     assert page.locator("svg circle").count() > 10
     context.close()
+
+
+def test_runs_of_another_model_have_a_dense_card_and_a_panel_of_their_own(workbench, server):
+    client, page = server.client(), workbench.page
+    recipe = {"model": "demo-opt", "method": "svd", "samples": 4, "seq_len": 32, "ratio": 0.3}
+    run = client.predict(recipe, "of another", api_name="/compress")
+    client.predict(run, "stories", 4, 64, api_name="/evaluate")
+    workbench.tab("Compare")
+    workbench.answered()
+    workbench.choose_all("compare-runs", [NAMES[0], "of another"])
+    tables = page.locator("#compared table")
+    workbench.until(lambda: tables.count() == 2, "both models stand in one table")
+    heads = [table.locator("thead th").all_inner_texts() for table in tables.all()]
+    beside = {dense: {*runs} for _, dense, *runs in heads}
+    assert beside["dense · demo-opt"] == {"of another"}
+    assert NAMES[0] in beside["dense · demo-llama"] <= {*NAMES}
+    workbench.until(
+        lambda: "demo-opt, measured on" in page.locator("#scatter .plot-head span").inner_text(),
+        "the caption of the chart lacks the other model",
+    )
+    assert "calibrated on stories, seed 0" in page.locator("#scatter .plot-head").inner_text()
 
 
 def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(workbench):

@@ -21,7 +21,7 @@ from workbench.jobs import SweepJob
 from workbench.jobs.models import run_name
 from workbench.jobs.sweep import tables
 from workbench.store import Store
-from workbench.tabs.compare import chart, choice, differences, forms, metrics, protocols
+from workbench.tabs.compare import chart, choice, differences, forms, metrics, points, protocols
 from workbench.tabs.compare import runs as runs_handlers
 
 PROTOCOL = {"source": "stories/test", "windows": 2, "seq_len": 8}
@@ -303,31 +303,69 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
     assert many.endswith("3 is dominated by a. 3 more are dominated.")
 
 
-def test_time_is_an_axis_as_a_share_of_the_dense_models():
-    protocol = {"source": "stories/test", "windows": 2, "seq_len": 8}
-    measured = {"protocol": protocol, "perplexity": 2.0, "dense_perplexity": 1.5}
-    one, two = (run_of(name, lrcore.Recipe()) for name in "ab")
-    for run in (one, two):
-        run.evaluations.append(measured)
-    wanted = protocols.protocol_of(one, measured)
-    speeds = {
-        "b": {
-            "dense": {"decode": 100.0, "prefill": 50.0},
-            "small": {"decode": 125.0, "prefill": 40.0},
-        }
-    }
-    got_result = [
-        chart.points([one, two], wanted, axis, speeds)
-        for axis in ("decode", "prefill", "parameters")
+def timed(dense, small, **more):
+    speeds = {"dense": dense, "small": small}
+    return {name: {"decode": one, "prefill": 50.0} for name, one in speeds.items()} | more
+
+
+def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
+    one, two, three = (run_of(name, lrcore.Recipe()) for name in "abc")
+    runs = [measure(run, 2.0, 1.5) for run in (one, two, three)]
+    wanted = protocols.protocol_of(one, one.evaluations[0])
+    cpu, gpu = {"device": "cpu"}, {"device": "cuda"}
+    speeds = {"b": timed(100.0, 125.0, where=cpu), "c": timed(200.0, 250.0, where=cpu)}
+    found = [
+        [(point.name, point.x) for point in chart.points(runs, wanted, axis, speeds)]
+        for axis in ("decode", "parameters")
     ]
-    assert [[(point.name, point.x) for point in points] for points in got_result] == [
-        [("dense", 1.0), ("b", 0.8)],
-        [("dense", 1.0), ("b", 1.25)],
-        [("dense", 10), ("a", 8), ("b", 8)],
+    assert found == [
+        [("dense", 7.5), ("b", 8.0), ("c", 4.0)],
+        [("dense", 10), ("a", 8), ("b", 8), ("c", 8)],
     ]
     assert chart.points([one], wanted, "decode", {}) == []
-    table = forms.html(metrics.tables([two], None, metrics.Known(speeds)))
+    drawn = chart.panels(runs, wanted, "decode", speeds, [])
+    said = chart.of_times(drawn, runs, speeds, "decode")
+    assert "on cpu in turns with the dense model, which took 5 to 10 ms per token" in said
+    assert "Left out, without a time measured there: a." in said
+    moved = speeds | {"c": timed(1.0, 1.0, where=gpu)}
+    assert {*chart.on_one_device(runs, moved)} == {"c"}
+    table = forms.html(metrics.tables([two], None, metrics.Known({"b": timed(100.0, 125.0)})))
     assert "<td>100 tokens/s</td><td>125 tokens/s<i>+25.0% vs dense</i></td>" in table
+
+
+def test_the_chart_says_model_text_and_seeds_of_every_panel():
+    one, other, third = three_runs()
+    third = replace(third, recipe=third.recipe.with_(seed=7))
+    drawn = chart.panels([one, other, third], None, "megabytes", {}, ["one"])
+    said = chart.caption(drawn, [one, other, third])
+    on = "stories/test · 2 windows × 8 tokens · first windows"
+    assert said == (
+        f"demo-llama, measured on {on}, calibrated on stories, seeds 0, 7; "
+        f"demo-opt, measured on {on}, calibrated on stories, seed 0"
+    )
+
+
+def test_the_points_of_the_chart_are_downloaded_with_those_that_none_dominates_marked():
+    one, other, third = three_runs()
+    one = replace(one, name="a_b|c & <i>")
+    drawn = chart.panels([one, other, third], None, "megabytes", {}, ["one"])
+    rows = list(csv.DictReader(io.StringIO(points.as_csv(drawn, "size (MB)"))))
+    assert [(row["model"], row["run"], row["size (MB)"]) for row in rows] == [
+        ("demo-llama", "dense", "2.0"),
+        ("demo-llama", one.name, "1.0"),
+        ("demo-llama", "third", "2.0"),
+        ("demo-opt", "dense", "2.0"),
+        ("demo-opt", "other", "1.0"),
+    ]
+    assert [row["not dominated"] for row in rows] == ["0", "1", "1", "0", "1"]
+    assert float(rows[1]["excess loss (nats/token)"]) == pytest.approx(math.log(2))
+    assert [row["standard error"] for row in rows] == ["", "0.01", "", "", ""]
+    markdown = points.as_markdown(drawn[:1], "size (MB)")
+    assert "| **a_b\\|c & <i>** | a3 | uniform | 0% | 1 | 3.0000 | 0.6931 | 0.0100 |" in markdown
+    assert "| dense |  |  |  | 2 | 1.5000 |" in markdown
+    latex = points.as_latex(drawn[:1], "size (MB)")
+    assert "\\textbf{a\\_b|c \\& <i>} & a3 & uniform & 0\\% & 1 & 3.0000 &" in latex
+    assert latex.count("\\\\\n") == 4
 
 
 def test_a_panel_is_named_in_two_short_lines():

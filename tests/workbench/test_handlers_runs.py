@@ -131,7 +131,7 @@ def test_runs_are_listed_compared_and_drawn(store):
     assert file["name"] == "comparison.csv"
     assert "first" in file["text"]
     assert text.FEW_POINTS in caption
-    _, caption = runs.draw_chart(store, [], measured, "decode time per token (dense: 1)")
+    _, caption = runs.draw_chart(store, [], measured, "decode time per token (ms)")
     assert text.NO_SPEED in caption
     with pytest.raises(lrcore.InputError, match="No run"):
         runs.measure_runs(store, [], EVALUATION)
@@ -149,8 +149,28 @@ def test_answers_grow_and_a_set_becomes_a_table(store, recipe):
     assert "of 2 answers as the dense model" in said
     assert list(frame["model"]) == ["dense", "first"] * 2
     assert len(csv.splitlines()) >= 5
+    assert "second" not in csv  # how fast is measured in turns alone
+    assert "tokens/s" not in [*frame.columns]
+    for prompt in ("Once", "Tom"):
+        assert said.count(f"<summary>{prompt}</summary>") == 1
+    assert said.count("<div class='tokens'>") == 2
+    assert said.count("class='scale'") == 1
     with pytest.raises(lrcore.InputError, match="no prompts"):
         prompt_set.answer_all(store, " ", 4, 0, 1, *values)
+
+
+def test_a_column_names_a_speed_only_where_it_was_measured_in_turns(store, recipe):
+    (run,), form = store.runs.all(), input_values(recipe)
+    assert "tokens/s" not in "".join(answers.titles(store, [run.id], form))
+    speed = {"dense": {"decode": 100.0}, "small": {"decode": 125.0}}
+    store.runs.add_result(run.id, "speed", {"device": "cpu"}, speed)
+    dense, own = answers.titles(store, [run.id], form)
+    assert (dense, own) == (
+        f"dense · {recipe.model} · 100 tokens/s",
+        "first · 125 tokens/s",
+    )
+    *_, last = answers.generate(store, "Once", 4, 0, 1, 0, [run.id], *form)
+    assert not any("label" in column for column in last)
 
 
 def test_where_an_answer_leaves_the_dense_models_is_marked(store, recipe):

@@ -59,7 +59,7 @@ class SpeedJob(Job):
             first, *rest = lrcore.measure_speed(models, progress=reporter.progress)
             where = {"device": str(dense.device), "dtype": dense.dtype}
             for run, speed in zip(own, rest, strict=True):
-                figures = {"dense": first.to_dict(), "small": speed.to_dict()}
+                figures = {"dense": first.to_dict(), "small": speed.to_dict(), "where": where}
                 store.runs.add_result(run.id, "speed", where, figures)
         return list(self.runs)
 

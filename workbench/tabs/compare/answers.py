@@ -1,7 +1,7 @@
 """What the models answer to one prompt: one column per model, written at the same time."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ import lrcore
 from ... import heap, text
 from ...components import MOST_TOKENS, Number, Slider, Textbox, panel, whole
 from ...events import DRAWN, QUIET, bind, listen
+from ...keys import model_key
 from ...page import MOST_RUNS, Page
 from ...store import Store
+from .details import speeds
 from .divergence import NOTHING_YET, diverge
 from .models import dense_recipe, models
 
@@ -66,6 +68,8 @@ def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
     chosen = [page.chosen, *page.form.inputs]
     shown = [page.chosen.change, tab.select]
     listen(shown, bind(lay_out, store), chosen, parts.columns, **DRAWN)
+    measured = [page.runs_stamp.change]  # a speed, say
+    listen(measured, bind(name_columns, store), chosen, parts.columns, **DRAWN)
     streaming = listen(
         [parts.generate.click],
         bind(generate, store),
@@ -81,9 +85,24 @@ def wire(page: Page, store: Store, parts: Answers, tab: gr.Tab) -> None:
 
 
 def titles(store: Store, ids: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """What stands above the columns."""
-    dense = f"dense · {dense_recipe(store, ids, values).model}"
-    return [dense, *(run.name for run in store.chosen_runs(ids))]
+    """What stands above the columns: each model, and its speed where that was measured in turns
+    with the dense model. What an answer takes here says little: others compute meanwhile.
+    """
+    runs = store.chosen_runs(ids)
+    known = speeds(store, runs)
+    first = next((known[run.id]["dense"] for run in same_base(runs) if run.id in known), None)
+    dense = f"dense · {dense_recipe(store, ids, values).model}" + decoded(first)
+    own = (run.name + decoded(known.get(run.id, {}).get("small")) for run in runs)
+    return [dense, *own]
+
+
+def same_base(runs: Sequence[lrcore.Run]) -> list[lrcore.Run]:
+    """Those of the first run's dense model, whose answer has the first column."""
+    return [run for run in runs if model_key(run.recipe) == model_key(runs[0].recipe)]
+
+
+def decoded(speed: Mapping[str, Any] | None) -> str:
+    return "" if speed is None else f" · {text.speed(speed['decode'])}"
 
 
 def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
@@ -95,14 +114,18 @@ def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
     ]
 
 
+def name_columns(store: Store, ids: list[str], *values: Any) -> list[Any]:
+    """The titles alone: answers stay."""
+    return columns([gr.update(label=name) for name in titles(store, ids, values)])
+
+
 def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
     """The columns as the answers grow.
 
     values: new tokens, temperature, top-p and seed, then the chosen runs and the form.
     """
     most, temperature, top_p, seed, ids, *form = values
-    names = titles(store, ids, form)
-    yield columns([gr.update(value=prompt, label=name) for name in names])
+    yield columns([gr.update(value=prompt, label=name) for name in titles(store, ids, form)])
     settings = {
         "max_new_tokens": whole(most, text.NEW_TOKENS, MOST_TOKENS),
         "temperature": temperature,
@@ -114,18 +137,14 @@ def generate(store: Store, prompt: str, *values: Any) -> Iterator[list[Any]]:
         for answers in lrcore.in_turns(models(store, ids, form), prompt, **settings):
             # a page that is sent more than it can draw falls behind, and Stop with it
             if time.monotonic() - shown >= FRAME:
-                yield frame(prompt, names, answers)
+                yield frame(prompt, answers)
                 shown = time.monotonic()
-    yield frame(prompt, names, answers)
+    yield frame(prompt, answers)
 
 
-def frame(prompt: str, names: Sequence[str], answers: Sequence[Any]) -> list[Any]:
-    """The columns with what each model has added so far, and how fast."""
-    own = []
-    for name, one in zip(names, answers, strict=False):
-        speed = f" · {text.speed(one.tokens_per_second)}" if one.text else ""
-        own.append(gr.update(value=prompt + one.text, label=name + speed))
-    return columns(own)
+def frame(prompt: str, answers: Sequence[Any]) -> list[Any]:
+    """The columns with what each model has added so far."""
+    return columns([gr.update(value=prompt + one.text) for one in answers])
 
 
 def columns(own: list[Any]) -> list[Any]:

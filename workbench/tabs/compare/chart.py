@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import lrcore
 
-from ... import run_text, text
+from ... import run_text, saving_text, text
 from ...figures.comparison import Panel, Point, dominating
 from .metrics import SPEEDS
 from .protocols import protocol_of
@@ -16,8 +17,8 @@ AXES = {
     "parameters": "parameters",
     "KV cache (bytes per token)": "kv_bytes_per_token",
     "FLOPs per token": "flops_per_token",
-    "decode time per token (dense: 1)": "decode",
-    "prefill time per token (dense: 1)": "prefill",
+    "decode time per token (ms)": "decode",
+    "prefill time per token (ms)": "prefill",
 }
 MOST_NAMED, MOST_PANELS, MOST_DRAWN = 4, 4, 500
 
@@ -57,9 +58,11 @@ def points(
 ) -> list[Point]:
     """All runs measured under one protocol, and their dense model.
 
-    Times are shares of the dense model's, which took turns with the run.
+    Times are those measured, of runs that have any; the dense model's, which took turns with each
+    run, is the median.
     """
     drawn: list[Point] = []
+    dense: list[tuple[float, float]] = []  # of each run its dense model's place and perplexity
     for run in runs:
         one = next((one for one in run.evaluations if protocol_of(run, one) == protocol), None)
         if one is None or not one["perplexity"] or not one["dense_perplexity"]:
@@ -67,10 +70,19 @@ def points(
         if axis in SPEEDS and run.id not in speeds:
             continue
         x, dense_x = place(run, axis, speeds)
-        if not drawn:
-            drawn.append(Point("dense", "dense", dense_x, one["dense_perplexity"], protocol, ""))
+        dense.append((dense_x, one["dense_perplexity"]))
         drawn.append(point(run, one, x))
-    return drawn
+    if not drawn:
+        return []
+    x, perplexity = median(x for x, _ in dense), dense[0][1]
+    return [Point("dense", "dense", x, perplexity, protocol or "", ""), *drawn]
+
+
+def on_one_device(runs: Sequence[lrcore.Run], speeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The speeds that were measured where that of the newest run was."""
+    known = [run.id for run in runs if run.id in speeds]
+    where = speeds[known[-1]].get("where") if known else None
+    return {one: speeds[one] for one in known if speeds[one].get("where") == where}
 
 
 def point(run: lrcore.Run, evaluation: Mapping[str, Any], x: float) -> Point:
@@ -91,12 +103,37 @@ def point(run: lrcore.Run, evaluation: Mapping[str, Any], x: float) -> Point:
 
 
 def place(run: lrcore.Run, axis: str, speeds: Mapping[str, Any]) -> tuple[float, float]:
-    """Where a run and its dense model stand on an axis."""
+    """Where a run and its dense model stand on an axis; times in ms per token."""
     if axis in SPEEDS:
         own = speeds[run.id]
-        return own["dense"][axis] / own["small"][axis], 1.0
+        return 1000 / own["small"][axis], 1000 / own["dense"][axis]
     summary = run.account.to_dict()
     return summary[axis], summary[f"dense_{axis}"]
+
+
+def of_times(
+    panels: Sequence[Panel], runs: Sequence[lrcore.Run], speeds: Mapping[str, Any], axis: str
+) -> str:
+    """How the times on show were measured, and which runs are left out since theirs was not.
+
+    Between two measurements a machine may be busier: what the dense model took in them says so.
+    """
+    drawn = [point.run for panel in panels for point in panel.runs]
+    dense = [1000 / speeds[one]["dense"][axis] for one in drawn]
+    where = (speeds[drawn[-1]].get("where") or {}).get("device", "")
+    said = run_text.times(min(dense), max(dense), where)
+    lacking = [run.name for run in runs if run.evaluations and run.id not in drawn]
+    return said + run_text.left_out(lacking)
+
+
+def caption(panels: Sequence[Panel], runs: Sequence[lrcore.Run]) -> str:
+    """Of each panel the model, what it was measured on, and what its runs were calibrated on."""
+    parts = []
+    for panel in panels:
+        ids = {point.run for point in panel.runs}
+        recipes = [run.recipe for run in runs if run.id in ids]
+        parts.append(saving_text.measured(panel.model, panel.protocol, recipes))
+    return "; ".join(parts)
 
 
 def conclusion(points: Sequence[Point]) -> str:

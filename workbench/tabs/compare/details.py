@@ -1,4 +1,4 @@
-"""What is known of runs beside perplexity and speed: by component, and on a task."""
+"""What is known of runs beside perplexity: by component, on a task, and their speed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,3 +43,11 @@ def task_values(own: Details, side: str) -> tuple[dict[str, float], dict[str, fl
         return {}, {}
     accuracy, error = own["tasks"][side]
     return {"accuracy": accuracy}, {"accuracy": error}
+
+
+def speeds(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Any]:
+    """The latest speeds of the runs that have any, by id: {"dense", "small", "where"}. A run was
+    measured in turns with its dense model; where: on which device, in records that have it.
+    """
+    speeds_of = {run.id: store.runs.results(run.id, "speed") for run in runs}
+    return {run_id: own[-1] for run_id, own in speeds_of.items() if own}

@@ -26,16 +26,29 @@ def diverge(store: Store, prompt: str, ids: Sequence[str], *values: Any) -> str:
     if not runs or not all(one and one != prompt for one in shown):
         return NOTHING_YET
     recipe = dense_recipe(store, ids, form)
+    return marks(store, runs, recipe, prompt, shown) + run_markup.scale(run_text.SCALE)
+
+
+def marks(
+    store: Store,
+    runs: Sequence[lrcore.Run],
+    recipe: lrcore.Recipe,
+    prompt: str,
+    said: Sequence[str],
+) -> str:
+    """One block per run. recipe: names the dense model; said: its text, then that of each run, the
+    prompt before each.
+    """
 
     @cache
     def others() -> list[tuple[str, float]]:
-        return lrcore.token_losses(store.dense(recipe), shown[0])
+        return lrcore.token_losses(store.dense(recipe), said[0])
 
     blocks = []
-    for run, answer in zip(runs, shown[1:], strict=True):
+    for run, answer in zip(runs, said[1:], strict=True):
         own = model_key(run.recipe) == model_key(recipe)
         blocks.append(block(store, run, prompt, answer, others if own else None))
-    return "".join(blocks) + run_markup.scale(run_text.SCALE)
+    return "".join(blocks)
 
 
 def block(

@@ -26,8 +26,13 @@ def html(tables: Sequence[Table]) -> str:
     """Every table, and buttons that save them."""
     if not tables:
         return markup.note(text.NO_RUNS, "hint")
-    saves = "".join(markup.button(form, "save", form=form) for form in FILES)
-    return "".join(map(table_html, tables)) + f"<p class='saves'>{saves}</p>"
+    return "".join(map(table_html, tables)) + saves()
+
+
+def saves() -> str:
+    """A button for each form of a file."""
+    buttons = "".join(markup.button(form, "save", form=form) for form in FILES)
+    return f"<p class='saves'>{buttons}</p>"
 
 
 def table_html(table: Table) -> str:

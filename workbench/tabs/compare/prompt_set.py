@@ -1,5 +1,6 @@
 """A set of prompts: the answers of all models as a table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +9,17 @@ import pandas as pd
 
 import lrcore
 
-from ... import heap, markup, run_text, text
+from ... import heap, markup, run_markup, run_text, text
 from ...components import MOST_TOKENS, Slider, Textbox, download, panel, whole
 from ...events import QUIET, bind, listen
 from ...page import Page
 from ...store import Store
-from .models import models
+from .divergence import marks
+from .models import dense_recipe, models
 
-COLUMNS = ["prompt", "model", "answer", "tokens/s", "as dense"]
+COLUMNS = ["prompt", "model", "answer", "as dense"]
+UNFOLDED = 4  # prompts whose marks are seen at once
+TIMED = ("seconds", "tokens_per_second")  # of an answer: others compute meanwhile
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def wire(page: Page, store: Store, parts: PromptSet) -> None:
 
 
 def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, str, str]:
-    """The answers as a table and as CSV, and how many are as dense; each run keeps its own.
+    """The answers as a table and as CSV, how many are as dense, and where each of the others leaves
+    the dense model's; each run keeps its own.
 
     typed: one prompt per line; values: new tokens, temperature and top-p, then the chosen runs and
     the form.
@@ -81,14 +86,43 @@ def answer_all(store: Store, typed: str, *values: Any) -> tuple[pd.DataFrame, st
         rows = lrcore.answers(compared, prompts, **settings)
     for row, name in zip(rows, ["dense", *(run.name for run in runs)] * len(prompts), strict=True):
         row["model"] = name
+        for figure in TIMED:
+            del row[figure]
     for i, run in enumerate(runs, start=1):
         own = [
             {"prompt": row["prompt"], "text": row["answer"], "settings": settings}
             for row in rows[i :: len(compared)]
         ]
         store.runs.add_samples(run.id, own)
-    summary = markup.note(run_text.agreement(rows))
+    marked = marked_prompts(store, runs, dense_recipe(store, ids, form), prompts, rows)
+    summary = markup.note(run_text.agreement(rows)) + marked
     return table(rows), lrcore.answers_csv(rows), summary
+
+
+def marked_prompts(
+    store: Store,
+    runs: Sequence[lrcore.Run],
+    recipe: lrcore.Recipe,
+    prompts: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+) -> str:
+    """Each prompt with the answers of the runs, marked where they leave the dense model's.
+
+    recipe: names the dense model; rows: as `lrcore.answers` gives them.
+    """
+    if not runs:
+        return ""
+    each, parts = len(runs) + 1, []
+    for i, prompt in enumerate(prompts):
+        own = rows[i * each : (i + 1) * each]
+        said = [prompt + row["answer"] for row in own]
+        refused = any(row["error"] for row in own)  # the table says why
+        shown = "" if refused else marks(store, runs, recipe, prompt, said)
+        if shown:
+            unfolded = " open" if i < UNFOLDED else ""
+            title = f"<summary>{markup.escape(prompt)}</summary>"
+            parts.append(f"<details class='marked'{unfolded}>{title}{shown}</details>")
+    return "".join(parts) + (run_markup.scale(run_text.SCALE) if parts else "")
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -98,7 +132,6 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
             row["prompt"],
             row["model"],
             row["answer"] or row["error"],
-            row["tokens_per_second"],
             "same" if row["same_as_first"] else "",
         ]
         for row in rows

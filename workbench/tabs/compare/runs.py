@@ -15,14 +15,15 @@ from ...chosen import toggle
 from ...components import download, panel, plot
 from ...evaluation_controls import read_settings
 from ...events import DRAWN, QUIET, bind, event_data, listen
-from ...figures.comparison import pareto
+from ...figures.base import captioned
+from ...figures.comparison import Panel, pareto
 from ...jobs import DetailsJob, MeasureJob, SpeedJob
 from ...page import Page
 from ...store import Store
-from . import forms
-from .chart import AXES, conclusion, panels
+from . import forms, points
+from .chart import AXES, caption, conclusion, of_times, on_one_device, panels
 from .choice import add_newest, list_runs
-from .details import details
+from .details import details, speeds
 from .differences import all_differences
 from .metrics import SPEEDS, Known, tables
 from .models import some_runs
@@ -101,6 +102,8 @@ def wire(page: Page, store: Store, parts: RunChoice, differences: Differences) -
     clicked = parts.chart.select(bind(toggle_clicked, store), page.chosen, page.chosen, **QUIET)
     clicked.then(None, page.chosen, None, js=script("runs-address.js"), **QUIET)
     parts.figures.select(bind(save, store), choice, page.downloads, **QUIET)
+    drawn = [*choice, parts.axis]
+    parts.caption.select(bind(save_points, store), drawn, page.downloads, **QUIET)
     chosen = [page.chosen, page.evaluation.collected]
     listen([parts.measure.click], bind(measure_runs, store), chosen, None, **QUIET)
     listen([parts.details.click], bind(measure_details, store), chosen, None, **QUIET)
@@ -122,14 +125,34 @@ def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
 
 
 def draw_chart(store: Store, ids: list[str], protocol: str | None, axis: str) -> tuple[str, str]:
-    """Excess loss over the axis, and which runs no other dominates in the first panel."""
+    """Excess loss over the axis; which runs no other dominates in the first panel, what is left
+    out, and buttons that save the points.
+    """
+    runs = store.runs.all()
+    drawn = chart_panels(store, ids, protocol, axis)
+    if not drawn:
+        none = text.NO_SPEED if AXES[axis] in SPEEDS else text.FEW_POINTS
+        return "", markup.note(none if runs else "")
+    says = conclusion(drawn[0].points)
+    if AXES[axis] in SPEEDS:
+        says += " " + of_times(drawn, runs, speeds(store, runs), AXES[axis])
+    figure = captioned(pareto(drawn, axis, ids or []), caption(drawn, runs))
+    return figure, markup.note(says) + forms.saves()
+
+
+def chart_panels(store: Store, ids: list[str], protocol: str | None, axis: str) -> list[Panel]:
+    """What is drawn over the axis."""
     runs, of_speed = store.runs.all(), AXES[axis] in SPEEDS
-    known = speeds(store, runs) if of_speed else {}
-    drawn = panels(runs, protocol, AXES[axis], known, ids or [])
-    note = conclusion(drawn[0].points) if drawn else text.FEW_POINTS if runs else ""
-    if runs and not drawn and of_speed:
-        note = text.NO_SPEED
-    return pareto(drawn, axis, ids or []) if drawn else "", markup.note(note)
+    known = on_one_device(runs, speeds(store, runs)) if of_speed else {}
+    return panels(runs, protocol, AXES[axis], known, ids or [])
+
+
+def save_points(
+    store: Store, ids: list[str], protocol: str | None, axis: str, event: gr.EventData
+) -> str:
+    """The points of the chart as a file of the form that was pressed."""
+    form, drawn = event_data(event)["form"], chart_panels(store, ids, protocol, axis)
+    return download(points.FILES[form], points.WRITERS[form](drawn, axis))
 
 
 def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
@@ -175,9 +198,3 @@ def by_text(
 
 def known(store: Store, runs: Sequence[lrcore.Run]) -> Known:
     return Known(speeds(store, runs), details(store, runs))
-
-
-def speeds(store: Store, runs: Sequence[lrcore.Run]) -> dict[str, Any]:
-    """The latest speeds, {"dense", "small"}, of the runs that have any, by id."""
-    speeds_of = {run.id: store.runs.results(run.id, "speed") for run in runs}
-    return {run_id: own[-1] for run_id, own in speeds_of.items() if own}
