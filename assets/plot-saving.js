@@ -1,5 +1,5 @@
 // Saves a plot as a picture for a paper, as wide as one or two of its columns and with the caption
-// below, or its numbers as CSV. Shares the scope of plot.js.
+// below, or its numbers as CSV. Shares the scope of plot.js; plot-pdf.js makes the PDF.
 const PIXELS = 96 / 25.4; // of CSS in a millimetre
 const DPI = 300;
 const PAPER = {
@@ -179,6 +179,7 @@ function give(blob, ending) {
 
 const SAVERS = {
   svg: async (mm) => new Blob([await picture(mm)], { type: 'image/svg+xml' }),
+  pdf: async (mm) => pictureAsPdf(await picture(mm), mm),
   png: async (mm) => dots(await picture(mm), mm),
   csv: async () => new Blob([csv()], { type: 'text/csv' }),
 };

@@ -21,6 +21,9 @@ let figure = null,
   dragged = null,
   hovered = null; // the slot that is hovered in another plot
 
+// A circle of 9 pixels around a point, as a path: of a circle with corners at -9 and 9 plotly takes
+// the logarithm where an axis is logarithmic, and draws a quarter of it.
+const RING = 'M9,0C9,5 5,9 0,9C-5,9 -9,5 -9,0C-9,-5 -5,-9 0,-9C5,-9 9,-5 9,0Z';
 const LINKED = ['cell', 'point'];
 
 function marks() {
@@ -59,8 +62,7 @@ function around(mark, at, name) {
   }
   if (mark === 'point') {
     const point = pointOf(at);
-    const size = { x0: -9, x1: 9, y0: -9, y1: 9, xsizemode: 'pixel', ysizemode: 'pixel' };
-    const ring = { type: 'circle', line, name, ...size };
+    const ring = { type: 'path', path: RING, line, name, xsizemode: 'pixel', ysizemode: 'pixel' };
     return point ? [{ ...ring, xanchor: point.x, yanchor: point.y }] : [];
   }
   const own = figure.layout.meta.axes[at.component];
@@ -270,6 +272,14 @@ function ofLegend(width) {
   return width < 600 && named > 4 ? 20 * Math.ceil(named / 2) : 0;
 }
 
+// Whether the numbers in cells have room beside each other, about 7 pixels for a letter.
+function readable(trace) {
+  if (trace.mode !== 'text') return true;
+  const letters = Math.max(...trace.text.map((words) => String(words).length)),
+    room = (host.clientWidth || window.innerWidth) - 150;
+  return room > new Set(trace.x).size * 7 * letters;
+}
+
 function draw() {
   if (!window.Plotly) {
     setTimeout(draw, 30);
@@ -290,7 +300,7 @@ function draw() {
   head.firstElementChild.textContent = head.firstElementChild.title = figure.caption || '';
   Plotly.react(
     host,
-    figure.data,
+    figure.data.filter(readable),
     { ...layout, shapes: [...(layout.shapes || []), ...marks()] },
     CONFIG,
   ).then(() => {
@@ -323,6 +333,7 @@ function draw() {
       if (host.clientWidth && host.clientWidth !== width) {
         width = host.clientWidth;
         Plotly.Plots.resize(host).then(place);
+        if (figure && figure.data.filter(readable).length !== host.data.length) draw();
       }
     }).observe(host);
   });

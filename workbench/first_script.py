@@ -10,13 +10,14 @@ from .assets import script
 from .plotly_file import TAG, takes_gzip
 
 HEAD = b"<head>"
-OWN = script("opening-address.js", "loading-clock.js")
+OWN = script("opening-address.js", "loading-clock.js", "plot-pdf.js")
 FIRST = f"{HEAD.decode()}<script>{OWN}</script>{TAG}".encode()
 
 
 class FirstScript:
-    """ASGI middleware that puts assets/opening-address.js, assets/loading-clock.js and Plotly first
-    into the head of every HTML page, and compresses the page for a browser that takes that.
+    """ASGI middleware that puts the scripts of `OWN`, which all plots share or which Gradio's own
+    must not precede, and Plotly first into the head of every HTML page, and compresses the page for
+    a browser that takes that.
     """
 
     def __init__(self, app: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import lrcore
 
-from . import text
+from . import saving_text, text
 from .continuation import Continuation
 from .sweeps import evaluation_of
 
@@ -26,7 +26,7 @@ SCALE = (
     "as dense. Outlined: the first token that differs."
 )
 NOT_FINITE = "not finite"
-TIMES = "Times as measured{} in turns with the dense model, which took {} ms per token."
+TIMES = "Times as measured{} in turns with the dense model, which took {} per token."
 LEFT_OUT = (
     " Left out, without a time measured there: {}. Choose runs and press Measure their speed."
 )
@@ -126,11 +126,14 @@ def word(tokens: Sequence[str]) -> str:
     return next(iter("".join(tokens).split()), "")
 
 
-def times(least: float, most: float, device: str) -> str:
-    """How the times of runs were measured; least, most: ms per token of the dense model."""
-    low, high = (f"{one:.3g}" for one in (least, most))
-    on = f" on {device}" if device else ""
-    return TIMES.format(on, low if low == high else f"{low} to {high}")
+def times(dense: Mapping[str, Sequence[float]], device: str) -> str:
+    """How the times of runs were measured. dense: of each dense model, ms per token beside each."""
+    parts = []
+    for model, own in dense.items():
+        low, high = f"{min(own):.3g}", f"{max(own):.3g}"
+        name = f" ({saving_text.short_name(model)})" if len(dense) > 1 else ""
+        parts.append(f"{low if low == high else f'{low} to {high}'} ms{name}")
+    return TIMES.format(f" on {device}" if device else "", ", ".join(parts))
 
 
 def left_out(names: Sequence[str]) -> str:

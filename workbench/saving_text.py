@@ -16,6 +16,8 @@ LINK_NOT_COPIED = "Not copied: take it from the address bar"
 
 SAVE = "Save"
 FILES = (  # kind, width in millimetres, label
+    ("pdf", "85", "PDF · one column, 85 mm"),
+    ("pdf", "178", "PDF · two columns, 178 mm"),
     ("svg", "85", "SVG · one column, 85 mm"),
     ("svg", "178", "SVG · two columns, 178 mm"),
     ("png", "85", "PNG, 300 dpi · 85 mm"),

@@ -242,6 +242,21 @@ def test_a_dark_plot_has_light_letters_and_no_ground_of_its_own(narrow):
     assert page.locator(".modebar [data-title*='hare']").count() == 0
 
 
+def test_numbers_stand_in_cells_only_where_they_have_room(narrow):
+    page, _ = narrow
+    numbers = "document.querySelectorAll('#heatmap .textpoint').length"
+    cells = page.evaluate(CELLS)
+    page.choose("measure", text.MEASURES["increase"][0])
+    page.until(lambda: page.evaluate(numbers) == 0, "the numbers cover each other")
+    page.page.set_viewport_size({"width": 1360, "height": 844})
+    page.until(lambda: 0 < page.evaluate(numbers) < cells, "the numbers do not come")
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.until(lambda: page.evaluate(numbers) == 0, "the numbers do not go")
+    page.choose("measure", text.MEASURES["effective_rank"][0])
+    page.until(lambda: page.evaluate(CELLS) == cells, "the ranks are not drawn again")
+    page.answered()
+
+
 def test_a_plot_is_saved_for_a_column_of_a_paper_with_what_it_was_made_of(narrow):
     page, _ = narrow
     made_of = "demo-llama · calibrated on stories: 64 random windows × 256 tokens, seed 0"

@@ -3,6 +3,8 @@ says, every head, several layers; and the network as a picture.
 """
 
 import re
+import zlib
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,12 @@ HOVERED = """id => {
   return (p._fullLayout.shapes || []).filter((one) => one.name === 'hovered')
     .map((one) => id === 'heatmap'
       ? [one.x0 + 0.5, p.data[0].y[one.y0 + 0.5]] : [one.xanchor, one.yanchor]); }"""
+# The middle of a ring around a point, and how wide it is.
+RING = """() => {
+  const ring = [...document.querySelectorAll('#loss-against-energy .shapelayer path')].at(-1);
+  if (!ring) return null;
+  const { x, y, width, height } = ring.getBoundingClientRect();
+  return [x + width / 2, y + height / 2, width]; }"""
 PANELS = """id => Object.keys(document.querySelector('#' + id + ' .js-plotly-plot')._fullLayout)
   .filter((one) => /^xaxis/.test(one)).length"""
 
@@ -43,6 +51,12 @@ def hover(workbench, script: str, slot: tuple[int, str]) -> None:
     workbench.page.mouse.move(*workbench.evaluate(script, [*slot]), steps=3)
 
 
+def is_ringed(workbench, slot: tuple[int, str]) -> bool:
+    """Whether the last ring is one around the point of a slot."""
+    ring, point = workbench.evaluate(RING), workbench.evaluate(POINT, [*slot])
+    return ring == pytest.approx([*point, 18], abs=4)
+
+
 def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_the_other(workbench):
     workbench.tab("Spectra")
     workbench.choose("measure", text.MEASURES["increase"][0])
@@ -56,15 +70,13 @@ def test_the_loss_of_every_slot_stands_over_the_energy_it_loses_and_each_marks_t
     workbench.settled()
     for slot in ((1, "mlp"), (4, "qk")):
         hover(workbench, CELL, slot)
-        place = workbench.until(
-            lambda: workbench.evaluate(HOVERED, "loss-against-energy"), "no point is marked"
-        )
+        workbench.until(lambda slot=slot: is_ringed(workbench, slot), f"{slot} has no ring")
+        assert len(workbench.evaluate(HOVERED, "loss-against-energy")) == 1
         hover(workbench, POINT, slot)
         workbench.until(
             lambda slot=slot: workbench.evaluate(HOVERED, "heatmap") == [[*slot]],
             f"the cell {slot} is not marked",
         )
-        assert len(place) == 1
         assert not workbench.evaluate(HOVERED, "loss-against-energy")
     workbench.page.mouse.move(5, 5)
     workbench.until(lambda: not workbench.evaluate(HOVERED, "heatmap"), "the mark stays")
@@ -117,3 +129,33 @@ def test_the_picture_of_the_network_is_saved_with_its_ranks(workbench):
     assert workbench.locator("#network .plot-head span").inner_text() in words
     assert {str(rank) for rank in workbench.ranks().values()} <= {*words.split()}
     assert 'width="178mm"' in picture[:400]
+
+
+def test_a_plot_is_saved_as_pdf_of_paths_and_words(workbench):
+    """In which no part is a picture of dots: a paper is printed at any size."""
+    workbench.tab("Spectra")
+    workbench.choose("measure", text.MEASURES["effective_rank"][0])
+    workbench.answered()
+    workbench.click("#heatmap .plot-head summary")
+    with workbench.page.expect_download() as waiting:
+        workbench.page.click("#heatmap [data-save=pdf][data-mm='85']")
+    file = Path(waiting.value.path()).read_bytes()
+    assert file.startswith(b"%PDF-1.4\n")
+    assert file.endswith(b"%%EOF\n")
+    table = int(re.search(rb"startxref\n(\d+)", file)[1])
+    begins = re.findall(rb"(\d{10}) 00000 n", file[table:])
+    for number, begin in enumerate(begins, start=1):
+        assert file[int(begin) :].startswith(b"%d 0 obj" % number)
+    width = float(re.search(rb"/MediaBox \[0 0 ([\d.]+)", file)[1])
+    assert width == pytest.approx(85 / 25.4 * 72, abs=0.01)
+    stream = re.search(rb"/Length (\d+) .*?stream\n", file, re.S)
+    drawn = zlib.decompress(file[stream.end() : stream.end() + int(stream[1])]).decode()
+    words = " ".join(bytes.fromhex(one).decode("cp1252") for one in re.findall("<(.*?)>", drawn))
+    caption = workbench.locator("#heatmap .plot-head span").inner_text()
+    assert (
+        caption.split()
+        == [one for one in words.split() if one in caption.split()][-len(caption.split()) :]
+    )
+    cells = len(slots(workbench, "heatmap"))
+    assert drawn.count(" re\nf") >= cells
+    assert b"/Image" not in file

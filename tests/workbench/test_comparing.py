@@ -13,7 +13,7 @@ from page_values import click
 import lrcore
 from lrcore.account import ModelAccount, SizeAndCost
 from lrcore.provenance import Provenance
-from workbench import sweeps, text
+from workbench import run_text, sweeps, text
 from workbench.evaluation_controls import read_settings
 from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto, title
 from workbench.job_record import JobRecord
@@ -327,6 +327,7 @@ def test_time_is_an_axis_in_milliseconds_as_they_were_measured():
     said = chart.of_times(drawn, runs, speeds, "decode")
     assert "on cpu in turns with the dense model, which took 5 to 10 ms per token" in said
     assert "Left out, without a time measured there: a." in said
+    assert "1 to 2 ms (x), 3 ms (y) per token" in run_text.times({"x": [1, 2], "/of/y": [3]}, "")
     moved = speeds | {"c": timed(1.0, 1.0, where=gpu)}
     assert {*chart.on_one_device(runs, moved)} == {"c"}
     table = forms.html(metrics.tables([two], None, metrics.Known({"b": timed(100.0, 125.0)})))

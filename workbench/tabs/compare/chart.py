@@ -119,11 +119,13 @@ def of_times(
     Between two measurements a machine may be busier: what the dense model took in them says so.
     """
     drawn = [point.run for panel in panels for point in panel.runs]
-    dense = [1000 / speeds[one]["dense"][axis] for one in drawn]
     where = (speeds[drawn[-1]].get("where") or {}).get("device", "")
-    said = run_text.times(min(dense), max(dense), where)
+    dense = {
+        panel.model: [1000 / speeds[point.run]["dense"][axis] for point in panel.runs]
+        for panel in panels
+    }
     lacking = [run.name for run in runs if run.evaluations and run.id not in drawn]
-    return said + run_text.left_out(lacking)
+    return run_text.times(dense, where) + run_text.left_out(lacking)
 
 
 def caption(panels: Sequence[Panel], runs: Sequence[lrcore.Run]) -> str:

@@ -48,7 +48,13 @@ def layout() -> PromptSet:
             ]
             answer = gr.Button("Answer all", elem_id="set-go", scale=0, min_width=130)
             save = gr.Button("CSV", elem_id="set-csv", scale=0, min_width=90)
-        table = gr.Dataframe(headers=COLUMNS, interactive=False, elem_id="set-table", wrap=True)
+        table = gr.Dataframe(
+            headers=COLUMNS,
+            interactive=False,
+            elem_id="set-table",
+            wrap=True,
+            column_widths=["20%", "18%", "50%", "12%"],
+        )
         summary = panel("set-summary")
         return PromptSet(prompts, settings, answer, save, table, summary, gr.State(""))
 
