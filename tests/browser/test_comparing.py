@@ -260,10 +260,17 @@ def test_runs_of_another_model_have_a_dense_card_and_a_panel_of_their_own(workbe
 def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(workbench):
     page, table = workbench.page, workbench.locator("#runs-table")
     rows, boxes = table.locator("tbody tr"), table.locator("tbody [type=checkbox]")
+
+    def heads() -> list[str]:
+        return [head.strip() for head in table.locator("thead th").all_inner_texts()]
+
     workbench.tab("Runs & export")
     table.locator("[data-sort=perplexity]").click()
     table.locator("[type=search]").fill("python-docs")
     workbench.until(lambda: rows.count() == 2, "the words leave other runs in")
+    table.locator("summary").click()
+    table.locator("[data-column=policy]").uncheck()
+    workbench.until(lambda: "Policy" not in heads(), "the column stays")
     workbench.answered()
     for i in range(2):  # one right after the other
         boxes.nth(i).set_checked(False)
@@ -280,6 +287,8 @@ def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(work
     page.reload()
     workbench.tab("Runs & export")
     workbench.until(lambda: rows.count() == 2, "the words are not kept")
+    assert "Policy" not in heads()
+    assert "Method" in heads()
     assert [rows.nth(i).get_attribute("data-run") for i in range(2)] == ids
     assert table.locator("[aria-sort=ascending]").inner_text() == "Perplexity"
     workbench.until(
@@ -288,3 +297,21 @@ def test_the_table_of_runs_keeps_order_and_words_and_its_ticks_are_compared(work
     workbench.answered()
     table.locator(".compare").click()
     workbench.until(lambda: workbench.open_tab() == "Compare", "the runs are not compared")
+
+
+def test_a_link_with_a_plan_and_runs_opens_both(workbench, open_page, server):
+    ids = {run["name"]: run["id"] for run in server.client().predict(api_name="/runs")}
+    wanted = [*NAMES, "of another"]
+    runs = ",".join(ids[name] for name in wanted)
+    query = f"?method=svd&policy=energy&ratio=0.35&runs={runs}&tab=Compare"
+    other = open_page(query, ready=False)
+    other.until(lambda: other.open_tab() == "Compare", "the tab is not open")
+    tokens = other.locator("#compare-runs .token")
+    other.until(
+        lambda: [token.strip() for token in tokens.all_inner_texts()] == wanted,
+        "other runs are chosen",
+    )
+    other.allocation()
+    other.shows_ratio(0.35)
+    assert other.value("field-method") == "svd"
+    assert other.value("field-policy") == "energy"

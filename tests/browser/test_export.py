@@ -2,6 +2,7 @@
 folder is written.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,12 @@ def test_the_run_is_healed_and_says_what_that_did(workbench):
         lambda: "Healed in 2 steps on stories" in workbench.locator("#run-heading").inner_text(),
         "nothing of the healing",
     )
+    curves = workbench.locator("#run-heading .curve, .job.done .curve")
+    assert curves.count() == 2  # with the run, and with the job that healed it
+    for caption in curves.locator("figcaption").all_inner_texts():
+        assert re.match(r"\d\.\d{3} → \d\.\d{3} cross-entropy at each step", caption)
+        assert caption.endswith("2 steps")
+    assert len(curves.first.locator("polyline").get_attribute("points").split()) == 2
 
 
 def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_runs_are_compared(

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 import lrcore
+from workbench import text
 
 from .page import ANEW
 
@@ -86,14 +87,31 @@ def make_run(workbench, name: str) -> None:
     workbench.until(lambda: done() - before, "the run is not made")
 
 
+# Whether the tab Compress has its tick.
+TICKED = """() => [...document.querySelectorAll('#tabs [role=tab]')]
+  .find((one) => one.textContent.trim() === 'Compress').hasAttribute('data-done')"""
+
+
+def test_compress_is_ticked_once_its_job_has_ended_and_not_before(workbench):
+    workbench.start(samples=2)  # of a run that is there, the tick is on while nothing runs
+    workbench.page.wait_for_selector(".job.done")
+    workbench.until(lambda: workbench.evaluate(TICKED), "the tick does not come")
+    start_long(workbench)
+    running(workbench)
+    workbench.until(lambda: not workbench.evaluate(TICKED), "the tick stays while a job runs")
+
+
 def test_start_shows_stage_count_and_time_left(workbench):
     workbench.open("Calibration windows")
     workbench.type_into("field-seed", "11")  # statistics that no other test has left on disk
     start_long(workbench)
     assert re.search(r"\d+/\d+", running(workbench)["text"])
     workbench.until(
-        lambda: re.search(r"about .+ left", workbench.status()["text"]), "no time left is shown"
+        lambda: re.search(r"\d s so far · about .+ left", workbench.status()["text"]),
+        "neither time is shown",
     )
+    passed = workbench.locator(".job.running .stages")
+    assert re.match(r"load \d+(\.\d)? s", passed.inner_text())
 
 
 def test_a_reload_finds_the_same_job_further_on(workbench):
@@ -127,6 +145,63 @@ def test_a_second_browser_sees_the_job_and_queues_behind_it(workbench, open_page
         lambda: workbench.status()["job"] != job,
         "the first browser still shows the cancelled job",
     )
+
+
+CANCEL = """() => {
+  const button = document.querySelector('#status-bar button.cancel');
+  button.click();
+  return [button.innerText, button.disabled]; }"""
+
+
+def test_a_press_on_cancel_is_answered_before_the_server_does(workbench):
+    start_long(workbench)
+    job = running(workbench)["job"]
+    assert workbench.evaluate(CANCEL) == [text.CANCELLING, True]
+    workbench.page.wait_for_selector(f".job[data-job-id='{job}'][data-state=cancelled]")
+    times = workbench.locator(f".job[data-job-id='{job}'] ul.stages li")
+    assert re.match(r"load \d", times.first.text_content())
+
+
+def test_a_finished_job_says_what_came_out_and_opens_its_run_or_compares_it(workbench):
+    make_run(workbench, "to be opened")
+    row = workbench.locator(".job.done").first
+    said = row.locator(".state").inner_text()
+    number = r"\d+\.\d{3}"
+    assert re.match(
+        rf"a3 20% → {number} ± {number} \([+−]\d+\.\d%\), \d+(\.\d+)? MB · in \d+ s$", said
+    )
+    assert said in workbench.status()["text"]
+    row.get_by_role("button", name="Open").click()
+    heading = workbench.locator("#run-heading h3", has_text="to be opened")
+    heading.wait_for()
+    assert workbench.open_tab() == "Runs & export"
+    workbench.page.locator("#status-bar").get_by_role("button", name="Compare").click()
+    workbench.until(lambda: workbench.open_tab() == "Compare", "the run is not compared")
+    workbench.locator("#compare-runs .token", has_text="to be opened").wait_for()
+
+
+BOXES = """() => ['.toast-body', '#status-bar button.cancel'].map((one) =>
+  [...document.querySelectorAll(one)].filter((box) => box.checkVisibility()).map((box) => {
+    const { left, right, top, bottom } = box.getBoundingClientRect();
+    return [left, right, top, bottom]; }))"""
+
+
+def test_messages_do_not_stack_nor_cover_cancel_and_go_by_themselves(workbench):
+    start_long(workbench)
+    running(workbench)
+    workbench.open("Sweep")
+    workbench.type_into("sweep-ratios", "")
+    shown = workbench.locator(".toast-body").locator("visible=true")
+    for _ in range(3):
+        workbench.click("#start-sweep")
+        workbench.answered()
+    shown.first.wait_for()
+    for width in (390, 1360):
+        workbench.page.set_viewport_size({"width": width, "height": 900})
+        workbench.answered()
+        (toast,), (cancel,) = workbench.evaluate(BOXES)
+        assert toast[2] > cancel[3] or toast[3] < cancel[2] or toast[0] > cancel[1]
+    workbench.until(lambda: not shown.count(), "the message stays")
 
 
 def test_cancel_stops_within_one_step_and_a_new_job_can_start(workbench, server):
@@ -217,6 +292,8 @@ def test_a_wrong_model_is_named_with_a_remedy(workbench):
     )
     assert "demo-lama" in words
     assert "demo-llama" in words
+    workbench.locator("#status-bar").get_by_role("button", name="Dismiss").click()
+    workbench.until(lambda: workbench.status()["state"] == "idle", "what was read stays")
     assert workbench.value("field-model") == "demo-lama"
     assert workbench.value("field-seed") == "7"
     assert "Traceback" not in workbench.locator("body").inner_text()
@@ -331,8 +408,14 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     assert [row["rank"] for row in json.loads(output.stdout)["ranks"]] == [
         row["rank"] for row in answer["ranks"]
     ]
-    text = tmp_path / "own.txt"
-    text.write_text("Once upon a time there was a cat. " * 400)
-    other.locator("#drop-text input[type=file]").set_input_files(text)
+    own = tmp_path / "own.txt"
+    own.write_text("Once upon a time there was a cat. " * 600)
+    other.locator("#drop-text input[type=file]").set_input_files(own)
     other.until(lambda: other.value("field-data").endswith("/own.txt"), "the text is not chosen")
     assert "4,096 tokens: 16 windows of 256" in other.locator("#text-note").inner_text()
+    other.type_into("field-samples", "2")
+    other.start("of an own text", samples=2)
+    other.page.wait_for_selector(".job.done:has-text('a3 30%')")
+    other.open_run("of an own text")
+    measured = other.locator("#run-heading .quality").inner_text()
+    assert "own.txt:test (its last 20%, held out)" in measured

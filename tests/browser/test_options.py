@@ -74,3 +74,20 @@ def test_leaving_the_boxes_changes_nothing_and_asks_for_nothing(workbench):
         {"junction": "symmetric"},
         kept,
     )
+
+
+def test_an_example_brings_its_method_and_leaves_model_and_text(workbench):
+    workbench.type_into("field-model", "demo-opt")
+    workbench.open("Calibration windows")
+    workbench.type_into("field-samples", "4")
+    workbench.type_into("field-seq_len", "32")
+    before = workbench.recipe()
+    workbench.click("#sidebar button:has-text('SVD-LLM')")
+    after = workbench.until(
+        lambda: (one := workbench.recipe())["method"] == "svd_llm" and one,
+        "the example is not in the form",
+    )
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"method", "policy", "ratio"}
+    assert (after["model"], after["samples"], after["seq_len"]) == ("demo-opt", 4, 32)
+    workbench.until_idle()
