@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from .page import PATIENCE
+from .page import ANEW, PATIENCE
 from .test_jobs import cancel, make_run, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -27,8 +27,12 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench.tab("Compress")
     row = workbench.locator(f".job[data-job-id='{job}'][data-state=interrupted]")
     row.wait_for()
-    workbench.answered()
-    row.get_by_text("Start again").click()
+    # the description above it may grow meanwhile, for the page analyses
+    workbench.press_until(
+        lambda: row.get_by_text("Start again").click(timeout=ANEW),
+        lambda: not row.count(),
+        "the job does not start again",
+    )
     cancel(workbench, running(workbench)["job"])  # it would take a while
     workbench.until_idle()
 
