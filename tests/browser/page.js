@@ -117,7 +117,7 @@ window.tests = {
           props.visible !== false &&
           (type === 'textbox' || (type === 'dropdown' && props.allow_custom_value)),
       )
-      .map(({ id, props }) => props.elem_id || `component-${id}`);
+      .map(({ id, props }) => props.elem_id || `without a name: ${id}`); // cannot be found
   },
 
   // Write a text into a field as a person does, if it is on show. Whether it is.

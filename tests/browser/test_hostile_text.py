@@ -64,6 +64,7 @@ def hostile_server(tiny_llama, tmp_path_factory, cache, asked, story_text):
     runs.add_samples(run.id, [{"prompt": HOSTILE, "text": HOSTILE, "settings": {}}])
     here = {"HF_ENDPOINT": asked.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "hf")}
     server = Server(folder, cache, NO_PROXY="*", **here)
+    server.run = run.id
     yield server
     server.stop()
 
@@ -78,6 +79,7 @@ def page(browser, hostile_server):
     context.on("request", lambda one: hosts.append(urlsplit(one.url).netloc))
     page = context.new_page()
     query = dict.fromkeys(("model", "data", "method", "policy", "layer", "component"), HOSTILE)
+    query["runs"] = hostile_server.run
     page.goto(f"{hostile_server.url}/?{urlencode(query)}", wait_until="commit")
     yield Workbench(page), hosts
     context.close()
@@ -111,6 +113,7 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
     assert len(left) > 15
     titles = list(dict.fromkeys(workbench.locator("#tabs [role=tab]").all_inner_texts()))
     assert len(titles) > 3
+    assert [one for one in left if one.startswith("without a name")] == []
 
     def fed():
         for title in titles:
@@ -121,10 +124,14 @@ def test_no_text_becomes_an_element_or_a_request(page, hostile_server):
 
     workbench.until(fed, "a text field is not fed")
     workbench.tab("Compare")
-    workbench.type_into("passage", f"{HOSTILE} {TOKEN}")
+    workbench.type_into("passage", f"{TOKEN} a red ball{TOKEN}")
     workbench.click("#colour")
+    coloured = workbench.locator("#coloured")
+    workbench.until(lambda: coloured.inner_text().count("<img") > 2, "no token is coloured")
+    workbench.type_into("prompt", TOKEN)
     workbench.click("#generate")
-    workbench.answered()
+    answer = workbench.locator("#answer-1 textarea")
+    workbench.until(lambda: answer.input_value().startswith(TOKEN), "nothing is generated")
     assert workbench.locator(ELEMENTS).evaluate_all(PLACES) == []
     assert ELSEWHERE in workbench.page.content()  # as text
     assert workbench.evaluate("window.injected") is None
@@ -136,7 +143,7 @@ def test_a_model_that_is_typed_is_asked_for_once_somebody_analyses_it(page, aske
     workbench.analysed()
     for field, name in (("field-model", "owner/tiny"), ("field-data", "owner/texts")):
         workbench.type_into(field, name)
-    workbench.allocation()
+    workbench.tab("Allocation")
     workbench.looked(2)
     assert asked.requests == []
     workbench.type_into("field-data", "stories")

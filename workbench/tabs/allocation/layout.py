@@ -189,7 +189,11 @@ def what_if() -> WhatIf:
             shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
             context = gr.Number(8192, label=what_if_text.CONTEXT, precision=0, minimum=1)
             config = Textbox(
-                label=what_if_text.CONFIG, info=what_if_text.CONFIG_INFO, lines=1, max_lines=4
+                label=what_if_text.CONFIG,
+                info=what_if_text.CONFIG_INFO,
+                lines=1,
+                max_lines=4,
+                elem_id="what-if-config",
             )
         sizes = panel("what-if-sizes")
     return WhatIf(sight, [shape, context, config], sizes)
