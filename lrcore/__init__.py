@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .account import ModelAccount, Planned, SizeAndCost
     from .analyse import Analysis, analyse
     from .calibration.calibrate import Calibration, calibrate
+    from .calibration.preview import text_head
     from .cancellation import cancellable
     from .checkpoints.card import Usage, model_card
     from .checkpoints.checkpoint import load, save
@@ -123,6 +124,7 @@ _HOMES = {
     "account": "ModelAccount Planned SizeAndCost",
     "analyse": "Analysis analyse",
     "calibration.calibrate": "Calibration calibrate",
+    "calibration.preview": "text_head",
     "checkpoints.card": "Usage model_card",
     "checkpoints.checkpoint": "load save",
     "checkpoints.export": "export push",
@@ -400,6 +402,7 @@ __all__ = [
     "stock_of",
     "stream",
     "sweep_tables",
+    "text_head",
     "token_losses",
     "what_if",
     "with_kept_probes",

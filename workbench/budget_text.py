@@ -7,7 +7,7 @@ NO_PROBES = (
 )
 HELP = (
     "Predicted perplexity of this method and policy over all budgets; the band should hold nine of "
-    "ten actual values. Thin lines: uniform ranks, and other methods that were probed. Click a "
-    "point to set the budget."
+    "ten actual values. Dotted: the dense model. Thin: uniform ranks (grey), and other "
+    "methods that were probed. Click a point to set the budget."
 )
 MEASURED = " Orange: runs of this model and method, filled by this policy; measured on {}."

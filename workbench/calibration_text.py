@@ -12,32 +12,44 @@ import gradio as gr
 
 import lrcore
 
+from .numbers import count
 from .store import Store
 
 FOLDER = ".texts"  # in the folder of the runs: texts that were dropped on the page
 MOST = 600  # characters of a window that are shown
 DROP = "A text of your own"
 ENDINGS = [".txt", ".jsonl", ".json"]
-FIRST = "The first window"
+FIRST, BEGINS = "The first window", "The text begins"
 
 
 def note(store: Store, recipe: lrcore.Recipe | None) -> str:
-    """How many tokens calibration reads, as HTML; once the text was read with its first window, on
-    hover and unfolded.
+    """How many tokens calibration reads, as HTML; on hover and unfolded the first window, and
+    before the text was read how it begins, where that is on this machine.
     """
     if recipe is None:
         return ""
     known = store.peek_calibration(recipe)
-    count, length = (recipe.samples, recipe.seq_len) if known is None else known.tokens.shape
-    size = f"{count * length:,} tokens: {count:,} windows of {length:,}"
-    dense = store.peek_dense(recipe)
-    if known is None or dense is None:
+    windows, length = (recipe.samples, recipe.seq_len) if known is None else known.tokens.shape
+    size = f"{count(windows * length)} tokens: {count(windows)} windows of {count(length)}"
+    label, window = decoded(store, recipe)
+    if not window:
         return f"<div class='note about'>{size}</div>"
-    window = shortened(known.text(dense.tokenizer))
     return (
         f"<div class='note about'><details><summary title='{escape(window)}'>{size}</summary>"
-        f"<p><b>{FIRST}</b> {escape(window)}</p></details></div>"
+        f"<p><b>{label}</b> {escape(window)}</p></details></div>"
     )
+
+
+def decoded(store: Store, recipe: lrcore.Recipe) -> tuple[str, str]:
+    """What is shown of the text, and its name; "" where nothing is known of it."""
+    known, dense = store.peek_calibration(recipe), store.peek_dense(recipe)
+    if known is not None and dense is not None:
+        return FIRST, shortened(known.text(dense.tokenizer))
+    try:
+        head = store.text_head(recipe)
+    except lrcore.InputError:  # Analyse says what is wrong
+        head = ""
+    return FIRST if recipe.sampling == "first" else BEGINS, shortened(head)
 
 
 def shortened(window: str) -> str:

@@ -11,7 +11,7 @@ import gradio as gr
 
 import lrcore
 
-from . import saving_text
+from . import numbers, saving_text
 from .assets import script
 
 MOST = 10**9  # that is typed where nothing lower is known
@@ -50,7 +50,7 @@ def whole(value: float | None, what: str, most: int = MOST) -> int:
         raise lrcore.InputError(f"'{what}' is empty. Type a whole number.")
     if not isinstance(value, int | float) or not abs(value) <= most:  # nor what is no number
         raise lrcore.InputError(
-            f"'{what}' is {str(value)[:40]}. Type a whole number up to {most:,}."
+            f"'{what}' is {str(value)[:40]}. Type a whole number up to {numbers.count(most)}."
         )
     return round(value)
 

@@ -7,7 +7,7 @@ BY_HAND_NONE = "No rank is set by hand: the policy alone has chosen. Click a bar
 BY_HAND = (
     "What changed against the policy: {hand} set by hand, {others} others moved by the policy to "
     "keep the budget. "
-    "Predicted energy kept {before:.2%} → {after:.2%}."
+    "Predicted energy kept {before} → {after}."
 )
 OVERRIDE_HELP = (
     "Type a rank into the table, or drag the mark on a bar, to fix it by hand; the policy divides "

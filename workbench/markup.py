@@ -9,7 +9,7 @@ from typing import Any
 
 import lrcore
 
-from . import hand_text, measuring_text, pin_text, text
+from . import hand_text, measuring_text, numbers, pin_text, text
 from .hand import Change
 from .keys import timed
 from .live import Figure
@@ -35,6 +35,11 @@ def missing(waiting: Sequence[Any], sentence: str) -> str:
     sentence, which says how to have it made.
     """
     return note(text.WORKING if waiting else sentence, "hint")
+
+
+def stale(html: str) -> str:
+    """The same in a panel beside plots that are of other settings: the page dims those."""
+    return f"<div class='stale'>{html}</div>"
 
 
 # How Markdown is told that something is no picture, no link, and no address that becomes one.
@@ -97,10 +102,10 @@ def summary(account: dict[str, Any], actual: str = "") -> str:
     decoder = account["decoder_parameters"]
     quality = []
     if "energy_kept" in account:
-        kept = f"{account['energy_kept']:.2%}"
+        kept = numbers.percent(account["energy_kept"], 2)
         quality.append(cell("predicted energy kept", kept, text.ENERGY_OF))
     if account.get("predicted_perplexity") is not None:
-        predicted = f"{account['predicted_perplexity']:.3f}"
+        predicted = numbers.perplexity(account["predicted_perplexity"])
         quality.append(cell("predicted perplexity", predicted, how_predicted(account)))
     return (
         f"<div class='cells' data-parameters='{decoder}'>{''.join(cost_cells(account))}</div>"
@@ -114,7 +119,7 @@ def how_predicted(account: dict[str, Any]) -> str:
     low, high = account.get("predicted_low"), account.get("predicted_high")
     if low is None or high is None:
         return text.PREDICTED_ALONE.format(seen)
-    return text.PREDICTED_ON.format(f"{low:.3f}", f"{high:.3f}", seen)
+    return text.PREDICTED_ON.format(numbers.perplexity(low), numbers.perplexity(high), seen)
 
 
 def cost_cells(account: dict[str, Any]) -> list[str]:
@@ -126,15 +131,15 @@ def cost_cells(account: dict[str, Any]) -> list[str]:
     requested = account.get("requested")
     short = " over" if account["achieved"] < (requested or 0) - 5e-4 else ""
     return [
-        cell("parameters", text.count(parameters[0]), less(*parameters), "parameters"),
-        cell("size", text.megabytes(megabytes[0]), less(*megabytes)),
-        cell("KV cache per token", f"{text.count(kv[0])} B", less(*kv)),
-        cell("compute per token", f"{text.short(flops[0])}FLOPs", less(*flops)),
+        cell("parameters", numbers.count(parameters[0]), less(*parameters), "parameters"),
+        cell("size", numbers.megabytes(megabytes[0]), less(*megabytes)),
+        cell("KV cache per token", f"{numbers.count(kv[0])} B", less(*kv)),
+        cell("compute per token", f"{numbers.short(flops[0])}FLOPs", less(*flops)),
         *time_cells(account),
         cell(
             f"removed: {text.budget(account['budget'])}",
-            f"{account['achieved']:.2%}",
-            f"requested {requested:.1%}" if requested is not None else "",
+            numbers.percent(account["achieved"], 2),
+            f"requested {numbers.percent(requested)}" if requested is not None else "",
             "achieved" + short,
         ),
     ]
@@ -145,7 +150,7 @@ def time_cells(account: dict[str, Any]) -> list[str]:
     if account.get("latency") is None:
         return []
     seconds, dense = account["latency"], account["dense_latency"]
-    return [cell(text.LAYER_TIME, f"{1e3 * seconds:.3f} ms", less(seconds, dense))]
+    return [cell(text.LAYER_TIME, numbers.milliseconds(seconds), less(seconds, dense))]
 
 
 def actual(plan: str, figure: Figure | None, more: bool = False) -> str:
@@ -161,9 +166,9 @@ def actual(plan: str, figure: Figure | None, more: bool = False) -> str:
     else:
         change = less(figure.perplexity, figure.dense) if figure.dense else ""
         value, below = (
-            f"{figure.perplexity:.4f}",
-            f"{change} ({figure.dense:.4f}) · {'held-out ' if figure.held_out else ''}"
-            f"{text.protocol(figure.protocol)}",
+            numbers.perplexity(figure.perplexity),
+            f"{change} ({numbers.perplexity(figure.dense)}) · "
+            f"{'held-out ' if figure.held_out else ''}{text.protocol(figure.protocol)}",
         )
     windows = 0.0 if figure is None else figure.asked
     if more and figure is not None:
@@ -200,10 +205,14 @@ def against_uniform(plan: str, figure: Figure | None, uniform: Figure | None) ->
         value, below = text.NOT_MEASURED, (figure.error or uniform.error or text.NOT_FINITE)
     elif known:
         change, error = figure.above(uniform)
-        value = f"{uniform.beside(figure):.4f}"
+        value = numbers.perplexity(uniform.beside(figure))
         kind = verdict(change, error) if figure.held_out else ""
         sentence = {"hurts": text.HURTS, "helps": text.HELPS, "": text.NO_MATTER}[kind]
-        below = sentence.format(abs(change), error) if figure.held_out else text.NO_VERDICT
+        below = (
+            sentence.format(*map(numbers.percent, (abs(change), error)))
+            if figure.held_out
+            else text.NO_VERDICT
+        )
     return (
         f"<div class='cell against {kind}' data-plan='{uniform_key(plan)}' data-known='{known}' "
         f"data-windows='{least(figure, uniform)}' role='status'>"
@@ -229,9 +238,9 @@ def against_pinned(place: str, figure: Figure | None, pinned: Figure | None) -> 
         value, below = text.NOT_MEASURED, (figure.error or pinned.error or text.NOT_FINITE)
     elif known:
         change, error = figure.above(pinned)
-        value = f"{pinned.beside(figure):.4f}"
+        value = numbers.perplexity(pinned.beside(figure))
         kind = verdict(change, error) if figure.held_out else ""
-        below = pin_text.MEASURED_CHANGE.format(change, error)
+        below = pin_text.MEASURED_CHANGE.format(numbers.share(change, 2), numbers.percent(error, 2))
     return (
         f"<div class='cell against {kind}' data-plan='{place}' data-known='{known}' "
         f"data-windows='{least(figure, pinned)}' role='status'>"
@@ -250,13 +259,13 @@ def ranking(results: Sequence[tuple[float, str, str, bool]], held_out: bool = Tr
     now = next((one for one in results if one[3]), None)
     sentence = text.RANKED.format(best[1], best[2])
     if now is not None and now[0] / best[0] - 1 > TELLING:
-        sentence += text.RANKED_HURTS.format(now[1], now[2], now[0] / best[0] - 1)
+        sentence += text.RANKED_HURTS.format(now[1], now[2], numbers.percent(now[0] / best[0] - 1))
     sentence = sentence if held_out else text.NOT_RANKED
     rest = [one for one in results[MOST_RANKED:] if one[3]]
     rows = "".join(
         f"<tr class='{'shown' if shown else ''}'><td>{escape(method)}</td>"
-        f"<td>{escape(policy)}</td><td>{value:.4f}</td>"
-        f"<td>{'lowest' if value == best[0] else f'+{value / best[0] - 1:.1%}'}</td></tr>"
+        f"<td>{escape(policy)}</td><td>{numbers.perplexity(value)}</td>"
+        f"<td>{'lowest' if value == best[0] else numbers.share(value / best[0] - 1)}</td></tr>"
         for value, method, policy, shown in [*results[:MOST_RANKED], *rest]
     )
     head = "<tr><th>method</th><th>policy</th><th>perplexity</th><th>above the lowest</th></tr>"
@@ -270,14 +279,14 @@ def changes(changed: Sequence[Change], plan: Any, alone: Any) -> str:
     by_hand = [one for one in changed if one.hand]
     if not by_hand:
         return note(hand_text.BY_HAND_NONE)
-    energies = [float(one.table()["energy"].mean()) for one in (alone, plan)]
+    energies = [numbers.percent(float(one.table()["energy"].mean()), 2) for one in (alone, plan)]
     counts = {"hand": len(by_hand), "others": len(changed) - len(by_hand)}
     sentence = hand_text.BY_HAND.format(**counts, before=energies[0], after=energies[1])
     rows = "".join(
         f"<tr data-slot='{one.layer}.{escape(one.component)}'>"
         f"<td>layer {one.layer} · {escape(one.component)}</td>"
         f"<td>{'by hand' if one.hand else 'policy'}</td><td>{before(one)} → {one.rank}</td>"
-        f"<td>{one.parameters:+,}</td></tr>"
+        f"<td>{numbers.signed(one.parameters)}</td></tr>"
         for one in changed[:MOST_CHANGES]
     )
     head = "<tr><th>layer and component</th><th>set</th><th>rank</th><th>parameters</th></tr>"
@@ -302,7 +311,7 @@ def less(now: float, before: float) -> str:
     """The change against the dense model, as a share of it."""
     if not before or now == before:
         return "as dense"
-    return f"{text.share(now / before - 1)} vs dense"
+    return f"{numbers.share(now / before - 1)} vs dense"
 
 
 def coloured(tokens: Sequence[tuple[str, float, float]]) -> str:

@@ -2,6 +2,8 @@
 
 import math
 
+from .numbers import count
+
 MEASURE_FIRST = (
     "{} shares the budget by what it measures on this model. Until then the ranks are those of {}, "
     "drawn pale."
@@ -22,8 +24,9 @@ PROBE_FIRST = (
 PROBES_NOW = "The slots of {} are being probed: see above. The map appears here."
 
 
-MORE = "Measure on 8,192 tokens"
-MORE_NOW = "measuring 8,192 tokens…"
+MORE_TOKENS = count(8192)  # see `live.MORE`
+MORE = f"Measure on {MORE_TOKENS} tokens"
+MORE_NOW = f"measuring {MORE_TOKENS} tokens…"
 
 
 def run(seconds: float | None) -> str:

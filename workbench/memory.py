@@ -2,7 +2,7 @@
 
 import lrcore
 
-from . import memory_text, text
+from . import memory_text, numbers
 
 LOGITS = 2**29  # bytes of logits that an evaluation keeps at once
 
@@ -46,6 +46,8 @@ def device_line(model: lrcore.LoadedModel) -> str:
 def sentence(need: int, left: int | None) -> str:
     """The estimate in bytes, and what to change where it does not fit."""
     if left is None:
-        return memory_text.MEMORY.format(text.megabytes(need / 1e6))
-    known = memory_text.MEMORY_FREE.format(text.megabytes(need / 1e6), text.megabytes(left / 1e6))
+        return memory_text.MEMORY.format(numbers.megabytes(need / 1e6))
+    known = memory_text.MEMORY_FREE.format(
+        numbers.megabytes(need / 1e6), numbers.megabytes(left / 1e6)
+    )
     return known if need < left else f"{known} {memory_text.MEMORY_SHORT}"

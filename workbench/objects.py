@@ -25,6 +25,7 @@ LIMITS = {
     "lines": 200,
     "curves": 200,
     "pace": 16,
+    "text head": 64,
 }
 
 

@@ -12,7 +12,7 @@ import gradio as gr
 
 import lrcore
 
-from . import saving_text
+from . import numbers, saving_text
 from .assets import script
 from .events import DRAWN, QUIET, SECONDS, bind, listen
 from .form import START, try_recipe
@@ -133,7 +133,7 @@ def changed(recipe: lrcore.Recipe, name: str, text: str) -> lrcore.Recipe:
     """
     if len(text) > LONGEST:
         raise lrcore.InputError(
-            f"'{name}' of this link has {len(text):,} characters. Copy it again."
+            f"'{name}' of this link has {numbers.count(len(text))} characters. Copy it again."
         )
     value = _mapping(name, text) if name in MAPPINGS else _value(text)
     made = lrcore.Recipe.from_dict(recipe.to_dict() | {name: value})

@@ -5,7 +5,7 @@ from typing import Any
 
 import lrcore
 
-from . import saving_text, text
+from . import numbers, saving_text, text
 from .continuation import Continuation
 from .sweeps import evaluation_of
 
@@ -64,8 +64,8 @@ def outcome(run: lrcore.Run, evaluation: Mapping[str, Any] | None) -> str:
     if evaluation and evaluation["perplexity"]:
         value = figure(evaluation)
         before = evaluation["dense_perplexity"]
-        value += f" ({text.share(evaluation['perplexity'] / before - 1)})" if before else ""
-    return f"{made_by(run)} → {value}, {text.megabytes(run.account.model.megabytes)}"
+        value += f" ({numbers.share(evaluation['perplexity'] / before - 1)})" if before else ""
+    return f"{made_by(run)} → {value}, {numbers.megabytes(run.account.model.megabytes)}"
 
 
 def lowest(runs: Sequence[lrcore.Run], settings: lrcore.EvaluationSettings | None) -> str:
@@ -84,7 +84,8 @@ def figure(evaluation: Mapping[str, Any]) -> str:
     """
     error = evaluation.get("delta_error")
     value = evaluation["perplexity"]
-    return f"{value:.3f}" + (f" ± {value * error:.3f}" if error is not None else "")
+    spread = "" if error is None else f" ± {numbers.perplexity(value * error)}"
+    return f"{numbers.perplexity(value)}{spread}"
 
 
 def made_by(run: lrcore.Run) -> str:
@@ -117,7 +118,7 @@ def divergence(answer: Continuation) -> str:
         return f"{same}, then {'this one' if first >= len(tokens) else 'the dense one'} ends."
     rest = [small - dense for _, dense, small in tokens[first:]]
     one, other = (word([token for token, *_ in some[first:]]) for some in (tokens, others))
-    change = f"{sum(rest) / len(rest):+.2f}".replace("-", "−")
+    change = numbers.nats(sum(rest) / len(rest))
     return f"{same}, then “{one}” in place of “{other}”; from there {change} nats per token."
 
 

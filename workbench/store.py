@@ -109,6 +109,15 @@ class Store:
             lambda: lrcore.load(str(run.checkpoint), dtype=recipe.dtype, device=recipe.device),
         )
 
+    def text_head(self, recipe: lrcore.Recipe) -> str:
+        """How a recipe's calibration text begins, see `lrcore.text_head`, which raises InputError;
+        "" where that is not known yet.
+        """
+        dense = self.peek_dense(recipe)
+        tokenizer = None if dense is None else dense.tokenizer
+        key = (*model_key(recipe), recipe.data, recipe.seq_len, dense is not None)
+        return self.objects.get("text head", key, lambda: lrcore.text_head(recipe, tokenizer))
+
     def peek_dense(self, recipe: lrcore.Recipe) -> lrcore.LoadedModel | None:
         return self.objects.peek("dense", model_key(recipe))
 

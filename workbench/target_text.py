@@ -3,10 +3,7 @@
 import lrcore
 
 WITH_CODE, STOCK = "transformers", "transformers-stock"
-COSTS = (
-    "At this budget perplexity is predicted to be {:.3f}; {:.3f} where any form may be used "
-    "({:+.1%})."
-)
+COSTS = "At this budget perplexity is predicted to be {}; {} where any form may be used ({})."
 
 
 # What an export is, by the target that it is for; vLLM takes the first

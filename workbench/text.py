@@ -6,6 +6,8 @@ from typing import Any
 
 import lrcore
 
+from .numbers import count, megabytes, perplexity
+
 NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
 
@@ -54,7 +56,7 @@ NO_FACTORS = (
 MORE = "implementation notes"
 
 UNIFORM_BARS = "Uniform ranks: every bar ends where the grey bar behind it does."
-BARS = "Most is kept of layer {} · {} ({:.0%} of its rank), least of layer {} · {} ({:.0%})."
+BARS = "Most is kept of layer {} · {} ({} of its rank), least of layer {} · {} ({})."
 OPTIONS = "Options of {}"
 SURVEY = "Every policy, layer by layer"
 SURVEY_EVERY = "Add and measure every method"
@@ -83,9 +85,9 @@ DRAFTED = (
     "hurt, uniform ranks are given."
 )
 AGAINST_UNIFORM = "the same method and budget, every layer the same share"
-HURTS = "these ranks hurt on this model: {:.1%} ± {:.1%} above uniform ones"
-HELPS = "these ranks help on this model: {:.1%} ± {:.1%} below uniform ones"
-NO_MATTER = "no difference from uniform ranks beyond two standard errors ({:.1%} ± {:.1%})"
+HURTS = "these ranks hurt on this model: {} ± {} above uniform ones"
+HELPS = "these ranks help on this model: {} ± {} below uniform ones"
+NO_MATTER = "no difference from uniform ranks beyond two standard errors ({} ± {})"
 WITH_UNIFORM, MEASURED_PERPLEXITY = "with uniform ranks", "measured perplexity"
 ON_CALIBRATION_TEXT = "on the calibration text"
 NO_VERDICT = "measured on the calibration text: no verdict. A longer file has a held-out tail"
@@ -96,7 +98,7 @@ NOT_RANKED = (
     "Measured on the calibration text, of which the file has too little to hold some out: which is "
     "lowest says little."
 )
-RANKED_HURTS = " {} with {}, shown above, is {:.1%} above it."
+RANKED_HURTS = " {} with {}, shown above, is {} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
 TOO_LARGE = "this model is too large to measure at every move: press the button below"
@@ -299,13 +301,14 @@ def healed(history: Sequence[lrcore.Step]) -> str:
     if step is None:
         return ""
     sentence = (
-        f"Healed in {step.steps} steps on {step.data}, {step.tokens:,} tokens, in "
+        f"Healed in {step.steps} steps on {step.data}, {count(step.tokens)} tokens, in "
         f"{duration(step.seconds)}"
     )
     if step.perplexity_before and step.perplexity_after:
         sentence += (
-            f"; perplexity on {protocol(step.test_protocol)}: {step.perplexity_before:.4f} before, "
-            f"{step.perplexity_after:.4f} after"
+            f"; perplexity on {protocol(step.test_protocol)}: "
+            f"{perplexity(step.perplexity_before)} before, "
+            f"{perplexity(step.perplexity_after)} after"
         )
     return f"{sentence}."
 
@@ -387,7 +390,7 @@ def protocol(settings: dict) -> str:
     parts = [str(settings.get("source") or settings.get("data", "?"))]
     parts[0] += f" ({settings['part']})" if settings.get("part") else ""
     windows = settings.get("windows") or settings.get("samples") or "all"
-    tokens = f" = {settings['tokens']:,} tokens" if settings.get("tokens") else " tokens"
+    tokens = f" = {count(settings['tokens'])} tokens" if settings.get("tokens") else " tokens"
     parts.append(f"{windows} windows × {settings.get('seq_len') or 'up to 256'}{tokens}")
     name = settings.get("name") or settings.get("protocol") or "windows"
     if name != "windows":
@@ -414,26 +417,3 @@ def duration(seconds: float | None) -> str:
         if minutes < 60
         else f"{minutes // 60} h {minutes % 60:02d} min"
     )
-
-
-def count(number: float) -> str:
-    return f"{number:,.0f}".replace(",", "\u202f")
-
-
-def short(number: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
-
-
-def megabytes(number: float) -> str:
-    return f"{number:.3g} MB" if number < 1000 else f"{number / 1000:.3g} GB"
-
-
-def share(change: float) -> str:
-    return f"{change:+.1%}".replace("-", "−")
-
-
-def speed(tokens_per_second: float) -> str:
-    return f"{tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} tokens/s"

@@ -11,6 +11,6 @@ HELP = (
 UNCHANGED = " It has no {}: that part of the plan changes nothing."
 HEAD = ("", "dense", "with these shares")
 PARAMETERS, WEIGHTS = "parameters", "weights"
-CACHE, BOTH = "KV cache of {:,} tokens", "both"
+CACHE, BOTH = "KV cache of {} tokens", "both"
 FITS = "fits in {} GB"
 YES, NO = "yes", "no"

@@ -18,12 +18,15 @@ POINTS = (lrcore.CurvePoint(0.1, 8.5, 8.0, 9.0), lrcore.CurvePoint(0.5, 20.0, No
 
 def test_the_figure_has_the_curve_its_band_and_the_dense_model() -> None:
     beyond = lrcore.CurvePoint(0.9, 1e9, None, None)
-    drawn = BudgetCurves(
-        (*POINTS, beyond), "fused, probed", 8.0, {"a3, probed": POINTS[:1]}, (0.3, 7.9)
-    )
+    uniform, others = {"fused, uniform": POINTS}, {"a3, probed": POINTS[:1]}
+    drawn = BudgetCurves((*POINTS, beyond), "fused, probed", 8.0, uniform, others, now=(0.3, 7.9))
     figure = json.loads(budget_curves(drawn))
-    other, band, own, now = figure["data"]
-    assert (other["name"], own["name"]) == ("a3, probed", "fused, probed")
+    even, of_other, other, band, own, dense, now = figure["data"]
+    assert [even["name"], other["name"], own["name"]] == [*uniform, *others, "fused, probed"]
+    assert (dense["name"], dense["mode"], dense["y"]) == ("dense: 8.0000", "lines", [FLOOR] * 2)
+    assert figure["layout"]["yaxis"]["ticktext"][0] == "dense"
+    assert of_other["fill"] == band["fill"] == "toself"  # each method has a band of its own
+    assert of_other["y"] == [FLOOR, 0.125]
     assert (own["x"], own["y"]) == ([0.1, 0.5], [0.0625, 1.5])  # without what lies beyond
     assert own["customdata"] == [[0.1, 8.5], [0.5, 20.0]]
     assert band["y"] == [FLOOR, 0.125]  # where it is known
@@ -60,6 +63,7 @@ def test_the_curve_on_the_page_is_that_of_the_core(store) -> None:
     plan = store.plan(recipe)
     assert drawn["this plan"]["customdata"][0][1] == plan.predicted.perplexity
     assert "svd, uniform" in drawn
+    assert f"dense: {plan.dense_perplexity:.4f}" in drawn
     assert "Click a point" in words
 
 

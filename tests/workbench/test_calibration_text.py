@@ -13,16 +13,37 @@ from workbench.store import Store
 RECIPE = lrcore.Recipe("demo-llama", samples=2, seq_len=16)
 
 
-def test_tokens_at_once_and_the_first_window_once_it_was_read(tmp_path):
+def test_tokens_and_how_the_text_begins_at_once_and_the_first_window_once_it_was_read(tmp_path):
     store = Store(tmp_path / "runs")
     (shown,) = [one for one in state(store, input_values(RECIPE)) if "32 tokens" in str(one)]
-    assert shown == "<div class='note about'>32 tokens: 2 windows of 16</div>"
+    assert "2 windows of 16" in shown
+    head = lrcore.text_head(RECIPE)
+    assert f"<b>{calibration_text.BEGINS}</b> {escape(calibration_text.shortened(head))}" in shown
+    assert store.peek_dense(RECIPE) is None  # no model was loaded for it
     tokens = store.calibration(RECIPE).tokens
     window = store.dense(RECIPE).tokenizer.decode(tokens[0].tolist())
     shown = calibration_text.note(store, RECIPE)
     assert escape(calibration_text.shortened(window)) in shown
     assert "2 windows of 16" in shown
     assert calibration_text.note(store, None) == ""
+
+
+def test_the_first_window_of_windows_in_order_is_known_before_anything_is_calibrated(
+    tmp_path, story_file
+):
+    store, recipe = Store(tmp_path), RECIPE.with_(data=str(story_file), sampling="first")
+    before = calibration_text.note(store, recipe)
+    assert calibration_text.FIRST in before
+    store.calibration(recipe)
+    assert calibration_text.note(store, recipe) == before
+
+
+@pytest.mark.parametrize(
+    "changed", [{"data": "owner/name"}, {"model": "owner/name"}, {"data": "no such.txt"}]
+)
+def test_of_what_is_not_here_nothing_is_fetched_and_the_tokens_are_told(tmp_path, changed):
+    shown = calibration_text.note(Store(tmp_path), RECIPE.with_(**changed))
+    assert shown == "<div class='note about'>32 tokens: 2 windows of 16</div>"
 
 
 def test_html_in_a_text_stays_text(tmp_path):

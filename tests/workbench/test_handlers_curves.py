@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 
+import gradio as gr
 import pandas as pd
 import pytest
 from page_values import BROWSER, click
@@ -17,7 +18,14 @@ from workbench.form import FIELD_NAMES, Form, input_values
 from workbench.keys import calibration_key
 from workbench.store import Store
 from workbench.tabs import spectra
-from workbench.tabs.allocation import handlers, options, rank_editor, ranks
+from workbench.tabs.allocation import (
+    budget_curve,
+    handlers,
+    network,
+    options,
+    rank_editor,
+    ranks,
+)
 
 RECIPE = lrcore.Recipe(samples=4, seq_len=32, ratio=0.3)
 KEY = list(calibration_key(RECIPE))
@@ -166,13 +174,16 @@ def test_a_move_of_the_slider_draws_bars_summary_and_key(store):
 def test_a_budget_that_cannot_be_met_is_said_in_place(store):
     values = input_values(RECIPE.with_(overrides={"0.qk": 10**6}))
     _, _, summary, *_ = handlers.draw_plan(store, BROWSER, *values)
-    assert "note error" in summary
+    assert "<div class='stale'><div class='note error'" in summary  # the bars of before are dimmed
 
 
-def test_without_factors_the_page_says_how_to_get_them(empty):
-    bars, _, summary, *_ = handlers.draw_plan(empty, BROWSER, *input_values(RECIPE))
-    assert bars == ""
-    assert markup.escape(text.NO_FACTORS) in summary
+def test_without_factors_the_page_says_how_to_get_them_and_the_plots_of_before_stay_dimmed(empty):
+    values = input_values(RECIPE)
+    bars, caption, summary, *_ = handlers.draw_plan(empty, BROWSER, *values)
+    assert markup.stale(markup.note(text.NO_FACTORS, "hint")) == summary
+    drawn = [bars, caption, handlers.draw_survey(empty, *values)[0]]
+    drawn += [budget_curve.draw(empty, *values)[0], network.draw_network(empty, BROWSER, *values)]
+    assert drawn == [gr.skip()] * 5
 
 
 def test_live_figures_arrive_for_the_plan_on_show(store):

@@ -10,7 +10,7 @@ import pytest
 from page_values import click
 
 import lrcore
-from workbench import job_markup, polling, run_markup, selection, sidebar, text
+from workbench import job_markup, numbers, polling, run_markup, selection, sidebar, text
 from workbench.evaluation_controls import EvaluationControls, read_settings
 from workbench.events import bind
 from workbench.form import input_values
@@ -259,9 +259,9 @@ def test_a_finished_job_says_what_came_out_and_leads_on(store):
     assert error > 0
     assert one["perplexity"] == pytest.approx(one["dense_perplexity"] * math.exp(change))
     line = (
-        f"a3 40% → {one['perplexity']:.3f} ± {error:.3f} "
-        f"({text.share(one['perplexity'] / one['dense_perplexity'] - 1)}), "
-        f"{text.megabytes(run.account.model.megabytes)}"
+        f"a3 40% → {one['perplexity']:.4f} ± {error:.4f} "
+        f"({numbers.share(one['perplexity'] / one['dense_perplexity'] - 1)}), "
+        f"{numbers.megabytes(run.account.model.megabytes)}"
     )
     assert record.outcome == line
     assert JobRecord.from_dict(record.to_dict(), KINDS).outcome == line

@@ -7,7 +7,7 @@ import pytest
 from page_values import BROWSER
 
 import lrcore
-from workbench import markup, pin_text
+from workbench import markup, numbers, pin_text
 from workbench.form import input_values
 from workbench.live import Figure
 from workbench.shown import KEPT, Shown
@@ -46,7 +46,7 @@ def test_the_ghost_is_the_pinned_plan_until_it_is_let_go(store, recipe):
     assert grey["y"][0] == before / pinned.spectra[layer, component].cost.full
     assert "svd, probed, 20.0%" in caption
     change = plan.predicted.perplexity / pinned.predicted.perplexity - 1
-    assert f"{change:+.2%}" in summary
+    assert numbers.share(change, 2) in summary
     assert pin_text.MEASURED in summary
     assert "with uniform ranks" not in summary
     assert pin_text.SAME in drawn(store, recipe)[1]

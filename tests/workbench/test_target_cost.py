@@ -5,7 +5,7 @@ predicted to have at the same budget where any form runs.
 import pytest
 
 import lrcore
-from workbench import target_text
+from workbench import numbers, target_text
 from workbench.store import Store
 from workbench.tabs.allocation import handlers
 
@@ -31,7 +31,9 @@ def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> N
     assert here != other
     said = handlers.standing(store, there, store.plan(there))
     assert target_text.of_target("llama.cpp") in said
-    assert target_text.COSTS.format(here, other, here / other - 1) in said
+    change = numbers.share(here / other - 1)
+    costs = target_text.COSTS.format(*map(numbers.perplexity, (here, other)), change)
+    assert costs in said
 
 
 def test_where_nothing_is_predicted_it_says_what_runs_there(store, recipe) -> None:

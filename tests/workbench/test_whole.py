@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lrcore
-from workbench import export, sweeps, text
+from workbench import export, numbers, sweeps, text
 from workbench.figures.allocation import influence as influence_figure
 from workbench.form import input_values
 from workbench.job_record import ENDED, JobRecord
@@ -228,7 +228,7 @@ def test_a_run_with_shared_bases_is_what_was_said_before_and_is_measured(store, 
     assert (run.method, run.policy) == ("share", "2")
     assert store.small(run).size.decoder_linear == left
     said = sharing.describe(store, [0.3, 2], *input_values(recipe))
-    assert f"to {text.count(left)} parameters" in said
+    assert f"to {numbers.count(left)} parameters" in said
     assert any("2 neighbouring layers share a basis" in line for line in job.log)
     assert run.evaluations[0]["perplexity"] > 0
     with pytest.raises(lrcore.InputError, match="no ranks"):
@@ -273,7 +273,7 @@ def test_what_is_shown_before_is_what_comes_out(store, recipe):
         summary = lrcore.drop_layers(model, gone, "influence", recipe.seq_len).account.to_dict()
         assert summary == lrcore.shorten(model, recipe, layers).account.to_dict()
         words = text.dropped(influence, gone, "influence", summary)
-        assert text.count(summary["parameters"]) in words
+        assert numbers.count(summary["parameters"]) in words
         assert words.startswith("Layer")
         traces = json.loads(influence_figure(influence, gone))["data"]
         assert {trace["name"]: trace["x"] for trace in traces} == {

@@ -4,6 +4,8 @@ import json
 import math
 from typing import Any
 
+from ..numbers import THIN
+
 AWARE, RAW, GHOST, CUT = "#3987c9", "#e08a2e", "rgba(140,145,155,0.42)", "#c2417c"
 # Paul Tol's bright set: told apart by colour-blind eyes, visible on white and on near-black.
 SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999933", "#bb6633")
@@ -24,6 +26,7 @@ def figure(data: list[dict], height: int, keep: str, **layout: Any) -> str:
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "uirevision": keep,
+        "separators": f".{THIN}",
         "margin": {"t": 28, "r": 12, "b": 40, "l": 72},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "bgcolor": CLEAR},
         "modebar": {"bgcolor": CLEAR, "orientation": "h"},
@@ -36,6 +39,11 @@ def captioned(drawn: str, caption: str) -> str:
     reading a large figure again would be felt at every move of a slider.
     """
     return f'{{"caption": {json.dumps(caption)}, {drawn[1:]}' if drawn else ""
+
+
+def faint(colour: str, opacity: float) -> str:
+    """A colour of these constants, "#rrggbb", that lets through what is behind it."""
+    return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{opacity})"
 
 
 def layer_axis(layers: int, **more: Any) -> dict[str, Any]:

@@ -8,11 +8,18 @@ from typing import Any
 
 import lrcore
 
-from .base import AWARE, GHOST, RAW, figure
+from .. import numbers
+from .base import AWARE, GHOST, RAW, SERIES, faint, figure
 
-BAND = "rgba(57,135,201,0.18)"
-HOVER = "%{x:.0%} removed<br>perplexity %{customdata[1]:.4g}, %{y:.2%} above dense"
+BAND = 0.18  # the opacity of where actual values should lie
+HOVER = (
+    f"%{{x:.0%}} removed<br>perplexity %{{customdata[1]:{numbers.PERPLEXITY}}}, "
+    "%{y:.2%} above dense"
+)
 FLOOR, MOST = 1e-4, 10.0  # rises of the perplexity that are drawn, as shares of the dense model's
+DENSE = "rgb(128,133,143)"  # seen on white and on near-black
+WIDE = 0.95  # the greatest share removed that is drawn
+NAMED = 3  # curves of others that the legend has room for
 
 
 @dataclass(frozen=True)
@@ -36,14 +43,16 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class BudgetCurves:
-    """chosen: the curve of the plan's method and policy; name: what it is called; others: curves
-    drawn beside it, by name; dense: perplexity of the dense model; now: ratio and predicted
-    perplexity of the plan on show; measured: runs, all by one protocol.
+    """chosen: the curve of the plan's method and policy; name: what it is called; uniform: that of
+    uniform ranks; others: those of other methods by the same policy, by name; dense: perplexity of
+    the dense model; now: ratio and predicted perplexity of the plan on show; measured: runs, all
+    by one protocol.
     """
 
     chosen: Sequence[lrcore.CurvePoint]
     name: str
     dense: float
+    uniform: Mapping[str, Sequence[lrcore.CurvePoint]] = field(default_factory=dict)
     others: Mapping[str, Sequence[lrcore.CurvePoint]] = field(default_factory=dict)
     now: tuple[float, float] | None = None
     measured: Sequence[MeasuredPoint] = ()
@@ -54,11 +63,15 @@ class BudgetCurves:
 
 
 def budget_curves(drawn: BudgetCurves) -> str:
-    """Lines over the share removed, the rise of the perplexity on a log axis; what lies beyond MOST
-    is left out.
+    """Lines over the share removed, the rise of the perplexity on a log axis, which ends with the
+    dense model's; what lies beyond MOST is left out.
     """
-    data = [line(drawn, name, points) for name, points in drawn.others.items()]
-    data += [*band(drawn), chosen(drawn)]
+    data = [line(drawn, name, points, GHOST) for name, points in drawn.uniform.items()]
+    for i, (name, points) in enumerate(drawn.others.items()):
+        colour = SERIES[1 + i % (len(SERIES) - 1)]  # the first is near that of the plan on show
+        own = line(drawn, name, points, colour) | {"showlegend": len(drawn.others) <= NAMED}
+        data += [*band(drawn, points, colour, BAND / 2), own]
+    data += [*band(drawn, drawn.chosen, AWARE, BAND), chosen(drawn), dense(drawn)]
     if drawn.measured:
         data.append(measured(drawn.measured))
     if drawn.now is not None:
@@ -70,20 +83,22 @@ def budget_curves(drawn: BudgetCurves) -> str:
         xaxis={
             "title": {"text": "share removed", "standoff": 4},
             "tickformat": ".0%",
-            "range": [0, 0.95],
+            "range": [0, WIDE],
         },
         yaxis={
             "title": {"text": "perplexity<br>above dense"},
             "type": "log",
             "tickvals": [1e-4, 1e-3, 1e-2, 1e-1, 1, 10],
-            "ticktext": ["0.01%", "0.1%", "1%", "10%", "100%", "1000%"],
+            "ticktext": ["dense", "0.1%", "1%", "10%", "100%", "1000%"],
             "range": [log10(FLOOR) - 0.1, log10(MOST) + 0.1],
         },
         hovermode="closest",
     )
 
 
-def line(drawn: BudgetCurves, name: str, points: Sequence[lrcore.CurvePoint]) -> dict[str, Any]:
+def line(
+    drawn: BudgetCurves, name: str, points: Sequence[lrcore.CurvePoint], colour: str
+) -> dict[str, Any]:
     """A thin curve of another method or policy."""
     shown = [point for point in points if point.perplexity < (1 + MOST) * drawn.dense]
     return {
@@ -94,16 +109,18 @@ def line(drawn: BudgetCurves, name: str, points: Sequence[lrcore.CurvePoint]) ->
         "x": [point.ratio for point in shown],
         "y": [drawn.rise(point.perplexity) for point in shown],
         "customdata": [[point.ratio, point.perplexity] for point in shown],
-        "line": {"color": GHOST, "width": 1.5},
+        "line": {"color": colour, "width": 1.5},
         "hovertemplate": f"{HOVER}<extra>{name}</extra>",
     }
 
 
-def band(drawn: BudgetCurves) -> list[dict[str, Any]]:
-    """Where nine of ten actual values should lie; nothing where that is not known."""
+def band(
+    drawn: BudgetCurves, points: Sequence[lrcore.CurvePoint], colour: str, opacity: float
+) -> list[dict[str, Any]]:
+    """Where nine of ten actual values of a curve should lie; nothing where that is not known."""
     known = [
         (p.ratio, drawn.rise(p.low), drawn.rise(p.high))
-        for p in drawn.chosen
+        for p in points
         if p.low is not None and p.high is not None and p.perplexity < (1 + MOST) * drawn.dense
     ]
     if not known:
@@ -114,18 +131,33 @@ def band(drawn: BudgetCurves) -> list[dict[str, Any]]:
             "type": "scatter",
             "mode": "lines",
             "name": "nine of ten cases",
+            "showlegend": points is drawn.chosen,
             "x": [*ratios, *reversed(ratios)],
             "y": [low for _, low, _ in known] + [high for *_, high in reversed(known)],
             "fill": "toself",
-            "fillcolor": BAND,
+            "fillcolor": faint(colour, opacity),
             "line": {"width": 0},
             "hoverinfo": "skip",
         }
     ]
 
 
+def dense(drawn: BudgetCurves) -> dict[str, Any]:
+    """The perplexity of the dense model, across all budgets: where the axis begins."""
+    named = f"dense: {numbers.perplexity(drawn.dense)}"
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": named,
+        "x": [0, WIDE],
+        "y": [FLOOR, FLOOR],
+        "line": {"color": DENSE, "width": 2, "dash": "dot"},
+        "hovertemplate": f"{named}<extra></extra>",
+    }
+
+
 def chosen(drawn: BudgetCurves) -> dict[str, Any]:
-    return line(drawn, drawn.name, drawn.chosen) | {
+    return line(drawn, drawn.name, drawn.chosen, AWARE) | {
         "mode": "lines+markers",
         "showlegend": True,
         "line": {"color": AWARE, "width": 3},

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..numbers import count
 from .base import FORM_COLOURS, GHOST, figure
 
 WHOLE = "rgba(96,125,139,0.75)"  # what no rank is chosen for
@@ -200,7 +201,7 @@ def whole(drawn: Network, begin: float, end: float) -> dict[str, Any]:
     blocks = [((begin + end) / 2, end - begin)] * drawn.layers
     return stacked("not compressed", WHOLE, layers, blocks) | {
         "customdata": [[layer, None] for layer in layers],
-        "hovertemplate": f"layer %{{y}}<br>{drawn.whole:,.0f} {drawn.counted}, not compressed"
+        "hovertemplate": f"layer %{{y}}<br>{count(drawn.whole)} {drawn.counted}, not compressed"
         "<extra></extra>",
     }
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import lrcore
 
+from .. import numbers
 from ..job import Job, Reporter
 from ..store import Store
 from .measuring import load_dense
@@ -91,7 +92,7 @@ def lowest(rows: list[lrcore.SweepRow]) -> str:
     words = [f"{len(rows)} rows"] + ([f"{failed} could not be made"] if failed else [])
     if known:
         perplexity, title = min(known)
-        words.append(f"lowest perplexity: {title}: {perplexity:.3f}")
+        words.append(f"lowest perplexity: {title}: {numbers.perplexity(perplexity)}")
     return "; ".join(words)
 
 

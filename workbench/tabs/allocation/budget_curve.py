@@ -13,7 +13,7 @@ from ...events import event_data
 from ...figures.base import captioned
 from ...figures.budget_curve import BudgetCurves, MeasuredPoint, budget_curves
 from ...form import try_recipe
-from ...keys import UNIFORM, factor_key
+from ...keys import UNIFORM, factor_key, uniform
 from ...store import Store
 from ...sweeps import by_recipe
 
@@ -21,8 +21,10 @@ MOST_RUNS = 100  # newest runs that are drawn
 Curve = tuple[lrcore.CurvePoint, ...]
 
 
-def draw(store: Store, *values: Any) -> tuple[Any, str]:
-    """The figure and what it says; empty where the slots were not probed."""
+def draw(store: Store, *values: Any) -> tuple[Any, Any]:
+    """The figure and what it says; empty where the slots were not probed. Until there are factors
+    the figure of before stays, dimmed.
+    """
     recipe = try_recipe(values)
     if recipe is None:
         return gr.skip(), gr.skip()
@@ -32,7 +34,7 @@ def draw(store: Store, *values: Any) -> tuple[Any, str]:
     except lrcore.InputError:  # said above the bars
         return gr.skip(), gr.skip()
     if plan is None:
-        return "", markup.missing(store.awaited(recipe), text.NO_FACTORS)
+        return gr.skip(), markup.missing(store.awaited(recipe), text.NO_FACTORS)
     if not own or plan.predicted is None or plan.dense_perplexity is None:
         return "", markup.note(budget_text.NO_PROBES, "hint")
     measured = runs_of(store.runs.all(), recipe, plan.budget)
@@ -40,6 +42,7 @@ def draw(store: Store, *values: Any) -> tuple[Any, str]:
         own,
         f"{recipe.method}, {recipe.policy}",
         plan.dense_perplexity,
+        uniform_curve(store, recipe),
         others(store, recipe),
         (plan.account.achieved, plan.predicted.perplexity),
         [point(run, one, recipe) for run, one in measured],
@@ -66,13 +69,16 @@ def curve(store: Store, recipe: lrcore.Recipe) -> Curve:
 
 
 def others(store: Store, recipe: lrcore.Recipe) -> dict[str, Curve]:
-    """The curve of uniform ranks, and of other methods by the same policy."""
-    wanted = [recipe.with_(policy=UNIFORM, policy_options={}), *store.by_method(recipe)]
-    curves = {
-        f"{one.method}, {one.policy}": curve(store, one.with_(overrides={})) for one in wanted
-    }
-    own = f"{recipe.method}, {recipe.policy}"
-    return {name: points for name, points in curves.items() if points and name != own}
+    """The curves of the other methods that were factorised and probed, by the same policy."""
+    wanted = [one for one in store.by_method(recipe) if one.method != recipe.method]
+    curves = {f"{one.method}, {one.policy}": curve(store, one) for one in wanted}
+    return {name: points for name, points in curves.items() if points}
+
+
+def uniform_curve(store: Store, recipe: lrcore.Recipe) -> dict[str, Curve]:
+    """The curve of uniform ranks by name; none where they are on show."""
+    name = f"{recipe.method}, {UNIFORM}"
+    return {} if recipe.policy == UNIFORM else {name: curve(store, uniform(recipe))}
 
 
 def runs_of(

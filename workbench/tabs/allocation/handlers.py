@@ -10,7 +10,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import continuation_text, markup, saving_text, target_text, text
+from ... import continuation_text, markup, numbers, saving_text, target_text, text
 from ...figures.base import captioned
 from ...figures.rank_bars import Bar, RankBars, rank_bars
 from ...form import read_recipe, try_recipe
@@ -131,13 +131,13 @@ def plan_shown(
 ) -> tuple[Any, ...]:
     """Bars and their caption, summary, whether a temperature counts, what method and policy do, a
     key of the ranks, the temperature slider. A number out of range has no plan: in its place is
-    said why.
+    said why. Until there are factors the plots of before stay, dimmed.
     """
     keep = gr.skip()
     try:
         recipe = read_recipe(values, rule)
     except lrcore.InputError as error:
-        return "", "", markup.note(str(error), "error"), keep, keep, "", keep
+        return "", "", markup.stale(markup.note(str(error), "error")), keep, keep, "", keep
     about = about_choice(recipe)
     temperature = gr.update(visible=policy_row(recipe)["temperature"])
     lacking = unmeasured_evidence(store, recipe)
@@ -146,10 +146,11 @@ def plan_shown(
         plan, uniform = store.plan(drawn), store.uniform_plan(drawn)
     # a slider that has gone too far says so in its place instead of raising a toast at every step
     except lrcore.InputError as error:
-        return keep, keep, markup.note(str(error), "error"), temperature, about, keep, keep
+        said = markup.stale(markup.note(str(error), "error"))
+        return keep, keep, said, temperature, about, keep, keep
     if plan is None or uniform is None:
         note = markup.missing(store.awaited(recipe), text.NO_FACTORS)
-        return "", "", note, temperature, about, "", keep
+        return keep, keep, markup.stale(note), temperature, about, "", keep
     if lacking is not None:
         pale = bars(plan, uniform, (), f"{drawn.policy}, not chosen")
         before = (captioned(pale, saving_text.plan_source(drawn, plan.budget)), "")
@@ -277,7 +278,9 @@ def conclusion(plan: Any, uniform: Any) -> str:
         return text.UNIFORM_BARS
     kept = {slot: rank / plan.spectra[slot].cost.full for slot, rank in plan.ranks.items()}
     most, least = max(kept, key=kept.get), min(kept, key=kept.get)
-    return text.BARS.format(*most, kept[most], *least, kept[least])
+    return text.BARS.format(
+        *most, numbers.percent(kept[most], 0), *least, numbers.percent(kept[least], 0)
+    )
 
 
 def standing(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
@@ -303,7 +306,9 @@ def cost_of_target(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -
     if other is None or other.predicted is None or plan.predicted is None:
         return sentence
     here, there = plan.predicted.perplexity, other.predicted.perplexity
-    return f"{sentence} {target_text.COSTS.format(here, there, here / there - 1)}"
+    change = numbers.share(here / there - 1)
+    both = (numbers.perplexity(here), numbers.perplexity(there))
+    return f"{sentence} {target_text.COSTS.format(*both, change)}"
 
 
 def temperature_slider(plan: Any, by_rule: bool) -> Any:

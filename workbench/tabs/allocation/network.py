@@ -15,7 +15,7 @@ from ...store import Store
 
 def draw_network(store: Store, browser: gr.Request, *values: Any) -> Any:
     """The network with the ranks of the recipe; while its policy has to measure something first,
-    pale with those of the policy before.
+    pale with those of the policy before. Until there are factors the one before stays, dimmed.
     """
     recipe = try_recipe(values)
     if recipe is None:
@@ -27,7 +27,7 @@ def draw_network(store: Store, browser: gr.Request, *values: Any) -> Any:
     except lrcore.InputError:  # said above the bars
         return gr.skip()
     if plan is None:
-        return ""
+        return gr.skip()
     caption = saving_text.plan_source(drawn, plan.budget)
     return captioned(network(network_of(plan, pale=not chosen)), caption)
 

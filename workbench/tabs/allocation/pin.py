@@ -6,7 +6,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, pin_text
+from ... import markup, numbers, pin_text
 from ...form import read_recipe
 from ...store import Store
 
@@ -56,14 +56,16 @@ def words(plan: lrcore.RankPlan, recipe: lrcore.Recipe, pinned: lrcore.RankPlan)
     more, less = max(change, key=change.__getitem__), min(change, key=change.__getitem__)
     ends = []
     if change[more] > 0:
-        ends.append(pin_text.GAINED.format(*more, change[more]))
+        ends.append(pin_text.GAINED.format(*more, numbers.signed(change[more])))
     if change[less] < 0:
-        ends.append(pin_text.LOST.format(*less, change[less]))
+        ends.append(pin_text.LOST.format(*less, numbers.signed(change[less])))
     return pin_text.BARS.format(plan=called, ends=", ".join(ends))
 
 
 def plan_name(recipe: lrcore.Recipe) -> str:
-    return pin_text.PLAN.format(method=recipe.method, policy=recipe.policy, ratio=recipe.ratio)
+    return pin_text.PLAN.format(
+        method=recipe.method, policy=recipe.policy, ratio=numbers.percent(recipe.ratio)
+    )
 
 
 def cells(
@@ -83,8 +85,8 @@ def predicted(plan: lrcore.RankPlan, called: str, other: lrcore.RankPlan) -> str
     if plan.predicted is None or other.predicted is None:
         return ""
     change = plan.predicted.perplexity / other.predicted.perplexity - 1
-    below = pin_text.PREDICTED_CHANGE.format(plan=called, change=change)
-    return markup.cell(pin_text.PREDICTED, f"{other.predicted.perplexity:.3f}", below)
+    below = pin_text.PREDICTED_CHANGE.format(plan=called, change=numbers.share(change, 2))
+    return markup.cell(pin_text.PREDICTED, numbers.perplexity(other.predicted.perplexity), below)
 
 
 def actual(store: Store, browser: gr.Request, recipe: lrcore.Recipe, pinned: lrcore.Recipe) -> str:

@@ -8,7 +8,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, text, what_if_text
+from ... import markup, numbers, what_if_text
 from ...form import try_recipe
 from ...store import Store
 
@@ -49,13 +49,13 @@ def table(found: lrcore.WhatIf, context: int) -> str:
     weights = [found.memory(0, dense) for dense in sides]
     both = [found.memory(context, dense) for dense in sides]
     rows = [
-        (what_if_text.PARAMETERS, [text.count(n) for n in parameters(found)]),
-        (what_if_text.WEIGHTS, [text.megabytes(one / 1e6) for one in weights]),
+        (what_if_text.PARAMETERS, [numbers.count(n) for n in parameters(found)]),
+        (what_if_text.WEIGHTS, [numbers.megabytes(one / 1e6) for one in weights]),
         (
-            what_if_text.CACHE.format(context),
-            [text.megabytes((one - own) / 1e6) for one, own in zip(both, weights, strict=True)],
+            what_if_text.CACHE.format(numbers.count(context)),
+            [numbers.megabytes((one - own) / 1e6) for one, own in zip(both, weights, strict=True)],
         ),
-        (what_if_text.BOTH, [text.megabytes(one / 1e6) for one in both]),
+        (what_if_text.BOTH, [numbers.megabytes(one / 1e6) for one in both]),
     ]
     for card in CARDS:
         fits = [found.fits(card, context, dense) for dense in sides]

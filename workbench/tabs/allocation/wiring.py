@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import lrcore
+
 from ... import plan_address
 from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, announce, bind, listen
 from ...page import Page
@@ -29,13 +31,14 @@ def changes_of(page: Page) -> Changes:
         form[name].input
         for name in ("budget", "target", "rule", "rounding", "multiple", "calibration")
     ]
+    # of another model or text there may be no factors yet: the plots are dimmed then
+    source = [form[name].input for name in lrcore.Recipe.fields_of("source", "windows")]
     released = [form["ratio"].release, form["temperature"].release]
     typed = [form["component_ratios"].submit, form["component_ratios"].blur]
     kept = [form[name].change for name in ("options", "policy_options", "overrides")]
     others = [page.choice.change, page.factors_key.change, *typed, *kept]
-    return Changes(
-        settled=[*choices, *released, *others], moving=[*choices, form["ratio"].input, *others]
-    )
+    at_once = [*choices, *source, *others]
+    return Changes(settled=[*at_once, *released], moving=[*at_once, form["ratio"].input])
 
 
 def wire(page: Page, store: Store, parts: AllocationTab) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import lrcore
 
-from ... import markup, run_text, text
+from ... import markup, numbers, run_text, text
 
 ROWS = 50  # of one page: what a browser draws at once
 LONGEST = 32  # letters of a model or text before its middle is left out
@@ -87,8 +87,8 @@ FOUR = "{:.4f}".format
 COLUMNS = {
     "name": Column("Name", lambda run: run.name),
     "perplexity": Column("Perplexity", lambda run: last(run).get("perplexity"), FOUR, True),
-    "change": Column("vs dense", change, text.share, True),
-    "size": Column("Size", of_account("megabytes"), text.megabytes, True),
+    "change": Column("vs dense", change, numbers.share, True),
+    "size": Column("Size", of_account("megabytes"), numbers.megabytes, True),
     "base": Column(
         "Base", lambda run: run.recipe.model, lambda one: run_text.shorter(one, LONGEST)
     ),
@@ -101,9 +101,9 @@ COLUMNS = {
         "Dense perplexity", lambda run: last(run).get("dense_perplexity"), FOUR, True, False
     ),
     "kl": Column("KL to dense", lambda run: last(run).get("kl"), FOUR, True, False),
-    "parameters": Column("Parameters", of_account("parameters"), text.count, True, False),
-    "kv": Column("KV bytes/token", of_account("kv_bytes_per_token"), text.count, True, False),
-    "flops": Column("FLOPs/token", of_account("flops_per_token"), text.short, True, False),
+    "parameters": Column("Parameters", of_account("parameters"), numbers.count, True, False),
+    "kv": Column("KV bytes/token", of_account("kv_bytes_per_token"), numbers.count, True, False),
+    "flops": Column("FLOPs/token", of_account("flops_per_token"), numbers.short, True, False),
     "measured": Column("Measured on", protocol, usual=False),
     "calibrated": Column(
         "Calibrated on",

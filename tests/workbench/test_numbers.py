@@ -1,0 +1,70 @@
+"""Numbers read the same wherever the page shows them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench import numbers
+
+WORKBENCH = Path(__file__).resolve().parents[2] / "workbench"
+# What a format of its own would be: thousands, a sign, the digits of a perplexity.
+STRAY = re.compile(r"^[+]?,|^\+\.\d%|^\.[34]f$|^\.[45]g$")
+IN_TEMPLATE = re.compile(r"\{\w*:([^{}]*)\}")
+# The figures of other tabs say losses in nats and norms, each with digits of its own.
+OTHERS = ("compare", "runs", "compress")
+
+
+def formats(path: Path) -> Iterator[str]:
+    """The formats of numbers in a file, in f-strings and in templates for `format`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            yield from (one.value for one in ast.walk(node.format_spec) if is_text(one))
+        elif is_text(node):
+            yield from IN_TEMPLATE.findall(node.value)
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def files() -> list[Path]:
+    found = [
+        path
+        for path in WORKBENCH.rglob("*.py")
+        if path.name not in ("numbers.py", "export.py", "run_markup.py")
+        and not (path.parent.parent.name == "tabs" and path.parent.name in OTHERS)
+        and path.name != "comparison.py"
+    ]
+    assert len(found) > 90
+    return found
+
+
+def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
+    stray = {path.name: [one for one in formats(path) if STRAY.match(one)] for path in files()}
+    assert {name: found for name, found in stray.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "reads"),
+    [
+        (numbers.count(1234567), "1\u202f234\u202f567"),
+        (numbers.signed(-4096), "−4\u202f096"),
+        (numbers.signed(3), "+3"),
+        (numbers.perplexity(1.5), "1.5000"),
+        (numbers.percent(0.1234), "12.3%"),
+        (numbers.percent(-0.5, 0), "−50%"),
+        (numbers.percent(float("nan")), "–"),
+        (numbers.share(-0.0123, 2), "−1.23%"),
+        (numbers.megabytes(17.12), "17.1 MB"),
+        (numbers.megabytes(2500), "2.5 GB"),
+        (numbers.short(9.83e6), "9.83 M"),
+        (numbers.milliseconds(0.0123), "12.300 ms"),
+        (numbers.nats(-0.125), "−0.12"),
+        (numbers.speed(12.34), "12 tokens/s"),
+    ],
+)
+def test_how_a_number_reads(written, reads):
+    assert written == reads
