@@ -173,6 +173,7 @@ function makeHandle() {
   handle.className = 'handle';
   Object.assign(handle, { tabIndex: 0, hidden: true });
   handle.setAttribute('role', 'slider');
+  handle.title = $HANDLE;
   handle.setAttribute('aria-orientation', 'vertical');
   host.parentElement.style.position = 'relative';
   host.parentElement.appendChild(handle);
@@ -285,7 +286,8 @@ function draw() {
     setTimeout(draw, 30);
     return;
   }
-  host.style.display = props.value ? '' : 'none';
+  if (props.value) host.classList.remove('awaited');
+  host.style.display = props.value || host.classList.contains('awaited') ? '' : 'none';
   head.hidden = !props.value;
   if (!props.value) {
     figure = null;

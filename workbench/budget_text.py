@@ -1,6 +1,7 @@
 """Words of the curve of predicted perplexity over budgets."""
 
 BUDGET_CURVE = "Perplexity against budget"
+READ = "How to read it"
 NO_PROBES = (
     "Predicted from probes of the slots, which policy probed measures: choose it above and press "
     "Run. Other policies of the method then have a curve too."

@@ -11,7 +11,7 @@ import gradio as gr
 
 import lrcore
 
-from . import numbers, saving_text
+from . import hand_text, numbers, saving_text
 from .assets import script
 
 MOST = 10**9  # that is typed where nothing lower is known
@@ -55,9 +55,10 @@ def whole(value: float | None, what: str, most: int = MOST) -> int:
     return round(value)
 
 
-def plot(elem_id: str, height: int, value: str = "") -> gr.HTML:
+def plot(elem_id: str, height: int, value: str = "", awaited: bool = False) -> gr.HTML:
     """A figure; its value is the JSON of a figure dict, its `select` event gives x, y, z, custom
     of the point clicked. Above it are its caption and a list of the files that it is saved as.
+    awaited: a grey shape stands in its place until it is drawn first.
     """
     files = "".join(
         f"<button type='button' data-save='{kind}' data-mm='{mm}'>{label}</button>"
@@ -69,9 +70,9 @@ def plot(elem_id: str, height: int, value: str = "") -> gr.HTML:
     )
     return gr.HTML(
         value,
-        html_template=f"{head}<div><div class='plot' style='width:100%;height:{height}px'></div>"
-        "</div>",
-        js_on_load=script("plot.js", "plot-saving.js"),
+        html_template=f"{head}<div><div class='plot{' awaited' if awaited else ''}' "
+        f"style='width:100%;height:{height}px'></div></div>",
+        js_on_load=script("plot.js", "plot-saving.js", HANDLE=hand_text.HANDLE),
         elem_id=elem_id,
     )
 
@@ -136,15 +137,17 @@ def change_event(name: str) -> str:
     return f"workbench:{name}"
 
 
-def heartbeat(elem_id: str, version: Callable[[], str]) -> gr.HTML:
-    """Unseen; its `tick` event comes while what the page shows may change: a second after
-    `version()`, which must be cheap, gives something new, and for some seconds after a person does
-    something. A page at rest asks for the version alone, past Gradio's queue, which costs the
-    browser next to nothing. Some seconds after a `tick` comes one `wake`.
+def heartbeat(elem_id: str, version: Callable[[], str], runs: Callable[[], bool]) -> gr.HTML:
+    """Unseen; its `tick` event comes while what the page shows may change: once `version()` gives
+    something new, and for some seconds after a person does something. Some seconds after a `tick`
+    comes one `wake`.
+
+    A page asks for the version past Gradio's queue, every second while something `runs()`, else
+    every five, and not at all while nobody sees it. Both functions must be cheap.
     """
 
-    def version_now(_: Any = None) -> str:
-        return version()
+    def version_now(_: Any = None) -> tuple[str, bool]:
+        return version(), runs()
 
     return unseen(elem_id, "heartbeat.js", server_functions=[version_now])
 

@@ -154,6 +154,11 @@ def shown(error: Exception) -> gr.Error:
     return _message(f"{type(error).__name__}: {line} The server's log has the details.")
 
 
+def warn(sentence: str) -> None:
+    """A message on the page for what a person typed and the page did not take."""
+    gr.Warning(escape(lrcore.without_paths(sentence), quote=False), duration=SECONDS)
+
+
 def _message(sentence: str) -> gr.Error:
     escaped = escape(lrcore.without_paths(sentence), quote=False)
     return gr.Error(escaped, print_exception=False, duration=SECONDS)

@@ -1,5 +1,7 @@
 """Label and explanation of every field of the form."""
 
+BEYOND = "{} is {}: the slider goes from {:g} to {:g}, so these are the ranks for {:g}."
+NOT_POSITIVE = "{} is {}, and must be positive: these are the ranks by the rule of thumb."
 FIELDS = {
     "model": ("Model", "built-in model, folder, .gguf file or hub id"),
     "revision": ("Revision", ""),

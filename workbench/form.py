@@ -12,7 +12,7 @@ import lrcore
 
 from .components import Slider
 from .events import FormData, form_data
-from .field_text import FIELDS
+from .field_text import BEYOND, FIELDS, NOT_POSITIVE
 from .text import budget, built_in_model
 
 # What the page opens with: a policy that needs no measurement on the model and whose ranks differ
@@ -26,6 +26,7 @@ FIELD_NAMES = tuple(name for name in NAMES if name not in MAPPINGS)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 TEMPERATURES = (0.005, 2.0)
+RATIOS = (0.01, 0.95)
 WHOLE_NUMBERS = ("samples", "seq_len", "seed", "multiple")
 
 
@@ -84,10 +85,11 @@ def choices() -> dict[str, gr.Dropdown]:
 def boxes() -> dict[str, gr.components.Component]:
     """The fields that are typed, ticked or slid."""
     low, high = TEMPERATURES
+    least, most = RATIOS
     return {
         "revision": field(gr.Textbox, "revision", placeholder="main"),
         "offload": field(gr.Checkbox, "offload", value=START.offload),
-        "ratio": field(Slider, "ratio", value=START.ratio, minimum=0.01, maximum=0.95, step=0.005),
+        "ratio": field(Slider, "ratio", value=START.ratio, minimum=least, maximum=most, step=0.005),
         "temperature": field(
             Slider, "temperature", value=0.1, minimum=low, maximum=high, step=0.005
         ),
@@ -105,9 +107,8 @@ def field(kind: type, name: str, **more: Any) -> gr.components.Component:
     return kind(label=label, info=info or None, elem_id=f"field-{name}", render=False, **more)
 
 
-def read_recipe(values: Sequence[Any], rule: bool | None = None) -> lrcore.Recipe:
-    """The recipe of the values of `Form.inputs`; rule: whether the temperature is the policy's rule
-    of thumb, whatever the form says.
+def read_recipe(values: Sequence[Any]) -> lrcore.Recipe:
+    """The recipe of the values of `Form.inputs`.
 
     Raises InputError with a remedy for a value out of range.
     """
@@ -123,9 +124,46 @@ def read_recipe(values: Sequence[Any], rule: bool | None = None) -> lrcore.Recip
             "No model is named. Choose a built-in one, or type a folder, .gguf file or hub id."
         )
     fields["component_ratios"] = read_ratios(fields["component_ratios"] or "")
-    if ticked if rule is None else rule:
+    if ticked:
         fields["temperature"] = None
     return lrcore.Recipe.from_dict(fields)
+
+
+def within_ranges(values: Sequence[Any]) -> tuple[Sequence[Any], str]:
+    """The values of `Form.inputs` with those that the sliders show for numbers that were typed
+    beyond their ranges, and a sentence that says so; "" where none was.
+
+    The browser sends what was typed, and then shows the nearest end of the range. No temperature
+    is the nearest of one that is not positive: the policy's rule of thumb takes its place.
+    """
+    fields, said = list(values[0]), []
+    ratio, temperature, rule = (FIELD_NAMES.index(one) for one in ("ratio", "temperature", "rule"))
+    least, most = RATIOS
+    typed = fields[ratio]
+    if typed is None or not least <= typed <= most:
+        fields[ratio] = least if typed is None else min(max(typed, least), most)
+        said.append(BEYOND.format(FIELDS["ratio"][0], shown(typed), least, most, fields[ratio]))
+    typed = fields[temperature]
+    if not fields[rule] and (typed is None or typed <= 0):
+        fields[rule] = True
+        said.append(NOT_POSITIVE.format(FIELDS["temperature"][0], shown(typed)))
+    return [fields, *values[1:]], " ".join(said)
+
+
+def without_rule(values: Sequence[Any]) -> list[Any]:
+    """The values of `Form.inputs` with a temperature that is not the policy's rule of thumb."""
+    fields = list(values[0])
+    fields[FIELD_NAMES.index("rule")] = False
+    return [fields, *values[1:]]
+
+
+def follows_rule(values: Sequence[Any]) -> bool:
+    """Whether the temperature in the values of `Form.inputs` is the policy's rule of thumb."""
+    return bool(values[0][FIELD_NAMES.index("rule")])
+
+
+def shown(typed: float | None) -> str:
+    return "empty" if typed is None else f"{typed:g}"
 
 
 def try_recipe(values: Sequence[Any]) -> lrcore.Recipe | None:

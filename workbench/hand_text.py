@@ -1,9 +1,9 @@
 """Words of ranks set by hand."""
 
 SLOT = "Rank of layer {} · {}"
-SLOT_INFO = "of {}; the policy alone gives {}. Drag the mark on its bar, or use its arrow keys"
+SLOT_INFO = "of {}; by the policy {}"
+HANDLE = "Drag it, or press the arrow keys, to set this rank by hand. A click selects another bar."
 UNDO, REDO, RELEASE, CLEAR = "Undo", "Redo", "Reset to policy", "Clear all"
-BY_HAND_NONE = "No rank is set by hand: the policy alone has chosen. Click a bar to select it."
 BY_HAND = (
     "What changed against the policy: {hand} set by hand, {others} others moved by the policy to "
     "keep the budget. "

@@ -209,6 +209,10 @@ class Live:
         with self._changed:
             return browser in self._requests and self._requests[browser].windows > WINDOWS
 
+    def busy(self) -> bool:
+        """Whether anybody's request is still to be done."""
+        return bool(self._requests)
+
     def newest(self, browser: Hashable) -> str | None:
         return self._newest.get(browser)
 

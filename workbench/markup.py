@@ -34,7 +34,7 @@ def missing(waiting: Sequence[Any], sentence: str) -> str:
     """In the place of what is not here yet: that it is being made while jobs are waiting, else the
     sentence, which says how to have it made.
     """
-    return note(text.WORKING if waiting else sentence, "hint")
+    return note(text.WORKING, "hint working") if waiting else note(sentence, "hint")
 
 
 def stale(html: str) -> str:
@@ -66,6 +66,14 @@ def about(name: str, line: str, more: str = "") -> str:
     return f"<div class='note about'><b>{escape(name)}</b><span>{escape(line)}</span>{rest}</div>"
 
 
+def folded(label: str, sentence: str) -> str:
+    """A sentence that opens on a click."""
+    return (
+        f"<div class='note about'><details><summary>{escape(label)}</summary>"
+        f"<p>{escape(sentence)}</p></details></div>"
+    )
+
+
 def button(label: str, action: str, **data: str) -> str:
     extra = " ".join(f"data-{name}='{escape(value, quote=True)}'" for name, value in data.items())
     return (
@@ -94,10 +102,11 @@ def ask(sentence: str, seconds: float | None) -> str:
     return f"<div class='note hint ask'><span>{escape(sentence)}</span>{press}</div>"
 
 
-def summary(account: dict[str, Any], actual: str = "") -> str:
+def summary(account: dict[str, Any], actual: str = "", context: int = 0) -> str:
     """Size and cost of a plan, or of a model made without one, and the quality that is known.
 
-    actual: the cells of measured perplexities, where some are to be shown.
+    actual: the cells of measured perplexities, where some are to be shown. context: tokens of the
+    cache whose size is told; 0 for none.
     """
     decoder = account["decoder_parameters"]
     quality = []
@@ -107,8 +116,9 @@ def summary(account: dict[str, Any], actual: str = "") -> str:
     if account.get("predicted_perplexity") is not None:
         predicted = numbers.perplexity(account["predicted_perplexity"])
         quality.append(cell("predicted perplexity", predicted, how_predicted(account)))
+    costs = "".join(cost_cells(account, context))
     return (
-        f"<div class='cells' data-parameters='{decoder}'>{''.join(cost_cells(account))}</div>"
+        f"<div class='cells' data-parameters='{decoder}'>{costs}</div>"
         f"<div class='cells quality'>{''.join(quality)}{actual}</div>"
     )
 
@@ -122,8 +132,10 @@ def how_predicted(account: dict[str, Any]) -> str:
     return text.PREDICTED_ON.format(numbers.perplexity(low), numbers.perplexity(high), seen)
 
 
-def cost_cells(account: dict[str, Any]) -> list[str]:
-    """Parameters, size, KV cache and compute against the dense model, and how much was removed."""
+def cost_cells(account: dict[str, Any], context: int = 0) -> list[str]:
+    """Parameters, size, KV cache and compute against the dense model, and how much was removed.
+    context: see `summary`.
+    """
     parameters, megabytes, kv, flops = (
         (account[name], account[f"dense_{name}"])
         for name in ("parameters", "megabytes", "kv_bytes_per_token", "flops_per_token")
@@ -134,6 +146,7 @@ def cost_cells(account: dict[str, Any]) -> list[str]:
         cell("parameters", numbers.count(parameters[0]), less(*parameters), "parameters"),
         cell("size", numbers.megabytes(megabytes[0]), less(*megabytes)),
         cell("KV cache per token", f"{numbers.count(kv[0])} B", less(*kv)),
+        *cache_cells(*kv, context),
         cell("compute per token", f"{numbers.short(flops[0])}FLOPs", less(*flops)),
         *time_cells(account),
         cell(
@@ -143,6 +156,14 @@ def cost_cells(account: dict[str, Any]) -> list[str]:
             "achieved" + short,
         ),
     ]
+
+
+def cache_cells(kv: float, dense: float, context: int) -> list[str]:
+    """The whole cache at a context in tokens. kv, dense: bytes per token."""
+    if not context:
+        return []
+    sizes = [numbers.megabytes(one * context / 1e6) for one in (kv, dense)]
+    return [cell(text.CACHE.format(numbers.count(context)), sizes[0], f"{sizes[1]} dense", "cache")]
 
 
 def time_cells(account: dict[str, Any]) -> list[str]:
@@ -274,11 +295,11 @@ def ranking(results: Sequence[tuple[float, str, str, bool]], held_out: bool = Tr
 
 def changes(changed: Sequence[Change], plan: Any, alone: Any) -> str:
     """What ranks set by hand did: a sentence, and a table of them and of the largest answers of
-    the policy. alone: the plan of the policy with nothing set by hand.
+    the policy; nothing where none is. alone: the plan of the policy with nothing set by hand.
     """
     by_hand = [one for one in changed if one.hand]
     if not by_hand:
-        return note(hand_text.BY_HAND_NONE)
+        return ""
     energies = [numbers.percent(float(one.table()["energy"].mean()), 2) for one in (alone, plan)]
     counts = {"hand": len(by_hand), "others": len(changed) - len(by_hand)}
     sentence = hand_text.BY_HAND.format(**counts, before=energies[0], after=energies[1])

@@ -39,7 +39,7 @@ def wire(page: Page, store: Store) -> None:
         page.steps,
     ]
     look, inputs, outputs = bind(poll, store), [page.sent, *page.form.inputs], [*watched, page.sent]
-    clock = heartbeat("heartbeat", lambda: version(store))
+    clock = heartbeat("heartbeat", lambda: version(store), lambda: runs(store))
     listen([clock.tick], look, inputs, outputs, **LIVE)
     # Gradio's server ends the stream of answers when it has sent the last one, and a question that
     # arrives just then is answered only once another one opens the stream anew. Where it was `look`
@@ -63,6 +63,11 @@ def version(store: Store) -> str:
         store.objects.changes,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def runs(store: Store) -> bool:
+    """Whether anything is under way that will soon change `version`."""
+    return bool(store.jobs.waiting()) or store.live.busy()
 
 
 def poll(store: Store, sent: Sequence[Any], *values: Any) -> list[Any]:

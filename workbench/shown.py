@@ -1,4 +1,4 @@
-"""What each browser was last shown, the plan that it has pinned, and its prompt."""
+"""What each browser was last shown, the plan that it has pinned, its prompt and its context."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -9,6 +9,8 @@ import lrcore
 from .keys import calibration_key, unmeasured
 
 KEPT = 256  # browsers
+CONTEXTS = (1024, 4096, 8192, 32768, 131072)  # tokens in the cache whose size is told
+CONTEXT = CONTEXTS[1]
 
 
 class Shown:
@@ -18,6 +20,7 @@ class Shown:
         self._by_browser: OrderedDict[Hashable, tuple[str, Mapping[str, Any]]] = OrderedDict()
         self._pinned: OrderedDict[Hashable, lrcore.Recipe] = OrderedDict()
         self._prompts: OrderedDict[Hashable, str] = OrderedDict()
+        self._contexts: OrderedDict[Hashable, int] = OrderedDict()
 
     def note(self, browser: Hashable, recipe: lrcore.Recipe) -> None:
         """A browser is shown the ranks of this recipe."""
@@ -62,3 +65,13 @@ class Shown:
 
     def prompt(self, browser: Hashable) -> str:
         return self._prompts.get(browser, "")
+
+    def at_context(self, browser: Hashable, tokens: int) -> None:
+        """A browser wants to know how large a cache of so many tokens is."""
+        self._contexts.pop(browser, None)
+        self._contexts[browser] = tokens
+        while len(self._contexts) > KEPT:
+            self._contexts.popitem(last=False)
+
+    def context(self, browser: Hashable) -> int:
+        return self._contexts.get(browser, CONTEXT)

@@ -110,6 +110,7 @@ BUDGETS = {
     "latency": "latency",
 }
 LAYER_TIME = "latency per token"
+CACHE, CONTEXT, TOKENS = "KV cache, {} tokens", "Tokens in the cache", "{} tokens"
 SUGGESTED = "small: uneven ranks; large: uniform ranks. Rule of thumb here: {:.3g}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 

@@ -2,6 +2,7 @@
 
 WHAT_IF = "What if: the sizes of another model with these shares"
 SHAPE, CONTEXT, CONFIG = "Model", "Tokens in the cache", "Or its config.json"
+NO_CONTEXT = "'Tokens in the cache' is {}. Type a whole number from 1 on."
 CONFIG_INFO = "pasted; it takes the place of the model above"
 HELP = (
     "Every layer of {model} ({layers} layers) keeps of each component, and of its cache, what the "

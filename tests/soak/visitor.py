@@ -101,7 +101,7 @@ class Visitor:
             self.does(elem_id, "tick")
 
     def beat(self) -> str:
-        """What a page at rest asks every second."""
+        """What a page asks again and again: the version of what there is to show."""
         asked = {
             "data": None,
             "component_id": self.ids["heartbeat"],
@@ -111,7 +111,7 @@ class Visitor:
         began = time.perf_counter()
         answer = self.http.post("/gradio_api/component_server", json=asked).raise_for_status()
         self._note("heartbeat", began)
-        return answer.json()
+        return answer.json()[0]
 
     def runs(self, **view: Any) -> dict[str, Any]:
         """A page of the table of runs, by default the first; view: of `listing.View`."""

@@ -10,12 +10,13 @@ import pytest
 from page_values import BROWSER, click
 
 import lrcore
-from workbench import hand, markup, text
+from workbench import hand, markup, numbers, text
 from workbench.figures import contrast
 from workbench.figures.allocation import CHOSEN_LINE
 from workbench.figures.cell import Cell, cell_figures
 from workbench.form import FIELD_NAMES, Form, input_values
 from workbench.keys import calibration_key
+from workbench.shown import CONTEXT
 from workbench.store import Store
 from workbench.tabs import spectra
 from workbench.tabs.allocation import (
@@ -86,26 +87,57 @@ def test_a_click_on_a_cell_selects_and_draws_it(store):
     assert len(set(map(str, again))) == 1  # drawn already
 
 
-def test_a_number_out_of_range_is_said_in_the_place_of_the_plan(store):
-    values = input_values(RECIPE)
-    place = FIELD_NAMES.index("ratio")
-    for wrong in (2.0, None):
-        values[0][place] = wrong
-        for draw in (handlers.draw_plan, handlers.draw_plan_by_temperature):
-            bars, _, note, *_ = draw(store, BROWSER, *values)
-            assert bars == ""
-            assert "ratio must lie strictly between 0 and 1" in note
+@pytest.mark.parametrize(("typed", "drawn"), [(2.0, 0.95), (-1.0, 0.01), (None, 0.01)])
+def test_of_a_ratio_beyond_the_slider_its_end_is_drawn_and_said(store, typed, drawn):
+    values, nearest = input_values(RECIPE), input_values(RECIPE.with_(ratio=drawn))
+    values[0][FIELD_NAMES.index("ratio")] = typed
+    for draw in (handlers.draw_plan, handlers.draw_plan_by_temperature):
+        bars, caption, summary, *_ = draw(store, BROWSER, *values)
+        assert (bars, caption) == draw(store, BROWSER, *nearest)[:2]
+        assert f"the slider goes from 0.01 to 0.95, so these are the ranks for {drawn}" in summary
     assert Form()["ratio"].preprocess(2.0) == 2.0  # Gradio's own refusal names no remedy
     with pytest.raises(lrcore.InputError, match="threshold"):
         store.analysis(RECIPE).table(2.0)
 
 
-def test_an_option_out_of_range_is_refused_in_a_sentence():
+@pytest.mark.parametrize("typed", [0, -3, None])
+def test_in_the_place_of_a_temperature_that_is_not_positive_comes_the_rule_of_thumb(store, typed):
+    values = input_values(RECIPE.with_(policy="softmax", temperature=0.2))
+    values[0][FIELD_NAMES.index("temperature")] = typed
+    drawn = handlers.draw_plan_by_temperature(store, BROWSER, *values)
+    by_rule = input_values(RECIPE.with_(policy="softmax"))
+    assert drawn[0] == handlers.draw_plan(store, BROWSER, *by_rule)[0]
+    assert "must be positive: these are the ranks by the rule of thumb" in drawn[2]
+    assert drawn[-2]["value"] > 0  # the slider follows the rule
+    assert drawn[-1] is True
+
+
+def test_the_slider_reaches_as_far_as_the_temperature_that_was_typed(store):
+    values = input_values(RECIPE.with_(policy="softmax", temperature=1000.0))
+    slider = handlers.draw_plan_by_temperature(store, BROWSER, *values)[-2]
+    assert slider["value"] == 1000
+    assert slider["maximum"] > 1000
+
+
+def test_a_number_that_is_no_number_of_windows_is_said_in_the_place_of_the_plan(store):
+    values = input_values(RECIPE)
+    values[0][FIELD_NAMES.index("samples")] = -4
+    bars, _, note, *_ = handlers.draw_plan(store, BROWSER, *values)
+    assert bars == ""
+    assert "samples" in note
+
+
+def test_of_an_option_out_of_range_the_box_shows_that_of_the_plan_again():
     rows = (row for method in lrcore.methods() for row in method["options"])
     row = next(row for row in rows if "low" in row and not isinstance(row["default"], bool))
-    options.check(row, row["default"])
-    with pytest.raises(lrcore.InputError, match=f"Option {row['name']}"):
-        options.check(row, row["low"] - 1)
+    owner, wrong, kept = options.OWNERS[0], row["low"] - 1, {row["name"]: row["low"]}
+    assert not options.out_of_range(row, row["default"])
+    choice = ["this", "uniform", 0.0]
+    assert options.keep(owner, "this", row, wrong, choice, kept) == gr.skip()  # half typed
+    with pytest.warns(UserWarning, match=f"Option {row['name']}"):
+        assert options.put_back(row, wrong, kept) == row["low"]
+    assert options.put_back(row, None, {}) == row["default"]
+    assert options.put_back(row, row["low"], {}) == gr.skip()
 
 
 def test_a_narrow_page_draws_the_energy_from_rank_one(store):
@@ -239,10 +271,25 @@ def test_a_bar_is_dragged_released_and_cleared():
 
 def test_the_box_refuses_a_rank_with_which_the_budget_cannot_be_met(store):
     values = input_values(RECIPE)
-    then, _ = rank_editor.type_rank(store, 8, 10, [0, "qk"], hand.EMPTY, *values)
+    then, *_ = rank_editor.type_rank(store, 8, 10, [0, "qk"], hand.EMPTY, *values)
     assert then == {"0.qk": 8}
-    with pytest.raises(lrcore.InputError):
-        rank_editor.type_rank(store, 10**6, 10, [0, "qk"], hand.EMPTY, *values)
+    with pytest.warns(UserWarning, match="ranks go from"):
+        refused = rank_editor.type_rank(store, 10**6, 10, [0, "qk"], hand.EMPTY, *values)
+    assert refused == (gr.skip(), gr.skip(), 10)  # the box shows the rank of the plan again
+    assert rank_editor.type_rank(store, None, 10, [0, "qk"], hand.EMPTY, *values)[2] == 10
+
+
+def test_the_size_of_the_cache_is_told_for_the_context_that_was_chosen(store):
+    values, account = input_values(RECIPE), store.plan(RECIPE).account
+    try:
+        for tokens in (CONTEXT, 32768):
+            handlers.choose_context(store, BROWSER, tokens)
+            summary = handlers.draw_plan(store, BROWSER, *values)[2]
+            assert text.CACHE.format(numbers.count(tokens)) in summary
+            for one in (account.model, account.dense):
+                assert numbers.megabytes(tokens * one.kv_bytes_per_token / 1e6) in summary
+    finally:
+        handlers.choose_context(store, BROWSER, CONTEXT)
 
 
 def test_the_editor_shows_rank_and_changes(store):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import lrcore
+from workbench import what_if_text
 from workbench.form import input_values
 from workbench.jobs import KINDS
 from workbench.store import Store
@@ -34,6 +35,13 @@ def test_sizes_stand_beside_the_dense_ones(drawn):
     assert "<td>524 MB</td>" in table  # 1000 tokens of 524,288 bytes
     assert table.count("<td>no</td>") == 2  # in 8 GB, neither
     assert drawn(ratio=0.6) != table
+
+
+@pytest.mark.parametrize("typed", [None, 0, -5, 1e12])
+def test_a_context_that_is_none_is_said_in_the_place_of_the_sizes(drawn, typed):
+    said = drawn(context=typed)
+    assert "note error" in said
+    assert what_if_text.CONTEXT in said
 
 
 def test_a_pasted_config_takes_the_place_of_the_shape(drawn):

@@ -57,8 +57,12 @@ def stacked_axis(name: str, i: int, count: int, gap: float) -> dict[str, Any]:
     gap: between two of them, of the whole height.
     """
     high = 1 - i / count
+    return share_axis(name) | {"domain": [max(0, high - 1 / count + gap), high]}
+
+
+def share_axis(name: str) -> dict[str, Any]:
+    """The y axis of a plot of shares in [0, 1]."""
     return {
-        "domain": [max(0, high - 1 / count + gap), high],
         "range": [0, 1.05],
         "tickformat": ".0%",
         "nticks": 3,

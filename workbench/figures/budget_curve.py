@@ -19,6 +19,7 @@ HOVER = (
 FLOOR, MOST = 1e-4, 10.0  # rises of the perplexity that are drawn, as shares of the dense model's
 DENSE = "rgb(128,133,143)"  # seen on white and on near-black
 WIDE = 0.95  # the greatest share removed that is drawn
+HEIGHT = 150  # pixels
 NAMED = 3  # curves of others that the legend has room for
 
 
@@ -78,7 +79,7 @@ def budget_curves(drawn: BudgetCurves) -> str:
         data.append(mark(drawn, *drawn.now))
     return figure(
         data,
-        190,
+        HEIGHT,
         "budget-curves",
         xaxis={
             "title": {"text": "share removed", "standoff": 4},
@@ -89,10 +90,11 @@ def budget_curves(drawn: BudgetCurves) -> str:
             "title": {"text": "perplexity<br>above dense"},
             "type": "log",
             "tickvals": [1e-4, 1e-3, 1e-2, 1e-1, 1, 10],
-            "ticktext": ["dense", "0.1%", "1%", "10%", "100%", "1000%"],
+            "ticktext": ["dense", "", "1%", "", "100%", ""],
             "range": [log10(FLOOR) - 0.1, log10(MOST) + 0.1],
         },
         hovermode="closest",
+        margin={"t": 24, "r": 12, "b": 36, "l": 72},
     )
 
 

@@ -1,5 +1,5 @@
 """The ranks of a plan as bars, before grey ones of uniform ranks or of a pinned plan: a plot for
-every part of a layer.
+every part of a layer, and below them one of what each rank is more or less than in a pinned plan.
 
 A part that can be taken in several forms has one plot for all of them: the colour says which form a
 layer takes, and slots of one form stand side by side.
@@ -9,13 +9,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .base import FORM_COLOURS, GHOST, axis_number, figure, layer_axis, stacked_axis
+from ..numbers import signed
+from .base import FORM_COLOURS, GHOST, SERIES, axis_number, figure, layer_axis, share_axis
 
 PALE = 0.4  # the opacity of what is not chosen
 WIDE, NARROW = 0.9, 0.6  # bars of uniform ranks and of the plan, in layers
 GAP = 0.02  # between slots of one form, in layers
-# pixels: of legend and layer axis, of a part at most and at least, of all parts where they can
-HEAD, PART, LEAST_PART, ROOM = 68, 64, 42, 310
+# pixels: of the legend, of the layer axis, of a part at most and at least, of all where they can
+ABOVE, BELOW, PART, LEAST_PART, ROOM = 24, 36, 46, 23, 160
+CHANGES, BESIDE = 50, 0.76  # of the plot of changes; shares of a part's height that it leaves
+BETWEEN = 0.22  # the gap above a plot, of its height
+LEAST_CHANGE = 0.02  # of the full rank: what fills half of the plot of changes at least
+NAMED = 4  # parts whose changes the legend has room for
 MOST_NUMBERS = 24  # bars into which their ranks fit as numbers
 
 
@@ -50,8 +55,8 @@ class RankBars:
     behind: the ranks that the uniform policy gives, or those of the pinned plan; by_hand: the slots
     "layer.component" set by hand, hatched; steps: the least step of a component's rank, which lets
     the selected bar be dragged; other: whose ranks these are where they are not those of the policy
-    that is chosen: they are drawn pale. pinned: whether the plan behind is the pinned one: then the
-    ranks are written with what they are more or less.
+    that is chosen: they are drawn pale. pinned: whether the plan behind is the pinned one: then
+    what the ranks are more or less is drawn below them.
     """
 
     parts: Mapping[str, Sequence[Bar]]
@@ -79,33 +84,60 @@ class RankBars:
 def rank_bars(drawn: RankBars) -> str:
     """One plot per part: share of the full rank kept in each layer."""
     data: list[dict[str, Any]] = []
-    axes, spans, count = {}, {}, len(drawn.parts)
+    spans: dict[str, list[Any]] = {}
     for i, (part, bars) in enumerate(drawn.parts.items()):
         for trace in [*ghosts(drawn.behind.get(part, ()), drawn.pinned), *of_plan(drawn, bars)]:
             named = all(trace["name"] != other["name"] for other in data)
             data.append(trace | {"yaxis": f"y{axis_number(i)}", "showlegend": named})
-        axes[f"yaxis{axis_number(i)}"] = part_axis(part, i, count)
         for bar in bars:
             spans[bar.component] = [f"y{axis_number(i)}", *bar.span(1.0)]
+    count = len(drawn.parts)
+    if drawn.pinned:
+        data += [trace | {"yaxis": f"y{axis_number(count)}"} for trace in changes(drawn)]
+    axes, height = axes_of(drawn)
     layers = 1 + max((bar.layer for bars in drawn.parts.values() for bar in bars), default=-1)
     meta: dict[str, Any] = {"mark": "bar", "axes": spans}
     if drawn.steps:
         meta["steps"] = {name: [step] for name, step in drawn.steps.items()}
     return figure(
         data,
-        HEAD + count * min(PART, max(LEAST_PART, ROOM // max(count, 1))),
-        f"bars{count}",
+        ABOVE + height + BELOW,
+        f"bars{len(axes)}",
         barmode="overlay",
-        xaxis=layer_axis(layers, zeroline=False, anchor=f"y{count if count > 1 else ''}"),
+        xaxis=layer_axis(layers, zeroline=False, anchor=f"y{axis_number(len(axes) - 1)}"),
+        margin={"t": ABOVE, "r": 12, "b": BELOW, "l": 72},
         meta=meta,
         **axes,
     )
 
 
-def part_axis(part: str, i: int, count: int) -> dict[str, Any]:
-    """The y axis of the i-th of `count` parts; of many, without the numbers that would meet."""
-    axis = stacked_axis(part, i, count, 0.22 / count)
-    return axis if count * PART <= ROOM else axis | {"tickvals": [0, 0.5]}
+def axes_of(drawn: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
+    """The y axes from above, of the ranks of every part and then of the changes, and the height of
+    all in pixels.
+    """
+    part: float = min(PART, max(LEAST_PART, ROOM // max(len(drawn.parts), 1)))
+    part *= BESIDE if drawn.pinned else 1
+    halves = {"tickvals": [0, 0.5]}  # the numbers of two plots would meet
+    rows = [(part, share_axis(name) | halves) for name in drawn.parts]
+    if drawn.pinned:
+        rows.append((CHANGES, change_axis(drawn)))
+    total = sum(high for high, _ in rows) + sum(BETWEEN * high for high, _ in rows[1:])
+    axes, below = {}, 0.0
+    for i, (high, axis) in enumerate(rows):
+        top = below + (BETWEEN * high if i else 0)
+        below = top + high
+        domain = [max(0.0, 1 - below / total), 1 - top / total]
+        axes[f"yaxis{axis_number(i)}"] = axis | {"domain": domain}
+    return axes, round(total)
+
+
+def change_axis(drawn: RankBars) -> dict[str, Any]:
+    """The y axis of the changes, with 0 in the middle."""
+    full = {(b.layer, b.component): b.full for bars in drawn.parts.values() for b in bars}
+    shares = [abs(by) / max(full[slot], 1) for slot, by in drawn.change.items()]
+    most = 1.5 * max([LEAST_CHANGE, *shares])  # the numbers stand beyond the bars
+    own = {"range": [-most, most], "tickvals": [0], "ticktext": ["0"], "zeroline": True}
+    return share_axis("Δ rank") | own
 
 
 def by_component(bars: Sequence[Bar]) -> list[list[Bar]]:
@@ -136,28 +168,62 @@ def ghosts(bars: Sequence[Bar], pinned: bool = False) -> list[dict[str, Any]]:
 
 def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
     """The bars of a part's components, with their ranks inside where they fit."""
-    traces, change = [], drawn.change
+    traces = []
     for own in by_component(bars):
-        one, more = own[0], [f"{change[bar.layer, bar.component]:+d}" for bar in own if change]
+        one = own[0]
         hatched = ["/" if f"{bar.layer}.{bar.component}" in drawn.by_hand else "" for bar in own]
-        colour = FORM_COLOURS[one.form]
         form = f" ({one.form})" if one.form else ""
         trace = placed(own, NARROW if one.count == 1 else WIDE) | {
-            "marker": {"color": colour, "pattern": {"shape": hatched, "size": 6}},
+            "marker": {"color": FORM_COLOURS[one.form], "pattern": {"shape": hatched, "size": 6}},
             "opacity": PALE if drawn.other else 1,
             "name": drawn.name(one.form),
             "legendgroup": one.form or "this",
             "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in own],
             "hoverinfo": "all",
-            "hovertext": [f"<br>{by} against the pinned plan" for by in more],
             "hovertemplate": f"layer %{{x}} · {one.component}{form}<br>rank %{{customdata[2]}} of "
-            f"%{{customdata[3]}} (%{{y:.1%}}){'%{hovertext}' if more else ''}<extra></extra>",
+            "%{customdata[3]} (%{y:.1%})<extra></extra>",
         }
-        if (1 + max(bar.layer for bar in bars)) * one.count <= MOST_NUMBERS:
-            numbers = [str(bar.rank) for bar in own]
-            if change:
-                numbers = [f"{rank} ({by})" for rank, by in zip(numbers, more, strict=True)]
-            trace |= {"text": numbers, "textposition": "inside"}
+        if fits(bars):
+            trace |= {"text": [str(bar.rank) for bar in own], "textposition": "inside"}
             trace |= {"insidetextanchor": "end", "textangle": 0}
         traces.append(trace)
+    return traces
+
+
+def fits(bars: Sequence[Bar]) -> bool:
+    """Whether a number fits on every bar of a part."""
+    return (1 + max(bar.layer for bar in bars)) * bars[0].count <= MOST_NUMBERS
+
+
+def changes(drawn: RankBars) -> list[dict[str, Any]]:
+    """What the ranks are more or less than in the pinned plan, as shares of the full rank: the
+    parts of a layer side by side, each in a colour of its own, or in that of its form.
+    """
+    traces, change, count = [], drawn.change, len(drawn.parts)
+    few = len(change) <= MOST_NUMBERS
+    for i, (part, bars) in enumerate(drawn.parts.items()):
+        for own in by_component(bars):
+            wide = WIDE / count
+            begin, width = own[0].span(wide)
+            by = [change[bar.layer, bar.component] for bar in own]
+            form = own[0].form
+            trace = placed(own, wide) | {
+                "y": [more / max(bar.full, 1) for more, bar in zip(by, own, strict=True)],
+                "offset": (i + 0.5) * wide - WIDE / 2 + begin,
+                "width": 0.9 * width,
+                "marker": {"color": FORM_COLOURS[form] if form else SERIES[i % len(SERIES)]},
+                "name": f"Δ {own[0].component}",
+                "showlegend": count <= NAMED and not form,
+                "customdata": [[bar.layer, bar.component, bar.rank, bar.full] for bar in own],
+                "hovertext": [signed(more) for more in by],
+                "hovertemplate": f"layer %{{x}} · {part}{f' ({form})' if form else ''}<br>rank "
+                "%{customdata[2]} of %{customdata[3]}: %{hovertext} against the pinned plan"
+                "<extra></extra>",
+                "text": [signed(more) if few and more else "" for more in by],
+                "textposition": "outside",
+                "textangle": 0,
+                "textfont": {"size": 10},
+                "cliponaxis": False,
+            }
+            traces.append(trace)
     return traces

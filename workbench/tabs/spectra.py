@@ -113,7 +113,8 @@ def heatmap_settings() -> tuple[gr.Dropdown, gr.Slider, gr.Radio]:
 def layout(first: FirstView) -> SpectraTab:
     measure, threshold, kind = heatmap_settings()
     help_line = panel("measure-help", value=first.help_line)
-    heatmap, scatter = plot("heatmap", 360, first.heatmap), plot("loss-against-energy", 320)
+    heatmap = plot("heatmap", 360, first.heatmap, awaited=True)
+    scatter = plot("loss-against-energy", 320)
     with gr.Row(elem_classes="bottom"):
         heading = gr.HTML(first.heading, elem_id="cell-heading", scale=2)
         head = gr.Dropdown(

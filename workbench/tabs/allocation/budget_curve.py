@@ -51,7 +51,7 @@ def draw(store: Store, *values: Any) -> tuple[Any, Any]:
     words = budget_text.HELP
     if measured:
         words += budget_text.MEASURED.format(text.protocol(measured[0][1]["protocol"]))
-    return captioned(budget_curves(drawn), caption), markup.note(words)
+    return captioned(budget_curves(drawn), caption), markup.folded(budget_text.READ, words)
 
 
 def curve(store: Store, recipe: lrcore.Recipe) -> Curve:

@@ -13,7 +13,7 @@ import lrcore
 from ... import continuation_text, markup, numbers, saving_text, target_text, text
 from ...figures.base import captioned
 from ...figures.rank_bars import Bar, RankBars, rank_bars
-from ...form import read_recipe, try_recipe
+from ...form import follows_rule, read_recipe, try_recipe, within_ranges, without_rule
 from ...jobs import Unmeasured, start_analysis, start_survey, unmeasured_evidence
 from ...keys import UNIFORM, policy_row, unmeasured
 from ...live import MORE, Figure
@@ -23,12 +23,20 @@ from . import pin, survey
 
 def draw_plan(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
     """Everything that a move of a slider redraws; the rule of thumb stays on or off."""
-    return (*plan_shown(store, browser, values), gr.skip())
+    within, said = within_ranges(values)
+    turned = follows_rule(within) != follows_rule(values)
+    return (*plan_shown(store, browser, within, said), True if turned else gr.skip())
+
+
+def choose_context(store: Store, browser: gr.Request, tokens: int) -> None:
+    """The context at which the size of the cache is told from now on."""
+    store.shown.at_context(browser.session_hash, tokens)
 
 
 def draw_plan_by_temperature(store: Store, browser: gr.Request, *values: Any) -> tuple[Any, ...]:
     """Touching the temperature means not to follow the rule of thumb any longer."""
-    return (*plan_shown(store, browser, values, rule=False), False)
+    within, said = within_ranges(without_rule(values))
+    return (*plan_shown(store, browser, within, said), follows_rule(within))
 
 
 async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str]:
@@ -127,15 +135,16 @@ def measure_more(store: Store, browser: gr.Request, *values: Any) -> None:
 
 
 def plan_shown(
-    store: Store, browser: gr.Request, values: Sequence[Any], rule: bool | None = None
+    store: Store, browser: gr.Request, values: Sequence[Any], said: str = ""
 ) -> tuple[Any, ...]:
     """Bars and their caption, summary, whether a temperature counts, what method and policy do, a
     key of the ranks, the temperature slider. A number out of range has no plan: in its place is
-    said why. Until there are factors the plots of before stay, dimmed.
+    said why. Until there are factors the plots of before stay, dimmed. said: of what was typed,
+    above the summary.
     """
     keep = gr.skip()
     try:
-        recipe = read_recipe(values, rule)
+        recipe = read_recipe(values)
     except lrcore.InputError as error:
         return "", "", markup.stale(markup.note(str(error), "error")), keep, keep, "", keep
     about = about_choice(recipe)
@@ -146,23 +155,25 @@ def plan_shown(
         plan, uniform = store.plan(drawn), store.uniform_plan(drawn)
     # a slider that has gone too far says so in its place instead of raising a toast at every step
     except lrcore.InputError as error:
-        said = markup.stale(markup.note(str(error), "error"))
-        return keep, keep, said, temperature, about, keep, keep
+        refused = markup.stale(markup.note(f"{said} {error}".strip(), "error"))
+        return keep, keep, refused, temperature, about, keep, keep
     if plan is None or uniform is None:
         note = markup.missing(store.awaited(recipe), text.NO_FACTORS)
         return keep, keep, markup.stale(note), temperature, about, "", keep
     if lacking is not None:
         pale = bars(plan, uniform, (), f"{drawn.policy}, not chosen")
         before = (captioned(pale, saving_text.plan_source(drawn, plan.budget)), "")
-        return *before, to_measure(recipe, lacking, drawn, plan), temperature, about, "", keep
+        first = markup.note(said, "error") + to_measure(recipe, lacking, drawn, plan)
+        return *before, first, temperature, about, "", keep
     store.shown.note(browser.session_hash, recipe)
     caption = saving_text.plan_source(recipe, plan.budget)
     cells = actual(store, recipe, browser) + against(store, recipe, browser, plan)
-    drawn_bars, said = beside(store, browser, recipe, plan, uniform)
+    drawn_bars, words = beside(store, browser, recipe, plan, uniform)
     return (
         captioned(drawn_bars, caption),
-        markup.note(said) + standing(store, recipe, plan),
-        markup.summary(plan.summary(), cells),
+        markup.note(words) + standing(store, recipe, plan),
+        markup.note(said, "error")
+        + markup.summary(plan.summary(), cells, store.shown.context(browser.session_hash)),
         temperature,
         about,
         store.live_key(recipe),
@@ -313,7 +324,7 @@ def cost_of_target(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -
 
 def temperature_slider(plan: Any, by_rule: bool) -> Any:
     """The slider with the rule of thumb written under its name; it follows the rule while that
-    is on.
+    is on, and reaches as far as the temperature that was typed.
     """
     if plan.suggested_temperature is None:
         return gr.skip()
@@ -322,9 +333,10 @@ def temperature_slider(plan: Any, by_rule: bool) -> Any:
     # range goes with it.
     digits = 1 - math.floor(math.log10(suggested))
     step = round(0.1**digits, digits)
-    most = round(max(10 * suggested, plan.temperature) + 0.1**digits, digits)
+    usual = round(10 * suggested + 0.1**digits, digits)
+    most = max(usual, round(plan.temperature + 0.1**digits, digits))
     changes: dict[str, Any] = {"minimum": step, "maximum": most, "step": step}
-    if by_rule:
+    if by_rule or plan.temperature > usual:  # one that was typed; the browser shows the end before
         changes["value"] = max(step, round(plan.temperature, digits))
     return gr.update(info=text.SUGGESTED.format(suggested), **changes)
 

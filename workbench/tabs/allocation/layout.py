@@ -13,13 +13,16 @@ from ... import (
     markup,
     measuring_text,
     network_text,
+    numbers,
     pin_text,
     plan_address,
     text,
     what_if_text,
 )
-from ...components import Textbox, in_sight, panel, plot, small_button
+from ...components import Number, Textbox, in_sight, panel, plot, small_button
+from ...figures.budget_curve import HEIGHT
 from ...page import Page
+from ...shown import CONTEXT, CONTEXTS
 from . import rank_editor
 from .rank_editor import RankEditor
 from .ranks import COLUMNS, EDITABLE
@@ -92,6 +95,7 @@ class AllocationTab:
     link: gr.HTML
     pin: gr.Button
     more: gr.Button
+    context: gr.Dropdown
     editor: RankEditor
     curve: BudgetCurve
     continued: Continued
@@ -102,19 +106,20 @@ class AllocationTab:
 
 
 def layout(page: Page) -> AllocationTab:
-    """Two panes on a screen that is wide enough: what is chosen with what it costs, and what is
-    drawn of it; below them what one scrolls to.
+    """Two panes on a screen that is wide enough: what is chosen with what it costs, which stays in
+    view, and what is drawn of it.
     """
     with gr.Row(elem_id="cockpit"):
         with gr.Column(scale=0, min_width=340, elem_id="controls"):
-            options, about, temperature, summary, more = controls(page)
+            options, about, temperature, summary, more, context = controls(page)
         with gr.Column(scale=1, min_width=320, elem_id="drawn"):
-            bars = plot("bars", 260)
+            bars = plot("bars", 218, awaited=True)
             with gr.Row(elem_id="bars-foot"):
                 caption = panel("bars-caption")
                 pin = small_button(pin_text.PIN, "pin", 64)
                 link = plan_address.link_button()
-            said, curve, editor = continued(), budget_curve(), rank_editor.layout(page)
+            editor, said, curve = rank_editor.layout(page), continued(), budget_curve()
+            picture, other, every, table = network(), what_if(), survey(), ranks_table(page)
     return AllocationTab(
         options,
         about,
@@ -125,17 +130,20 @@ def layout(page: Page) -> AllocationTab:
         link,
         pin,
         more,
+        context,
         editor=editor,
         curve=curve,
         continued=said,
-        network=network(),
-        what_if=what_if(),
-        survey=survey(),
-        ranks=ranks_table(page),
+        network=picture,
+        what_if=other,
+        survey=every,
+        ranks=table,
     )
 
 
-def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.Button]:
+def controls(
+    page: Page,
+) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.Button, gr.Dropdown]:
     form = page.form
     for names in (("method", "policy"), ("budget", "target")):
         with gr.Row(elem_classes="pair"):
@@ -146,16 +154,25 @@ def controls(page: Page) -> tuple[gr.Accordion, gr.HTML, gr.Column, gr.HTML, gr.
         form["temperature"].render()
         form["rule"].render()
     summary = panel("size-and-cost")
-    more = small_button(measuring_text.MORE, "measure-more", 200)
+    with gr.Row(elem_classes="pair", elem_id="readout-foot"):
+        more = small_button(measuring_text.MORE, "measure-more", 160)
+        context = gr.Dropdown(
+            [(text.TOKENS.format(numbers.count(one)), one) for one in CONTEXTS],
+            value=CONTEXT,
+            label=text.CONTEXT,
+            container=False,
+            min_width=170,
+            elem_id="context",
+        )
     options = gr.Accordion(text.OPTIONS.format("the method"), open=False)
-    return options, panel("method-about"), temperature, summary, more
+    return options, panel("method-about"), temperature, summary, more, context
 
 
 def budget_curve() -> BudgetCurve:
     with gr.Accordion(budget_text.BUDGET_CURVE, open=True):
         # a run that was measured is a point in it
         sight = in_sight("curve-sight", "plan", "runs")
-        return BudgetCurve(sight, plot("budget-curve", 190), panel("budget-curve-help"))
+        return BudgetCurve(sight, plot("budget-curve", HEIGHT), panel("budget-curve-help"))
 
 
 def continued() -> Continued:
@@ -187,7 +204,13 @@ def what_if() -> WhatIf:
         sight = in_sight("what-if-sight", "plan", "other model")
         with gr.Row():
             shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
-            context = gr.Number(8192, label=what_if_text.CONTEXT, precision=0, minimum=1)
+            context = Number(
+                8192,
+                label=what_if_text.CONTEXT,
+                precision=0,
+                minimum=1,
+                elem_id="what-if-context",
+            )
             config = Textbox(
                 label=what_if_text.CONFIG,
                 info=what_if_text.CONFIG_INFO,

@@ -13,7 +13,7 @@ import lrcore
 
 from ... import hand, text
 from ...components import Number
-from ...events import DRAWN, LIVE, bind, listen
+from ...events import DRAWN, LIVE, QUIET, bind, listen, warn
 from ...page import Page
 
 
@@ -94,7 +94,11 @@ def place(page: Page, owner: Owner) -> None:
         with gr.Row(elem_id=f"{owner.field}-options"):
             for row in rows:
                 part = component(row, chosen.get(row["name"], row["default"]))
-                part.input(bind(keep, owner, name, row), [part, choice, kept], kept, **LIVE)
+                given = [part, choice, kept]
+                part.input(bind(keep, owner, name, row), given, kept, **LIVE)
+                if isinstance(part, gr.Number):
+                    left = [part.blur, part.submit]
+                    gr.on(left, bind(put_back, row), [part, kept], part, **QUIET)
 
 
 def component(row: dict[str, Any], value: Any) -> gr.components.Component:
@@ -121,18 +125,30 @@ def component(row: dict[str, Any], value: Any) -> gr.components.Component:
 def keep(
     owner: Owner, name: str, row: dict[str, Any], value: Any, choice: list, chosen: dict
 ) -> Any:
-    """The options of `name` with this one set; without it where it has its default."""
+    """The options of `name` with this one set; without it where it has its default. A number
+    beyond its range may be half typed: see `put_back`.
+    """
     # a box of the choice before is on the page until the new ones are drawn
-    if choice[owner.place] != name:
+    if choice[owner.place] != name or out_of_range(row, value):
         return gr.skip()
-    check(row, value)
     others = {option: old for option, old in chosen.items() if option != row["name"]}
     return others if value is None or value == row["default"] else others | {row["name"]: value}
 
 
-def check(row: dict[str, Any], value: Any) -> None:
-    """Raises InputError for a number beyond the range of an option."""
+def put_back(row: dict[str, Any], value: Any, chosen: dict) -> Any:
+    """What the box of an option holds once it is left: where a number beyond the range, or none,
+    was typed, that of the plan again.
+    """
+    refused = out_of_range(row, value)
+    if refused:
+        warn(refused)
+    return chosen.get(row["name"], row["default"]) if refused or value is None else gr.skip()
+
+
+def out_of_range(row: dict[str, Any], value: Any) -> str:
+    """What is wrong with a number beyond the range of an option; "" where nothing is."""
     low, high = row.get("low", -math.inf), row.get("high", math.inf)
-    if isinstance(value, int | float) and not low <= value <= high:
-        span = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-        raise lrcore.InputError(f"Option {row['name']} is {span}; got {value:g}.")
+    if not isinstance(value, int | float) or low <= value <= high:
+        return ""
+    span = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+    return f"Option {row['name']} is {span}; got {value:g}."

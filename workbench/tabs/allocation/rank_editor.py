@@ -11,7 +11,7 @@ import lrcore
 
 from ... import hand, hand_text, markup, text
 from ...components import panel, small_button
-from ...events import DRAWN, PRESSED, QUIET, bind, event_data, listen
+from ...events import DRAWN, PRESSED, QUIET, bind, event_data, listen, warn
 from ...form import read_recipe, try_recipe
 from ...page import Page
 from ...store import Store
@@ -70,7 +70,7 @@ def wire(page: Page, store: Store, parts: RankEditor, bars: gr.HTML) -> None:
         [parts.box.submit, parts.box.blur],
         bind(type_rank, store),
         [parts.box, parts.in_box, selected, history, *form],
-        kept,
+        [*kept, parts.box],
         **QUIET,
     )
     parts.undo.click(bind(hand.undo), by_hand, kept, **QUIET)
@@ -129,18 +129,23 @@ def type_rank(
     slot: list,
     history: hand.History,
     *values: Any,
-) -> tuple[Any, Any]:
-    """The ranks set by hand after one was typed into the box, which showed another.
-
-    Raises InputError for a rank with which the budget cannot be met: it is refused before it is
-    kept.
+) -> tuple[Any, Any, Any]:
+    """The ranks set by hand after one was typed into the box, which showed another, and the box. A
+    rank with which the budget cannot be met is refused: the box shows that of the plan again.
     """
-    if rank is None or shown is None or int(rank) == shown:
-        return gr.skip(), gr.skip()
+    keep = gr.skip()
+    if shown is None or rank == shown:
+        return keep, keep, keep
+    if rank is None:
+        return keep, keep, shown
     recipe = read_recipe(values)
     then = recipe.overrides | {hand.slot_name(slot): int(rank)}
-    store.plan(recipe.with_(overrides=then))
-    return hand.step(history, recipe.overrides, then)
+    try:
+        store.plan(recipe.with_(overrides=then))
+    except lrcore.InputError as error:
+        warn(str(error))
+        return keep, keep, shown
+    return *hand.step(history, recipe.overrides, then), keep
 
 
 def release(slot: list, history: hand.History, now: hand.Ranks) -> tuple[hand.Ranks, hand.History]:

@@ -9,13 +9,14 @@ import gradio as gr
 import lrcore
 
 from ... import markup, numbers, what_if_text
+from ...components import whole
 from ...form import try_recipe
 from ...store import Store
 
 CARDS = (8, 24, 80)  # GB of memory that graphics cards have
 
 
-def draw(store: Store, shape: str, context: float, config: str, *values: Any) -> Any:
+def draw(store: Store, shape: str, context: float | None, config: str, *values: Any) -> Any:
     """The table of sizes."""
     recipe = try_recipe(values)
     if recipe is None:
@@ -24,10 +25,13 @@ def draw(store: Store, shape: str, context: float, config: str, *values: Any) ->
         plan = store.plan(recipe)
         if plan is None:
             return gr.skip()
+        tokens = whole(context, what_if_text.CONTEXT)
+        if tokens < 1:
+            raise lrcore.InputError(what_if_text.NO_CONTEXT.format(tokens))
         found = lrcore.what_if(plan, recipe.method, read(config) if config.strip() else shape)
     except lrcore.InputError as error:
         return markup.note(lrcore.without_paths(str(error)), "error")
-    return table(found, max(1, int(context or 1)))
+    return table(found, tokens)
 
 
 def read(config: str) -> dict[str, Any]:

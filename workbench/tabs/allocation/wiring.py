@@ -81,6 +81,10 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
         [parts.summary.select], bind(handlers.measure, store), form.inputs, None, **QUIET
     )
     listen(asked, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
+    chosen = listen(
+        [parts.context.input], bind(handlers.choose_context, store), parts.context, None, **PRESSED
+    )
+    listen(chosen, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     pinned = listen([parts.pin.click], bind(pin.press, store), form.inputs, parts.pin, **PRESSED)
     listen(pinned, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)

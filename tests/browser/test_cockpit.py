@@ -1,0 +1,221 @@
+"""The cockpit of the Allocation tab: what fits one screen, what is held against a pinned plan, what
+is typed beyond a range, and plots of another model.
+"""
+
+import re
+
+import pytest
+
+from workbench import markup, numbers, pin_text, text
+from workbench.shown import CONTEXT, CONTEXTS
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+# What is chosen with what it costs, the bars, and what follows the slider below them.
+LEFT = ("#field-method", "#field-ratio", "#size-and-cost", "#measure-more", "#context")
+RIGHT = ("#bars .plot", "#pin", "#slot-row", "#continuation", "#budget-curve .plot")
+BOX = "input[type=number]"
+POINT = """ratio => {
+  const p = document.querySelector('#budget-curve .js-plotly-plot');
+  const { xaxis, yaxis } = p._fullLayout, box = p.getBoundingClientRect();
+  const own = p.data.find(trace => trace.mode === 'lines+markers');
+  const i = own.x.findIndex(x => Math.abs(x - ratio) < 1e-9);
+  return [box.x + xaxis._offset + xaxis.d2p(own.x[i]),
+    box.y + yaxis._offset + yaxis.d2p(own.y[i])]; }"""
+# Of a plot and all that holds it.
+OPACITY = """id => { let seen = 1;
+  for (let e = document.querySelector(`#${id} .plot`); e; e = e.parentElement)
+    seen *= getComputedStyle(e).opacity;
+  return seen; }"""
+PLOTS = ("bars", "budget-curve", "network")
+
+
+@pytest.fixture
+def cockpit(open_page):
+    """A page of a laptop, with all that is measured of its first plan."""
+    workbench = open_page("?tab=Allocation", ready=False, width=1440, height=900)
+    workbench.allocation()
+    workbench.drawn("budget-curve")
+    measured(workbench)
+    workbench.locator("#continuation .continued").wait_for()
+    return workbench
+
+
+def measured(workbench):
+    """Wait until no live figure is awaited any more."""
+    pending = workbench.locator("#size-and-cost [data-known='False']")
+    workbench.until(lambda: not pending.count(), "the live figures are not measured")
+    workbench.settled()
+
+
+def test_controls_readout_bars_and_what_follows_them_fit_a_laptop(cockpit):
+    boxes = {one: cockpit.locator(one).bounding_box() for one in (*LEFT, *RIGHT)}
+    for name, box in boxes.items():
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 1440, name
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 900, name
+    border = max(boxes[one]["x"] + boxes[one]["width"] for one in LEFT)
+    assert all(boxes[one]["x"] >= border for one in RIGHT)
+    assert cockpit.evaluate("document.documentElement.scrollWidth") <= 1440
+    cockpit.see("#policies")
+    for name in LEFT:  # what is chosen, with what it costs, stays beside what one scrolls to
+        assert 0 <= cockpit.locator(name).bounding_box()["y"] < 900, name
+
+
+def test_a_click_in_the_curve_sets_the_budget(cockpit):
+    names = [one["name"] for one in cockpit.plot("budget-curve")["traces"]]
+    assert sum(bool(re.fullmatch(r"dense: \d+\.\d{4}", name)) for name in names) == 1
+    cockpit.press_until(
+        lambda: cockpit.page.mouse.click(*cockpit.evaluate(POINT, 0.35)),
+        lambda: cockpit.locator(f"#field-ratio {BOX}").input_value() == "0.35",
+        "a click in the curve sets no budget",
+    )
+    cockpit.shows_ratio(0.35)
+    cockpit.until(lambda: abs(marked_ratio(cockpit) - 0.35) < 0.01, "the plan is not marked")
+
+
+def marked_ratio(workbench) -> float:
+    """The share removed by the plan that the curve marks; 0 while there is none."""
+    own = [one for one in workbench.plot("budget-curve")["traces"] if one["name"] == "this plan"]
+    return own[0]["custom"][0][0] if own else 0.0
+
+
+def changes(workbench):
+    """(component, layer) -> what is drawn of its change against the pinned plan."""
+    return {
+        (name, layer): y
+        for trace in workbench.plot("bars")["traces"]
+        if trace["name"].startswith("Δ")
+        for (layer, name, *_), y in zip(trace["custom"], trace["y"], strict=True)
+    }
+
+
+def test_against_a_pinned_plan_stand_bars_of_what_each_rank_changed(cockpit):
+    before = cockpit.ranks()
+    actual = cockpit.locator("#size-and-cost .actual b").inner_text()
+    cockpit.click("#pin")
+    cockpit.until(
+        lambda: cockpit.locator("#pin").inner_text() == pin_text.UNPIN, "the plan is not pinned"
+    )
+    cockpit.at_ratio(0.4)
+    drawn = cockpit.until(lambda: changes(cockpit), "no changes are drawn")
+    after = cockpit.ranks()
+    assert drawn.keys() == after.keys()
+    for slot, by in drawn.items():
+        assert (by > 0) - (by < 0) == (after[slot] > before[slot]) - (after[slot] < before[slot])
+    assert min(drawn.values()) < 0
+    measured(cockpit)
+    said = cockpit.locator("#size-and-cost").inner_text()
+    assert pin_text.PREDICTED in said
+    assert actual in said
+    assert re.search(r"the plan on show: \+\d+\.\d\d% ± \d+\.\d\d% on the same tokens", said)
+    cockpit.click("#pin")
+    cockpit.until(lambda: not changes(cockpit), "the pinned plan is not let go")
+    assert cockpit.locator("#pin").inner_text() == pin_text.PIN
+    cockpit.until(
+        lambda: text.WITH_UNIFORM in cockpit.locator("#size-and-cost").inner_text(),
+        "the ranks are not held against uniform ones again",
+    )
+
+
+def test_the_size_of_the_cache_follows_the_context(cockpit):
+    cell = cockpit.locator("#size-and-cost .cell.cache")
+    assert numbers.count(CONTEXT) in cell.inner_text()
+    size = cell.locator("b").inner_text()
+    cockpit.choose("context", text.TOKENS.format(numbers.count(CONTEXTS[-1])))
+    cockpit.until(
+        lambda: numbers.count(CONTEXTS[-1]) in cell.inner_text(), "the cache does not follow"
+    )
+    assert cell.locator("b").inner_text() != size
+    cockpit.at_ratio(0.3)
+    assert numbers.count(CONTEXTS[-1]) in cell.inner_text()  # the choice stays
+
+
+def typed(workbench, elem_id: str, number: str):
+    """Type a number, leave its box, and give what the box and its slider show once all is
+    answered.
+    """
+    box = workbench.locator(f"#{elem_id} {BOX}")
+    box.fill(number)
+    box.press("Tab")
+    workbench.answered()
+    slider = workbench.locator(f"#{elem_id} input[type=range]")
+    shown = [one.input_value() for one in (box, slider) if one.count()]
+    assert len({float(one) for one in shown}) == 1
+    return float(shown[0])
+
+
+def test_what_is_typed_beyond_a_range_is_said_and_control_and_plan_agree(cockpit):
+    said = cockpit.locator("#size-and-cost .note.error")
+    for number, nearest in (("2", 0.95), ("-1", 0.01)):
+        assert typed(cockpit, "field-ratio", number) == nearest
+        assert f"Remove is {number}: the slider goes from 0.01 to 0.95" in said.inner_text()
+        caption = cockpit.locator("#bars .plot-head span").inner_text()
+        summary = cockpit.locator("#size-and-cost").inner_text()
+        assert f"{nearest:.1%} of" in caption or "more than this method can remove" in summary
+    assert typed(cockpit, "field-ratio", "0.2") == 0.2
+    cockpit.shows_ratio(0.2)
+    assert said.count() == 0
+    assert cockpit.evaluate(OPACITY, "bars") == 1
+
+
+def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
+    cockpit.choose("field-policy", "softmax")
+    cockpit.page.wait_for_selector("#field-temperature", state="visible")
+    cockpit.answered()
+    assert typed(cockpit, "field-temperature", "-3") > 0
+    said = cockpit.locator("#size-and-cost .note.error").inner_text()
+    assert "Temperature is -3, and must be positive" in said
+    assert cockpit.locator("#field-rule input").is_checked()
+    assert typed(cockpit, "field-temperature", "50") == 50
+    assert not cockpit.locator("#field-rule input").is_checked()
+    assert cockpit.recipe()["temperature"] == 50
+    rank = float(cockpit.locator("#slot-rank input").input_value())
+    assert typed(cockpit, "slot-rank", "9999") == rank
+    assert "ranks go from" in cockpit.locator(".toast-body").inner_text()
+
+
+def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(cockpit):
+    for name in PLOTS:
+        cockpit.see(f"#{name}")
+        cockpit.drawn(name)
+        assert cockpit.evaluate(OPACITY, name) == 1
+    cockpit.choose("field-model", "demo-opt")
+    caption = cockpit.locator("#bars .plot-head span")
+    for name in PLOTS:
+        cockpit.until(
+            lambda name=name: cockpit.evaluate(OPACITY, name) < 0.5, f"{name} is not dimmed"
+        )
+    assert "demo-llama" in caption.inner_text()
+    summary = cockpit.locator("#size-and-cost")
+    assert markup.escape(text.NO_FACTORS) in markup.escape(summary.inner_text())
+    cockpit.click("#analyse")
+    cockpit.until(lambda: "demo-opt" in caption.inner_text(), "the other model is not drawn")
+    cockpit.until(lambda: cockpit.evaluate(OPACITY, "bars") == 1, "the bars stay dimmed")
+
+
+def test_how_the_chosen_text_begins_is_told_before_it_is_calibrated_on(cockpit):
+    cockpit.choose("field-data", "python-docs")
+    note = cockpit.locator("#text-note details")
+    cockpit.until(
+        lambda: "The text begins" in (note.text_content() if note.count() else ""),
+        "how the text begins is not told",
+    )
+    words = note.locator("summary").get_attribute("title")
+    assert len(words) > 100
+    note.locator("summary").click()
+    assert words in " ".join(note.locator("p").inner_text().split())
+    assert not cockpit.evaluate("tests.busy()")  # nothing was analysed for it
+
+
+def test_a_grey_shape_stands_where_the_bars_will_be(open_page):
+    held = []
+    workbench = open_page(ready=False, hold=lambda route: held.append(route))
+    workbench.tab("Allocation")
+    place = workbench.locator("#bars .plot.awaited")
+    place.wait_for()
+    assert place.bounding_box()["height"] > 150
+    workbench.page.unroute("**/queue/join*")
+    for route in held:
+        route.continue_()
+    workbench.allocation()
+    assert place.count() == 0
