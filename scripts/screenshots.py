@@ -1,4 +1,4 @@
-"""Pictures of every tab, light, dark and 390 pixels wide:
+"""Pictures of every tab, of a laptop and 390 pixels wide, both light and dark:
 `python scripts/screenshots.py FOLDER [--url http://127.0.0.1:7860]`.
 
 --readme also renews the three in assets/pictures, from the runs that the workbench has. Without
@@ -22,7 +22,12 @@ from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 TABS = ("Spectra", "Allocation", "Compress", "Compare", "Runs & export")
-VIEWS = {"light": (1360, 900), "dark": (1360, 900), "narrow": (390, 844)}
+VIEWS = {  # and the theme of each
+    "light": (1440, 900, "light"),
+    "dark": (1440, 900, "dark"),
+    "narrow": (390, 844, "light"),
+    "narrow-dark": (390, 844, "dark"),
+}
 SWEPT = ("svd", "svd_llm", "modegpt", "a3")
 README = ("light-spectra", "light-compare", "dark-spectra")
 TALLEST = 1500  # pixels of a picture in README
@@ -134,9 +139,9 @@ def main() -> None:
             executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS
         )
         for view in arguments.views:
-            width, height = VIEWS[view]
+            width, height, theme = VIEWS[view]
             page = browser.new_page(viewport={"width": width, "height": height})
-            page.goto(f"{url}/?__theme={'dark' if view == 'dark' else 'light'}")
+            page.goto(f"{url}/?__theme={theme}")
             prepare(page)
             shoot(page, arguments.folder, view)
             page.close()

@@ -29,6 +29,7 @@ SOURCE = (
 )
 MEASURED = "{}, measured on {}, calibrated on {}"
 PLAN = "{method}, {policy}, {ratio:.1%} of {budget} removed"
+INFLUENCE = "Block Influence of every layer"
 EVERY_POLICY = "Share kept by each policy, {ratio:.1%} removed"
 THRESHOLD = " at {:g} of the energy"
 PROBED = "{method}, probed near {ratio:.1%} removed"

@@ -7,7 +7,10 @@ import re
 import pytest
 
 from workbench import markup, numbers, pin_text, text
+from workbench.form import START
 from workbench.shown import CONTEXT, CONTEXTS
+
+from .conftest import pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -30,15 +33,25 @@ OPACITY = """id => { let seen = 1;
 PLOTS = ("bars", "budget-curve", "network")
 
 
+@pytest.fixture(scope="module")
+def laptop(browser, server):
+    with pages(browser, server.url) as open_one:
+        workbench = open_one("?tab=Allocation", ready=False, width=1440, height=900)
+        workbench.allocation()
+        workbench.drawn("budget-curve")
+        yield workbench
+
+
 @pytest.fixture
-def cockpit(open_page):
-    """A page of a laptop, with all that is measured of its first plan."""
-    workbench = open_page("?tab=Allocation", ready=False, width=1440, height=900)
-    workbench.allocation()
-    workbench.drawn("budget-curve")
-    measured(workbench)
-    workbench.locator("#continuation .continued").wait_for()
-    return workbench
+def cockpit(laptop):
+    """A page of a laptop with the plan that it opens with, and all that is measured of that."""
+    laptop.evaluate("window.scrollTo(0, 0)")
+    if laptop.value("field-policy") != START.policy:
+        laptop.choose("field-policy", START.policy)
+    laptop.at_ratio(START.ratio)
+    measured(laptop)
+    laptop.locator("#continuation .continued").wait_for()
+    return laptop
 
 
 def measured(workbench):
@@ -174,7 +187,9 @@ def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
     assert "ranks go from" in cockpit.locator(".toast-body").inner_text()
 
 
-def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(cockpit):
+def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):
+    cockpit = open_page()
+    cockpit.allocation()
     for name in PLOTS:
         cockpit.see(f"#{name}")
         cockpit.drawn(name)
@@ -193,7 +208,8 @@ def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(cockpit):
     cockpit.until(lambda: cockpit.evaluate(OPACITY, "bars") == 1, "the bars stay dimmed")
 
 
-def test_how_the_chosen_text_begins_is_told_before_it_is_calibrated_on(cockpit):
+def test_how_the_chosen_text_begins_is_told_before_it_is_calibrated_on(open_page):
+    cockpit = open_page()
     cockpit.choose("field-data", "python-docs")
     note = cockpit.locator("#text-note details")
     cockpit.until(
@@ -208,13 +224,17 @@ def test_how_the_chosen_text_begins_is_told_before_it_is_calibrated_on(cockpit):
 
 
 def test_a_grey_shape_stands_where_the_bars_will_be(open_page):
-    held = []
-    workbench = open_page(ready=False, hold=lambda route: held.append(route))
+    held, free = [], []
+
+    def hold(route):
+        route.continue_() if free else held.append(route)
+
+    workbench = open_page(ready=False, hold=hold)
     workbench.tab("Allocation")
     place = workbench.locator("#bars .plot.awaited")
     place.wait_for()
     assert place.bounding_box()["height"] > 150
-    workbench.page.unroute("**/queue/join*")
+    free.append(True)
     for route in held:
         route.continue_()
     workbench.allocation()

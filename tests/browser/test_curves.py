@@ -128,6 +128,31 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.answered()
 
 
+def test_every_policy_that_measures_says_how_long_it_takes_and_waits_until_it_is_asked(workbench):
+    """Probes of the method on show ship with the page: those of another have to be measured."""
+    workbench.allocation()
+    summary = workbench.locator("#size-and-cost")
+    asked = summary.locator(".ask button")
+    for method, policies in (("a3", ("fisher", "mix")), ("svd", ("probed", "sensitivity"))):
+        workbench.choose("field-method", method)
+        workbench.until(
+            lambda method=method: workbench.plotted("qk" if method == "a3" else "gate"),
+            f"{method} is not drawn",
+        )
+        workbench.until_idle()
+        for policy in policies:
+            workbench.choose("field-policy", policy)
+            asked.filter(has_text="· Run").wait_for()
+            assert f"{policy} shares the budget by what it measures" in summary.inner_text()
+            assert not workbench.evaluate("tests.busy()")
+            workbench.choose("field-policy", "uniform")
+            workbench.until(lambda: not asked.count(), f"{policy} is still to be measured")
+            workbench.answered()
+            assert not workbench.evaluate("tests.busy()")
+    workbench.choose("field-method", "a3")
+    workbench.until(lambda: workbench.plotted("qk"), "a3 is not drawn again")
+
+
 def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbench):
     workbench.allocation()
     workbench.choose("field-policy", "fisher")

@@ -415,7 +415,7 @@ def test_a_saved_recipe_fills_another_browser_and_gives_the_command_line_the_sam
     own.write_text("Once upon a time there was a cat. " * 600)
     other.locator("#drop-text input[type=file]").set_input_files(own)
     other.until(lambda: other.value("field-data").endswith("/own.txt"), "the text is not chosen")
-    assert "4,096 tokens: 16 windows of 256" in other.locator("#text-note").inner_text()
+    assert "4\u202f096 tokens: 16 windows of 256" in other.locator("#text-note").inner_text()
     other.type_into("field-samples", "2")
     other.start("of an own text", samples=2)
     other.page.wait_for_selector(".job.done:has-text('a3 30%')")

@@ -147,8 +147,8 @@ def test_a_narrow_page_draws_the_energy_from_rank_one(store):
 
 def test_numbers_in_the_heatmap_can_be_read(store):
     figure, *_ = spectra.draw_heatmap(store, ["effective_rank", 0.9, "aware"], KEY)
-    *_, numbers = json.loads(figure)["data"]
-    assert {*numbers["textfont"]["color"]} == {contrast.BLACK, contrast.WHITE}
+    *_, written = json.loads(figure)["data"]
+    assert {*written["textfont"]["color"]} == {contrast.BLACK, contrast.WHITE}
     for i in range(101):
         light = contrast.luminance(contrast.viridis(i / 100))
         on_black, on_white = (light + 0.05) / 0.05, 1.05 / (light + 0.05)

@@ -10,7 +10,16 @@ import pytest
 from page_values import click
 
 import lrcore
-from workbench import job_markup, numbers, polling, run_markup, selection, sidebar, text
+from workbench import (
+    job_markup,
+    numbers,
+    polling,
+    run_markup,
+    saving_text,
+    selection,
+    sidebar,
+    text,
+)
 from workbench.evaluation_controls import EvaluationControls, read_settings
 from workbench.events import bind
 from workbench.form import input_values
@@ -108,6 +117,7 @@ def test_a_sweep_without_methods_is_refused(store, recipe, evaluation):
 def test_what_dropping_and_slicing_leave_is_said_before(store, recipe):
     store.analysis(recipe)
     figure, caption = dropping.draw(store, [1, "influence"], *input_values(recipe))
+    assert json.loads(figure)["caption"] == saving_text.source(recipe, saving_text.INFLUENCE)
     assert "would be dropped" in caption
     assert len(json.loads(figure)["data"]) == 2
     assert "hidden size goes from" in slicing.describe(store, [0.3, "block"], *input_values(recipe))

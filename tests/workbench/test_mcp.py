@@ -41,7 +41,7 @@ ATTACKS = [
     ("evaluate", {"run": "'; drop table runs; --"}, "under Runs & export."),
     ("evaluate", {"run": "../../x"}, "No run '../../x'"),
     ("compare", {"runs": {"a": 1}, "prompt": "a"}, "not of type 'array'"),
-    ("compare", {"runs": [], "prompt": "a", "max_new_tokens": 10**9}, "up to 4,096"),
+    ("compare", {"runs": [], "prompt": "a", "max_new_tokens": 10**9}, "up to 4\u202f096"),
     ("nothing", {}, "Unknown tool"),
 ]
 TYPES = {

@@ -45,7 +45,7 @@ def test_an_address_gives_the_same_plan_again(recipe) -> None:
         ({"options": "vo"}, "name=value"),
         ({"method": "a3", "options": "nosuch=1"}, "nosuch"),
         ({"overrides": "0.qk=<script>"}, "rank"),
-        ({"multiple": 5000 * "9"}, "5,000 characters"),
+        ({"multiple": 5000 * "9"}, "5\u202f000 characters"),
     ],
 )
 def test_what_no_recipe_has_is_said_in_a_sentence_and_the_rest_is_taken(query, said) -> None:

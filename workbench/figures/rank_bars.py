@@ -135,7 +135,7 @@ def change_axis(drawn: RankBars) -> dict[str, Any]:
     """The y axis of the changes, with 0 in the middle."""
     full = {(b.layer, b.component): b.full for bars in drawn.parts.values() for b in bars}
     shares = [abs(by) / max(full[slot], 1) for slot, by in drawn.change.items()]
-    most = 1.5 * max([LEAST_CHANGE, *shares])  # the numbers stand beyond the bars
+    most = 2 * max([LEAST_CHANGE, *shares])  # the numbers stand beyond the bars
     own = {"range": [-most, most], "tickvals": [0], "ticktext": ["0"], "zeroline": True}
     return share_axis("Δ rank") | own
 

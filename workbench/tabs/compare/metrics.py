@@ -6,7 +6,8 @@ from typing import Any
 
 import lrcore
 
-from ... import numbers, text
+from ... import text
+from ...numbers import count, megabytes, perplexity, short, speed
 from .details import Details, run_values, task_values
 from .protocols import evaluation_of, protocol_of
 
@@ -21,7 +22,7 @@ class Metric:
 
 
 METRICS = {
-    "perplexity": Metric("Perplexity", numbers.perplexity),
+    "perplexity": Metric("Perplexity", perplexity),
     "excess": Metric("Excess loss (nats/token)", "{:+.4f}".format),
     "kl": Metric("KL to dense (nats/token)", "{:.4f}".format),
     "top1": Metric("Same likeliest token", "{:.1%}".format, max),
@@ -36,12 +37,12 @@ METRICS = {
     "bound_qk": Metric("Error of qk, share of its bound", "{:.2%}".format, None),
     "bound_ov": Metric("Error of ov, share of its bound", "{:.2%}".format, None),
     "bound_mlp": Metric("Error of mlp, share of its bound", "{:.2%}".format, None),
-    "megabytes": Metric("Size", numbers.megabytes),
-    "parameters": Metric("Parameters", numbers.count),
-    "kv_bytes_per_token": Metric("KV cache per token", lambda value: f"{numbers.count(value)} B"),
-    "flops_per_token": Metric("Compute per token", lambda value: f"{numbers.short(value)}FLOPs"),
-    "prefill": Metric("Prefill speed", numbers.speed, max),
-    "decode": Metric("Decode speed", numbers.speed, max),
+    "megabytes": Metric("Size", megabytes),
+    "parameters": Metric("Parameters", count),
+    "kv_bytes_per_token": Metric("KV cache per token", lambda value: f"{count(value)} B"),
+    "flops_per_token": Metric("Compute per token", lambda value: f"{short(value)}FLOPs"),
+    "prefill": Metric("Prefill speed", speed, max),
+    "decode": Metric("Decode speed", speed, max),
 }
 COSTS = ("megabytes", "parameters", "kv_bytes_per_token", "flops_per_token")
 SPEEDS = ("prefill", "decode")

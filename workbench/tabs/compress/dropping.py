@@ -8,10 +8,11 @@ import gradio as gr
 
 import lrcore
 
-from ... import markup, text
+from ... import markup, saving_text, text
 from ...components import Slider, panel, plot, whole
 from ...events import DRAWN, QUIET, FormData, bind, form_data, listen
 from ...figures import allocation as figures
+from ...figures.base import captioned
 from ...form import try_recipe
 from ...jobs import ShortenJob
 from ...page import Page
@@ -85,7 +86,8 @@ def draw(store: Store, controls: list[Any], *values: Any) -> tuple[str, str]:
         return text.dropped(influence, dropped, by, summary)
 
     shown = least(influence, round(layers or 0)) if by == "influence" else []
-    return figures.influence(influence, shown), sentence_or_reason(sentence)
+    caption = saving_text.source(recipe, saving_text.INFLUENCE)
+    return captioned(figures.influence(influence, shown), caption), sentence_or_reason(sentence)
 
 
 def start(store: Store, name: str, controls: list[Any], *values: Any) -> str:
