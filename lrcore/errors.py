@@ -52,6 +52,14 @@ def check_name(name: str, of: str, hint: str = "") -> None:
         raise InputError(f"'{shown}...' is no name of {of}: {reason} {hint}".rstrip())
 
 
+SHOWN = 200  # characters of what was given, in a sentence about it
+
+
+def quoted(given: str) -> str:
+    """What was given, in quotes; of a long text the beginning."""
+    return f"'{given}'" if len(given) <= SHOWN else f"'{given[:SHOWN]}...'"
+
+
 def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> InputError:
     """An InputError (returned, not raised) for an unknown name, which suggests the nearest one."""
     names = sorted(known)
@@ -60,6 +68,6 @@ def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> Inp
         (f" Did you mean '{name}'?" for name in names if near and name.lower() == near[0]), ""
     )
     return InputError(
-        f"Unknown {kind} '{got}'.{suggestion} Known: "
+        f"Unknown {kind} {quoted(str(got))}.{suggestion} Known: "
         f"{', '.join(names)}.{' ' + hint if hint else ''}"
     )

@@ -79,15 +79,31 @@ def cache_key(*parts: Any) -> str:
 # --- whole or not at all ---
 
 
+def check_file(path: Path) -> None:
+    """Raise InputError where no file can be written, as a folder has its name or a file is in the
+    place of a folder above it: worth asking before a long computation.
+    """
+    _check_no_folder(path)
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"'{path}' is below the file '{above}'. Choose another folder.")
+
+
+def _check_no_folder(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder. Give the name of a file to write.")
+
+
 @contextmanager
 def draft_of(path: str | Path) -> Iterator[Path]:
     """A temporary file to write, renamed to `path` at the end of the block, deleted after an error.
 
     Each draft has a unique name, so threads and processes may write one file at the same time: the
     last to finish wins. The file is on the disk before its name is. Raises Shortage where it cannot
-    be written.
+    be written, and InputError for the name of a folder.
     """
     path = Path(path).expanduser()
+    _check_no_folder(path)
     with _draft(path, folder=False) as draft:
         yield draft
         to_disk(draft)

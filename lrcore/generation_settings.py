@@ -1,5 +1,6 @@
 """How text is sampled: `GenerationSettings`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -29,8 +30,10 @@ class GenerationSettings:
                 raise InputError(f"{name} must be a number, got {value!r}. Type one.")
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"seed = {self.seed!r}: give a whole number below 2^63.")
-        if not self.temperature >= 0:
-            raise InputError(f"temperature must be 0 (greedy) or larger, got {self.temperature!r}.")
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"temperature must be 0 (greedy) or a larger number, got {self.temperature!r}."
+            )
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must lie in (0, 1], got {self.top_p!r}.")
         if self.max_new_tokens < 1:

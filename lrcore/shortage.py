@@ -4,7 +4,7 @@ import errno
 import os
 import re
 
-from .errors import InputError, Shortage
+from .errors import InputError, Shortage, quoted
 from .memory import free_memory, megabytes
 
 FULL = {
@@ -33,18 +33,20 @@ _REQUEST = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.IGNORE
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def shortage(error: BaseException) -> Shortage | None:
-    """The sentence for an exception that says that disk or memory do not suffice; None for
-    another. A Shortage is its own.
+def shortage(error: BaseException) -> InputError | None:
+    """The sentence for an exception that says that disk or memory do not suffice, or a name is
+    longer than those of files may be (no `Shortage`); None for another. A Shortage is its own.
     """
     if isinstance(error, InputError):
         return error if isinstance(error, Shortage) else None
     if _lacks_memory(error):
         return Shortage(_memory_sentence(error))
-    number = _number(error)
+    number, named = _number(error), getattr(error, "filename", None)
+    if number == errno.ENAMETOOLONG and named:
+        name = quoted(os.path.basename(os.fsdecode(named)))
+        return InputError(f"{name} is too long for the name of a file or folder. Check it.")
     if number not in FULL:
         return None
-    named = getattr(error, "filename", None)
     what = f"'{named}'" if named else "Something"
     return Shortage(f"{what} cannot be written: {FULL[number]}. Make room there, and try again.")
 

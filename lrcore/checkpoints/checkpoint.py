@@ -101,10 +101,11 @@ def load(
             f"'{name}' brings its own tokenizer. Give a tokenizer with a model in memory only."
         )
     name, version = str(name), None if revision is None else str(revision)
-    folder = model_folder(name, version, dtype or "float32")
+    dense = "float32" if dtype is None else dtype
+    folder = model_folder(name, version, dense)
     if is_described(folder):
-        return load_checkpoint(folder, dtype or "auto", device, name, offload)
-    return load_folder(folder, name, dtype or "float32", device, offload)
+        return load_checkpoint(folder, "auto" if dtype is None else dtype, device, name, offload)
+    return load_folder(folder, name, dense, device, offload)
 
 
 def save(model: LoadedModel, folder: str | Path, overwrite: bool = False) -> Path:

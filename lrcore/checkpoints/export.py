@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import InputError
+from ..errors import InputError, quoted
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import CONFIG, auto_class, write_config
 from ..models.layers import layer_shapes, projection_paths
@@ -172,6 +172,20 @@ def read_results(name: str, files: Sequence[Path] = ()) -> list[dict[str, Any]]:
                 "--json` printed."
             )
     return [*kept, *given]
+
+
+def check_repository(name: str) -> None:
+    """Raise InputError for a text that is no name of a repository of the hub: `owner/name`."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise InputError(
+            f"{quoted(name)} is no name of a repository of the hub. It reads OWNER/NAME, of "
+            "letters, digits, '-', '_' and '.', at most 96."
+        ) from error
 
 
 def push(folder: str | Path, repository: str, private: bool = True) -> str:

@@ -196,7 +196,7 @@ def compress(
 
     began = time.perf_counter()
     check_target(out)
-    tracker = lrcore.Tracker(trackio) if trackio else None
+    tracker = None if trackio is None else lrcore.Tracker(trackio)
     with on_cluster(cluster):
         small = _compressed(recipe, bounds)
     folder = lrcore.save(small, out)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..evaluation.settings import EvaluationSettings
-from ..files import write_text
+from ..files import check_file, write_text
 from ..settings import setting
 from .arguments import CLUSTER, AsJson, Batch, Loading, ModelOrFolder, ToTrackio, on_cluster
 from .console import progress, show
@@ -52,7 +52,7 @@ def evaluate(
     """
     import lrcore
 
-    tracker = lrcore.Tracker(trackio) if trackio else None
+    tracker = None if trackio is None else lrcore.Tracker(trackio)
     with on_cluster(passes.cluster):
         loaded = loading.load(model)
         measured = lrcore.evaluate(loaded, settings, batch=passes.batch, progress=progress)
@@ -98,6 +98,8 @@ def compare(
     """
     from ..evaluation import side_by_side
 
+    if html is not None:
+        check_file(html)
     loaded = [loading.load(name) for name in models]
     result = side_by_side.side_by_side(loaded, settings, further.speed, further.local, progress)
     if html is not None:

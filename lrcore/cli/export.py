@@ -29,7 +29,9 @@ class Written:
         "that transformers has.",
         ("auto", "transformers", "gguf", "mla"),
     )
-    type: str = setting("f16", "Of a GGUF file's matrices: f32, f16, bf16 or q8_0.")
+    type: str = setting(
+        "f16", "Of a GGUF file's matrices: {choices}.", ("f32", "f16", "bf16", "q8_0")
+    )
     stock: bool = setting(
         False, "An architecture of transformers, without code; where the ranks allow it."
     )
@@ -80,11 +82,13 @@ def export(
     The folder loads without this project, by trust_remote_code or, with --stock, without any code.
     """
     import lrcore
-    from lrcore.checkpoints.export import read_results, run_checkpoint
+    from lrcore.checkpoints.export import check_repository, read_results, run_checkpoint
     from lrcore.history import target_of
 
     if how.format != "auto":
         _check_place(out, how)
+    if how.push_to_hub is not None:
+        check_repository(how.push_to_hub)
     results = read_results(model, result or ())
     small = replace(loading, device="cpu").load(run_checkpoint(model))
     how = how.of(target_of(small.history))

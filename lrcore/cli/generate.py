@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..files import write_text
+from ..files import check_file, write_text
 from ..generation_settings import GenerationSettings
 from .arguments import AsJson, Loading, ModelOrFolder
 from .console import print_json, progress, show
@@ -57,6 +57,8 @@ def answers(
     """
     import lrcore
 
+    if csv is not None:
+        check_file(csv)
     texts = lrcore.read_prompts(prompts)
     loaded = [loading.load(name) for name in models]
     rows = lrcore.answers(loaded, texts, generation, progress=progress)

@@ -159,8 +159,9 @@ def track(
     """
     from ..runs.tracking import Tracker
 
-    kept, tracker = _runs(ctx), Tracker(project)
+    kept = _runs(ctx)
     chosen = [kept.find(run) for run in runs] if runs else kept.all()
+    tracker = Tracker(project)
     for run in chosen:
         tracker.log_run(run)
     show(as_json, {"project": project, "runs": [run.id for run in chosen]})

@@ -89,7 +89,7 @@ def sweep(
 
     from ..runs import sweep_page
 
-    tracker = lrcore.Tracker(trackio) if trackio else None
+    tracker = None if trackio is None else lrcore.Tracker(trackio)
     planned = lists.applied(lrcore.Sweep.read(recipe))
     if model is not None:
         planned = replace(planned, base=planned.base.with_(model=model))
@@ -103,7 +103,10 @@ def sweep(
 
 
 def _entries(text: str) -> list[str]:
-    return [entry.strip() for entry in text.split(",") if entry.strip()]
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise InputError(f"A list has commas between its entries, such as a,b; got '{text}'.")
+    return entries
 
 
 def _numbers(kind: Callable[[str], Any], rule: str) -> Callable[[str], list[Any]]:

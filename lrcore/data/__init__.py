@@ -3,7 +3,15 @@
 from lrcore.data.files import write_texts
 from lrcore.data.held_out import file_and_split
 from lrcore.data.stories import probes as stories_probes
-from lrcore.data.texts import BUILTIN, Texts, apart_from, held_out, load_texts, overlapping
+from lrcore.data.texts import (
+    BUILTIN,
+    Texts,
+    apart_from,
+    check_named,
+    held_out,
+    load_texts,
+    overlapping,
+)
 from lrcore.data.tokens import Tokenised, tokenise, tokenise_all
 from lrcore.data.windows import Windows, make_windows, windows_aside
 
@@ -16,6 +24,7 @@ __all__ = [
     "Tokenised",
     "Windows",
     "apart_from",
+    "check_named",
     "file_and_split",
     "held_out",
     "load_texts",

@@ -33,10 +33,7 @@ def looks_like_path(data: str) -> bool:
 
 def read(path: Path) -> list[str]:
     """The documents of a local file. Raises InputError where it is missing, empty or unreadable."""
-    if not path.exists():
-        raise InputError(
-            f"No file '{path}'.{_neighbour(path)} Relative paths start at {Path.cwd()}."
-        )
+    check_there(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(
@@ -61,6 +58,14 @@ def read(path: Path) -> list[str]:
             f"Cannot read '{path}': {error.strerror or error}. Check that it is a file and that "
             "you may read it."
         ) from error
+
+
+def check_there(path: Path) -> None:
+    """Raise InputError where there is no such file, which names one that is called alike."""
+    if not path.exists():
+        raise InputError(
+            f"No file '{path}'.{_neighbour(path)} Relative paths start at {Path.cwd()}."
+        )
 
 
 def holds_questions(path: Path) -> bool:

@@ -108,7 +108,7 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
             f"No data set was named (got {data!r}). Known: {', '.join(sorted(BUILTIN))}. {_HINT}"
         )
     check_name(data, "a data set")
-    if (MIXED in data or "*" in data) and not files.looks_like_path(data):
+    if _is_mixture(data):
         return _mixture(data.split(MIXED), role, revision)
     name, _, split = data.partition("/")
     path, part = ("", "") if name in BUILTIN else file_and_split(data)
@@ -126,6 +126,22 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
     _refuse_misspelling(data, name)
     documents, source = hub.read(data, role, revision)
     return Texts(tuple(documents), source)
+
+
+def check_named(data: str) -> None:
+    """Raise InputError for a misspelt name of what is built in, and for a file that is not there;
+    nothing is read, and a name of the hub passes.
+    """
+    for _, name in map(_weighted, data.split(MIXED)) if _is_mixture(data) else [(1.0, data)]:
+        path = "" if name.partition("/")[0] in BUILTIN else file_and_split(name)[0]
+        if path:
+            files.check_there(place_of(path))
+        elif name.partition("/")[0] not in BUILTIN:
+            _refuse_misspelling(name, name.partition("/")[0])
+
+
+def _is_mixture(data: str) -> bool:
+    return (MIXED in data or "*" in data) and not files.looks_like_path(data)
 
 
 def _mixture(names: list[str], role: Role, revision: str | None) -> Texts:

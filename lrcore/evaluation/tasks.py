@@ -28,6 +28,8 @@ from .needle import is_needle, needle_items
 from .protocols import prefix_token
 from .settings import TaskSettings
 
+MOST_SHOTS, MOST_ITEMS = 1000, 100_000  # what is built in would be made without an end
+
 
 @dataclass(frozen=True)
 class Share:
@@ -83,12 +85,16 @@ def score_choices(
     task: a built-in one, a .jsonl file, or "needle-TOKENS" (see lrcore/evaluation/needle.py).
     items: only the first so many; None: all. batch: choices per forward pass. shots: solved
     examples before every question. Raises InputError as `read_items` and `with_examples` do, for
-    items or batch below 1, where a choice exceeds the context, and as `ImageEncoder` does.
+    items or batch below 1, more than 100,000 items or 1,000 shots, where a choice exceeds the
+    context, and as `ImageEncoder` does.
     """
     check_least("batch", batch, 1)
     check_least("shots", shots, 0)
     if items is not None:
         check_least("items", items, 1)
+    for name, number, most in (("shots", shots, MOST_SHOTS), ("items", items or 0, MOST_ITEMS)):
+        if number > most:
+            raise InputError(f"{name} = {number:,}: at most {most:,} can be asked for.")
     chosen = with_examples(model, task, items, shots)
     pairs = [pair for item in chosen for pair in continuations(item)]
     encode = encoder_of(model, images_of(chosen))

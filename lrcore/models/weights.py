@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, quoted
 from ..shortage import raise_shortage
 from ..tensor_files import NAMES
 from .per_layer import values_of
@@ -38,7 +38,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises InputError where it cannot be read or is another value."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InputError(
+            f"{quoted(str(path))} cannot be read: {error.strerror}. Check the path."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"'{path}' cannot be read as JSON ({str(error).splitlines()[0]}). The file is "
             "damaged: copy it again."

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..account import SizeAndCost
 from ..checkpoints.checkpoint import save
-from ..errors import InputError
+from ..errors import InputError, Shortage, quoted
 from ..files import beside, folder_draft_of, remove_leftovers, remove_unlocked
 from ..history import S, Step, last_step
 from ..models.load import LoadedModel
@@ -53,7 +53,7 @@ def root() -> Path:
         with tempfile.TemporaryFile(dir=wanted):
             return wanted
     except OSError as error:
-        if shortage(error):
+        if isinstance(shortage(error), Shortage):
             return wanted
         fallback = (
             Path(tempfile.gettempdir())
@@ -131,7 +131,13 @@ class Runs:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise InputError(
+                f"{quoted(str(folder))} cannot hold runs: it is a file, or lies below one. Give a "
+                "folder (--folder, LRCORE_RUNS)."
+            ) from error
         # writings and deletings that were interrupted: of a living process they are locked
         remove_leftovers(self.folder)
         for left in self.folder.glob(f"{PARTIAL}*"):
@@ -217,6 +223,8 @@ class Runs:
 
         Raises InputError where none or several fit.
         """
+        if not name.strip():
+            raise InputError("A run was named by nothing. `runs` lists them with their ids.")
         fitting = [
             run
             for run in self.all()
@@ -226,7 +234,8 @@ class Runs:
         if len(exact) != 1:
             state = "No run is" if not exact else f"{len(exact)} runs are"
             raise InputError(
-                f"{state} called '{name}' in '{self.folder}'. `runs` lists them with their ids."
+                f"{state} called {quoted(name)} in '{self.folder}'. `runs` lists them with their "
+                "ids."
             )
         return exact[0]
 

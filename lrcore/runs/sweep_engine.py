@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calibration.calibrate import calibrate
+from ..data import check_named
 from ..errors import InputError, Shortage
 from ..evaluation.settings import EvaluationSettings
 from ..models.counting import count_account
@@ -41,6 +42,8 @@ def run_sweep(
     if not isinstance(store, SweepStore):
         if not sweep.evaluations and not sweep.tasks:
             raise InputError("The sweep measures nothing: give an evaluation or a task.")
+        for data in {*sweep.calibration_sets, *(one.data for one in sweep.evaluations)}:
+            check_named(data)
         store = CellFiles(store)
     progress, every = progress or silent, cells(model, sweep)
     work = Work("sweep", _Making(model, sweep, store, every), attrgetter("factors_key"))

@@ -18,7 +18,7 @@ from ..evaluation.cost import measure_cost, measure_speed
 from ..evaluation.evaluate import evaluate
 from ..evaluation.settings import EvaluationSettings, TaskSettings
 from ..evaluation.tasks import answer
-from ..files import cache_key, write_text
+from ..files import cache_key, check_file, write_text
 from ..models.load import LoadedModel
 from ..progress import Progress
 from ..recipe import Recipe
@@ -155,13 +155,14 @@ class SweepStore(ABC):
 class CellFiles(SweepStore):
     """Every finished cell is a file of its own, written under another name and then renamed; its
     name stands for all that it depends on, so that a restart, or a wider sweep in the same folder,
-    repeats none.
+    repeats none. Raises InputError where a file is in the place of the folder.
     """
 
     shared = True
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder).absolute() / "cells"
+        check_file(self._folder / "cell.json")
 
     def _path(self, cell: Cell) -> Path:
         return self._folder / f"{cell.key}.json"

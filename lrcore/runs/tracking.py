@@ -24,6 +24,8 @@ class Tracker:
     """
 
     def __init__(self, project: str) -> None:
+        if not project.strip():
+            raise InputError("A project of trackio's needs a name, and it is empty. Give one.")
         try:
             from trackio.sqlite_storage import SQLiteStorage
         except ImportError as error:

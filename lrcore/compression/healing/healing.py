@@ -142,9 +142,9 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
     if isinstance(given, LoadedModel):
         teacher = given
     else:
-        base, revision = recipe.model, None if given else recipe.revision
+        base, revision = (recipe.model, recipe.revision) if given is None else (given, None)
         try:
-            teacher = load(given or base, revision, model.dtype, str(model.device))
+            teacher = load(base, revision, model.dtype, str(model.device))
         except Shortage:
             raise
         except InputError as error:

@@ -1,5 +1,6 @@
 """The settings of healing."""
 
+import math
 from dataclasses import dataclass
 
 from ...errors import InputError, unknown
@@ -59,8 +60,14 @@ class Healing:
                 f"rotary_channel = {self.rotary_channel}: rotary positions turn pairs. Give an "
                 "even width, such as 8."
             )
+        for name in ("data", "test"):
+            text = getattr(self, name)
+            if text is not None and not (isinstance(text, str) and text.strip()):
+                raise InputError(
+                    f"{name} must name a text, got {text!r}. Leave it out for its own."
+                )
         for name in ("lr", "temperature"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}.")
-        if not self.beta >= 0:
-            raise InputError(f"beta must be 0 (no teacher) or larger, got {self.beta!r}.")
+        if not 0 <= self.beta < math.inf:
+            raise InputError(f"beta must be 0 (no teacher) or a larger number, got {self.beta!r}.")

@@ -1,0 +1,41 @@
+"""What the tests of bad input share: a command that must be refused, and what it is given."""
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """Run a command that must be refused; returns its sentence. Nothing may appear in the folder
+    of the test, where commands write.
+    """
+
+    def run(*arguments):
+        before = sorted(tmp_path.rglob("*"))
+        code = main([str(one) for one in arguments])
+        shown = capsys.readouterr()
+        lines = shown.err.splitlines()
+        assert code == 2, shown.err
+        assert shown.out == ""
+        assert lines[-1].startswith("error: ")
+        assert lines[-1].endswith((".", "?", "see --help"))
+        assert len(lines[-1]) < 1500
+        assert sum(line.startswith("error: ") for line in lines) == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return lines[-1]
+
+    return run
+
+
+@pytest.fixture
+def quick(story_file):
+    return ["--data", story_file, "--samples", 2, "--seq-len", 16]
+
+
+@pytest.fixture(scope="session")
+def compressed(tiny_llama, story_file, tmp_path_factory):
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16, ratio=0.4)
+    small = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+    return lrcore.save(small, tmp_path_factory.mktemp("compressed") / "model")

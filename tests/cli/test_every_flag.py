@@ -1,0 +1,307 @@
+"""Every flag and every argument of every command, as the parser has them, with values that must be
+refused. A flag that comes new fails here until its bad values stand in the table.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from tiny_models import family_folder
+
+import lrcore
+from lrcore.cli.commands import app
+from lrcore.runs.runs import Runs
+
+LARGE, MISSING = str(10**12), "/no/such/place"
+
+
+def parsers(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(words of the command, its parser)."""
+    if path:
+        yield " ".join(path), group
+    for name, inner in getattr(group, "commands", {}).items():
+        yield from parsers(inner, (*path, name))
+
+
+PARSERS = dict(parsers(typer.main.get_command(app)))
+NAMED = {  # parameters of each command, by the flag or the name of the argument
+    command: {one.opts[0]: one for one in parser.params} for command, parser in PARSERS.items()
+}
+SWITCHES = [
+    (command, flag)
+    for command, own in NAMED.items()
+    for flag, one in own.items()
+    if getattr(one, "is_flag", False)
+]
+VALUES = [
+    (command, name)
+    for command, own in NAMED.items()
+    for name in own
+    if (command, name) not in SWITCHES
+]
+
+# What each command is given beside the one wrong thing: the files are made by `stage`.
+TEXT = {"--data": "TEXT", "--samples": "2", "--seq-len": "16"}
+GIVEN: dict[str, tuple[list[str], dict[str, str]]] = {
+    "calibrate": (["MODEL"], TEXT),
+    "spectra": (["MODEL"], TEXT),
+    "allocate": (["MODEL"], TEXT),
+    "compress": (["MODEL"], TEXT | {"--out": "OUT"}),
+    "generate": (["MODEL"], {"--prompt": "Once", "--temperature": "1", "--max-new-tokens": "2"}),
+    "answers": (["MODEL"], {"--prompts": "PROMPTS", "--temperature": "1", "--max-new-tokens": "2"}),
+    "evaluate": (["MODEL"], TEXT | {"--sampling": "random"}),
+    "compare": (["MODEL", "MODEL"], TEXT | {"--sampling": "random"}),
+    "tasks": (["MODEL"], {"--items": "2"}),
+    "cost": (["MODEL"], {"--context": "16"}),
+    "sweep": (["RECIPE"], {"--out": "OUT"}),
+    "shorten": (["MODEL", "OUT"], TEXT | {"--layers": "1"}),
+    "prune-experts": (["EXPERTS", "OUT"], TEXT | {"--experts": "1", "--by": "loss"}),
+    "slice": (["MODEL", "OUT"], TEXT),
+    "share": (["MODEL", "OUT"], TEXT),
+    "quantise": (["MODEL", "OUT"], TEXT | {"--group": "8", "--quantiser": "gptq"}),
+    "sparsify": (["MODEL", "OUT"], TEXT | {"--pattern": "unstructured"}),
+    "heal": (
+        ["SMALL"],
+        TEXT | {"--out": "OUT", "--samples": "4", "--steps": "2", "--batch": "2"}
+        | {"--test-samples": "2", "--train": "lora"},
+    ),
+    "export": (["SMALL", "OUT"], {}),
+    "runs show": (["kept"], {}),
+    "runs add": (["SMALL"], {}),
+    "runs rename": (["kept", "other"], {}),
+    "runs tag": (["kept", "good"], {}),
+    "runs track": (["project", "kept"], {}),
+    "runs delete": (["kept"], {}),
+    "runs compare": (["kept", "kept"], {}),
+}  # fmt: skip
+
+FOLDERS_FIRST = (MISSING, "TEXT", "EMPTY", "", "a" * 5000)
+# The bad values of a flag or argument, whichever command has it, or of one of one command.
+BAD: dict[str, tuple[str, ...]] = {
+    "model": (*FOLDERS_FIRST, "demo-lama"),
+    "models": (*FOLDERS_FIRST, "demo-lama"),
+    "out": ("TEXT", "TEXT/below", "FULL", "a" * 5000),
+    "sweep recipe": (MISSING, "MODEL", "TEXT", "", "a" * 5000),
+    "run": ("nobody", "", "a" * 5000),
+    "runs": ("nobody", "", "a" * 5000),
+    "checkpoint": (MISSING, "TEXT", "EMPTY", "MODEL", "a" * 5000),
+    "runs rename name": ("", "  "),
+    "tags": ("", "  "),
+    "project": ("", "  "),
+    "--recipe": (MISSING, "MODEL", "TEXT", "", "a" * 5000),
+    "--revision": ("main", ""),
+    "--dtype": ("int8", "float33", ""),
+    "--device": ("gpu", "cuda:99", "meta", ""),
+    "--data": (MISSING, "EMPTY", "storys", "", "a" * 5000),
+    "evaluate --samples": ("0", "-1", "1.5", "x", "nan", ""),  # more than there are: all
+    "compare --samples": ("0", "-1", "1.5", "x", "nan", ""),
+    "--samples": ("0", "-1", "1.5", "x", "nan", "", LARGE),
+    "--seq-len": ("0", "1", "-5", "1.5", "x", "inf", "", LARGE),
+    "--sampling": ("last", ""),
+    "generate --seed": ("1.5", "x", "", str(2**70)),
+    "answers --seed": ("1.5", "x", "", str(2**70)),
+    "--seed": ("-1", "1.5", "x", "", str(2**70)),
+    "--cluster": ("nowhere", ""),
+    "--threshold": ("0", "1.1", "-1", "nan", "inf", "x", ""),
+    "--method": ("a4", ""),
+    "--policy": ("fair", ""),
+    "--ratio": ("0", "1", "-0.5", "nan", "inf", "x", ""),
+    "--budget": ("parms", ""),
+    "--temperature": ("-1", "nan", "inf", "x", ""),
+    "--rounding": ("up", ""),
+    "--multiple": ("0", "-1", "1.5", "x", "", LARGE),
+    "--component-ratio": ("qk", "qk=2", "qk=nan", "qk=x", "=", "zz=0.1", ""),
+    "--option": ("scores", "scores=x", "nothing=1", "=", ""),
+    "--policy-option": ("x", "nothing=1", "=", ""),
+    "--override": ("0.mlp", "0.mlp=x", "0.mlp=0", "9.mlp=4", "0.mpl=4", "=", ""),
+    "--target": ("lama.cpp", ""),
+    "--what-if": ("Lama-3-8B", MISSING, "TEXT", "a" * 5000),
+    "allocate --context": ("0", "-1", "1.5", "x", ""),  # of a model that is only named
+    "--context": ("0", "-1", "1.5", "x", "", LARGE),
+    "--calibration": ("both", ""),
+    "--refit": ("maybe", ""),
+    "--out": ("TEXT", "TEXT/below", "FULL", "a" * 5000),
+    "sweep --out": ("TEXT", "TEXT/below", "a" * 5000),  # it goes on in a folder
+    "--trackio": ("", "  "),
+    "--prompt": ("", "once " * 500),
+    "--prompts": (MISSING, "MODEL", "EMPTY", "", "a" * 5000),
+    "--max-new-tokens": ("0", "-1", "1.5", "x", ""),
+    "--top-p": ("0", "2", "-1", "nan", "x", ""),
+    "--csv": ("FULL", "TEXT/below", "a" * 5000),
+    "--html": ("FULL", "TEXT/below", "a" * 5000),
+    "--protocol": ("strid", ""),
+    "--stride": ("0", "-1", "1.5", "x", "", LARGE),
+    "--kv-bits": ("0", "3", "16", "-8", "x", ""),
+    "--batch": ("0", "-1", "1.5", "x", ""),
+    "--items": ("0", "-1", "1.5", "x", "", LARGE),
+    "--shots": ("-1", "1.5", "x", "", LARGE),
+    "--task": (
+        "storys",
+        MISSING,
+        MISSING + ".jsonl",
+        "MODEL",
+        "a" * 5000,
+        "needle-0",
+        "needle-x",
+        "lm-eval:",
+        "",
+    ),
+    "--dense": (MISSING, "demo-lama", "TEXT", ""),
+    "--methods": ("a4", "a3,a4", "", ","),
+    "--policies": ("fair", ""),
+    "--ratios": ("x", "0.1,x", "2", "nan", ""),
+    "--calibration-sets": ("storys", MISSING + ".txt", "storys+stories", ""),
+    "--sample-counts": ("x", "0", "1.5", ""),
+    "--seeds": ("x", "-1", ""),
+    "--temperatures": ("x", "0", "nan", ""),
+    "--rows": (MISSING, "MODEL", "TEXT", "", "a" * 5000),
+    "--cross": ("storys,stories", "stories", ""),
+    "--model": (MISSING, "demo-lama", ""),
+    "--layers": ("0", "-1", "3", "99", "1.5", "x", ""),
+    "--by": ("luck", ""),
+    "--experts": ("0", "-1", "4", "99", "1.5", "x", ""),
+    "--candidates": ("0", "-1", "1.5", "x", ""),
+    "--rotations": ("some", ""),
+    "--group": ("0", "-1", "1.5", "x", ""),
+    "--bits": ("0", "5", "-8", "16", "x", ""),
+    "--quantiser": ("gptk", ""),
+    "--criterion": ("wandda", ""),
+    "--pattern": ("4:2", ""),
+    "--kept": ("0", "1", "-1", "nan", "inf", "x", ""),
+    "--steps": ("0", "-1", "1.5", "x", ""),
+    "--lr": ("0", "-1", "nan", "inf", "x", ""),
+    "--beta": ("-1", "nan", "inf", "x", ""),
+    "--rotary-channel": ("3", "-1", "1.5", "x", ""),
+    "--train": ("some", ""),
+    "--lora-rank": ("0", "-1", "1.5", "x", ""),
+    "--lora-alpha": ("0", "-1", "1.5", "x", ""),
+    "--test": (MISSING, "storys", ""),
+    "--test-samples": ("-1", "1.5", "x", ""),
+    "--teacher": (MISSING, "demo-lama", "TEXT", ""),
+    "--format": ("ggml", ""),
+    "--type": ("q9_9", ""),
+    "--push-to-hub": ("no name", "a/b/c", ""),
+    "--result": (MISSING, "MODEL", "TEXT", "", "a" * 5000),
+    "--limit": ("much", "-1GB", "nan", "5XB", ""),
+    "--folder": ("TEXT", "TEXT/below", "a" * 5000),
+}
+# What is named instead, where a value is nearly a name.
+MISSPELT = {
+    "demo-lama": "demo-llama",
+    "float33": "float32",
+    "storys": "stories",
+    "a4": "a3",
+    "parms": "params",
+    "lama.cpp": "llama.cpp",
+    "Lama-3-8B": "Llama-3-8B",
+    "strid": "strided",
+    "gptk": "gptq",
+    "wandda": "wanda",
+}
+# Any text is one, and what matches nothing is no mistake: an empty list.
+ANY_TEXT = {("runs", "--tag"), ("runs add", "--name")}
+
+
+def key_of(command: str, name: str) -> str:
+    """Where the bad values of a flag or argument stand."""
+    own = f"{command} {name}"
+    return own if own in BAD else name
+
+
+# The first command that has the flag or argument with these values: it tries all of them.
+FIRST = {key_of(*pair): pair[0] for pair in reversed(VALUES)}
+
+
+def bad_values(command: str, name: str, whole: bool = True) -> tuple[str, ...]:
+    """Those of a flag or argument; else the first alone, where another command tries all."""
+    values = BAD.get(key_of(command, name), ())
+    return values if whole or FIRST[key_of(command, name)] == command else values[:1]
+
+
+@pytest.fixture(scope="module")
+def stage(tiny_llama, compressed, story_file, tmp_path_factory):
+    """Where the words of the table lead."""
+    folder = tmp_path_factory.mktemp("stage")
+    (folder / "prompts.txt").write_text("Once upon a time\n")
+    (folder / "empty").mkdir()
+    (folder / "full").mkdir()
+    (folder / "full" / "diary").touch()
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16)
+    (folder / "recipe.json").write_text(recipe.to_json())
+    Runs(folder / "runs").add(compressed, "kept")
+    return {
+        "MODEL": str(tiny_llama),
+        "EXPERTS": str(family_folder("mixtral", tiny_llama, folder / "experts")),
+        "SMALL": str(compressed),
+        "TEXT": str(story_file),
+        "PROMPTS": str(folder / "prompts.txt"),
+        "RECIPE": str(folder / "recipe.json"),
+        "EMPTY": str(folder / "empty"),
+        "FULL": str(folder / "full"),
+        "RUNS": str(folder / "runs"),
+    }
+
+
+def line(command: str, places: dict[str, str], changed: dict[str, str]) -> list[str]:
+    """The words of a command; changed: values of flags, and of arguments by name."""
+    arguments, options = GIVEN.get(command, ([], {}))
+    own = [name for name, one in NAMED[command].items() if not name.startswith("-")]
+    arguments = [
+        changed.get(own[min(i, len(own) - 1)], one) if own else one
+        for i, one in enumerate(arguments)
+    ]
+    options = options | {name: one for name, one in changed.items() if name.startswith("-")}
+    words = [*command.split(), *(f"{name}={one}" for name, one in options.items())]
+    words += ["--yes"] if command == "runs delete" else []
+    words += ["--", *arguments] if arguments else []
+    return [place(word, places) for word in words]
+
+
+def place(word: str, places: dict[str, str]) -> str:
+    """A word of the table as it is typed: after "=", or alone, a place's name is the place."""
+    flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    first, slash, rest = value.partition("/")
+    return f"{flag}{equals}{places.get(first, first)}{slash}{rest}"
+
+
+def test_every_flag_and_argument_has_bad_values():
+    without = [pair for pair in VALUES if not bad_values(*pair) and pair not in ANY_TEXT]
+    assert without == []
+    used = {key for command, name in VALUES for key in (name, f"{command} {name}")}
+    assert [name for name in BAD if name not in used] == []
+    assert set(ANY_TEXT) <= set(VALUES)
+
+
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["first", "all"]
+)
+@pytest.mark.parametrize(("command", "name"), [one for one in VALUES if one not in ANY_TEXT])
+def test_bad_values(command, name, whole, refused, stage, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRCORE_RUNS", stage["RUNS"])
+    places = stage | {"OUT": str(tmp_path / "out")}
+    for value in bad_values(command, name, whole):
+        said = refused(*line(command, places, {name: value}))
+        assert value not in MISSPELT or f"Did you mean '{MISSPELT[value]}'?" in said
+
+
+@pytest.mark.parametrize("command", PARSERS)
+def test_flags_without_a_value_switches_with_one_and_unknown_flags(command, refused):
+    words = command.split()
+    for name in NAMED[command]:
+        if (command, name) in SWITCHES:
+            refused(*words, f"{name}=5")
+        elif name.startswith("-") and FIRST[key_of(command, name)] == command:
+            refused(*words, name)
+    assert "--json" in refused(*words, "--jsn")
+
+
+@pytest.mark.parametrize("command", [name for name in GIVEN if name != "sweep"])
+def test_commands_without_their_arguments(command, refused):
+    refused(*command.split())
+
+
+def test_unknown_commands(refused):
+    assert "compress" in refused("compres")
+    assert "show" in refused("runs", "shwo")
+    refused("")
