@@ -8,8 +8,9 @@ import functools
 import html
 import inspect
 import json
+import reprlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gradio as gr
@@ -22,6 +23,13 @@ from .job_record import ENDED, JobRecord
 from .jobs import CompressJob, MeasureJob, start_analysis
 from .recipe_fields import RecipeFields
 from .store import Store
+
+KINDS: dict[Any, tuple[Any, str]] = {
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    list[str]: (list, "a list of texts"),
+}  # what an argument of an endpoint may be, by its annotation
 
 
 def build(store: Store) -> None:
@@ -39,6 +47,7 @@ def as_text(listener: Callable) -> Callable:
     def answer(*values: Any) -> Any:
         *given, request = values
         try:
+            check_types(listener, given)
             result = listener(*given)
         except gr.Error as error:
             raise gr.Error(html.unescape(str(error.message)), print_exception=False) from None
@@ -53,6 +62,21 @@ def as_text(listener: Callable) -> Callable:
     )
     answer.__annotations__ = {**listener.__annotations__, "request": gr.Request}
     return answer
+
+
+def check_types(listener: Callable, given: Sequence[Any]) -> None:
+    """Raise gr.Error for an argument of another type than the endpoint's; Gradio does not look."""
+    for one, value in zip(inspect.signature(listener).parameters.values(), given, strict=False):
+        kind, words = KINDS.get(one.annotation, (dict, "a mapping of names to values"))
+        listed = one.annotation == list[str] and isinstance(value, list)
+        if (
+            not isinstance(value, kind)
+            or isinstance(value, bool)
+            or (listed and not all(isinstance(each, str) for each in value))
+        ):
+            raise gr.Error(
+                f"{one.name} must be {words}, got {reprlib.repr(value)}.", print_exception=False
+            )
 
 
 def _from_agent(request: gr.Request | None) -> bool:

@@ -79,6 +79,8 @@ def take(store: Store, path: str | None) -> list[Any]:
             f"'{given.name}' is not UTF-8 text: it has another encoding or is a binary file. Save "
             "it as UTF-8."
         ) from error
+    if not content.strip():
+        raise lrcore.InputError(f"'{given.name}' holds no text. Choose a file with text.")
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     kept = store.runs.folder.resolve() / FOLDER / digest / plain(given.name)
     if not kept.exists():

@@ -20,6 +20,7 @@ log = logging.getLogger("workbench")
 # An event without a sign of progress names no component that shows one: Gradio's page would go
 # through the states of all outputs of all events, several times for each event.
 QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
+LONGEST = 1000  # characters of a message: it may repeat what was typed
 SECONDS = 15  # that a message of what went wrong stays: time to read two sentences twice
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
 # Of what is drawn anew after a change, when a page opens and when a slider is released: a few such
@@ -47,7 +48,9 @@ class FormData:
 
 def form_data(parts: list[gr.components.Component], values: list[Any]) -> FormData:
     """values: of the parts as the page opens."""
-    return FormData(parts, gr.JSON(values, visible=False))
+    value = gr.JSON(values, visible=False)
+    value.parts = parts  # by which `outside_values` checks what is sent
+    return FormData(parts, value)
 
 
 def listen(
@@ -160,7 +163,9 @@ def warn(sentence: str) -> None:
 
 
 def _message(sentence: str) -> gr.Error:
-    escaped = escape(lrcore.without_paths(sentence), quote=False)
+    line = " ".join(lrcore.without_paths(sentence).split())
+    line = line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+    escaped = escape(line, quote=False)
     return gr.Error(escaped, print_exception=False, duration=SECONDS)
 
 
@@ -169,6 +174,35 @@ def present_browser() -> str | None:
     return getattr(LocalContext.request.get(None), "session_hash", None)
 
 
-def event_data(event: gr.EventData) -> dict[str, Any]:
-    """What the component's `trigger` sent."""
-    return event._data or {}
+class Said(dict[str, Any]):
+    """What an event says, by name. Raises InputError where it does not say what is asked for."""
+
+    def __missing__(self, name: str) -> Any:
+        raise self.unclear(name)
+
+    def number(self, name: str) -> int:
+        """A whole number, such as a layer. Raises InputError for what is none."""
+        if not isinstance(self[name], int):
+            raise self.unclear(name)
+        return int(self[name])
+
+    def listed(self, name: str) -> list[Any]:
+        """A list; empty where nothing is said. Raises InputError for what is none."""
+        if not isinstance(self.get(name), list | None):
+            raise self.unclear(name)
+        return self.get(name) or []
+
+    @staticmethod
+    def unclear(name: str) -> lrcore.InputError:
+        """The error (returned, not raised) for something that is said otherwise."""
+        return lrcore.InputError(
+            f"The event does not say its '{name}' as the page does. Reload the page, and press "
+            "again."
+        )
+
+
+def event_data(event: gr.EventData) -> Said:
+    """What the component's `trigger` sent. Raises InputError for what is no mapping."""
+    if not isinstance(event._data, dict | None):
+        raise lrcore.InputError("The event says nothing by name. Reload the page, and press again.")
+    return Said(event._data or {})

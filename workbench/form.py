@@ -207,7 +207,7 @@ def read_ratios(typed: str) -> dict[str, float]:
         return {name.strip(): float(share) for name, share in pairs}
     except ValueError:
         raise lrcore.InputError(
-            f"Component ratios read 'qk=0.3, mlp=0.1'; got '{typed}'."
+            f"Component ratios read 'qk=0.3, mlp=0.1'; got '{typed[:80]}'."
         ) from None
 
 

@@ -114,7 +114,7 @@ def parameters(recipe: lrcore.Recipe) -> dict[str, str]:
 
 def linked(query: Mapping[str, str]) -> LinkedPlan | None:
     """The plan that query parameters name; None where they name none."""
-    given = {name: query[name] for name in (*SINGLE, *MAPPINGS) if query.get(name)}
+    given = {name: str(query[name]) for name in (*SINGLE, *MAPPINGS) if (query or {}).get(name)}
     if not given:
         return None
     recipe, refused = START, []

@@ -138,6 +138,8 @@ def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
     stays = gr.skip()
     if action == "table":
         record = store.jobs.get(job_id)
+        if record is None:
+            raise lrcore.InputError(run_text.GONE)
         if isinstance(record.job, TableJob):
             files = written(store, job_id, record.job)
         else:
@@ -155,6 +157,8 @@ def act(store: Store, ids: list[str], event: gr.EventData) -> list[Any]:
         "forget": store.jobs.forget,
         "read": store.jobs.read,
     }
+    if action not in actions:
+        raise pressed.unclear("action")
     actions[action](job_id)
     return [stays] * 5
 

@@ -15,6 +15,7 @@ from gradio.renderable import Renderable
 from gradio.state_holder import SessionState
 
 from .components import as_sent
+from .outside_values import check_event, check_held, refusal
 
 STAYS: dict[str, Any] = gr.skip()
 # What components with these make of a value is the value.
@@ -59,6 +60,13 @@ class Blocks(gr.Blocks):
         self.default_config = Config(self)
         vars(self.default_config).update(vars(first))
 
+    async def process_api(
+        self, block_fn: BlockFunction | int, inputs: list[Any], *given: Any, **named: Any
+    ) -> dict[str, Any]:
+        """The answer to an event, whose values can be sent back."""
+        check_event(block_fn, inputs, getattr(named.get("event_data"), "_data", None))
+        return await super().process_api(block_fn, inputs, *given, **named)
+
     async def preprocess_data(
         self,
         block_fn: BlockFunction,
@@ -66,7 +74,24 @@ class Blocks(gr.Blocks):
         state: SessionState | None,
         explicit_call: bool = False,
     ) -> list[Any]:
-        """What the listener is given; a value that is taken as it comes needs no thread."""
+        """What the listener is given. Raises gr.Error with a sentence where a component cannot hold
+        what was sent for it.
+        """
+        for block, value in zip(block_fn.inputs, inputs, strict=False):
+            check_held(block, value, state)
+        try:
+            return await self._preprocessed(block_fn, inputs, state, explicit_call)
+        except Exception as error:
+            raise refusal(error) from None
+
+    async def _preprocessed(
+        self,
+        block_fn: BlockFunction,
+        inputs: list[Any],
+        state: SessionState | None,
+        explicit_call: bool,
+    ) -> list[Any]:
+        """A value that is taken as it comes needs no thread."""
         whole = super().preprocess_data
         if block_fn.component_prop_inputs:
             return await whole(block_fn, inputs, state, explicit_call)

@@ -34,11 +34,17 @@ def run_in_address() -> gr.HTML:
 MOST_DIGITS = 7  # of a layer's number in an address
 
 
+def _text(query: Mapping[str, str] | None, name: str) -> str | None:
+    """A parameter of the address; None where it has none."""
+    value = (query or {}).get(name)
+    return None if value is None else str(value)
+
+
 def open_linked(titles: Sequence[str], query: Mapping[str, str]) -> tuple[Any, Any, Any]:
     """What a page opened as ?tab=...&layer=...&component=... starts with: the selected slot, its
     mark and the open tab.
     """
-    layer, component, tab = (query.get(name) for name in ("layer", "component", "tab"))
+    layer, component, tab = (_text(query, name) for name in ("layer", "component", "tab"))
     opened = gr.Tabs(selected=tab) if tab in titles else gr.skip()
     if layer is None and component is None:  # FIRST is selected, or what was clicked meanwhile
         return gr.skip(), gr.skip(), opened
@@ -53,8 +59,12 @@ def select_clicked(event: gr.EventData, now: list) -> tuple[list, str]:
     A point without a component selects its layer.
     """
     point = event_data(event)
-    layer, component = (*(point.get("custom") or [])[:2], None, None)[:2]
-    return select([point["x"] if layer is None else layer, component or now[1]])
+    layer, component = (*point.listed("custom")[:2], None, None)[:2]
+    if layer is None:
+        layer = point.number("x")
+    elif not isinstance(layer, int):
+        raise point.unclear("custom")
+    return select([layer, component or now[1]])
 
 
 def select_row(component: str, event: gr.SelectData, rows: pd.DataFrame) -> tuple[list, str]:

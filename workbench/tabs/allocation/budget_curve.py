@@ -117,5 +117,7 @@ def point(run: lrcore.Run, evaluation: dict[str, Any], recipe: lrcore.Recipe) ->
 def set_budget(event: gr.EventData, choice: list[Any]) -> tuple[Any, Any]:
     """The ratio of the point clicked, and what makes the tabs follow (see `Page.choice`)."""
     point = event_data(event)
-    ratio = (point.get("custom") or [None])[0]
+    ratio = (point.listed("custom") or [None])[0]
+    if not isinstance(ratio, int | float | None):
+        raise point.unclear("custom")
     return (gr.skip(), gr.skip()) if ratio is None else (ratio, [*choice[:2], time.time()])

@@ -116,9 +116,9 @@ def drag(
 ) -> tuple[hand.Ranks, hand.History]:
     """The ranks set by hand after the mark on a bar was dragged; rank None: left to the policy."""
     edit = event_data(event)
-    name = hand.slot_name((edit["layer"], edit["component"]))
+    name = hand.slot_name((edit.number("layer"), str(edit["component"])))
     others = {slot: rank for slot, rank in now.items() if slot != name}
-    then = others if edit["rank"] is None else now | {name: int(edit["rank"])}
+    then = others if edit["rank"] is None else now | {name: edit.number("rank")}
     return hand.step(history, now, then, edit["gesture"])
 
 

@@ -16,7 +16,7 @@ from ...store import Store
 CARDS = (8, 24, 80)  # GB of memory that graphics cards have
 
 
-def draw(store: Store, shape: str, context: float | None, config: str, *values: Any) -> Any:
+def draw(store: Store, shape: str | None, context: float | None, config: str, *values: Any) -> Any:
     """The table of sizes."""
     recipe = try_recipe(values)
     if recipe is None:
@@ -28,7 +28,7 @@ def draw(store: Store, shape: str, context: float | None, config: str, *values: 
         tokens = whole(context, what_if_text.CONTEXT)
         if tokens < 1:
             raise lrcore.InputError(what_if_text.NO_CONTEXT.format(tokens))
-        found = lrcore.what_if(plan, recipe.method, read(config) if config.strip() else shape)
+        found = lrcore.what_if(plan, recipe.method, read(config) if config.strip() else shape or "")
     except lrcore.InputError as error:
         return markup.note(lrcore.without_paths(str(error)), "error")
     return table(found, tokens)

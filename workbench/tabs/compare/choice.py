@@ -23,7 +23,7 @@ def list_runs(
     """
     runs = store.runs.all()[::-1]
     known = {run.id for run in runs}
-    linked = query.get("runs", "").split(",")[:MOST_RUNS]
+    linked = str((query or {}).get("runs", "")).split(",")[:MOST_RUNS]
     chosen = ([one for one in some or [] if one in known] for some in (ids, linked))
     return lists(runs, next(filter(None, chosen), [run.id for run in runs[:1]]), ids, protocol)
 

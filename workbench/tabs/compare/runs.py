@@ -14,7 +14,7 @@ from ...assets import script
 from ...chosen import toggle
 from ...components import download, panel, plot
 from ...evaluation_controls import read_settings
-from ...events import DRAWN, QUIET, bind, event_data, listen
+from ...events import DRAWN, QUIET, Said, bind, event_data, listen
 from ...figures.base import captioned
 from ...figures.comparison import Panel, pareto
 from ...jobs import DetailsJob, MeasureJob, SpeedJob
@@ -124,11 +124,13 @@ def draw_runs(store: Store, ids: list[str], protocol: str | None) -> tuple[Any, 
     )
 
 
-def draw_chart(store: Store, ids: list[str], protocol: str | None, axis: str) -> tuple[str, str]:
+def draw_chart(
+    store: Store, ids: list[str], protocol: str | None, axis: str | None
+) -> tuple[str, str]:
     """Excess loss over the axis; which runs no other dominates in the first panel, what is left
     out, and buttons that save the points.
     """
-    runs = store.runs.all()
+    runs, axis = store.runs.all(), axis or next(iter(AXES))
     drawn = chart_panels(store, ids, protocol, axis)
     if not drawn:
         none = text.NO_SPEED if AXES[axis] in SPEEDS else text.FEW_POINTS
@@ -148,22 +150,25 @@ def chart_panels(store: Store, ids: list[str], protocol: str | None, axis: str) 
 
 
 def save_points(
-    store: Store, ids: list[str], protocol: str | None, axis: str, event: gr.EventData
+    store: Store, ids: list[str], protocol: str | None, axis: str | None, event: gr.EventData
 ) -> str:
     """The points of the chart as a file of the form that was pressed."""
+    axis = axis or next(iter(AXES))
     form, drawn = event_data(event)["form"], chart_panels(store, ids, protocol, axis)
     return download(points.FILES[form], points.WRITERS[form](drawn, axis))
 
 
 def toggle_clicked(store: Store, ids: list[str], event: gr.EventData) -> Any:
     """The chosen runs, with the one whose point was clicked or without it."""
-    custom = event_data(event).get("custom") or []
-    return toggle(store, ids or [], custom[2]) if len(custom) > 2 else gr.skip()
+    custom = event_data(event).listed("custom")
+    return toggle(store, ids or [], str(custom[2])) if len(custom) > 2 else gr.skip()
 
 
 def save(store: Store, ids: list[str], protocol: str | None, event: gr.EventData) -> str:
     """The comparison on show as a file of the form that was pressed."""
     form, runs = event_data(event)["form"], store.chosen_runs(ids)
+    if form not in forms.FILES:
+        raise Said.unclear("form")
     shown = tables(runs, protocol, known(store, runs))
     return download(forms.FILES[form], forms.WRITERS[form](shown))
 

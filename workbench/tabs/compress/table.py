@@ -97,8 +97,8 @@ def start(store: Store, chosen: Mapping[str, Any] | None, *values: Any) -> None:
     """Queue the table on the form's model. Raises InputError where none is chosen."""
     if not chosen:
         raise lrcore.InputError("No table is chosen: choose one, or load a sweep file.")
-    sweep = lrcore.Sweep.from_dict(chosen["sweep"])
-    store.jobs.submit(TableJob(str(chosen["name"]), on_model(sweep, values)))
+    sweep = lrcore.Sweep.from_dict(chosen.get("sweep") or {})
+    store.jobs.submit(TableJob(str(chosen.get("name", ""))[:80], on_model(sweep, values)))
 
 
 def on_model(sweep: lrcore.Sweep, values: Sequence[Any]) -> lrcore.Sweep:

@@ -99,7 +99,7 @@ def choose_ticked(store: Store, event: gr.EventData) -> Any:
     """The runs to compare: those that are ticked now, all of them, since a tick may come before
     the answer to the one before.
     """
-    return choose(store, [str(one) for one in event_data(event).get("runs", [])])
+    return choose(store, [str(one) for one in event_data(event).listed("runs")])
 
 
 def open_linked(
@@ -108,6 +108,7 @@ def open_linked(
     """A page opened as ?run=<id> starts at that run, in the tab of this title unless the address
     names one of `titles`.
     """
+    query = query or {}
     run_id = query.get("run", "")
     if run_id not in store.runs.ids():
         return gr.skip(), gr.skip()

@@ -1,0 +1,100 @@
+"""A script that asks the events of a page as a browser does, past the page's own JavaScript."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+PATIENCE = 120  # seconds without an answer
+AT_ONCE = 20  # events of one page that wait: fewer than a page may have
+
+
+@dataclass(frozen=True)
+class Question:
+    """One event: the index of its listener, the values of its inputs, what a click says."""
+
+    listener: int
+    values: Sequence[Any]
+    event: Any = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came: the values, or the sentence of a refusal; `text` is all that was sent."""
+
+    error: str | None
+    data: Any
+    text: str
+
+
+class PageClient:
+    """One opened page of a server."""
+
+    def __init__(self, url: str, session: str = "page") -> None:
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
+        self.session = session
+        self.config = self.http.get("/config").json()
+        self.components = {one["id"]: one for one in self.config["components"]}
+        self.listeners = {one["id"]: one for one in self.config["dependencies"]}
+
+    def at_first(self, listener: int) -> list[Any]:
+        """The values of a listener's inputs as the page opens; None of what the server keeps."""
+        return [
+            self.components[number]["props"].get("value")
+            for number in self.listeners[listener]["inputs"]
+        ]
+
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
+        """The answer to every question, some at once, in any order."""
+        for start in range(0, len(questions), AT_ONCE):
+            asked = {self.join(one): one for one in questions[start : start + AT_ONCE]}
+            for number, answer in self._answers(asked):
+                yield asked[number], answer
+
+    def join(self, question: Question) -> str:
+        """Put a question into the queue; its number."""
+        asked = {
+            "data": list(question.values),
+            "fn_index": question.listener,
+            "session_hash": self.session,
+            "event_data": question.event,
+        }
+        # not httpx's own: it takes neither NaN nor half a surrogate, and a client may send both
+        answer = self.http.post(
+            "/gradio_api/queue/join",
+            content=json.dumps(asked),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 200, (answer.status_code, answer.text[:500], question)
+        return answer.json()["event_id"]
+
+    def _answers(self, asked: dict[str, Question]) -> Iterator[tuple[str, Answer]]:
+        left = set(asked)
+        address = f"/gradio_api/queue/data?session_hash={self.session}"
+        with self.http.stream("GET", address) as lines:
+            for line in lines.iter_lines():
+                if not line.startswith("data:"):
+                    continue
+                message = json.loads(line[5:])
+                if message["msg"] != "process_completed":
+                    continue
+                output = message["output"]
+                refused = None if message["success"] else str(output.get("error"))
+                yield message["event_id"], Answer(refused, output.get("data"), line)
+                left.discard(message["event_id"])
+                if not left:
+                    return
+        raise AssertionError(f"{len(left)} answers did not come")
+
+    def upload(self, name: str, content: bytes) -> dict[str, Any]:
+        """A file as its component is given it."""
+        answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
+        assert answer.status_code == 200, answer.text
+        return {
+            "path": answer.json()[0],
+            "orig_name": name,
+            "size": len(content),
+            "meta": {"_type": "gradio.FileData"},
+        }

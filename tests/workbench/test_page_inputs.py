@@ -1,0 +1,238 @@
+"""Every input of the page, given what nobody should type: each answer is what the page shows or one
+sentence, no fault is logged, the server goes on, and no run comes or goes.
+
+The events are asked as a browser asks them. What they would compute in a job is refused here, so
+that nothing runs that a bad value did not ask for.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+
+import pytest
+from page_client import Answer, PageClient, Question
+
+import lrcore
+from workbench.app import LAUNCH, build_app
+from workbench.form import FIELD_NAMES, input_values
+from workbench.job_record import ENDED
+from workbench.jobs import KINDS, AnalyseJob, CompressJob
+from workbench.store import Store
+
+LONG = "a" * 100_000
+FEW = [
+    *(None, "", " \n\t ", True, [None], {"a": 1}, -1, 1.5, 1e308, float("nan"), "1e999"),
+    *("<script>alert(1)</script>", "\u202eevil\u200f\0", "\ud800", LONG),
+]
+NOBODY_SAYS = [
+    *FEW,
+    *([], {}, ["a"], [[]], 0, 10**12, 10**30, float("inf"), "NaN", "-Infinity", "0x10", "1,5"),
+    *("no\0thing", "'; drop table runs; --", "../../../etc/passwd", "/no/such/place", "a" * 5000),
+]
+NO_FILES = {
+    "empty.json": b"",
+    "binary.json": bytes(range(256)),
+    "deep.json": b"[" * 50_000,
+    "other.yaml": b"methd: a3\n",
+    "list.yaml": b"[1, 2]",
+    "range.json": b'{"ratio": NaN}',
+    "numbers.jsonl": b"5\n",
+    "latin.txt": "\xe9".encode("latin-1"),
+}
+EVENTS = (
+    *([], "x", 5, {}, {"x": "a", "custom": ["a", "b", "c"]}, {"custom": 5}),
+    {"layer": "a", "component": 5, "rank": "x", "gesture": None},
+    {"layer": 10**12, "component": "mlp", "rank": -1, "gesture": 1},
+    *(
+        {"form": "exe"},
+        {"runs": 5},
+        {"runs": [[]]},
+        {"run": {}},
+        {"action": "fly", "job": "nobody"},
+    ),
+    *({"action": what, "job": "nobody", "file": "x"} for what in ("table", "open", "cancel")),
+)
+PRESSED = {"select", "edit", "open", "choose", "compare", "wake"}
+# What holds what a person or a script gives; the rest is what the server keeps or only shows.
+TYPED = (
+    *("textbox", "number", "slider", "dropdown", "checkbox", "checkboxgroup", "radio", "json"),
+    *("file", "uploadbutton", "dataframe", "api", "code", "image", "multimodaltextbox"),
+)
+FAULT = re.compile(r"Traceback|server's log|^\w*(Error|Exception)\b|File \"")
+ENDINGS = (".", "?", "...")
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_llama, story_file):
+    return lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=4, seq_len=32, ratio=0.4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, recipe):
+    """A store with a model that is analysed and a run; no job after these."""
+    store = Store(tmp_path_factory.mktemp("page") / "runs", KINDS)
+    measured = lrcore.EvaluationSettings(recipe.data, samples=2, seq_len=16)
+    for job in (AnalyseJob(recipe), CompressJob(recipe, "first", measured)):
+        record, end = store.jobs.submit(job), time.monotonic() + 120
+        while record.state not in ENDED:
+            assert time.monotonic() < end, record
+            time.sleep(0.02)
+        assert record.state == "done", record.error
+
+    def refuse(record):
+        raise lrcore.InputError("No job runs in this test.")
+
+    store.jobs._work = refuse
+    return store
+
+
+@pytest.fixture(scope="module")
+def page(store, recipe):
+    app = build_app(store)
+    _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **LAUNCH | {"mcp_server": False})
+    client = PageClient(url)
+    run = store.runs.all()[0].id
+    for one in client.components.values():
+        props, name = one["props"], one["props"].get("elem_id")
+        if name == "compare-runs":
+            props["value"] = [run]
+        elif name == "prompt":
+            props["value"] = "Once upon"
+        elif isinstance(props.get("value"), list) and len(props["value"]) == len(FIELD_NAMES):
+            props["value"] = input_values(recipe)[0]
+    opened = next(number for number, name in named(client).items() if name == "on_open_row")
+    ((_, answer),) = client.ask([Question(opened, [], {"run": run})])
+    assert answer.error is None
+    yield client
+    client.http.close()
+    app.close()
+
+
+def named(page: PageClient) -> dict[int, str]:
+    """The names of the listeners that this project has in Python."""
+    return {number: one["api_name"] for number, one in page.listeners.items() if one["backend_fn"]}
+
+
+def usual(page: PageClient, listener: int, run: str) -> list:
+    """Values that a listener takes well."""
+    recipe = {"model": "demo-llama"}
+    of_scripts = {
+        "analyse": [recipe, 0.9],
+        "allocate": [recipe],
+        "compress": [recipe, "name"],
+        "evaluate": [run, "stories", 2, 16],
+        "compare": [[run], "Once", 2, 0.0, 0],
+    }
+    return of_scripts.get(named(page)[listener]) or page.at_first(listener)
+
+
+def places(page: PageClient) -> list[tuple[int, int]]:
+    """(listener, place of the input) of all that is typed, of every listener."""
+    return [
+        (number, place)
+        for number in named(page)
+        for place, one in enumerate(page.listeners[number]["inputs"])
+        if page.components[one]["type"] in TYPED
+    ]
+
+
+def questions(
+    page: PageClient, listener: int, place: int, run: str, each: Sequence
+) -> list[Question]:
+    """One input of a listener with all that nobody says, and each field of a form with `each`."""
+    good = usual(page, listener, run)
+    kind = page.components[page.listeners[listener]["inputs"][place]]["type"]
+    values = list(NOBODY_SAYS)
+    if kind == "json" and isinstance(good[place], list):
+        fields = range(len(good[place]))
+        values += [_with(good[place], field, one) for field in fields for one in each]
+    if kind in ("file", "uploadbutton"):
+        values += [page.upload(name, content) for name, content in NO_FILES.items()]
+    return [Question(listener, _with(good, place, value)) for value in values]
+
+
+def _with(values: list, place: int, value: object) -> list:
+    return [*values[:place], value, *values[place + 1 :]]
+
+
+def wrong(page: PageClient, answers: Sequence[tuple[Question, Answer]]) -> list[str]:
+    """What of these answers is neither what the page shows nor one sentence."""
+    return [
+        f"{named(page)[question.listener]} {str(question)[-200:]}: {answer.error or answer.text}"[
+            :500
+        ]
+        for question, answer in answers
+        if FAULT.search(answer.text if answer.error is None else answer.error)
+        or (answer.error is not None and not is_sentence(answer.error))
+    ]
+
+
+def is_sentence(error: str) -> bool:
+    return "\n" not in error and error.endswith(ENDINGS) and len(error) < 1500
+
+
+def files(store: Store) -> list[str]:
+    """The files of the runs; records of jobs and texts that are dropped come besides."""
+    inside = (one.relative_to(store.runs.folder) for one in store.runs.folder.rglob("*"))
+    kept = (one for one in inside if one.parts[0][0] != "." and ".sqlite" not in one.name)
+    return sorted(map(str, kept))
+
+
+def check(page, store, capfd, caplog, asked):
+    """Ask, and look at the answers, the log, the runs and whether the server goes on."""
+    before = files(store)
+    assert wrong(page, list(page.ask(asked))) == []
+    shown = capfd.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+    assert [record.getMessage() for record in caplog.records if record.levelno >= 40] == []
+    assert files(store) == before
+    assert page.http.get("/config").status_code == 200
+
+
+def test_every_component_that_is_typed_into_is_an_event_s_input(page):
+    asked = {page.listeners[number]["inputs"][place] for number, place in places(page)}
+    in_forms = {
+        part
+        for one in page.listeners.values()
+        if not one["backend_fn"] and one["outputs"]
+        for part in one["inputs"]
+    }
+    typed = {
+        number
+        for number, one in page.components.items()
+        if one["type"] in {*TYPED} - {"api"} and one["props"].get("interactive", True)
+    }
+    left = [page.components[one]["props"] for one in typed - asked - in_forms]
+    assert [one.get("elem_id") or one.get("label") for one in left] == []
+    assert len(asked) > 70
+
+
+def test_what_nobody_says_is_answered_with_a_sentence(page, store, capfd, caplog):
+    """Every input, through the first event that takes it."""
+    run, first = store.runs.all()[0].id, {}
+    for listener, place in places(page):
+        first.setdefault(page.listeners[listener]["inputs"][place], (listener, place))
+    asked = [one for place in first.values() for one in questions(page, *place, run, FEW)]
+    check(page, store, capfd, caplog, asked)
+
+
+def test_events_that_say_something_else_are_answered_with_a_sentence(page, store, capfd, caplog):
+    pressed = [
+        number
+        for number in named(page)
+        if PRESSED & {event for _, event in page.listeners[number]["targets"]}
+    ]
+    assert len(pressed) > 10
+    run = store.runs.all()[0].id
+    asked = [
+        Question(number, usual(page, number, run), event) for number in pressed for event in EVENTS
+    ]
+    check(page, store, capfd, caplog, asked)
+
+
+@pytest.mark.soak
+def test_what_nobody_says_to_any_event(page, store, capfd, caplog):
+    """Every input of every event."""
+    run = store.runs.all()[0].id
+    for place in places(page):
+        check(page, store, capfd, caplog, questions(page, *place, run, NOBODY_SAYS))
