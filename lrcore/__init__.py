@@ -25,6 +25,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 if TYPE_CHECKING:
     from .account import ModelAccount, Planned, SizeAndCost
     from .analyse import Analysis, analyse
+    from .as_json import json_text
     from .calibration.calibrate import Calibration, calibrate
     from .calibration.preview import text_head
     from .cancellation import cancellable
@@ -123,6 +124,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "account": "ModelAccount Planned SizeAndCost",
     "analyse": "Analysis analyse",
+    "as_json": "json_text",
     "calibration.calibrate": "Calibration calibrate",
     "calibration.preview": "text_head",
     "checkpoints.card": "Usage model_card",
@@ -358,6 +360,7 @@ __all__ = [
     "hardware",
     "heal",
     "in_turns",
+    "json_text",
     "last_step",
     "lm_eval",
     "load",

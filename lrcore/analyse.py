@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .as_json import json_text
 from .cache import hold, trim
 from .calibration.calibrate import Calibration
 from .calibration.moment_files import is_kept, layer_file
@@ -156,7 +157,7 @@ class Analysis:
         about = {name: getattr(self, name) for name in ABOUT} | {"order": list(values)}
         tensors = {name: own.cpu().contiguous() for name, own in values.items()}
         with draft_of(path) as draft:
-            save_file(tensors, draft, {"analysis": json.dumps(about)})
+            save_file(tensors, draft, {"analysis": json_text(about)})
 
     @classmethod
     def read(cls, path: str | Path) -> "Analysis":

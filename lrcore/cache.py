@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .as_json import json_text
 from .errors import InputError
 from .files import (
     ASSETS,
@@ -139,7 +140,7 @@ def shipped(file: Path) -> Path:
 
 def keep_value(file: Path, value: Any) -> None:
     """Write a JSON-able value as a file of the cache, and keep to the limit."""
-    write_text(file, json.dumps(value))
+    write_text(file, json_text(value))
     trim()
 
 

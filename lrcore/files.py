@@ -11,7 +11,6 @@ import ctypes
 import errno
 import glob
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .as_json import json_text
 from .errors import InputError, Shortage
 from .locks import AVAILABLE, Lock, take
 from .memory import megabytes
@@ -73,7 +73,7 @@ def cache_key(*parts: Any) -> str:
 
     parts: JSON-able; the order of a mapping's items does not count.
     """
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(json_text(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 # --- whole or not at all ---

@@ -3,7 +3,6 @@
 The page and the command line read and write the same one.
 """
 
-import json
 import math
 import reprlib
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from . import targets
+from .as_json import json_text
 from .errors import InputError, check_tokens_held, unknown
 from .settings import IN_MEMORY, check_settings, setting, settings_of
 from .texts import named
@@ -226,7 +226,7 @@ class Recipe:
 
     def to_json(self) -> str:
         """The same as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json_text(self.to_dict(), indent=2)
 
     @classmethod
     def fields_of(cls, *groups: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 Neither a file nor a list needs to fit into memory.
 """
 
-import json
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from .as_json import json_text
 from .files import folder_of_this_process, writing
 
 NAMES = {
@@ -121,7 +121,7 @@ def write_tensors(
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json_text(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with writing(path, 8 + len(text) + end), path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)

@@ -1,10 +1,10 @@
 """Texts in memory, wherever the name of a text is expected: they become a file of the cache."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from .as_json import json_text
 from .files import cache_folder, write_text
 
 
@@ -20,7 +20,7 @@ def named(data: Any) -> Any:
         return data
     if not all(isinstance(row, str | Mapping) for row in rows):
         return data
-    lines = [json.dumps({"text": row} if isinstance(row, str) else dict(row)) for row in rows]
+    lines = [json_text({"text": row} if isinstance(row, str) else dict(row)) for row in rows]
     text = "\n".join(lines) + "\n"
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = cache_folder() / "texts" / f"texts-{name}.jsonl"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .as_json import json_text
 from .errors import InputError, unknown
 from .methods import find_method
 from .models.architectures import decoder_layers
@@ -120,7 +121,7 @@ def what_if(plan: RankPlan, method: str, config: str | Path | Mapping[str, Any])
     more than 400 layers, and a family that is not supported.
     """
     name, fields = _fields(config)
-    network = _network(name, json.dumps(dict(fields)))
+    network = _network(name, json_text(dict(fields)))
     size, row = measure(network), find_method(method)
     shares, cached = _kept(plan), _kept_cache(plan)
     layers = len(decoder_layers(network))

@@ -187,5 +187,5 @@ if __name__ == "__main__":
         named = sys.argv[sys.argv.index("--measure") + 1 :] or list(ARCHITECTURES)
         known = json.loads(RECORD.read_text(encoding="utf-8")) | measure(named)
         kept = {name: known[name] for name in ARCHITECTURES if name in known}
-        RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        RECORD.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

@@ -78,7 +78,7 @@ def main() -> None:
         if name not in rows:
             note(f"{given.shape}, {given.layers} layers: {name}")
             rows[name] = asdict(measure(place, name))
-            known.write_text(json.dumps(rows, indent=1))
+            known.write_text(json.dumps(rows, indent=1, allow_nan=False))
         write_section(
             f"scale {given.shape} {given.layers}", section(folder, given.shape, given.layers, rows)
         )
@@ -99,7 +99,7 @@ def write_model(folder: Path, shape: dict, layers: int) -> None:
         files |= dict.fromkeys(tensors, name)
         note(f"written: {name}")
     index = {"metadata": {}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, allow_nan=False))
     for file in locate("demo-llama").glob("token*"):
         shutil.copy(file, folder)
     config.save_pretrained(folder)
@@ -183,7 +183,10 @@ def peak_of(used: resource.struct_rusage) -> int:
 def write_text(file: Path) -> None:
     """A few texts to calibrate on: the whole data set takes memory of its own."""
     texts = load_texts("stories", "calibration").documents[:TEXTS]
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    file.write_text(
+        "".join(json.dumps({"text": text}, allow_nan=False) + "\n" for text in texts),
+        encoding="utf-8",
+    )
 
 
 # --- the page ---

@@ -100,7 +100,7 @@ def load_stream(
     path = WORK / f"{name}-{tokens}.npy"
     if not path.exists():
         stream, sources = demo_corpus.build_stream(tokenizer, tokens, reference)
-        path.with_suffix(".json").write_text(json.dumps(sources))
+        path.with_suffix(".json").write_text(json.dumps(sources, allow_nan=False))
         _replace(path, lambda partial: numpy.save(partial, stream))
     return numpy.load(path), json.loads(path.with_suffix(".json").read_text())
 
@@ -175,7 +175,10 @@ def train(name: str, tokens: int, reference: Path | None) -> None:
         "batch": BATCH,
         **state,
     }
-    _replace(WORK / f"{name}.run.json", lambda path: path.write_text(json.dumps(run)))
+    _replace(
+        WORK / f"{name}.run.json",
+        lambda path: path.write_text(json.dumps(run, allow_nan=False)),
+    )
 
 
 def _step(loss_of, model, adam, rows: torch.Tensor) -> float:

@@ -61,7 +61,7 @@ def inside(folders: list[Path]) -> None:
         except Exception as error:  # whatever a release raises is the finding
             found.append({"error": [f"{type(error).__name__}: {error}"]})
     assert "lrcore" not in sys.modules
-    print(json.dumps({"version": transformers.__version__, "found": found}))
+    print(json.dumps({"version": transformers.__version__, "found": found}, allow_nan=False))
 
 
 def release(folder: Path, version: str) -> Path:

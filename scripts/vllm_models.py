@@ -80,7 +80,7 @@ def served(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 def ask(python: Path, folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """What `served` says of a folder, in the other environment; an "error" where it fails."""
-    call = [python, __file__, folder, "--inside", json.dumps(asked)]
+    call = [python, __file__, folder, "--inside", json.dumps(asked, allow_nan=False)]
     done = subprocess.run(
         call, capture_output=True, text=True, env=os.environ | QUIET, check=False, cwd=folder
     )
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--inside", metavar="QUESTIONS", help="JSON; answered in JSON")
     given = parser.parse_args()
     if given.inside:
-        print(json.dumps(served(given.folder, json.loads(given.inside))))
+        print(json.dumps(served(given.folder, json.loads(given.inside)), allow_nan=False))
     else:
         written(given.folder.expanduser().absolute(), given.models, given.only)
 

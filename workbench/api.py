@@ -7,7 +7,6 @@ their docstrings and their parameters.
 import functools
 import html
 import inspect
-import json
 import reprlib
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +50,7 @@ def as_text(listener: Callable) -> Callable:
             result = listener(*given)
         except gr.Error as error:
             raise gr.Error(html.unescape(str(error.message)), print_exception=False) from None
-        return json.dumps(result) if _from_agent(request) else result
+        return lrcore.json_text(result, nulls=True) if _from_agent(request) else result
 
     signature = inspect.signature(listener)
     last = inspect.Parameter(

@@ -23,7 +23,7 @@ def script(*files: str, **values: Any) -> str:
     """
     joined = "".join((FOLDER / name).read_text(encoding="utf-8") for name in files)
     for name, value in values.items():
-        joined = joined.replace(f"${name}", json.dumps(value))
+        joined = joined.replace(f"${name}", json.dumps(value, allow_nan=False))
     return joined
 
 

@@ -2,7 +2,6 @@
 a downloader.
 """
 
-import json
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -163,4 +162,4 @@ _downloads = iter(range(10**12))
 def download(name: str, text: str) -> str:
     """What to write into the downloader so that the browser saves `text` as a file."""
     # the count makes the same file twice two changes
-    return json.dumps({"name": name, "text": text, "count": next(_downloads)})
+    return lrcore.json_text({"name": name, "text": text, "count": next(_downloads)})

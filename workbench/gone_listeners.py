@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 SENTENCE = "What was pressed is being drawn anew for another choice. Try again in a moment."
-BODY = json.dumps({"detail": SENTENCE}).encode()
+BODY = json.dumps({"detail": SENTENCE}, allow_nan=False).encode()
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(BODY)).encode())]
 
 

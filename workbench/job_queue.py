@@ -253,7 +253,9 @@ class Jobs:
             if record.kept and record.id in self._records:
                 own = {"state": state or record.state, "server": self._server()}
                 values = record.to_dict() | own
-                lrcore.write_text(self.folder / f"{record.id}.json", json.dumps(values))
+                lrcore.write_text(
+                    self.folder / f"{record.id}.json", lrcore.json_text(values, nulls=True)
+                )
 
     def _server(self) -> str:
         """The name of this process in records, by which another server of the same folder knows

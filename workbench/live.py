@@ -7,7 +7,6 @@ exchange the layers of the shared one for a moment while it streams through it.
 """
 
 import hashlib
-import json
 import logging
 import math
 import statistics
@@ -117,7 +116,7 @@ def figure_key(factors: lrcore.Factorisation, recipe: lrcore.Recipe, plan: lrcor
     ]
     options = sorted(asdict(factors.options).items())
     parts = [factors.calibration.key, factors.method, options, settings, ranks]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256(lrcore.json_text(parts).encode()).hexdigest()[:16]
 
 
 def tokens_run(recipe: lrcore.Recipe, refits: bool) -> int:

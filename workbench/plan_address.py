@@ -101,7 +101,7 @@ def prepare_linked(
 def address_of(*values: Any) -> Any:
     """The query parameters of the form's plan, as JSON; "" removes one."""
     recipe = try_recipe(values)
-    return gr.skip() if recipe is None else json.dumps(parameters(recipe))
+    return gr.skip() if recipe is None else lrcore.json_text(parameters(recipe))
 
 
 def parameters(recipe: lrcore.Recipe) -> dict[str, str]:

@@ -2,7 +2,6 @@
 all of them, kept in the address bar.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,4 +93,4 @@ def select(slot: Sequence[Any]) -> tuple[list, str]:
 
 def mark_value(slot: list, by_person: bool) -> str:
     """by_person: chosen by a person, so that it goes into the address."""
-    return json.dumps([*slot, by_person])
+    return lrcore.json_text([*slot, by_person])

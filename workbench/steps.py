@@ -22,8 +22,8 @@ def build() -> gr.HTML:
     the tab that it opens, as `allocation`, `compress` or `compare`.
     """
     template = (
-        f"<div class='guide' data-steps='{escape(json.dumps(STEPS))}' "
-        f"data-next='{escape(json.dumps(NEXT))}'>"
+        f"<div class='guide' data-steps='{escape(json.dumps(STEPS, allow_nan=False))}' "
+        f"data-next='{escape(json.dumps(NEXT, allow_nan=False))}'>"
         "<button type='button' class='next' hidden></button></div>"
     )
     return gr.HTML(
@@ -36,4 +36,4 @@ def build() -> gr.HTML:
 
 def done(analysed: bool, factored: bool, has_runs: bool) -> str:
     """The value that ticks the first steps; the last one is never done."""
-    return json.dumps([analysed, factored, has_runs, False])
+    return json.dumps([analysed, factored, has_runs, False], allow_nan=False)

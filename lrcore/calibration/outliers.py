@@ -1,11 +1,11 @@
 """Outliers among the input-weighted weights of a layer: what the policy `owl` reads."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from ..as_json import json_text
 from ..cache import read_value
 from ..files import write_text
 from ..layer import Layer
@@ -46,4 +46,4 @@ def read_outliers(folder: Path) -> list[tuple[float, ...]]:
 
 def keep_outliers(folder: Path, ratios: Sequence[tuple[float, ...]]) -> None:
     """Write the ratios of all layers, for whichever method is factorised next."""
-    write_text(folder / FILE, json.dumps(ratios))
+    write_text(folder / FILE, json_text(ratios))

@@ -1,6 +1,5 @@
 """The model card of an export: what it came from, how it was made, and what was measured."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import yaml
 
 from ..account import SizeAndCost
+from ..as_json import json_text
 from ..history import (
     Compressed,
     ExpertsPruned,
@@ -192,7 +192,7 @@ def _usage(usage: Usage) -> str:
 def _lora(names: Sequence[str]) -> str:
     if not names:
         return "PEFT finds nothing to train in its layers: their matrices are quantised."
-    listed = json.dumps(names[0] if len(names) == 1 else list(names))
+    listed = json_text(names[0] if len(names) == 1 else list(names))
     return (
         f"LoRA (PEFT): `target_modules={listed}`; names of the dense model, such as `q_proj`, "
         "stand for the parts of a factored matrix."

@@ -12,7 +12,6 @@ describes.
 
 import copy
 import csv
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..as_json import json_text
 from ..errors import InputError
 from ..files import OFFLOADED, cache_folder, folder_draft_of
 from ..models.config import read_config, write_config
@@ -365,7 +365,7 @@ def _check_to_save(name: str, tensor: Tensor) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json_text(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -2,12 +2,13 @@
 one line each, on stderr.
 """
 
-import json
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..as_json import json_text
 
 Rows = Sequence[Mapping[Any, Any]]
 
@@ -63,7 +64,7 @@ def say(message: str) -> None:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """One JSON object on stdout. NaN and infinity, which JSON lacks, become null."""
-    print(json.dumps(_plain(values), indent=2, allow_nan=False), flush=True)
+    print(json_text(_plain(values), indent=2), flush=True)
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..as_json import json_text
 from ..cache import keep_value, read_value
 from ..errors import Shortage
 from ..files import cache_folder, cache_key
@@ -20,7 +21,7 @@ def kept(name: str, make: Callable[[], Any]) -> Any:
     file = cache_folder() / "listings" / f"{name}-{_state()}.json"
     known = read_value(file)
     if known is None:
-        known = json.loads(json.dumps(make()))
+        known = json.loads(json_text(make()))
         with suppress(Shortage):  # a cache that cannot be written
             keep_value(file, known)
     return known

@@ -1,11 +1,11 @@
 """Ranks for a recipe, from factors and their evidence: what a slider calls at every move."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ..allocation import Constraints, open_forms, plan_ranks
 from ..alternatives import by_part
+from ..as_json import json_text
 from ..budget import Prices, make_budget
 from ..errors import InputError
 from ..evidence import Evidence, Probes
@@ -160,7 +160,7 @@ def allocation_key(recipe: Recipe) -> str:
     """
     names = {"dtype", *Recipe.fields_of("windows", "plan")}
     kept = {name: value for name, value in recipe.identity().items() if name in names}
-    return json.dumps(kept, sort_keys=True)
+    return json_text(kept, sort_keys=True)
 
 
 def _check_budget_of_evidence(factors: Factorisation, recipe: Recipe) -> None:

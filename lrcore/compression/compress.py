@@ -1,12 +1,12 @@
 """From a recipe to a smaller model: factorise once, allocate, truncate and write."""
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+from ..as_json import json_text
 from ..calibration.calibrate import Calibration, calibrate
 from ..checkpoints.fitting import check_target
 from ..checkpoints.stock import stock_fit
@@ -154,7 +154,7 @@ def _fingerprint(
     said = {name: one for name, one in recipe.identity().items() if name not in elsewhere}
     read = [calibration.protocol["fingerprint"], key_of(calibration.tokens), model.dtype]
     ranks = sorted([*slot, rank] for slot, rank in plan.ranks.items())
-    identity = json.dumps([model.fingerprint, read, said, ranks], sort_keys=True)
+    identity = json_text([model.fingerprint, read, said, ranks], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

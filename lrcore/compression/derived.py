@@ -3,7 +3,6 @@ made of.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..account import SizeAndCost
+from ..as_json import json_text
 from ..models.counting import count_account
 from ..models.load import LoadedModel
 from ..provenance import BaseModel
@@ -25,7 +25,7 @@ def derived(
     Its base is the one `model` has, or else `model` itself; its history and account are still
     those of `model`.
     """
-    serialised = json.dumps([model.fingerprint, *identity], sort_keys=True)
+    serialised = json_text([model.fingerprint, *identity], sort_keys=True)
     return replace(
         model,
         name=name,

@@ -14,6 +14,12 @@ from lrcore.files import write_text
 from lrcore.memory import free_memory, raise_unless_free
 from lrcore.places import place_of
 
+from ..as_json import json_text
+
+# Bytes that a byte of a file takes on the way to tokens, at the least: a character, of four bytes
+# at most, takes `tokens.PER_CHARACTER`. What is read in vain would be a gigabyte, and seconds.
+PER_BYTE = 32
+
 
 def looks_like_path(data: str) -> bool:
     """Whether ``data`` names a local file: one that exists, a known extension, or a path's start.
@@ -43,9 +49,10 @@ def read(path: Path) -> list[str]:
     try:
         if path.stat().st_size == 0:
             raise InputError(f"'{path}' is empty (0 bytes). Choose a file with text.")
-        size = COPIES * path.stat().st_size
+        packed = reader is _parquet  # which counts its texts itself
+        size = (COPIES if packed else PER_BYTE) * path.stat().st_size
         remedy = "Take a part of the file, or free memory."
-        raise_unless_free(size, f"The texts of '{path.name}'", remedy, free_memory())
+        raise_unless_free(size, f"The texts of '{path.name}', as tokens,", remedy, free_memory())
         return reader(path)
     except UnicodeDecodeError as error:
         byte = f"byte {error.start} is 0x{error.object[error.start]:02x}"
@@ -90,7 +97,7 @@ def write_texts(texts: Iterable[Any], path: str | Path) -> str:
     if Path(path).suffix.lower() != ".jsonl":
         raise InputError(f"'{path}' is no name for texts. Give one that ends in .jsonl.")
     rows = [texts] if isinstance(texts, str) else list(texts)
-    lines = [json.dumps({"text": one}) for one in documents_of(rows, "texts")]
+    lines = [json_text({"text": one}) for one in documents_of(rows, "texts")]
     write_text(path, "\n".join(lines) + "\n")
     return str(path)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lrcore.data.texts import Texts
 from lrcore.errors import InputError
+from lrcore.memory import free_memory, raise_unless_free
 from lrcore.shortage import raise_shortage
 
 PANIC = "PanicException"  # of pyo3, which has no module to import it from
@@ -62,8 +63,11 @@ def encoded(tokenizer: Callable[..., Any], text: str, **options: Any) -> Any:
 def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = False) -> Tokenised:
     """The whole text tokenised at once.
 
-    special_tokens: with those that the tokenizer adds around a text (add_special_tokens).
+    special_tokens: with those that the tokenizer adds around a text (add_special_tokens). Raises
+    Shortage where the memory does not suffice: beyond it the tokenizer would end the process.
     """
+    need, remedy = PER_CHARACTER * len(text), "Take a part of the text, or free memory."
+    raise_unless_free(need, f"The tokens of {len(text):,} characters", remedy, free_memory())
     fast = bool(getattr(tokenizer, "is_fast", False))
     offsets = {"return_offsets_mapping": True} if fast else {}
     found = encoded(tokenizer, text, add_special_tokens=special_tokens, **offsets)
@@ -73,6 +77,10 @@ def tokenise(text: str, tokenizer: Callable[..., Any], special_tokens: bool = Fa
     ends = np.maximum.accumulate(np.array([end for _, end in found["offset_mapping"]]))
     return Tokenised(ids, torch.from_numpy(_bytes_before(text)[ends]))
 
+
+# Bytes of a character on the way to tokens, as 100 MB of stories took: what a fast tokenizer keeps
+# of each token, and its place in the text as Python objects.
+PER_CHARACTER = 130
 
 _kept: OrderedDict[tuple[str, str, bool], Tokenised] = OrderedDict()
 _lock = threading.Lock()

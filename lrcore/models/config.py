@@ -7,7 +7,6 @@ numbers.
 
 import contextlib
 import copy
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -26,6 +25,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from ..as_json import json_text
 from ..errors import InputError
 from ..shortage import raise_shortage
 from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL, architecture_by
@@ -207,7 +207,7 @@ def write_config(network: PreTrainedModel, folder: Path, own: bool, **fields: An
     values = read_json(folder / CONFIG) | {"architectures": [type(network).__name__]}
     if own:
         values["model_type"] = own_type(network.config.model_type)
-    text = json.dumps(values | fields, indent=2)
+    text = json_text(values | fields, indent=2)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 

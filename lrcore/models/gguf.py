@@ -4,7 +4,6 @@ other. transformers names the tensors and converts the tokenizer; pickle and cod
 
 import contextlib
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ..as_json import json_text
 from ..cache import hold, trim
 from ..errors import InputError
 from ..files import cache_folder, cache_key, folder_draft_of, write_text
@@ -96,9 +96,9 @@ def _describe(header: GgufHeader, folder: Path, about: str) -> None:
     """Write what is known of the model beside its weights: the note, and the licence as a card."""
     values = {"file": header.path.name, "note": _note(header, about)}
     if licence := header["general.license"]:
-        card = f"---\nlicense: {json.dumps(str(licence))}\n---\n"
+        card = f"---\nlicense: {json_text(str(licence))}\n---\n"
         write_text(folder / "README.md", card)
-    write_text(folder / ABOUT, json.dumps(values, indent=2) + "\n")
+    write_text(folder / ABOUT, json_text(values, indent=2) + "\n")
 
 
 def _note(header: GgufHeader, about: str) -> str:

@@ -1,7 +1,6 @@
 """A transformers model and its tokenizer, as they are in memory, become a model of this project."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..as_json import json_text
 from ..errors import InputError
 from ..files import cache_folder
 from ..modules.install import install
@@ -97,7 +97,7 @@ def _fingerprint(config: Any, tensors: dict[str, Tensor]) -> str:
     """
     left_out = ("_", "transformers_version")
     values = {n: value for n, value in config.to_dict().items() if not n.startswith(left_out)}
-    whole = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
+    whole = hashlib.sha256(json_text(values, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -45,7 +45,14 @@ from .layers import device_of
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
-from .weights import bytes_converted, check_claims, check_finite, fingerprint, weight_files
+from .weights import (
+    bytes_converted,
+    check_claims,
+    check_finite,
+    check_ties,
+    fingerprint,
+    weight_files,
+)
 
 __all__ = ["DEMO_MODELS", "LoadedModel", "built_in_models", "load_folder", "load_model"]
 
@@ -183,6 +190,7 @@ def load_folder(
     config = read_config(folder)
     files = weight_files(folder)
     check_claims(folder, config.get_text_config(), files)
+    check_ties(folder, config.get_text_config(), files)
     tokenizer = read_tokenizer(folder)
     if offload:
         network = _offloaded_network(folder, config, files, resolve_dtype(dtype), target)

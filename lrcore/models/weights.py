@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,11 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
 )  # of a config, none of which is larger than a dimension of some tensor
+# Added to a variance: with another number a network is constant, or NaN.
+SMALL = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL", "C64")
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 LOOSE = 16  # times that: other sizes are refused by the shapes, tensor by tensor
 PART = 2**22  # numbers checked at once
 _hashes: dict[tuple[str, int, int], str] = {}
@@ -144,6 +149,13 @@ def check_claims(folder: Path, config: Any, files: list[Path]) -> None:
                         "dtype of a weight. Take a model that is not quantised, or not damaged."
                     )
     check_layers(folder, config, len(shapes))
+    for name in SMALL:
+        for number in values_of(config, name):
+            if isinstance(number, float) and not 0 <= number < 1:
+                raise InputError(
+                    f"'{folder}': {name} is {number} by config.json, and must be a small number, "
+                    "such as 1e-06. Copy config.json of the model again."
+                )
     widest = max((size for shape in shapes for size in shape), default=0)
     for name in SIZES:
         sizes = [size for size in values_of(config, name) if isinstance(size, int)]
@@ -153,6 +165,36 @@ def check_claims(folder: Path, config: Any, files: list[Path]) -> None:
                 f"'{folder}': {name} is {claimed:,} by config.json, but no tensor in the weights "
                 f"is wider than {widest:,}. Config and weights belong to different models."
             )
+
+
+def check_ties(folder: Path, config: Any, files: list[Path]) -> None:
+    """Raise InputError where a config of text says that the head is the embedding, and the files
+    hold another head: read whole, the model would have that one, and offloaded the other.
+    """
+    if not getattr(config, "tie_word_embeddings", False):
+        return
+    places: dict[str, Path] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            places |= dict.fromkeys(opened.keys(), file)
+    head, embedding = (
+        next((name for name in places if kind.search(name)), None) for kind in (HEAD, EMBEDDING)
+    )
+    if head is None or embedding is None:
+        return
+    own, shared = (_tensor(places[name], name) for name in (head, embedding))
+    if own.shape != shared.shape or not torch.equal(own, shared):
+        raise InputError(
+            f"'{folder}': config.json says that the head is the embedding (tie_word_embeddings), "
+            f"but '{head}' in the weights is another matrix than '{embedding}'. Where the model "
+            "has a head of its own, set it to false; else the weights belong to another model."
+        )
+
+
+def _tensor(file: Path, name: str) -> Tensor:
+    with safe_open(file, framework="pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
 
 
 def bytes_converted(files: Iterable[Path], dtype: torch.dtype | str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..as_json import json_text
 from ..files import writing
 
 SCHEMA = """
@@ -185,7 +186,13 @@ class Database:
 
     def add_samples(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
         rows = [
-            (run_id, time.time(), one["prompt"], json.dumps(one.get("settings", {})), one["text"])
+            (
+                run_id,
+                time.time(),
+                one["prompt"],
+                json_text(one.get("settings", {}), nulls=True),
+                one["text"],
+            )
             for one in samples
         ]
         with self._changing() as database:
@@ -212,7 +219,7 @@ def _insert(database: sqlite3.Connection, row: Row) -> None:
 def _keep_result(
     database: sqlite3.Connection, run_id: str, kind: str, protocol: dict, data: dict, created: float
 ) -> None:
-    protocol_key = json.dumps(protocol, sort_keys=True, default=float)
+    protocol_key = json_text(protocol, sort_keys=True, default=float, nulls=True)
     database.execute(
         "delete from results where run = ? and kind = ? and protocol = ?",
         (run_id, kind, protocol_key),
@@ -224,4 +231,4 @@ def _keep_result(
 
 
 def _json(values: dict[str, Any]) -> str:
-    return json.dumps(values, default=float)
+    return json_text(values, default=float, nulls=True)

@@ -1,9 +1,9 @@
 """Runs beside each other: only what differs."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..as_json import json_text
 from ..errors import InputError
 from ..history import Healed, last_step
 from .runs import Run
@@ -36,7 +36,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _flat(run: Run) -> dict[str, Any]:
     recipe = {
-        name: value if not isinstance(value, dict) else json.dumps(value, sort_keys=True)
+        name: value if not isinstance(value, dict) else json_text(value, sort_keys=True, nulls=True)
         for name, value in run.fields.items()
     }
     perplexities = {}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..account import SizeAndCost
+from ..as_json import json_text
 from ..checkpoints.checkpoint import save
 from ..errors import InputError, Shortage, quoted
 from ..files import beside, folder_draft_of, remove_leftovers, remove_unlocked
@@ -293,7 +294,7 @@ class Runs:
             report = {"name": name, "created": time.time(), **model.provenance.to_dict()}
             (draft / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
             (draft / "report.json").write_text(
-                json.dumps(report, indent=2, default=float), encoding="utf-8"
+                json_text(report, indent=2, default=float, nulls=True), encoding="utf-8"
             )
         self._take_stock()
         return self.get(run_id)

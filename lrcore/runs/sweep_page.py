@@ -2,11 +2,11 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..as_json import json_text
 from ..evaluation import report
 from ..files import write_text
 from .sweep_rows import SweepRow
@@ -35,7 +35,9 @@ def write_tables(rows: Rows, sweep: Mapping[str, Any], folder: str | Path) -> di
 
 def tables(rows: Rows, sweep: Mapping[str, Any]) -> dict[str, str]:
     """{file name: text} of table.csv, table.json and report.html."""
-    as_json = json.dumps({"sweep": dict(sweep), "rows": [row.to_dict() for row in rows]}, indent=1)
+    as_json = json_text(
+        {"sweep": dict(sweep), "rows": [row.to_dict() for row in rows]}, indent=1, nulls=True
+    )
     return {"table.csv": to_csv(rows), "table.json": as_json, "report.html": html(rows, sweep)}
 
 

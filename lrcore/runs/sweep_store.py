@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..as_json import json_text
 from ..calibration.calibrate import calibrate
 from ..compression.chain import Chain
 from ..compression.evidence.table import measure_evidence
@@ -192,4 +193,4 @@ class CellFiles(SweepStore):
     def keep(self, cell: Cell, rows: list[SweepRow]) -> None:
         steps = [step.to_dict() for step in cell.steps]
         values = {"rows": [row.to_dict() for row in rows], "steps": steps}
-        write_text(self._path(cell), json.dumps(values, indent=1))
+        write_text(self._path(cell), json_text(values, indent=1, nulls=True))

@@ -7,11 +7,11 @@ nothing leaves the machine.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..as_json import json_text
 from ..errors import InputError
 from .runs import Run
 from .sweep_rows import SweepRow, named
@@ -99,4 +99,4 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
 
 
 def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return hashlib.sha256(json_text(values, sort_keys=True, default=str).encode()).hexdigest()[:32]

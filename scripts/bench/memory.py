@@ -100,7 +100,10 @@ def write_model(folder: Path) -> int:
 def write_text(file: Path) -> None:
     """A few texts to calibrate on: the whole data set takes memory of its own."""
     texts = load_texts("stories", "calibration").documents[:TEXTS]
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    file.write_text(
+        "".join(json.dumps({"text": text}, allow_nan=False) + "\n" for text in texts),
+        encoding="utf-8",
+    )
 
 
 def follow(command: list[str], folder: Path, until_quiet: bool = False) -> dict[str, int]:

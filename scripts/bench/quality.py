@@ -149,7 +149,7 @@ def read_record() -> dict[str, Any]:
 
 def keep(record: dict[str, Any]) -> None:
     partial = RECORD.with_suffix(".tmp")
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, RECORD)
 
 

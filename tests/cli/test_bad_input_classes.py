@@ -13,6 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lrcore
+from lrcore.data import files, tokens
+
 WEIGHTS, LARGE = "model.safetensors", 10**12
 
 
@@ -119,6 +122,7 @@ def vocabulary(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NORM, QUERY = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 MODELS = {
     **{f"weights cut at {size}": cut(size) for size in (0, 1, 7, 8, 9, 100, 5000, -1, -100)},
@@ -169,6 +173,13 @@ MODELS = {
     "a vector in place of a matrix": tensors(
         lambda state: state.update({QUERY: state[QUERY].flatten().clone()})
     ),
+    "another head beside a tied embedding": tensors(
+        lambda state: state.update({HEAD: 2 * state[EMBEDDING]})
+    ),
+    "a shorter head beside a tied embedding": tensors(
+        lambda state: state.update({HEAD: state[EMBEDDING][:-1].clone()})
+    ),
+    "no head, and none is tied": config(tie_word_embeddings=False),
     "no config": without("config.json"),
     "empty config": text("config.json", ""),
     "config cut short": text("config.json", '{"model_type": "lla'),
@@ -192,6 +203,16 @@ MODELS = {
             "vocab_size": (0, 10, LARGE),
             "hidden_act": ("nothing", 7),
             "head_dim": (0, -8, 16),
+            "tie_word_embeddings": ("maybe", 5),
+            "rms_norm_eps": (-1.0, float("nan"), float("inf"), "small", []),
+            "max_position_embeddings": (0, -1, "long", 1.5),
+            "attention_bias": ("some", 5, True),
+            "eos_token_id": ("end", 1.5),
+            "dtype": ("float3",),
+            "layer_types": (["sideways"] * 3, 5),
+            "quantization_config": (5,),
+            "pad_token_id": (LARGE,),
+            "initializer_range": ("wide",),
         }.items()
         for value in values
     },
@@ -211,6 +232,12 @@ MODELS = {
     "a billion layers by kind": config(
         model_type="gpt_neo", attention_types=[[["global", "local"], 10**9]]
     ),
+    **{
+        f"rope with theta {value!r}": config(
+            rope_parameters={"rope_type": "default", "rope_theta": value}
+        )
+        for value in (0, -1.0, float("nan"), "wide", None)
+    },
     "rope of an unknown kind": config(rope_scaling={"rope_type": "wild", "factor": 2.0}),
     "no tokenizer": without("tokenizer.json", "tokenizer_config.json"),
     "tokenizer cut short": text("tokenizer.json", '{"version": "1.0", "mod'),
@@ -339,6 +366,29 @@ def test_texts(name, refused, tiny_llama, tmp_path):
     refused("compress", tiny_llama, "--data", file, "--out", tmp_path / "out", *rest)
 
 
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".json", ".parquet"])
+def test_a_line_of_a_gigabyte_is_not_read_where_its_tokens_do_not_fit(
+    ending, refused, tiny_llama, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "free_memory", lambda: (2 if ending == ".parquet" else 16) * 10**9)
+    monkeypatch.setitem(files.READERS, ending, lambda _: pytest.fail("it was read"))
+    file = tmp_path / f"text{ending}"
+    with file.open("wb") as made:
+        made.truncate(2**30)
+    said = refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
+    assert "are free" in said
+
+
+def test_a_text_whose_tokens_do_not_fit_is_not_tokenised(
+    refused, tiny_llama, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tokens, "free_memory", lambda: 10**7)
+    file = tmp_path / "text.txt"
+    file.write_text("Once " * 20_000)
+    said = refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
+    assert "100,000 characters take 13.0 MB" in said
+
+
 @pytest.mark.parametrize("target", ["nothing", "folder", "itself"])
 def test_texts_that_are_links(target, refused, tiny_llama, tmp_path):
     (tmp_path / "folder").mkdir()
@@ -373,10 +423,15 @@ FIELDS: dict[str, tuple] = {
     "options": (5, [1], {"nothing": 1}, {"scores": "x"}, {"scores": None}, {5: 5}),
     "policy_options": (5, [1], {"nothing": 1}, {5: 5}),
     "overrides": (5, [1], {"0.mlp": 0}, {"0.mlp": LARGE}, {"99.mlp": 4}, {"mlp": 4}, {5: 5}),
+    "target": ("lama.cpp", 5, None, "", True, [], {"name": "vllm"}),
     "nothing": (1,),
     "methd": ("a3",),
 }
 RECIPES = [(name, value) for name, values in FIELDS.items() for value in values]
+
+
+def test_every_field_of_a_recipe_has_bad_values():
+    assert lrcore.Recipe.__dataclass_fields__.keys() - FIELDS.keys() == set()
 
 
 @pytest.mark.parametrize(("name", "value"), RECIPES, ids=lambda value: repr(value)[:20])

@@ -1,8 +1,9 @@
 """What all figures share: colours, the layout they start from, axes over layers."""
 
-import json
 import math
 from typing import Any
+
+import lrcore
 
 from ..numbers import THIN
 
@@ -31,14 +32,14 @@ def figure(data: list[dict], height: int, keep: str, **layout: Any) -> str:
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "bgcolor": CLEAR},
         "modebar": {"bgcolor": CLEAR, "orientation": "h"},
     }
-    return json.dumps({"data": data, "layout": base | layout}, default=float)
+    return lrcore.json_text({"data": data, "layout": base | layout}, default=float, nulls=True)
 
 
 def captioned(drawn: str, caption: str) -> str:
     """A figure's JSON with its caption; "" stays empty. It is put before the rest as text, for
     reading a large figure again would be felt at every move of a slider.
     """
-    return f'{{"caption": {json.dumps(caption)}, {drawn[1:]}' if drawn else ""
+    return f'{{"caption": {lrcore.json_text(caption)}, {drawn[1:]}' if drawn else ""
 
 
 def faint(colour: str, opacity: float) -> str:

@@ -39,7 +39,7 @@ class TableJob(Job):
         made = [row for row in rows if row.method != "dense"]
         if all(row.error for row in made):
             raise lrcore.InputError(str(made[0].error))
-        content = json.dumps([row.to_dict() for row in rows])
+        content = lrcore.json_text([row.to_dict() for row in rows], nulls=True)
         lrcore.write_text(folder(store) / f"{reporter.id}.json", content)
         reporter.outcome = lowest(made)
         return []

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...as_json import json_text
 from ...errors import InputError
 from ...files import draft_of
 from ...tensor_files import write_tensors
@@ -156,7 +157,7 @@ class Descent:
             "key": self.key,
             "done": str(self.done),
             "seconds": str(self.seconds),
-            "losses": json.dumps(self.losses),
+            "losses": json_text(self.losses),
         }
         assert self.state is not None  # the caller has looked
         with draft_of(self.state) as draft:

@@ -15,7 +15,6 @@ keys were trained with.
 """
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...account import SizeAndCost
+from ...as_json import json_text
 from ...checkpoints.checkpoint import load
 from ...data import Windows, apart_from, load_texts, make_windows, overlapping
 from ...errors import InputError, Shortage
@@ -121,7 +121,7 @@ def _free(network: PreTrainedModel, dense: PreTrainedModel, chosen: Healing) -> 
 def _key(model: LoadedModel, teacher: LoadedModel, chosen: Healing, windows: Windows) -> str:
     """What a healing is known by: the same one gives the same numbers, wherever its texts lie."""
     said = {name: one for name, one in asdict(chosen).items() if name not in ("data", "test")}
-    identity = json.dumps([model.fingerprint, teacher.fingerprint, said, windows.key, model.dtype])
+    identity = json_text([model.fingerprint, teacher.fingerprint, said, windows.key, model.dtype])
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

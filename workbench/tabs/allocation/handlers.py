@@ -1,7 +1,6 @@
 """What the Allocation tab draws: bars, size and cost summary, live figures, survey."""
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
@@ -55,7 +54,7 @@ async def stream_figures(store: Store, browser: gr.Request) -> AsyncIterator[str
         if figure is not None and other is not None:
             cells |= beside_cells(key, pinned, figure, other)
         if cells and cells != sent:
-            yield json.dumps(cells)
+            yield lrcore.json_text(cells, nulls=True)
             sent = cells
         known = figure is not None and (uniform is None or other is not None)
         if known and not (live.unfinished(browser.session_hash) or live.unfinished(beside)):

@@ -2,12 +2,13 @@
 and the ticked ones are compared.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import gradio as gr
+
+import lrcore
 
 from ... import run_text
 from ...assets import script
@@ -46,7 +47,7 @@ def template() -> str:
     )
     words = escape(run_text.SEARCH_RUNS, quote=True)
     return (
-        f"<div class='runs' data-usual='{json.dumps(usual)}'><div class='runs-tools' hidden>"
+        f"<div class='runs' data-usual='{lrcore.json_text(usual)}'><div class='runs-tools' hidden>"
         f"<input type='search' aria-label='{words}' placeholder='{words}'>"
         f"<details><summary>{run_text.COLUMNS_SHOWN}</summary><div class='columns'>{boxes}</div>"
         "</details><span class='runs-rows' role='status'></span>"
@@ -82,7 +83,7 @@ def wire_link(page: Page, store: Store, title: str) -> None:
 
 def table_value(stamp: str, chosen: list[str], opened: str) -> str:
     """What the table shows beside its rows. Made here: a gr.State has no value in the browser."""
-    return json.dumps([stamp, chosen, opened])
+    return lrcore.json_text([stamp, chosen, opened])
 
 
 def open_compare() -> gr.Tabs:
