@@ -93,20 +93,20 @@ def test_every_policy_of_every_method_is_drawn(workbench, harmful):
 
 
 def test_policies_are_drawn_anew_where_one_sees_them(workbench, harmful):
-    """They take a dozen plans of every method: a slider that is above them need not wait."""
+    """They take a dozen plans of every method: a slider need not wait for them."""
 
     def caption():
         return workbench.locator("#policy-curves .plot-head span").inner_text()
 
     workbench.see("#policies")
     workbench.until(lambda: "30.0% removed" in caption(), "the policies at 30 % are not drawn")
-    workbench.see("#field-ratio")
+    workbench.see("#bars")
     workbench.at_ratio(0.2)
     workbench.answered()
     assert "30.0% removed" in caption()
     workbench.see("#policies")
     workbench.until(lambda: "20.0% removed" in caption(), "the policies are not drawn anew")
-    workbench.see("#field-ratio")
+    workbench.see("#bars")
     workbench.at_ratio(0.3)
 
 
