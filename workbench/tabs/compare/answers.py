@@ -9,7 +9,7 @@ import gradio as gr
 
 import lrcore
 
-from ... import heap, text
+from ... import heap, numbers, text
 from ...components import MOST_TOKENS, Number, Slider, Textbox, panel, whole
 from ...events import DRAWN, QUIET, bind, listen
 from ...keys import model_key
@@ -102,7 +102,7 @@ def same_base(runs: Sequence[lrcore.Run]) -> list[lrcore.Run]:
 
 
 def decoded(speed: Mapping[str, Any] | None) -> str:
-    return "" if speed is None else f" · {text.speed(speed['decode'])}"
+    return "" if speed is None else f" · {numbers.speed(speed['decode'])}"
 
 
 def lay_out(store: Store, ids: list[str], *values: Any) -> list[Any]:
