@@ -57,7 +57,7 @@ test:
 # The long campaigns of docs/reliability.md: hours. LRCORE_SOAK_SEED: other moments and input;
 # LRCORE_SOAK_SHARE=0.1: a tenth of the random input.
 soak: setup
-	$(PYTHON) -m pytest -q -m soak tests/soak tests/fuzz
+	$(PYTHON) -m pytest -q -m soak tests/soak tests/fuzz tests/cli tests/workbench
 
 # What workers of a real Ray cluster on this machine give, and what is left where one is killed: two
 # minutes. Ray is installed for it; `make test` has workers that are only pretended.

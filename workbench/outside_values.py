@@ -96,7 +96,7 @@ def _kind(component: Any) -> str:
         return "true or false"
     if isinstance(component, gr.Dropdown):
         return CHOICES if component.multiselect else CHOICE
-    if isinstance(component, gr.JSON):
+    if isinstance(component, gr.JSON) and isinstance(component.value, dict):
         return "a mapping of names to values"
     return CHOICE if isinstance(component, gr.Radio) else ""
 

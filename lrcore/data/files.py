@@ -52,7 +52,7 @@ def read(path: Path) -> list[str]:
         packed = reader is _parquet  # which counts its texts itself
         size = (COPIES if packed else PER_BYTE) * path.stat().st_size
         remedy = "Take a part of the file, or free memory."
-        raise_unless_free(size, f"The texts of '{path.name}', as tokens,", remedy, free_memory())
+        raise_unless_free(size, f"The texts of '{path.name}'", remedy, free_memory())
         return reader(path)
     except UnicodeDecodeError as error:
         byte = f"byte {error.start} is 0x{error.object[error.start]:02x}"

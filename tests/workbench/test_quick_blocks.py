@@ -1,7 +1,6 @@
 """The Blocks of the page give what Gradio's own give, and do less for it."""
 
 import asyncio
-import re
 from copy import deepcopy
 
 import anyio.to_thread
@@ -99,13 +98,12 @@ def test_a_listener_is_given_what_gradio_gives():
 
     assert given(Blocks) == given(gr.Blocks)
     for wrong in (["<b>a</b>"], [*GIVEN[:5], "no choice"]):
-        said = []
         for kind in (Blocks, gr.Blocks):
             demo = small(kind)
             with pytest.raises((gr.Error, ValueError)) as error:
                 asyncio.run(demo.preprocess_data(event_of(demo), wrong, None))
-            said.append(re.sub("0x[0-9a-f]+", "", str(error.value)))
-        assert said[0] == said[1]
+            sentence = "A field was given what it cannot hold (" in str(error.value)
+            assert sentence == (kind is Blocks)
 
 
 @pytest.fixture(scope="module")

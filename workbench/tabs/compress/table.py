@@ -53,7 +53,7 @@ def layout() -> TableControls:
             start = gr.Button(
                 "Start the table", size="sm", elem_id="start-table", scale=0, min_width=160
             )
-        rows, chosen = panel("table-rows"), gr.JSON(None, visible=False)
+        rows, chosen = panel("table-rows"), gr.JSON({}, visible=False)
     return TableControls(shipped, load, start, rows, chosen)
 
 
