@@ -12,6 +12,7 @@ from sixty_digits import exact, inner, leading, root, rows, squares, trace
 from lrcore.methods.latentllm.joint import rotary_offsets, side_ranks
 
 ROUNDS = 8
+LEAST = 1e-6  # of the largest eigenvalue: where a head counts as one of fewer directions
 ENOUGH = mpmath.mpf(10) ** -9  # of the loss: a round that gains less is the last
 
 
@@ -90,6 +91,8 @@ def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) ->
                     total += row.T * row
         return total
 
+    spectra = [sorted(mpmath.eigsy(k * k.T, eigvals_only=True)) for k, _ in ks]
+    singular = any(values[0] < LEAST * values[-1] for values in spectra)
     shift = means() if centred else mpmath.zeros(size)
     whole = trace(left(None)) + trace(shift)
 
@@ -104,10 +107,13 @@ def joint_scores(e: Exact, metric: Matrix | None, centred: bool, window: int) ->
         )
 
     def error(small: Any, factor: Any, _rank: int) -> Number:
-        # keys with an identity block in every head may lose what shifts all scores of a query
-        return e_of_scores(e, small, qs, ks, turns, half, mean, centred, factor.per_head)
+        # with an identity block in every head, one of fewer directions than columns may lose what
+        # shifts all scores of a query alike
+        return e_of_scores(
+            e, small, qs, ks, turns, half, mean, centred, factor.per_head and singular
+        )
 
-    return Objective(error, best, whole)
+    return Objective(error, best, whole, bound=False)
 
 
 def e_of_scores(
@@ -202,4 +208,4 @@ def joint_values(e: Exact, metric: Matrix | None, centred: bool) -> Objective:
             total += squares(out + bias_of(e.layer.attention.o) - bias_of(small.attention.o))
         return total
 
-    return Objective(error, best, whole)
+    return Objective(error, best, whole, bound=False)

@@ -39,12 +39,14 @@ NOISE = 1e-8
 @dataclass(frozen=True)
 class Objective:
     """error: of a layer with this slot at a rank, given with the slot's factor. best: the least
-    that it can be there. whole: of a layer without the slot.
+    that it can be there. whole: of a layer without the slot. bound: whether nothing can be below
+    the best; another path of an alternation can.
     """
 
     error: Callable[[Layer, Any, int], Number]
     best: Callable[[Any, int], Number]
     whole: Number
+    bound: bool = True
 
     def __add__(self, other: "Objective") -> "Objective":
         """Both together, where one solution is the best of either."""

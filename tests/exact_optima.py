@@ -48,8 +48,8 @@ def above_the_least(
                 continue
             error, best = objective.error(small, factor, rank), objective.best(factor, rank)
             allowed = SHARE * best + ROUNDING * objective.whole
-            below = best - error if kind == "well_conditioned" else 0  # what no solution can be
-            if error - best > allowed or below > allowed:
+            bound = objective.bound and kind == "well_conditioned"
+            if error - best > allowed or (bound and best - error > allowed):
                 numbers = (mpmath.nstr(one, 8) for one in (error, best, objective.whole))
                 found.append(f"{slot} at {rank}: {' '.join(numbers)}")
     return found
