@@ -134,7 +134,7 @@ class CompressedAttention(nn.Module):
             return cos.unsqueeze(1), sin.unsqueeze(1)
         # 1, or what scaled frequencies (YaRN) multiply queries and keys by
         still = getattr(getattr(self, "rotary", None), "attention_scaling", 1.0)
-        pairs = self.rotary_pairs
+        pairs = self.rotary_pairs.long()  # ONNX Runtime gathers by no narrower integers
         columns = torch.cat((pairs, pairs + self.head_size // 2), dim=1)  # [n_kv, qk_size]
         without = (pairs < 0).repeat(1, 2)
         cos, sin = (
