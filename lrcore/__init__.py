@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .cancellation import cancellable
     from .checkpoints.card import Usage, model_card
     from .checkpoints.checkpoint import load, save
-    from .checkpoints.export import export, push
+    from .checkpoints.export import Exported, export, export_for, push
     from .checkpoints.fitting import check_target
     from .checkpoints.gguf_file import GgufFile, export_gguf
     from .checkpoints.mla import MlaFolder, export_mla
@@ -129,7 +129,7 @@ _HOMES = {
     "calibration.preview": "text_head",
     "checkpoints.card": "Usage model_card",
     "checkpoints.checkpoint": "load save",
-    "checkpoints.export": "export push",
+    "checkpoints.export": "Exported export export_for push",
     "checkpoints.fitting": "check_target",
     "checkpoints.gguf_file": "GgufFile export_gguf",
     "checkpoints.mla": "MlaFolder export_mla",
@@ -292,6 +292,7 @@ __all__ = [
     "EvaluationSettings",
     "ExpertPruning",
     "ExpertsPruned",
+    "Exported",
     "Factorisation",
     "GenerationSettings",
     "GgufFile",
@@ -351,6 +352,7 @@ __all__ = [
     "evidence_key",
     "evidence_tokens",
     "export",
+    "export_for",
     "export_gguf",
     "export_mla",
     "factorise",

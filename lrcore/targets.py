@@ -50,7 +50,7 @@ class Target:
     @property
     def takes_code(self) -> bool:
         """Whether a folder with its code goes there, which any model can be."""
-        return self.format == "transformers" and not self.stock
+        return self.format in ("transformers", "vllm") and not self.stock
 
     @property
     def runs(self) -> str:
@@ -72,7 +72,8 @@ TARGETS: dict[str, Target] = {
         Target(
             "vllm",
             "vLLM by its backend for transformers",
-            frozenset({PAIRS, NARROWER_MLPS, BIASED_MLPS}),
+            frozenset({PAIRS, QUANTISED, NARROWER_MLPS, BIASED_MLPS}),
+            format="vllm",
         ),
         Target(
             "llama.cpp",

@@ -78,7 +78,8 @@ def pipeline(folder: Path) -> bool:
     how = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
     text = made(PROMPT, **how, return_full_text=False)[0]["generated_text"]
     network, tokenizer = load(folder)
-    return bool(text == tokenizer.decode(said(network, tokenizer, PROMPT)[0]))
+    ids = said(network, tokenizer, PROMPT)[0]
+    return bool(text == tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def padded(folder: Path) -> bool:
@@ -164,6 +165,29 @@ def adapted(folder: Path) -> bool | str:
     return fell and torch.allclose(logits(*load(out)), before, atol=1e-3)
 
 
+def merged(folder: Path) -> bool | str:
+    """LoRA on all linear modules, away from zero, changes the logits; merged, saved and loaded it
+    gives those to 1e-3.
+    """
+    from peft import LoraConfig, get_peft_model
+    from peft.utils.error import NoMatchingPeftModuleError
+
+    network, tokenizer = load(folder)
+    plain, out = logits(network, tokenizer), folder / "lora"
+    chosen = LoraConfig(
+        r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False
+    )
+    try:
+        adapted = get_peft_model(network, chosen).eval()
+    except NoMatchingPeftModuleError:
+        return "nothing to train"
+    with_them = logits(adapted, tokenizer)
+    adapted.merge_and_unload().save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    again = torch.allclose(logits(*load(out)), with_them, atol=1e-3)
+    return again and not torch.allclose(with_them, plain, atol=1e-3)
+
+
 def change(network: Any, tokenizer: Any, before: torch.Tensor) -> str:
     """The change of the logits, in the Frobenius norm; nothing where not one has changed."""
     moved = float((logits(network, tokenizer) - before).norm() / before.norm())
@@ -238,12 +262,26 @@ USES: dict[str, Callable[[Path], bool | str]] = {
     '`device_map="auto"`': placed,
     "`torch.compile`": compiled,
     "`save_pretrained` again": saved_again,
+    "PEFT, LoRA, merged": merged,
     "trl, `SFTTrainer`": tuned,
     "trl with PEFT, merged": adapted,
     "torchao, 8-bit weights": torchao,
     "bitsandbytes, 8 bits": bitsandbytes,
     "lm-eval, `--model hf`": lm_eval,
     "ONNX, by `torch.onnx.export`": onnx,
+}
+
+
+# What a use needs beside what this project needs itself
+NEEDS = {
+    "PEFT, LoRA, merged": "peft",
+    '`device_map="auto"`': "accelerate",
+    "trl, `SFTTrainer`": "trl",
+    "trl with PEFT, merged": "trl",
+    "torchao, 8-bit weights": "torchao",
+    "bitsandbytes, 8 bits": "bitsandbytes",
+    "lm-eval, `--model hf`": "lm_eval",
+    "ONNX, by `torch.onnx.export`": "onnxruntime",
 }
 
 

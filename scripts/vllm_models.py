@@ -108,7 +108,7 @@ def written(folder: Path, models: list[str], only: list[str]) -> None:
             sentence = list(model.tokenizer(runs.SENTENCE).input_ids)
             asked = {"prompts": prompts, "sentence": sentence, "tokens": runs.TOKENS}
             with tempfile.TemporaryDirectory() as place:
-                out = lrcore.export(model, Path(place) / "out")
+                out = lrcore.export_for(model, Path(place) / "out", "vllm").path
                 size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
                 answer = ask(python, out, asked)
             cell = runs.Cell(why=answer.get("error", ""), bytes=size)

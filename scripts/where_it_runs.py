@@ -154,7 +154,7 @@ TARGETS: dict[str, Callable[[lrcore.LoadedModel, Path], Runner]] = {
 
 
 def structures(
-    name: str, samples: int = 32, only: Collection[str] = ()
+    name: str, samples: int = 32, only: Collection[str] = (), seq_len: int = 256
 ) -> Iterator[tuple[str, lrcore.LoadedModel]]:
     """The models to export, one after the other. only: titles, where not all are wanted."""
     dense = lrcore.load(name)
@@ -163,7 +163,7 @@ def structures(
             continue
         model = dense
         if changes is not None:
-            recipe = lrcore.Recipe(name, samples=samples, seq_len=256, ratio=RATIO, **changes)
+            recipe = lrcore.Recipe(name, samples=samples, seq_len=seq_len, ratio=RATIO, **changes)
             model = lrcore.compress(dense, recipe)
         if "4 bits" in title:
             model = lrcore.quantise(model, 4)

@@ -2,29 +2,22 @@
 
 import lrcore
 
-WITH_CODE, STOCK = "transformers", "transformers-stock"
+WITH_CODE = "transformers"
 COSTS = "At this budget perplexity is predicted to be {}; {} where any form may be used ({})."
+COSTS_UNKNOWN = (
+    "What that costs in perplexity is predicted once slots are probed: choose the policy probed. "
+    "Or compress with the target and without, and compare the runs."
+)
 
-
-# What an export is, by the target that it is for; vLLM takes the first
+# What an export is, by the target that it is for
 FORMATS = {
     "transformers": "folder with its code",
     "transformers-stock": "stock architecture, without code",
+    "vllm": "folder for vLLM, with its code",
     "mla": "latent attention (youtu), without code",
     "llama.cpp": "GGUF file in f16",
 }
 FILE_NOT_PUSHED = "A GGUF file is not pushed: upload it with `hf upload`, or choose a folder."
-
-
-def formats(stock: bool) -> list[tuple[str, str]]:
-    """What the list of formats offers; stock: whether a stock architecture has the ranks."""
-    return [(words, name) for name, words in FORMATS.items() if stock or name != STOCK]
-
-
-def format_of(recipe: lrcore.Recipe, stock: bool) -> str:
-    """The format that a recipe's target takes."""
-    own = recipe.target if recipe.target in FORMATS else WITH_CODE
-    return WITH_CODE if own == STOCK and not stock else own
 
 
 def of_target(name: str) -> str:

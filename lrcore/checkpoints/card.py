@@ -37,13 +37,15 @@ _LICENCE = ("license", "license_name", "license_link")
 
 @dataclass(frozen=True)
 class Usage:
-    """How an export is loaded: with no code of ours (stock), by which class of transformers; and
-    the modules of its layers that LoRA can train, by the names that PEFT takes.
+    """How an export is loaded: with no code of ours (stock), by which class of transformers; the
+    modules of its layers that LoRA can train, by the names that PEFT takes; and what had to be done
+    to the model, a clause each.
     """
 
     stock: bool = False
     loader: str = "AutoModelForCausalLM"
     lora: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def model_card(
@@ -80,6 +82,7 @@ def model_card(
     parts = [
         f"# {title}\n\n{_opening(base, parameters, provenance.history)}",
         f"Note: {note}." if (note := note_of(Path(folder))) else "",
+        _changed(usage.notes),
         _usage(usage),
         "" if provenance.account is None else _account(provenance.account),
         _measured(results),
@@ -187,6 +190,13 @@ def _usage(usage: Usage) -> str:
         f"AutoTokenizer.from_pretrained(folder{trust})\n```\n\n{why} "
         f"{_lora(usage.lora)}"
     )
+
+
+def _changed(notes: Sequence[str]) -> str:
+    """What the export had to do, and what size and cache remain."""
+    lines = "\n".join(f"- {note}" for note in notes)
+    words = "The model computes the same as the one that it was made of:"
+    return f"## What this export changed\n\n{words}\n\n{lines}" if notes else ""
 
 
 def _lora(names: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ stock.py) needs no code at all. Both load by `lrcore.load` too.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,43 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import InputError, quoted
+from ..errors import InputError, quoted, unknown
+from ..layer import Layer
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import CONFIG, auto_class, write_config
 from ..models.layers import layer_shapes, projection_paths
 from ..models.load import LoadedModel
 from ..models.per_layer import DENSE_SIZES, UNEVEN, sizes_by_layer, values_of
-from ..models.structure import structure
+from ..models.structure import sliced_modules, structure
 from ..models.weights import MARK, read_json
+from ..targets import TARGETS
 from .card import Usage, model_card
 from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
+from .filling import expert_width_of, width_of
+from .notes import Changes
 from .paths import names_a_path, public_model
 from .portable import modeling_source
 from .stock import write_stock
+from .whole import Stays, whole_model
 
+KV_HEADS = "num_key_value_heads"
+NOT_IN_VLLM = "vLLM cannot run this model"
 MODELING = "modeling_lowrank"
 CLASS, BODY, CONFIG_CLASS = "LowRankForCausalLM", "LowRankModel", "LowRankConfig"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written folder.
+
+    parameters: numbers in it. kv_values: cached numbers per token. notes: what had to be done to
+    the model, a clause each; none where it is as it was.
+    """
+
+    path: Path
+    parameters: int
+    kv_values: int
+    notes: tuple[str, ...]
 
 
 def export(
@@ -44,32 +66,74 @@ def export(
     it appears whole or not at all.
 
     results: measurements for the card, as `Evaluation.to_dict` gives them. stock: write an
-    architecture of transformers with no code of ours; raises InputError with the reasons where the
-    model does not fit one. shard: largest weight file, such as "5GB". The card's title is the
-    model's name, or the new folder's where the model came from a folder. What is written names
-    files and folders of this machine without their paths.
-    Loaded with the dtype it was saved in, its logits are bit-identical, but for a sliced model as a
-    stock one, whose norms round otherwise. Folders are refused as by `save`.
+    architecture of transformers with no code of ours, as `export_for` does. shard: largest weight
+    file, such as "5GB". The card's title is the model's name, or the new folder's where the model
+    came from a folder. What is written names files and folders of this machine without their paths.
+    Loaded with the dtype it was saved in, its logits are bit-identical, but for a model that had to
+    be changed, and a sliced one as a stock one, whose norms round otherwise. Folders are refused as
+    by `save`.
     """
+    target = "transformers-stock" if stock else "transformers"
+    return export_for(model, folder, target, results, overwrite, shard).path
 
+
+def export_for(
+    model: LoadedModel,
+    folder: str | Path,
+    target: str,
+    results: Sequence[Mapping[str, Any]] = (),
+    overwrite: bool = False,
+    shard: str = SHARD,
+) -> Exported:
+    """`export` for a target that takes a folder of the model's family: "transformers",
+    "transformers-stock" or "vllm"; and what had to be done, which the card says too.
+
+    What the target has no place for is multiplied out or filled with zeros, which changes nothing
+    of what the model computes. Raises InputError with the reason where a model has no such form.
+    """
+    if target not in FOLDERS:
+        raise unknown("target of a folder", target, FOLDERS)
     from_files = Path(model.name).expanduser().exists()
     public = public_model(model)
     title = Path(folder).name if from_files else public.name
+    written: list[Exported] = []
 
     def write(draft: Path) -> None:
-        if stock:
-            write_stock(public, draft, shard)
-        else:
-            write_checkpoint(public, draft, shard)
-            _add_code(public, draft)
+        there, changes = FOLDERS[target](public, draft, shard)
+        numbers, cached = changes.parameters[1], changes.cached[1]
+        notes = tuple(changes.clauses())
         loader = auto_class(public.network.config).__name__
-        usage = Usage(stock, loader, lora_targets(public.network))
-        card = model_card(
-            title, public.folder, public.provenance, public.size.parameters, results, usage
-        )
+        usage = Usage(TARGETS[target].stock, loader, lora_targets(there.network), notes)
+        card = model_card(title, public.folder, public.provenance, numbers, results, usage)
         (draft / "README.md").write_text(card, encoding="utf-8")
+        written.append(Exported(draft, numbers, cached, notes))
 
-    return write_folder(folder, overwrite, write)
+    path = write_folder(folder, overwrite, write)
+    return replace(written[-1], path=path)
+
+
+def _with_code(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedModel, Changes]:
+    write_checkpoint(model, folder, shard)
+    _add_code(model, folder)
+    return model, Changes.none("folder", model.size.parameters, model.size.kv_values)
+
+
+def _for_vllm(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedModel, Changes]:
+    if sliced_modules(model.network):
+        raise InputError(
+            f"{NOT_IN_VLLM}: its residual stream is sliced. Export it with --stock where that is "
+            "possible, and serve that folder."
+        )
+    there, changes = whole_model(model, Stays(matrices=True, widths=True), NOT_IN_VLLM)
+    _with_code(there, folder, shard)
+    return there, changes
+
+
+FOLDERS: Mapping[str, Callable[[LoadedModel, Path, str], tuple[LoadedModel, Changes]]] = {
+    "transformers": _with_code,
+    "transformers-stock": write_stock,
+    "vllm": _for_vllm,
+}
 
 
 def _add_code(model: LoadedModel, folder: Path) -> None:
@@ -98,26 +162,36 @@ def _add_code(model: LoadedModel, folder: Path) -> None:
 
 
 def uneven_sizes(network: PreTrainedModel) -> dict[str, dict[str, Any]]:
-    """`per_layer_config` of transformers: by layer, as its config names them, the width of the MLP
-    and the size of the heads where they differ from the config's, beside what the dense model has.
+    """`per_layer_config` of transformers: by layer, as its config names them, the widths of the MLP
+    and of routed experts, and the number and size of heads, where they differ from the config's,
+    beside what the dense model has.
 
     Heads whose keys and values have two sizes, or are cached as latents, have no size there.
     """
-    row, text = architecture_of(network), text_config(network)
-    names = (row.width, "head_dim" if values_of(text, "head_dim") else None)
+    text = text_config(network)
     sizes = {str(index): own for index, own in (sizes_by_layer(text) or {}).items()}
     for index in range(len(decoder_layers(network))):
-        layer = layer_shapes(network, index)
-        a, m = layer.attention, layer.mlp
-        width = None if m is None else m.up.weight.shape[0]
-        even = a.qk_size == a.v_size and not a.latent and not a.summed
-        head = a.qk_size if even else a.head_size
-        # a width of None in a config is four times that of the stream
-        whole = (getattr(text, row.width or "", None) or 4 * text.hidden_size, a.head_size)
-        own = zip(names, (width, head), whole, strict=True)
-        changed = {name: size for name, size, full in own if name and size and size != full}
+        own = _sizes_of(network, layer_shapes(network, index))
+        changed = {name: size for name, (size, full) in own.items() if size and size != full}
         sizes |= {str(index): sizes.get(str(index), {}) | changed} if changed else {}
     return sizes
+
+
+def _sizes_of(network: PreTrainedModel, layer: Layer) -> dict[str, tuple[int, int]]:
+    """What a layer has by field of the config, and what the config says."""
+    row, text, a = architecture_of(network), text_config(network), layer.attention
+    even = a.qk_size == a.v_size and not a.latent and not a.summed
+    # a width of None in a config is four times that of the stream
+    width = getattr(text, row.width or "", None) or 4 * text.hidden_size
+    routed = getattr(text, row.expert_width or "", None) or 0
+    own = {row.width: (width_of(layer), width), row.expert_width: (expert_width_of(layer), routed)}
+    if values_of(text, "head_dim"):
+        own["head_dim"] = (a.qk_size if even else a.head_size, a.head_size)
+    if a.kept_heads is not None:  # else they are as many as the family has in such a layer
+        n_q = text.num_attention_heads
+        n_kv = getattr(text, KV_HEADS, None) or n_q
+        own |= {"num_attention_heads": (a.n_q, n_q), KV_HEADS: (a.n_kv, n_kv)}
+    return {name: sizes for name, sizes in own.items() if name is not None}
 
 
 def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from .gguf_families import GgufFamily
 from .gguf_fit import UNEVEN, LayerFacts, file_family, layer_facts, rotary_factors
 from .gguf_layers import named_tensors
 from .gguf_vocabulary import vocabulary
+from .notes import Changes, Filled
 from .paths import without_paths
 from .plain import window_of
 
@@ -100,9 +101,9 @@ def _settings(model: LoadedModel, family: GgufFamily, layers: list[LayerFacts]) 
         "block_count": len(layers),
         "context_length": min(context, window_of(model.network) or context),
         "embedding_length": embedding.embedding_dim,
-        "feed_forward_length": [_width(family, layers) or one.width for one in layers],
-        "attention.head_count": [one.heads for one in layers],
-        "attention.head_count_kv": [one.kv_heads for one in layers],
+        "feed_forward_length": [one.width_there for one in layers],
+        "attention.head_count": [one.kv_heads_there * one.group for one in layers],
+        "attention.head_count_kv": [one.kv_heads_there for one in layers],
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "attention.key_length": size,
         "attention.value_length": size,
@@ -123,11 +124,6 @@ def _settings(model: LoadedModel, family: GgufFamily, layers: list[LayerFacts]) 
     }
 
 
-def _width(family: GgufFamily, layers: list[LayerFacts]) -> int | None:
-    """To which width every MLP is filled with zeros; None where each keeps its own."""
-    return None if family.plain else max(one.width for one in layers)
-
-
 def _write(
     model: LoadedModel, path: Path, family: GgufFamily, kind: str, settings: Mapping[str, Any]
 ) -> list[tuple[int, ...]]:
@@ -138,8 +134,9 @@ def _write(
     def tensors() -> Iterator[tuple[str, Tensor]]:
         if factors := rotary_factors(model.network):
             yield "rope_freqs.weight", torch.tensor(factors)
-        width = None if family.plain else settings[f"{family.name}.feed_forward_length"]
-        yield from named_tensors(model.network, family, width)
+        names = ("feed_forward_length", "attention.head_count_kv")
+        even = (None if family.plain else settings[f"{family.name}.{name}"] for name in names)
+        yield from named_tensors(model.network, family, *even)
 
     writer = gguf.GGUFWriter(path, family.name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -202,19 +199,15 @@ def _notes(
     model: LoadedModel, layers: list[LayerFacts], kind: str, shapes: list[tuple[int, ...]]
 ) -> Iterator[str]:
     """What was done to a model, and what of its savings is lost with it."""
-    if factored := sum(one.factored for one in layers):
-        yield f"{factored} low-rank or quantised matrices were multiplied out"
-    if narrowed := sum(one.narrowed for one in layers):
-        yield f"the heads of {narrowed} layers were filled with zeros to their full size"
-    widest = _width(file_family(model.network, layers), layers)
-    if filled := sum(one.width < (widest or 0) for one in layers):
-        yield f"the MLPs of {filled} layers were filled with zeros to the widest, {widest}"
-    numbers, own = sum(map(prod, shapes)), model.size.parameters
-    if numbers != own:
-        yield f"the file has {numbers:,} parameters, the model {own:,}"
-    cached, there = (sum(getattr(o, n) for o in layers) for n in ("cached", "cached_there"))
-    if cached < there:
-        yield f"the cache holds {there:,} numbers per token instead of {cached:,}"
+    yield from Changes(
+        "file",
+        factored=sum(one.factored for one in layers),
+        narrowed=sum(one.narrowed for one in layers),
+        heads=Filled.of([(one.kv_heads, one.kv_heads_there) for one in layers]),
+        widths=Filled.of([(one.width, one.width_there) for one in layers]),
+        parameters=(model.size.parameters, sum(map(prod, shapes))),
+        cached=(sum(one.cached for one in layers), sum(one.cached_there for one in layers)),
+    ).clauses()
     odd = sum(len(shape) > 1 and shape[1] % _BLOCK > 0 for shape in shapes)
     if kind == "q8_0" and odd:
         yield f"{odd} matrices are f16, since their rows are no multiple of {_BLOCK}"

@@ -24,15 +24,17 @@ UNEVEN = "deci"
 class LayerFacts:
     """What one layer is in a file.
 
-    width: of its MLP. biased: beyond queries, keys and values. factored: matrices to be multiplied
-    out. narrowed: heads to be filled. cached: numbers per token in the cache of the model itself;
-    cached_there: in that of llama.cpp.
+    width: of its MLP; width_there, kv_heads_there: in the file. biased: beyond queries, keys and
+    values. factored: matrices to be multiplied out. narrowed: heads to be filled. cached: numbers
+    per token in the cache of the model itself; cached_there: in that of llama.cpp.
     """
 
-    heads: int
+    group: int
     kv_heads: int
+    kv_heads_there: int
     head_size: int
     width: int
+    width_there: int
     biased: bool
     factored: int
     narrowed: bool
@@ -40,7 +42,7 @@ class LayerFacts:
 
     @property
     def cached_there(self) -> int:
-        return 2 * self.kv_heads * self.head_size
+        return 2 * self.kv_heads_there * self.head_size
 
 
 def layer_facts(network: PreTrainedModel) -> list[LayerFacts]:
@@ -55,12 +57,10 @@ def layer_facts(network: PreTrainedModel) -> list[LayerFacts]:
         if reason:
             raise InputError(f"llama.cpp cannot run this model: in layer {index} {reason}.")
         facts.append(_facts(layer))
-    if not family.plain and len({(one.heads, one.kv_heads) for one in facts}) > 1:
-        raise InputError(
-            f"llama.cpp cannot run this model: its layers differ in their number of heads, and "
-            f"its {family.name} has one for all."
-        )
-    return facts
+    if family.plain:
+        return facts
+    width, kv_heads = (max(getattr(one, name) for one in facts) for name in ("width", "kv_heads"))
+    return [replace(one, width_there=width, kv_heads_there=kv_heads) for one in facts]
 
 
 def _family_misfit(layer: Layer, family: GgufFamily) -> str:
@@ -94,11 +94,14 @@ def _refusal(network: PreTrainedModel) -> str:
 def _facts(layer: Layer) -> LayerFacts:
     a, m = layer.attention, layer.mlp
     assert m is not None  # refused before
+    width = len(m.up.weight)
     return LayerFacts(
-        heads=a.n_q,
+        group=a.group,
         kv_heads=a.n_kv,
+        kv_heads_there=a.n_kv,
         head_size=a.head_size,
-        width=m.up.weight.shape[0],
+        width=width,
+        width_there=width,
         biased=any(p is not None and p.bias is not None for p in (a.o, m.gate, m.up, m.down)),
         factored=sum(not isinstance(p, Linear) for p in layer.matrices().values()),
         narrowed=(a.qk_size, a.v_size) != (a.head_size, a.head_size),
@@ -111,7 +114,7 @@ def file_family(network: PreTrainedModel, layers: list[LayerFacts]) -> GgufFamil
     `deci`.
     """
     family = GGUF_FAMILIES[text_config(network).model_type]
-    uneven = len({(one.heads, one.kv_heads, one.width) for one in layers}) > 1
+    uneven = len({(one.group, one.kv_heads, one.width) for one in layers}) > 1
     # a qwen2 has no place for these
     more = any(one.biased for one in layers) or bool(rotary_factors(network))
     if family.plain and (uneven or (more and not family.neighbours)):

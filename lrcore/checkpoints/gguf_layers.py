@@ -6,15 +6,16 @@ computes.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..layer import Attention, Layer, Linear, heads, merge_output_heads, output_heads
+from ..layer import Layer, Linear
 from ..models.architectures import architecture_of, decoder_layers
 from ..models.layers import read_layer
 from ..models.offload import present
+from .filling import dense_projection, filled_heads, filled_mlp
 from .gguf_families import GgufFamily
 
 NAMES = {
@@ -29,12 +30,12 @@ NAMES = {
 
 
 def named_tensors(
-    network: PreTrainedModel, family: GgufFamily, width: int | None
+    network: PreTrainedModel, family: GgufFamily, width: int | None, kv_heads: int | None
 ) -> Iterator[tuple[str, Tensor]]:
     """The name and tensor [out, in] or [d] of every weight, one layer at a time; a tied head once,
     where the family allows that.
 
-    width: to which all MLPs are filled with zeros; None: each has its own.
+    width, kv_heads: to which all MLPs and heads are filled with zeros; None: each has its own.
     """
     row = architecture_of(network)
     embedding: Tensor = network.get_input_embeddings().weight
@@ -44,7 +45,7 @@ def named_tensors(
             for name, norm in family.norms.items():
                 yield f"blk.{index}.{name}.weight", _weight(module, norm) + row.norm_offset
             layer = read_layer(network, index)
-            for name, linear in dense_layer(layer, family.neighbours, width).items():
+            for name, linear in dense_layer(layer, family.neighbours, width, kv_heads).items():
                 yield f"blk.{index}.{NAMES[name]}.weight", linear.weight
                 if linear.bias is not None:
                     yield f"blk.{index}.{NAMES[name]}.bias", linear.bias
@@ -65,62 +66,24 @@ def _weight(module: nn.Module, path: str) -> Tensor:
     return weight
 
 
-def dense_layer(layer: Layer, neighbours: bool, width: int | None = None) -> dict[str, Linear]:
-    """The projections of a layer by name, multiplied out, with whole heads; an MLP narrower than
-    `width` is filled with neurons of zero.
+def dense_layer(
+    layer: Layer, neighbours: bool, width: int | None = None, kv_heads: int | None = None
+) -> dict[str, Linear]:
+    """The projections of a layer by name, multiplied out, with whole heads; filled with neurons and
+    heads of zero up to `width` and `kv_heads`, where they are given.
     """
-    dense = {name: Linear(p.weight, p.bias) for name, p in layer.matrices().items()}
-    a = layer.attention
-    for name in "qkv":
-        dense[name] = _whole(dense[name], a, name)
-    dense["o"] = Linear(_whole_outputs(dense["o"].weight, a), dense["o"].bias)
+    a, m = layer.attention, layer.mlp
+    assert m is not None  # refused before
+    a = filled_heads(a, kv_heads or a.n_kv)
+    m = filled_mlp(m, width or len(m.up.weight))
+    whole = replace(layer, attention=a, mlp=m)
+    dense = {name: dense_projection(p) for name, p in whole.matrices().items()}
     for name in "qk" if neighbours else "":
         count = a.n_q if name == "q" else a.n_kv
         weight, bias = dense[name].weight, dense[name].bias
         ordered = None if bias is None else side_by_side(bias, count)
         dense[name] = Linear(side_by_side(weight, count), ordered)
-    missing = 0 if width is None else width - dense["up"].weight.shape[0]
-    for name in ("gate", "up", "down") if missing else ():
-        space = (0, missing) if name == "down" else (0, 0, 0, missing)
-        dense[name] = Linear(nn.functional.pad(dense[name].weight, space), dense[name].bias)
     return dense
-
-
-def _whole(linear: Linear, a: Attention, name: str) -> Linear:
-    """Queries, keys or values with head_size rows per head: those that are gone are zero."""
-    places, count = _places(a, name), a.n_q if name == "q" else a.n_kv
-    if places is None:
-        return linear
-    bias = None if linear.bias is None else _spread(linear.bias, places, count, a.head_size)
-    return Linear(_spread(linear.weight, places, count, a.head_size), bias)
-
-
-def _places(a: Attention, name: str) -> Tensor | None:
-    """Where the rows of every head stand in a whole head, [heads, size]; None where it is whole."""
-    if name == "v":
-        rows = torch.arange(a.v_size).expand(a.n_kv, -1)
-        return None if a.v_size == a.head_size else rows
-    if a.rotary_pairs is None:
-        return None
-    pairs = a.rotary_pairs.long().cpu()
-    rows = torch.cat((pairs, pairs + a.head_size // 2), dim=1)
-    return rows.repeat_interleave(a.group, dim=0) if name == "q" else rows
-
-
-def _spread(tensor: Tensor, places: Tensor, count: int, size: int) -> Tensor:
-    """Rows [count * kept, ...] at their places in heads of `size` rows, [count * size, ...]."""
-    own = heads(tensor, count)
-    whole = own.new_zeros(count, size, *own.shape[2:])
-    for head, rows in enumerate(places.to(own.device)):
-        whole[head, rows] = own[head]
-    return whole.flatten(0, 1)
-
-
-def _whole_outputs(weight: Tensor, a: Attention) -> Tensor:
-    """The output projection [d, n_q * v_size] for whole heads, [d, n_q * head_size]."""
-    missing = a.head_size - a.v_size
-    own = output_heads(weight, a.n_q)
-    return merge_output_heads(torch.nn.functional.pad(own, (0, missing))) if missing else weight
 
 
 def side_by_side(tensor: Tensor, count: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""Stock export: where nothing but the MLPs has become narrower, and evenly so, the model is one
-that transformers already has.
+"""Stock export: a model that transformers already has. Where nothing but the MLPs has become
+narrower, and evenly so, that is the model as it is; whole.py makes the others into one.
 
 So is one whose residual stream was sliced with one rotation, where the family has RMSNorm and a
 head size of its own: a config of that width, every norm with the weight sqrt(d / d') and eps d /
@@ -8,9 +8,9 @@ d', which makes a mean over d' columns one over the d there were.
 
 import copy
 from bisect import bisect_right
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,29 +21,30 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import InputError
 from ..experts import STACKED
 from ..history import StockFit
-from ..layer import ACROSS, LATENT_MATRICES, Layer, Linear
+from ..layer import Layer
 from ..models.architectures import architecture_of, decoder_layers, text_config
 from ..models.config import auto_class, unfilled
-from ..models.layers import experts_path, read_layer
+from ..models.layers import layer_shapes, read_layer
 from ..models.load import LoadedModel
 from ..models.offload import stored_of
-from ..models.stacked import stacked
 from ..models.structure import sliced_modules
-from ..modules.compressed import CompressedAttention, CompressedExperts
+from ..modules.compressed import CompressedAttention
 from ..modules.projections import LowRankLinear, StoredLinear
 from ..modules.sliced import StreamNorm, has_residual_matrices
 from ..plan import RankPlan
 from ..spectra import Slot
-from .checkpoint import SHARD, write_companions, write_weights
+from .checkpoint import write_companions, write_weights
+from .notes import Changes
+from .whole import Stays, whole_model
 
 SLICED_FIELDS = (
     "head_dim",
     "rms_norm_eps",
 )  # config fields of the families that a sliced model can be one of
 ODD_EXPERTS = f"experts whose width is no multiple of {STACKED}, which stacked ones need"
-BIASES = {
-    "llama": "mlp_bias"
-}  # config fields that give a family's MLP the biases that a method may add
+# fields of a config that give all layers of a family the biases that a method may add, and to which
+# projections
+BIASES = {"mlp_bias": ("down",), "attention_bias": "qkvo"}
 
 
 def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
@@ -83,7 +84,7 @@ def stock_fit(model: LoadedModel, plan: RankPlan) -> StockFit:
         mlp
         and any(cost.fixed for cost in mlp.values())
         and not _has_biases(model.network)
-        and family not in BIASES
+        and not hasattr(text_config(model.network), "mlp_bias")
     ):
         reasons.append(
             f"the method adds a bias that a {family} MLP has no place for; a3 and modegpt add none"
@@ -97,20 +98,6 @@ def _is_compressed(network: PreTrainedModel) -> bool:
     return any(
         isinstance(module, CompressedAttention | LowRankLinear | StoredLinear)
         for module in decoder_layers(network).modules()
-    )
-
-
-def _has_its_experts(network: PreTrainedModel) -> bool:
-    """Whether a network of a family with experts has MLPs as wide as its config says: pruned of
-    experts or layers, it is a stock one whatever its widths follow from.
-    """
-    if not architecture_of(network).experts or sliced_modules(network):
-        return False
-    layers = decoder_layers(network)
-    width = text_config(network).intermediate_size
-    mlps = (read_layer(network, index).mlp for index in range(len(layers)))
-    return all(mlp is None or len(mlp.up.weight) == width for mlp in mlps) and not any(
-        isinstance(module, CompressedExperts) for module in layers.modules()
     )
 
 
@@ -173,92 +160,67 @@ def _even_ranks(plan: RankPlan) -> dict[Slot, int]:
     return full | {slot: max(width - width % step, step) for slot in full if slot[1] == "mlp"}
 
 
-def write_stock(model: LoadedModel, folder: Path, shard: str = SHARD) -> None:
-    """Config, weights, tokenizer and generation config of a model that qualifies.
+def write_stock(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedModel, Changes]:
+    """Config, weights, tokenizer and generation config of a model in the modules of its family;
+    returns it in those, and what had to be done.
 
-    Raises InputError with the reasons for another.
+    Raises InputError with the reasons for a model that has no such form.
     """
-    config, native = _stock_network(model.network)
+    family = text_config(model.network).model_type
+    whole, changes = whole_model(model, Stays(), f"This model is no stock {family}")
+    config, native = _stock_network(whole.network)
     config.architectures = [type(native).__name__]
-    state = {
-        name: tensor.detach().cpu() for name, tensor in _stock_state(model.network, native).items()
-    }
+    named = _stock_state(whole.network, native)
+    state = {name: tensor.detach().cpu() for name, tensor in named.items()}
     write_weights(state, folder, shard)
     config.save_pretrained(folder)
     write_companions(model, folder)
+    own, _ = changes.parameters
+    numbers = sum(one.numel() for one in state.values())
+    return whole, replace(changes, parameters=(own, numbers))
 
 
 def _stock_network(network: PreTrainedModel) -> tuple[Any, PreTrainedModel]:
-    """The config and an empty network (on the meta device) of the stock architecture that a
-    compressed network is one of.
+    """The config and an empty network (on the meta device) of the stock architecture that a network
+    with whole heads and even MLPs is one of.
     """
     row, config = architecture_of(network), copy.deepcopy(network.config)
     text = config.get_text_config()
-    family = text.model_type
-    layers = [_facts(read_layer(network, index)) for index in range(len(decoder_layers(network)))]
-    reasons = [] if _has_its_experts(network) else structural_reasons(network)
-    if any(layer.factored for layer in layers):
-        reasons.append("factored or quantised matrices")
-    if any(layer.narrowed for layer in layers):
-        reasons.append("narrower attention heads, or fewer")
-    plain = {width for layer in layers for width in layer.widths}
-    routed = {width for layer in layers for width in layer.expert_widths}
-    for widths in (plain, routed):
-        if len(widths) > 1:
-            reasons.append(f"MLPs of different widths ({min(widths)} to {max(widths)})")
-    if any(width % STACKED for width in routed):
-        reasons.append(ODD_EXPERTS)
-    if not reasons:
-        for field, widths in ((row.width, plain), (row.expert_width, routed)):
-            if field is not None and widths:
-                setattr(text, field, widths.pop())
-        if family in BIASES and any(layer.biased for layer in layers):
-            setattr(text, BIASES[family], True)
-        if outside := sliced_modules(network):
-            narrow = network.get_input_embeddings().embedding_dim
-            norm: Any = outside[row.last_norm]
-            text.head_dim = layers[0].head_size
-            text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
-        config.dtype = network.dtype
-        with torch.device("meta"), unfilled():
-            native = auto_class(config).from_config(
-                config, dtype=network.dtype, attn_implementation=row.kernel
-            )
-        if any(layer.biased for layer in layers) and not _has_biases(native):
-            reasons.append(f"biases that a {family} layer has no place for")
-    if reasons:
-        raise InputError(
-            f"This model is no stock {family}: {'; '.join(reasons)}. Export it with its code, or "
-            "choose even MLP ranks only."
+    outside = sliced_modules(network)
+    if outside and (reasons := _sliced(network)):
+        raise _refused(network, "; ".join(reasons))
+    layers = [layer_shapes(network, index) for index in range(len(decoder_layers(network)))]
+    plain = {layer.mlp.down.weight.shape[1] for layer in layers if layer.mlp is not None}
+    if row.width is not None and len(plain) == 1:  # else every layer has that of the family
+        setattr(text, row.width, plain.pop())
+    for field, names in BIASES.items():
+        biased = any(p.bias is not None for layer in layers for p in layer.held(names))
+        if biased and hasattr(text, field) and field not in row.requires:
+            setattr(text, field, True)
+    if outside:
+        narrow = network.get_input_embeddings().embedding_dim
+        norm: Any = outside[row.last_norm]
+        text.head_dim = layers[0].attention.head_size
+        text.hidden_size, text.rms_norm_eps = narrow, norm.eps * norm.width / narrow
+    config.dtype = network.dtype
+    with torch.device("meta"), unfilled():
+        native = auto_class(config).from_config(
+            config, dtype=network.dtype, attn_implementation=row.kernel
         )
+    if any(_loses_biases(layer, layer_shapes(native, layer.index)) for layer in layers):
+        raise _refused(network, f"biases that a {text.model_type} layer has no place for")
     return config, native
 
 
-class _Facts(NamedTuple):
-    """What decides whether a layer is a stock one.
-
-    widths: of its MLP, none without a dense one; expert_widths: of its routed experts. biased: of
-    its down projections.
-    """
-
-    factored: bool
-    narrowed: bool
-    head_size: int
-    widths: frozenset[int]
-    expert_widths: frozenset[int]
-    biased: bool
+def _loses_biases(own: Layer, there: Layer) -> bool:
+    """Whether a projection has a bias that it has not in another layer."""
+    others = there.matrices()
+    return any(p.bias is not None and others[n].bias is None for n, p in own.matrices().items())
 
 
-def _facts(layer: Layer) -> _Facts:
-    a, downs = layer.attention, layer.held(("down",))
-    factored = any(not isinstance(p, Linear) for p in layer.held({*ACROSS, *LATENT_MATRICES}))
-    sizes = (a.qk_size, a.v_size) != (a.head_size, a.head_size)
-    narrowed = (sizes or a.kept_heads is not None) and not a.kept
-    widths = frozenset(down.weight.shape[1] for down in downs if isinstance(down, Linear))
-    biased = any(down.bias is not None for down in downs)
-    empty = frozenset[int]()
-    own, routed = (empty, widths) if layer.mlp is None else (widths, empty)
-    return _Facts(factored, narrowed, a.head_size, own, routed, biased)
+def _refused(network: PreTrainedModel, reason: str) -> InputError:
+    family = text_config(network).model_type
+    return InputError(f"This model is no stock {family}: {reason}. Export it with its code.")
 
 
 def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str, Tensor]:
@@ -285,9 +247,6 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
                 and isinstance(network.get_submodule(parent), nn.Linear)
             )
             state[name] = (have[name].T if transposed else have[name]).contiguous()
-        elif row.experts and place == experts_path(row):
-            experts = [_beneath(have, f"{parent}.{number}.") for number in range(len(wanted))]
-            state[name] = stacked(module, leaf, experts)
         elif row.gate == row.up == place:
             prefix = parent.removesuffix(row.up) + row.mlp
             state[name] = torch.cat(
@@ -296,14 +255,10 @@ def _stock_state(network: PreTrainedModel, native: PreTrainedModel) -> dict[str,
         elif isinstance(own := network.get_submodule(parent), StreamNorm):
             state[name] = torch.full_like(wanted, (own.width / len(wanted)) ** 0.5, device="cpu")
         else:
+            assert leaf == "bias", name  # all else is in the network
             state[name] = torch.zeros(wanted.shape, dtype=wanted.dtype)
     if not row.experts:
         return state
     # under the names that checkpoints of the family have: other programs know no stacked experts
     named = revert_weight_conversion(native, state)
     return {name: tensor.contiguous() for name, tensor in named.items()}
-
-
-def _beneath(have: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by what follows."""
-    return {name.removeprefix(prefix): t for name, t in have.items() if name.startswith(prefix)}

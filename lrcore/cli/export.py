@@ -24,16 +24,19 @@ class Written:
 
     format: str = setting(
         "auto",
-        "{choices}: what the model's recipe has as target; a folder; a file for llama.cpp, whose "
-        "matrices are dense: factors are multiplied out; or a folder of a youtu, latent attention "
-        "that transformers has.",
-        ("auto", "transformers", "gguf", "mla"),
+        "{choices}: what the model's recipe has as target; a folder; one for vLLM, whose heads are "
+        "alike in all layers; a file for llama.cpp, whose matrices are dense; or a folder of a "
+        "youtu, latent attention that transformers has. What has no place there is multiplied out "
+        "or filled with zeros, and the command says so.",
+        ("auto", "transformers", "vllm", "gguf", "mla"),
     )
     type: str = setting(
         "f16", "Of a GGUF file's matrices: {choices}.", ("f32", "f16", "bf16", "q8_0")
     )
     stock: bool = setting(
-        False, "An architecture of transformers, without code; where the ranks allow it."
+        False,
+        "An architecture of transformers, without code: what it has no place for is multiplied out "
+        "or filled with zeros.",
     )
     push_to_hub: str | None = setting(
         None, "Upload the folder to this repository too.", metavar="OWNER/NAME"
@@ -44,11 +47,20 @@ class Written:
         check_settings(self)
         if self.format == "mla" and self.stock:
             raise InputError("A youtu is stock already. Leave out --stock.")
+        if self.format == "vllm" and self.stock:
+            raise InputError("vLLM takes a stock folder as it is. Leave out --format or --stock.")
         if self.format == "gguf" and (self.stock or self.push_to_hub):
             raise InputError(
                 "--stock and --push-to-hub are for folders; a GGUF file is one file. Leave them "
                 "out, and upload the file with `hf upload`."
             )
+
+    @property
+    def target(self) -> str:
+        """Of `lrcore.export_for`."""
+        if self.stock:
+            return "transformers-stock"
+        return "vllm" if self.format == "vllm" else "transformers"
 
     def of(self, target: Any) -> "Written":
         """With the format of a `lrcore.targets.Target` where none is named.
@@ -57,7 +69,8 @@ class Written:
         """
         if self.format != "auto":
             return self
-        return replace(self, format=target.format, stock=self.stock or target.stock)
+        kind = "transformers" if self.stock and target.takes_code else target.format
+        return replace(self, format=kind, stock=self.stock or target.stock)
 
 
 @app.command()
@@ -80,6 +93,7 @@ def export(
     """Write a Hugging Face folder, or a GGUF file.
 
     The folder loads without this project, by trust_remote_code or, with --stock, without any code.
+    Says what had to be done to the model, and what size and cache remain.
     """
     import lrcore
     from lrcore.checkpoints.export import check_repository, read_results, run_checkpoint
@@ -97,21 +111,22 @@ def export(
         values = _gguf(small, out, how.type)
         show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
         return
-    left: dict[str, Any] = {}
     if how.format == "mla":
-        written = lrcore.export_mla(small, out, results)
-        left = {
-            "parameters": written.parameters,
-            "kv_values_per_token": written.kv_values,
-            "notes": list(written.notes) if as_json else "; ".join(written.notes),
-        }
-        folder = written.path
+        written: Any = lrcore.export_mla(small, out, results)
     else:
-        folder = lrcore.export(small, out, results, how.stock)
+        written = lrcore.export_for(small, out, how.target, results)
     repository = how.push_to_hub
     if repository:
-        repository = lrcore.push(folder, repository, private=not how.public)
-    show(as_json, {"out": str(folder), "results": len(results), "repository": repository} | left)
+        repository = lrcore.push(written.path, repository, private=not how.public)
+    values = {
+        "out": str(written.path),
+        "results": len(results),
+        "repository": repository,
+        "parameters": written.parameters,
+        "kv_values_per_token": written.kv_values,
+        "notes": list(written.notes),
+    }
+    show(as_json, values if as_json else values | {"notes": "; ".join(values["notes"])})
 
 
 def _check_place(out: Path, how: Written) -> None:

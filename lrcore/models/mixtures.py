@@ -81,7 +81,6 @@ MIXTURES: dict[str, Architecture] = {
         experts=True,
         router="feed_forward.router",
         width="intermediate_size_mlp",
-        expert_width="intermediate_size",
         note=f"{KEPT_NOTE} The router scales what its experts read. {_EXPERTS}",
     ),
     "deepseek_v2": Architecture(

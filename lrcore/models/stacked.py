@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..layer import MLP, Linear
 
@@ -78,3 +78,12 @@ def stacked(native: Any, leaf: str, experts: Sequence[Mapping[str, Tensor]]) -> 
             joined[_rows(layout, len(one), place)] = one
         whole.append(joined.T if layout.transposed and kind == "weight" else joined)
     return torch.stack(whole)
+
+
+def fill_stacked(native: Any, experts: Sequence[Mapping[str, Tensor]]) -> None:
+    """Give a stacked module the parameters [experts, ...] made of those of its experts, which are
+    named as `stacked` has them.
+    """
+    for name, wanted in list(native.named_parameters()):
+        tensor = stacked(native, name, experts).to(wanted.dtype).contiguous()
+        setattr(native, name, nn.Parameter(tensor, requires_grad=False))

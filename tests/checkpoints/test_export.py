@@ -200,16 +200,6 @@ def test_biases_that_a_method_adds_are_stock_where_the_family_has_them(
             assert not (tmp_path / family).exists()
 
 
-def test_what_is_no_stock_model_says_why(dense, story_file, tmp_path) -> None:
-    small = compressed(dense("llama"), story_file)
-    with pytest.raises(lrcore.InputError, match="narrower attention heads"):
-        lrcore.export(small, tmp_path / "out", stock=True)
-    with pytest.raises(lrcore.InputError, match="factored or quantised matrices"):
-        lrcore.export(compressed(dense("llama"), story_file, "svd"), tmp_path / "out", stock=True)
-    with pytest.raises(lrcore.InputError, match="follows from the hidden size"):
-        lrcore.export(compressed(dense("bloom"), story_file), tmp_path / "out", stock=True)
-
-
 def test_the_command_exports_a_folder_or_a_run_with_its_measurements(
     dense, story_file, tmp_path, capsys
 ) -> None:

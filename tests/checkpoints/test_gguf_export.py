@@ -178,7 +178,6 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
     ("family", "method", "reason"),
     [
         ("qwen3", "fused", "in layer 0 matrices have biases, which its qwen3 has no place for"),
-        ("qwen3", "llm_pruner", "differ in their number of heads, and its qwen3 has one for all"),
         ("gemma", "", "its output embedding is not that of the input, as in its gemma"),
         ("qwen3", "scaled", "its rotary positions are scaled, which its qwen3 has no place for"),
     ],
@@ -198,3 +197,17 @@ def test_what_a_family_has_no_place_for(family, method, reason, tiny_llama, stor
         head.weight = torch.nn.Parameter(head.weight.clone())
     with pytest.raises(lrcore.InputError, match=reason):
         lrcore.export_gguf(model, tmp_path / "a.gguf")
+
+
+def test_heads_that_only_some_layers_lost_are_zeros_where_all_have_as_many(
+    tiny_llama, story_file, tmp_path
+) -> None:
+    """What llama.cpp makes of such files: test_gguf_llama_cpp.py."""
+    model = lrcore.load(family_folder("qwen3", tiny_llama, tmp_path / "qwen3"))
+    recipe = lrcore.Recipe(method="llm_pruner", ratio=0.2, samples=2, seq_len=24)
+    recipe = recipe.with_(data=str(story_file), overrides={"0.heads": 1, "1.heads": 2})
+    small = lrcore.compress(model, recipe)
+    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    assert header(written.path)["qwen3.attention.head_count_kv"] == 2
+    assert "1 layers have heads of zeros, up to 2 of keys and values" in written.notes
+    assert written.kv_values == model.size.kv_values > small.size.kv_values

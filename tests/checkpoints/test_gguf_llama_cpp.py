@@ -149,6 +149,18 @@ def test_families_with_norms_of_their_own(method, relative, tmp_path) -> None:
     same(model, written.path)
 
 
+@pytest.mark.parametrize("relative", ["qwen3", "gemma", "granite"], indirect=True)
+def test_heads_that_some_layers_lost_are_zeros_in_those_families(relative, tmp_path) -> None:
+    """Of an olmo2 none goes: its norm is over the width of all heads."""
+    by_hand = {f"{layer}.heads": 2 if layer == 1 else 3 for layer in range(6)}
+    recipe = lrcore.Recipe(method="llm_pruner", ratio=0.2, samples=2, seq_len=64, overrides=by_hand)
+    small = lrcore.compress(relative, recipe)
+    written = lrcore.export_gguf(small, tmp_path / "a.gguf", "f32")
+    assert written.architecture == relative.network.config.model_type
+    assert "1 layers have heads of zeros, up to 3 of keys and values" in written.notes
+    same(small, written.path, tokens=8)
+
+
 def test_a_vocabulary_of_sentencepiece(reference, tmp_path) -> None:
     model = lrcore.load(reference / "models/stories260K")
     same(model, lrcore.export_gguf(model, tmp_path / "a.gguf", "f32").path)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from elsewhere import TOKENS, elsewhere
 from tiny_models import copy_tokenizer, family_folder
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 import lrcore
+from lrcore.models.layers import read_layer
 
 # Greedily with a cache of fixed length, whose layers have the shapes of their keys and values.
 STATIC = """
@@ -89,3 +90,46 @@ def test_a_family_whose_config_leaves_the_width_open(tiny_llama, small_of, tmp_p
     widths = [one.n_inner for one in config.per_layer_config]
     assert widths == [row.rank for row in small.ranks if row.component == "mlp"]
     assert "head_dim" not in values["per_layer_config"]["0"]
+
+
+HEADS = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+for layer, own in zip(model.model.layers, config.per_layer_config):
+    assert layer.self_attn.k_proj.out_features == own.num_key_value_heads * own.head_dim
+    assert layer.self_attn.q_proj.out_features == own.num_attention_heads * own.head_dim
+model.save_pretrained(sys.argv[2])
+"""
+
+
+def test_the_number_of_heads_of_a_layer_stands_there_too(tiny_llama, small_of, tmp_path) -> None:
+    by_hand = {"0.heads": 2, "1.heads": 1, "2.heads": 2}
+    small = small_of(tiny_llama, "llm_pruner", samples=2, seq_len=24, ratio=0.2, overrides=by_hand)
+    folder = lrcore.export(small, tmp_path / "out")
+    values = json.loads((folder / "config.json").read_text())
+    assert values["per_layer_config"]["1"].items() >= {
+        ("num_attention_heads", 2),
+        ("num_key_value_heads", 1),
+    }
+    config = LlamaConfig.from_dict(values | {"model_type": "llama"})
+    assert [one.num_key_value_heads for one in config.per_layer_config] == [2, 1, 2]
+    elsewhere(HEADS, str(folder), str(tmp_path / "again"), cwd=tmp_path)
+    copy_tokenizer(folder, tmp_path / "again")
+    for place in (folder, tmp_path / "again"):
+        assert torch.equal(logits(lrcore.load(str(place))), logits(small))
+
+
+def test_the_width_of_the_experts_of_a_layer_stands_there_too(
+    tiny_llama, small_of, tmp_path
+) -> None:
+    dense = family_folder("qwen3_moe", tiny_llama, tmp_path / "dense")
+    small = small_of(dense, "a3", samples=2, seq_len=24, ratio=0.3, policy="energy")
+    first = read_layer(small.network, 1).experts.mlps[0]  # layer 0 has none
+    folder = lrcore.export(small, tmp_path / "out")
+    values = json.loads((folder / "config.json").read_text())
+    config = Qwen3MoeConfig.from_dict(values | {"model_type": "qwen3_moe"})
+    assert config.per_layer_config[1].moe_intermediate_size == len(first.up.weight)
+    assert len(first.up.weight) < config.moe_intermediate_size
+    assert torch.equal(logits(lrcore.load(str(folder))), logits(small))

@@ -56,8 +56,9 @@ def test_two_of_every_four_weights_are_kept_and_come_back_bit_for_bit(criterion,
     assert lrcore.generate(back, "Once", 4) == lrcore.generate(made, "Once", 4)
     lrcore.export(made, tmp_path / "out")
     assert "no CPU is faster" in (tmp_path / "out" / "README.md").read_text()
-    with pytest.raises(lrcore.InputError, match="no stock llama"):
-        lrcore.export(made, tmp_path / "stock", stock=True)
+    plain = lrcore.export_for(made, tmp_path / "stock", "transformers-stock")
+    assert plain.notes[0].endswith("low-rank or quantised matrices were multiplied out")
+    assert torch.allclose(logits(lrcore.load(str(plain.path))), logits(made), atol=1e-5)
 
 
 def test_each_layer_reads_what_the_sparse_ones_before_it_give(recipe):

@@ -81,7 +81,9 @@ def check_model(
             assert not (place / "stock").exists()
             return
         found = logits(lrcore.load(place / "stock", dtype="auto"))
-        assert torch.allclose(found.double(), own.double(), atol=1e-3 * float(own.abs().max()))
+        # what is multiplied out is rounded once more
+        within = 0.05 if recipe.dtype == "bfloat16" else 1e-3
+        assert torch.allclose(found.double(), own.double(), atol=within * float(own.abs().max()))
         counts["stock"] += 1
 
 

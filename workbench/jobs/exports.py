@@ -13,6 +13,7 @@ from ..store import Store
 PLACES = {  # in the folder of a run, by target: exports are deleted with it
     "transformers": "export",
     "transformers-stock": "export-stock",
+    "vllm": "export-vllm",
     "mla": "export-mla",
     "llama.cpp": "export.gguf",
 }
@@ -98,9 +99,9 @@ Written = tuple[Path, tuple[str, ...]]
 
 
 def _folder(small: lrcore.LoadedModel, run: lrcore.Run, target: str) -> Written:
-    stock = lrcore.TARGETS[target].stock
     place = run.folder / PLACES[target]
-    return lrcore.export(small, place, run.evaluations, stock, overwrite=True), ()
+    written = lrcore.export_for(small, place, target, run.evaluations, overwrite=True)
+    return written.path, written.notes
 
 
 def _latent(small: lrcore.LoadedModel, run: lrcore.Run, target: str) -> Written:

@@ -92,18 +92,17 @@ def outputs(parts: RunDetails) -> list[Any]:
 
 
 def show(store: Store, run_id: str, stamp: str) -> tuple[Any, ...]:
-    """The column, what is said of the run, the formats it can be exported in, the exported
+    """The column, what is said of the run, whether a stock architecture has its ranks, the exported
     folders, the model card. stamp: of the runs on disk, which asks for the same run again.
     """
     if run_id not in store.runs.ids():
-        blank = (gr.update(), gr.update(visible=False))
-        return gr.update(visible=False), *[""] * 5, *blank, "", ""
+        return gr.update(visible=False), *[""] * 5, gr.update(visible=False), "", ""
     run = store.runs.get(run_id)
     folders = [one["folder"] for one in store.runs.results(run_id, "export")]
     return (
         gr.update(visible=True),
         *described(run),
-        *formats(run),
+        *stock(run),
         "\n".join(folders),
         markup.as_markdown(
             export.model_card(run).split("\n---\n", 1)[-1]
@@ -149,28 +148,19 @@ def measured(run: lrcore.Run) -> str:
 
 
 def as_target(store: Store, run_id: str) -> dict[str, Any]:
-    """The format of an export: what the run was made for, as far as its ranks allow it."""
-    if run_id not in store.runs.ids():
-        return gr.update(value=target_text.WITH_CODE)
-    run = store.runs.get(run_id)
-    return gr.update(value=target_text.format_of(run.recipe, can_be_stock(run)))
+    """The format of an export: that of what the run was made for."""
+    known = run_id in store.runs.ids()
+    return gr.update(value=store.runs.get(run_id).recipe.target if known else target_text.WITH_CODE)
 
 
-def can_be_stock(run: lrcore.Run) -> bool:
-    """Whether a stock architecture has its ranks, or may have: that was not always checked."""
-    fit = lrcore.stock_of(run.history)
-    return fit is None or fit.qualifies
-
-
-def formats(run: lrcore.Run) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Whether the run fits a stock architecture, the formats of an export, the button that puts
-    ranks which fit into the form.
+def stock(run: lrcore.Run) -> tuple[str, dict[str, Any]]:
+    """Whether the run fits a stock architecture, and the button that puts ranks which fit into the
+    form.
     """
     fit = lrcore.stock_of(run.history)
     has_ranks = bool(fit and fit.ranks and not fit.qualifies)
     return (
         markup.as_markdown(text.stock(fit, not run.ranks_csv)),
-        gr.update(choices=target_text.formats(can_be_stock(run))),
         gr.update(visible=has_ranks),
     )
 

@@ -33,7 +33,7 @@ def layout() -> Exports:
         fit = gr.Markdown(elem_id="stock-fit")
         with gr.Row(elem_classes="bottom"):
             kind = gr.Dropdown(
-                target_text.formats(stock=True),
+                [(words, name) for name, words in target_text.FORMATS.items()],
                 value=target_text.WITH_CODE,
                 label="Format",
                 elem_id="export-format",
@@ -63,10 +63,10 @@ def wire(page: Page, store: Store, parts: Exports, opened: gr.State) -> None:
 
 
 def outputs(parts: Exports) -> list[Any]:
-    """The components that follow the run on show: whether it fits a stock architecture, the
-    formats, the button, the exported folders.
+    """The components that follow the run on show: whether it fits a stock architecture, the button,
+    the exported folders.
     """
-    return [parts.fit, parts.format, parts.fitting_ranks, parts.folders]
+    return [parts.fit, parts.fitting_ranks, parts.folders]
 
 
 def fitting_recipe(store: Store, run_id: str) -> list[Any]:

@@ -1,0 +1,173 @@
+"""Exports to transformers without code, and to vLLM: what these have no place for is multiplied out
+or filled with zeros, which changes no logit; the command and the card say what was done.
+"""
+
+import json
+import re
+
+import pytest
+import torch
+from elsewhere import TOKENS
+from tiny_models import CONFIGS, copy_tokenizer, family_folder, noisy, structures_of
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import lrcore
+from lrcore.cli import main
+from lrcore.methods import METHODS
+from lrcore.models.architectures import ARCHITECTURES
+
+TARGETS = ("transformers-stock", "vllm")
+FEW = ("llama-a3", "llama-care", "bloom-flap", "phi3-svd_llm", "mixtral-modegpt")
+CASES = [
+    pytest.param(family, method, id=name, marks=() if name in FEW else pytest.mark.slow)
+    for family in ARCHITECTURES
+    for method in structures_of(family)
+    for name in [f"{family}-{method}"]
+]
+
+
+def logits(network):
+    with torch.inference_mode():
+        return network(TOKENS).logits
+
+
+@pytest.fixture(scope="module")
+def dense(tiny_llama, tmp_path_factory):
+    """A dense model of a family."""
+
+    def of(family):
+        return lrcore.load(str(family_folder(family, tiny_llama, tmp_path_factory.mktemp(family))))
+
+    return of
+
+
+def compressed(model, data, method, **changes):
+    how = {"samples": 2, "seq_len": 24, "ratio": 0.3} | changes
+    return lrcore.compress(model, lrcore.Recipe(model.name, data=str(data), method=method, **how))
+
+
+def loaded(folder, target):
+    """Without code of ours where the target takes none."""
+    if target == "vllm":
+        return lrcore.load(str(folder)).network
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def exported(small, folder, target):
+    """What was written, or the sentence of a refusal."""
+    try:
+        return lrcore.export_for(small, folder, target)
+    except lrcore.InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_exports_for_targets_compute_the_same(family, method, dense, story_file, tmp_path) -> None:
+    """But for biases that a method adds and a family has no place for, and neurons that a gemma3n
+    cuts off by the mean of all.
+    """
+    small = compressed(dense(family), story_file, method)
+    for target in TARGETS:
+        written = exported(small, tmp_path / target, target)
+        if isinstance(written, str):
+            assert METHODS[method].adds_biases or family == "gemma3n_text", written
+            assert re.search("biases|cut off by their mean", written)
+            continue
+        back = loaded(written.path, target)
+        assert torch.allclose(logits(back), logits(small.network), atol=1e-4)
+        assert back.num_parameters() == written.parameters
+
+
+def test_the_command_and_the_card_say_what_was_done_and_what_remains(
+    dense, story_file, tmp_path, capsys
+) -> None:
+    small = compressed(dense("llama"), story_file, "svd_llm")
+    lrcore.save(small, tmp_path / "small")
+    command = ["export", str(tmp_path / "small"), str(tmp_path / "out"), "--stock", "--json"]
+    assert main(command) == 0
+    said = json.loads(capsys.readouterr().out)
+    whole = dense("llama").size
+    assert (said["parameters"], said["kv_values_per_token"]) == (whole.parameters, whole.kv_values)
+    assert said["notes"] == [
+        "14 low-rank or quantised matrices were multiplied out",
+        f"the folder has {whole.parameters:,} parameters, the model {small.size.parameters:,}",
+    ]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert all(f"- {note}" in card for note in said["notes"])
+    assert f"{whole.parameters:,} parameters" in card
+
+
+def test_what_goes_there_as_it_is_has_no_notes(dense, story_file, tmp_path) -> None:
+    model = dense("llama")
+    even = compressed(model, story_file, "a3", target="transformers-stock", ratio=0.2)
+    pairs = compressed(model, story_file, "svd_llm", target="vllm")
+    for small, target in ((even, "transformers-stock"), (pairs, "vllm")):
+        written = lrcore.export_for(small, tmp_path / target, target)
+        assert (written.notes, written.parameters) == ((), small.size.parameters)
+        assert "What this export changed" not in (written.path / "README.md").read_text()
+
+
+def test_pairs_in_4_bits_stay_so_in_vllm(dense, story_file, tmp_path) -> None:
+    small = lrcore.quantise(compressed(dense("llama"), story_file, "svd_llm"), 4)
+    written = lrcore.export_for(small, tmp_path / "vllm", "vllm")
+    assert (written.notes, written.parameters) == ((), small.size.parameters)
+    plain = lrcore.export_for(small, tmp_path / "stock", "transformers-stock")
+    assert plain.notes[0] == "14 low-rank or quantised matrices were multiplied out"
+    assert torch.allclose(
+        logits(loaded(plain.path, "transformers-stock")), logits(small.network), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_heads_are_as_many_as_in_the_layer_with_most_of_them(
+    target, tiny_llama, story_file, tmp_path
+) -> None:
+    """A config of transformers has a number of heads that divides the width."""
+    config = CONFIGS["llama"] | {"hidden_size": 48, "num_attention_heads": 8}
+    folder = tmp_path / "dense"
+    noisy("llama", config | {"num_key_value_heads": 4}).save_pretrained(folder)
+    copy_tokenizer(tiny_llama, folder)
+    model = lrcore.load(str(folder))
+    by_hand = {"0.heads": 2, "1.heads": 1}
+    small = compressed(model, story_file, "llm_pruner", overrides=by_hand)
+    written = lrcore.export_for(small, tmp_path / target, target)
+    back = AutoModelForCausalLM.from_pretrained(written.path, trust_remote_code=target == "vllm")
+    assert (back.config.num_attention_heads, back.config.num_key_value_heads) == (4, 2)
+    assert all(type(one.self_attn) is LlamaAttention for one in back.model.layers)
+    assert "1 layers have heads of zeros, up to 2 of keys and values" in written.notes
+    assert torch.allclose(logits(back), logits(small.network), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
+def test_fewer_layers_of_a_family_without_a_width_of_its_own(family, dense, tmp_path) -> None:
+    short = lrcore.drop_layers(dense(family), [0])
+    written = lrcore.export_for(short, tmp_path / "out", "transformers-stock")
+    assert written.notes == ()
+    assert torch.equal(logits(loaded(written.path, "transformers-stock")), logits(short.network))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_layers_that_wait_on_disk_give_the_same_folder(
+    target, tiny_llama, small_of, tmp_path
+) -> None:
+    lrcore.save(small_of(tiny_llama, "a3", ratio=0.3), tmp_path / "small")
+    files = []
+    for offload in (False, True):
+        small = lrcore.load(str(tmp_path / "small"), offload=offload)
+        written = lrcore.export_for(small, tmp_path / str(offload), target)
+        files.append((written.path / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_what_has_no_such_form_says_why(dense, story_file, tmp_path) -> None:
+    moved = compressed(dense("llama"), story_file, "transmla")
+    for target, words in zip(TARGETS, ("is no stock llama", "vLLM cannot run"), strict=True):
+        with pytest.raises(lrcore.InputError, match=rf"{words}.*in layer 0 there is a decoupled"):
+            lrcore.export_for(moved, tmp_path / "out", target)
+    sliced = lrcore.slice_hidden(dense("llama"), moved.recipe.with_(method="a3"))
+    with pytest.raises(lrcore.InputError, match="stream is sliced"):
+        lrcore.export_for(sliced, tmp_path / "out", "vllm")
+    with pytest.raises(lrcore.InputError, match="Did you mean 'vllm'"):
+        lrcore.export_for(moved, tmp_path / "out", "vlm")
+    assert not (tmp_path / "out").exists()
