@@ -13,6 +13,8 @@ rotated and which all heads share. So:
 * The latent goes through an RMSNorm. One more coordinate, a large constant held by a bias, makes
   that a multiplication by a number, which the matrix after it takes back. Biases of the values
   stand in the column of that coordinate.
+* Queries that have biases are made of a latent in the same way, as wide as they are where they are
+  no low-rank pair.
 """
 
 import math
@@ -27,7 +29,7 @@ from transformers import PreTrainedModel, YoutuConfig
 
 from ..errors import InputError
 from ..forms import dense
-from ..layer import Attention, Layer, Linear, LowRank, heads, output_heads
+from ..layer import Attention, Layer, Linear, LowRank, Projection, heads, output_heads
 from ..models.architectures import MULTIMODAL, architecture_of, decoder_layers, text_config
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
@@ -60,9 +62,12 @@ class MlaFolder:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What all layers have there. slots: the original pair of every rotary pair of the key."""
+    """What all layers have there. slots: the original pair of every rotary pair of the key. query:
+    numbers of the latent that queries are made of; 0 where they are made of the stream.
+    """
 
     latent: int
+    query: int
     slots: tuple[int, ...]
     value: int
     width: int
@@ -103,7 +108,7 @@ def export_mla(
         write_weights(state, draft, SHARD)
         _config(network, layers, sizes).save_pretrained(draft)
         write_companions(public, draft)
-        usage = Usage(stock=True, lora=("all-linear",))
+        usage = Usage(stock=True, lora=("all-linear",), notes=tuple(notes))
         card = model_card(title, public.folder, public.provenance, parameters, results, usage)
         (draft / "README.md").write_text(card, encoding="utf-8")
 
@@ -141,8 +146,6 @@ def _bias(layer: Layer) -> str:
     m = layer.mlp
     assert m is not None  # refused before
     assert m.gate is not None
-    if layer.attention.q.bias is not None:
-        return "the queries have a bias"
     return "the MLP has biases" if any(p.bias is not None for p in (m.gate, m.up, m.down)) else ""
 
 
@@ -153,6 +156,7 @@ def _sizes(layers: Sequence[Layer]) -> _Sizes:
         most |= {pair: max(most.get(pair, 0), pairs.count(pair)) for pair in set(pairs)}
     return _Sizes(
         latent=1 + max(len(_values(layer.attention)[0]) for layer in layers),
+        query=_query_latent(layers),
         slots=tuple(pair for pair in sorted(most) for _ in range(most[pair])),
         value=max(layer.attention.v_size for layer in layers),
         width=max(layer.mlp.up.weight.shape[0] for layer in layers if layer.mlp is not None),
@@ -166,11 +170,22 @@ def _pairs(a: Attention) -> Tensor:
     return a.rotary_pairs.long().cpu()
 
 
+def _query_latent(layers: Sequence[Layer]) -> int:
+    attentions = [layer.attention for layer in layers]
+    biased = any(a.q.bias is not None for a in attentions)
+    return 1 + max(len(_factors(a.q)[0]) for a in attentions) if biased else 0
+
+
 def _values(a: Attention) -> tuple[Tensor, Tensor]:
     """The latent of the values, [r, d], and what makes the values of it, [n_kv * v_size, r]."""
-    if isinstance(a.v, LowRank) and a.v.sparse is None and a.v.rank < a.v.up.shape[0]:
-        return dense(a.v.down).double().cpu(), dense(a.v.up).double().cpu()
-    weight = a.v.weight.double().cpu()
+    return _factors(a.v)
+
+
+def _factors(p: Projection) -> tuple[Tensor, Tensor]:
+    """A matrix [out, in] as a product, [r, in] and [out, r]; its own latent where it is no pair."""
+    if isinstance(p, LowRank) and p.sparse is None and p.rank < p.up.shape[0]:
+        return dense(p.down).double().cpu(), dense(p.up).double().cpu()
+    weight = p.weight.double().cpu()
     return weight, torch.eye(len(weight), dtype=weight.dtype)
 
 
@@ -201,7 +216,7 @@ def _config(network: PreTrainedModel, layers: Sequence[Layer], sizes: _Sizes) ->
         num_attention_heads=a.n_q,
         num_key_value_heads=a.n_q,
         kv_lora_rank=sizes.latent,
-        q_lora_rank=None,
+        q_lora_rank=sizes.query or None,
         qk_rope_head_dim=sizes.rotary,
         qk_nope_head_dim=0,
         v_head_dim=sizes.value,
@@ -236,38 +251,68 @@ def _state(network: PreTrainedModel, layers: Sequence[Layer], sizes: _Sizes) -> 
 
 def _attention(a: Attention, norm: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
     """The attention's tensors, float64. norm [d]: weight of the norm before it."""
-    down, up = _values(a)
-    constant = sizes.latent - 1
-    # Of a normalised input the latent is about 1 long, and the constant outweighs it. All factors
-    # that bfloat16 would round are in `up`.
-    size = 2.0 ** round(math.log2(float((down * norm).norm()) or 1.0))
-    exact = CONSTANT / math.sqrt(sizes.latent)
-    weight = 2.0 ** round(math.log2(exact))
-    latents = down.new_zeros(sizes.latent, down.shape[1])
-    latents[: len(down)] = down / size
-    expand = up.new_zeros(a.n_kv, sizes.value, sizes.latent)
-    expand[:, : a.v_size, : len(down)] = heads(up, a.n_kv) * (size * exact / weight)
-    if a.v.bias is not None:
-        bias = a.v.bias.double().cpu() / math.sqrt(sizes.latent)
-        expand[:, : a.v_size, constant] = bias.reshape(a.n_kv, -1)
-    scales = torch.full((sizes.latent,), weight, dtype=down.dtype)
-    scales[constant] = 1.0
+    values = _through_norm(a.v, norm, sizes.latent)
+    expand = values.up.new_zeros(a.n_kv, sizes.value, sizes.latent)
+    expand[:, : a.v_size] = heads(values.up, a.n_kv)
     keys, key_bias = _keys(a, sizes)
-    held = down.new_zeros(sizes.latent)
-    held[constant] = CONSTANT
     outputs = output_heads(a.o.weight.double().cpu(), a.n_q)
     outputs = torch.nn.functional.pad(outputs, (0, sizes.value - a.v_size))
     o_bias = torch.zeros(len(a.o.weight)) if a.o.bias is None else a.o.bias.cpu()
     named = {
-        "q_proj.weight": _queries(a, sizes),
-        "kv_a_proj_with_mqa.weight": torch.cat((latents, keys)),
-        "kv_a_proj_with_mqa.bias": torch.cat((held, key_bias)),
-        "kv_a_layernorm.weight": scales,
+        **_query_tensors(a, norm, sizes),
+        "kv_a_proj_with_mqa.weight": torch.cat((values.down, keys)),
+        "kv_a_proj_with_mqa.bias": torch.cat((values.held, key_bias)),
+        "kv_a_layernorm.weight": values.scales,
         "kv_b_proj.weight": expand.repeat_interleave(a.group, dim=0).flatten(0, 1),
         "o_proj.weight": outputs.transpose(0, 1).reshape(outputs.shape[1], -1),
         "o_proj.bias": o_bias,
     }
     return {f"{_ATTENTION}.{name}": tensor for name, tensor in named.items()}
+
+
+@dataclass(frozen=True)
+class _Latent:
+    """A projection by a latent [r] that a norm stands after: down [r, d] with the bias `held` [r],
+    scales [r] of the norm, up [out, r]. Its last number is the constant, in whose column the bias
+    of the projection stands.
+    """
+
+    down: Tensor
+    held: Tensor
+    scales: Tensor
+    up: Tensor
+
+
+def _through_norm(p: Projection, norm: Tensor, latent: int) -> _Latent:
+    """norm [d]: weight of the norm before it. latent: its numbers, unused ones are zero."""
+    down, up = _factors(p)
+    # Of a normalised input the latent is about 1 long, and the constant outweighs it. All factors
+    # that bfloat16 would round are in `up`.
+    size = 2.0 ** round(math.log2(float((down * norm).norm()) or 1.0))
+    exact = CONSTANT / math.sqrt(latent)
+    weight = 2.0 ** round(math.log2(exact))
+    first, held = down.new_zeros(latent, down.shape[1]), down.new_zeros(latent)
+    first[: len(down)] = down / size
+    second = up.new_zeros(len(up), latent)
+    second[:, : len(down)] = up * (size * exact / weight)
+    if p.bias is not None:
+        second[:, -1] = p.bias.double().cpu() / math.sqrt(latent)
+    scales = torch.full((latent,), weight, dtype=down.dtype)
+    held[-1], scales[-1] = CONSTANT, 1.0
+    return _Latent(first, held, scales, second)
+
+
+def _query_tensors(a: Attention, norm: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
+    """The tensors that make the queries, by a latent where some layer's have biases."""
+    if not sizes.query:
+        return {"q_proj.weight": _queries(a, a.q.weight.double().cpu(), sizes)}
+    queries = _through_norm(a.q, norm, sizes.query)
+    return {
+        "q_a_proj.weight": queries.down,
+        "q_a_proj.bias": queries.held,
+        "q_a_layernorm.weight": queries.scales,
+        "q_b_proj.weight": _queries(a, queries.up, sizes),
+    }
 
 
 def _places(a: Attention, sizes: _Sizes) -> Tensor:
@@ -287,9 +332,11 @@ def _keys(a: Attention, sizes: _Sizes) -> tuple[Tensor, Tensor]:
     return keys, bias
 
 
-def _queries(a: Attention, sizes: _Sizes) -> Tensor:
-    """Queries [n_q * rotary, d], float64: zero where other kv heads have their pairs."""
-    own = heads(a.q.weight.double().cpu(), a.n_q)
+def _queries(a: Attention, weight: Tensor, sizes: _Sizes) -> Tensor:
+    """Rows of queries, [n_q * qk_size, c], as those there, [n_q * rotary, c]: zero where other kv
+    heads have their pairs.
+    """
+    own = heads(weight, a.n_q)
     queries = own.new_zeros(a.n_q, sizes.rotary, own.shape[-1])
     for head, rows in enumerate(_places(a, sizes).repeat_interleave(a.group, dim=0)):
         queries[head, rows] = own[head]
@@ -312,9 +359,12 @@ def _mlp(layer: Layer, sizes: _Sizes) -> dict[str, Tensor]:
 
 def _notes(layers: Sequence[Layer], sizes: _Sizes, cached: int) -> Iterator[str]:
     """What was done to a model, and what of its savings is lost with it."""
-    kept = [p for layer in layers for name, p in layer.matrices().items() if name != "v"]
+    latent = "qv" if sizes.query else "v"
+    kept = [p for layer in layers for name, p in layer.matrices().items() if name not in latent]
     if factored := sum(not isinstance(p, Linear) for p in kept):
         yield f"{factored} low-rank or quantised matrices were multiplied out"
+    if sizes.query:
+        yield f"queries are made of latents of {sizes.query} numbers, for their biases"
     whole = sum(layer.attention.cached_latent("k") is not None for layer in layers)
     if whole:
         yield f"the keys of {whole} layers are cached whole"

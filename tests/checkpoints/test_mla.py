@@ -76,7 +76,7 @@ def test_other_structures_compute_the_same(method, tiny_llama, small_of, tmp_pat
 
 def test_biases_of_values_stand_beside_the_constant(tiny_llama_bias, tmp_path) -> None:
     model = lrcore.load(tiny_llama_bias)
-    with pytest.raises(lrcore.InputError, match=r"no youtu.*in layer 0 the queries have a bias"):
+    with pytest.raises(lrcore.InputError, match=r"no youtu.*in layer 0 the MLP has biases"):
         lrcore.export_mla(model, tmp_path / "out")
     for layer in model.network.model.layers:
         layer.self_attn.q_proj.bias = None
@@ -84,6 +84,24 @@ def test_biases_of_values_stand_beside_the_constant(tiny_llama_bias, tmp_path) -
             getattr(layer.mlp, f"{name}_proj").bias = None
     found = stock(lrcore.export_mla(model, tmp_path / "out").path)
     torch.testing.assert_close(logits(found), logits(model.network), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["", "svd_llm"])
+def test_biases_of_queries_stand_beside_a_constant_of_their_own(
+    method, tiny_llama, small_of, tmp_path
+) -> None:
+    folder = family_folder("qwen2", tiny_llama, tmp_path / "dense")
+    how = {"samples": 2, "seq_len": 24, "ratio": 0.3}
+    model = small_of(folder, method, **how) if method else lrcore.load(str(folder))
+    written = lrcore.export_mla(model, tmp_path / "out")
+    found, width = stock(written.path), 32
+    assert (found.config.q_lora_rank < width) == bool(method)
+    assert f"queries are made of latents of {found.config.q_lora_rank} numbers" in "; ".join(
+        written.notes
+    )
+    with torch.inference_mode():  # as long as its window
+        own, there = (one(TOKENS[:, :6]).logits for one in (model.network, found))
+    torch.testing.assert_close(there, own, atol=1e-4, rtol=0)
 
 
 def test_scaled_angles_stay_and_a_window_limits_the_context(tiny_llama, tmp_path) -> None:
