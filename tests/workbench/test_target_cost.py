@@ -36,10 +36,10 @@ def test_a_target_costs_what_the_other_forms_would_have_kept(store, recipe) -> N
     assert costs in said
 
 
-def test_where_nothing_is_predicted_it_says_what_runs_there(store, recipe) -> None:
+def test_where_nothing_is_predicted_it_says_how_to_learn_the_cost(store, recipe) -> None:
     even = recipe.with_(policy="uniform", ratio=0.15, seed=73)  # no probes on disk
     there = even.with_(target="llama.cpp")
     store.factors(there)
     said = handlers.cost_of_target(store, there, store.plan(there))
-    assert said == target_text.of_target("llama.cpp")
+    assert said == f"{target_text.of_target('llama.cpp')} {target_text.COSTS_UNKNOWN}"
     assert not handlers.cost_of_target(store, even, store.plan(even))

@@ -302,8 +302,8 @@ def standing(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
 
 
 def cost_of_target(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -> str:
-    """What the same method and policy are predicted to give at this budget where any form runs;
-    "" where the target runs any.
+    """What the same method and policy are predicted to give at this budget where any form runs, or
+    how to learn that; "" where the target runs any.
     """
     anywhere = recipe.with_(target=lrcore.Recipe().target)
     if recipe.target == anywhere.target:
@@ -311,10 +311,10 @@ def cost_of_target(store: Store, recipe: lrcore.Recipe, plan: lrcore.RankPlan) -
     try:
         other = store.plan(anywhere)
     except lrcore.InputError:  # ranks set by hand
-        other = None
+        return target_text.of_target(recipe.target)
     sentence = target_text.of_target(recipe.target)
     if other is None or other.predicted is None or plan.predicted is None:
-        return sentence
+        return f"{sentence} {target_text.COSTS_UNKNOWN}"
     here, there = plan.predicted.perplexity, other.predicted.perplexity
     change = numbers.share(here / there - 1)
     both = (numbers.perplexity(here), numbers.perplexity(there))
