@@ -165,7 +165,7 @@ def test_the_command_says_what_was_done(tiny_llama, small_of, tmp_path, capsys) 
     printed = capsys.readouterr().out
     assert "low-rank or quantised matrices were multiplied out; the file has" in printed
     assert main([*command, "--type", "q4", "--json"]) == 2
-    assert "Unknown type of GGUF matrices 'q4'" in capsys.readouterr().err
+    assert "Unknown type 'q4'. Known: bf16, f16, f32, q8_0." in capsys.readouterr().err
     assert main([*command, "--stock"]) == 2
     assert "one file" in capsys.readouterr().err
     assert main(["export", "x", "y", "--format", "guff"]) == 2
