@@ -2,7 +2,6 @@
 no component can hold is answered with a sentence, and nothing of it is logged as a fault.
 """
 
-import math
 import reprlib
 from html import escape
 from typing import Any
@@ -11,6 +10,7 @@ import gradio as gr
 import orjson
 
 SHOWN = 200  # characters of a reason
+LARGE = 2**53  # whole numbers up to it are those of the browser; an answer holds few beyond
 CHOSEN = CHOICE, CHOICES = "one choice", "choices"
 UNREADABLE = (
     "What was typed holds half a character (a surrogate), or a number of more than 19 digits, "
@@ -40,9 +40,9 @@ def check_held(component: Any, value: Any, state: Any = None) -> None:
     """
     if getattr(component, "stateful", False):  # what is sent for it is not read
         return
+    parts = getattr(component, "parts", None)
     if state is not None and component._id in state:
         component = state[component._id]
-    parts = getattr(component, "parts", None)
     if parts is not None:
         if not isinstance(value, list) or len(value) != len(parts):
             raise refusal(ValueError(f"the form has {len(parts)} fields, got {_brief(value)}"))
@@ -53,8 +53,8 @@ def check_held(component: Any, value: Any, state: Any = None) -> None:
     if value is None:
         if isinstance(component, gr.UploadButton):
             raise refusal(ValueError(f"'{name}' takes a file, got none"))
-        if kind == CHOICE and component.value is not None and not _is_typed(component):
-            raise refusal(ValueError(f"'{name}' takes one choice, got none"))
+        if kind in CHOSEN and component.value is not None and not _is_typed(component):
+            raise refusal(ValueError(f"'{name}' takes {kind}, got none"))
     elif kind and not _is(kind, value):
         raise refusal(ValueError(f"'{name}' takes {kind}, got {_brief(value)}"))
     elif kind in CHOSEN and not _offered(component, value):
@@ -106,7 +106,7 @@ def _is(kind: str, value: Any) -> bool:
         return isinstance(value, str)
     if kind == "true or false":
         return isinstance(value, bool)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGE
     if kind == "a number":
         return number
     if kind == CHOICE:
