@@ -176,7 +176,9 @@ def write_stock(model: LoadedModel, folder: Path, shard: str) -> tuple[LoadedMod
     config.save_pretrained(folder)
     write_companions(model, folder)
     own, _ = changes.parameters
-    numbers = sum(one.numel() for one in state.values())
+    stored = native.state_dict().keys()
+    buffers = sum(one.numel() for name, one in native.named_buffers() if name in stored)
+    numbers = sum(one.numel() for one in state.values()) - buffers
     return whole, replace(changes, parameters=(own, numbers))
 
 
