@@ -166,7 +166,7 @@ def test_a_finished_job_says_what_came_out_and_opens_its_run_or_compares_it(work
     make_run(workbench, "to be opened")
     row = workbench.locator(".job.done").first
     said = row.locator(".state").inner_text()
-    number = r"\d+\.\d{3}"
+    number = r"\d+\.\d{4}"
     assert re.match(
         rf"a3 20% → {number} ± {number} \([+−]\d+\.\d%\), \d+(\.\d+)? MB · in \d+ s$", said
     )

@@ -88,6 +88,7 @@ def test_an_example_brings_its_method_and_leaves_model_and_text(workbench):
         "the example is not in the form",
     )
     changed = {name for name in before if before[name] != after[name]}
-    assert changed <= {"method", "policy", "ratio"}
+    # options, and ranks set by hand, belong to the method before
+    assert changed <= {"method", "policy", "ratio", "options", "overrides"}
     assert (after["model"], after["samples"], after["seq_len"]) == ("demo-opt", 4, 32)
     workbench.until_idle()
