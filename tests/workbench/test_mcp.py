@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from page_server import free_port
 
 import lrcore
 from workbench.app import LAUNCH, build_app
@@ -41,7 +42,7 @@ ATTACKS = [
     ("evaluate", {"run": "'; drop table runs; --"}, "under Runs & export."),
     ("evaluate", {"run": "../../x"}, "No run '../../x'"),
     ("compare", {"runs": {"a": 1}, "prompt": "a"}, "not of type 'array'"),
-    ("compare", {"runs": [], "prompt": "a", "max_new_tokens": 10**9}, "up to 4\u202f096"),
+    ("compare", {"runs": [], "prompt": "a", "max_new_tokens": 10**9}, "up to 4 096"),
     ("nothing", {}, "Unknown tool"),
 ]
 TYPES = {
@@ -61,7 +62,9 @@ def address(tmp_path_factory):
         patch.setenv("LRCORE_RUNS", str(folder / "runs"))
         patch.setenv("LRCORE_CACHE", str(folder / "cache"))
         app = build_app()
-        _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
+        _, url, _ = app.launch(
+            server_port=free_port(), prevent_thread_lock=True, quiet=True, **LAUNCH
+        )
         yield f"{url}gradio_api/mcp/"
         app.close()
 

@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+from page_server import free_port
 
 import lrcore
 from workbench.app import build_app, launch_settings
@@ -30,7 +31,12 @@ def app(store):
 def page(app):
     """The address of a page with a password."""
     names = Names("127.0.0.1", ("bench.example",))
-    _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **launch_settings(names, PASSWORD))
+    _, url, _ = app.launch(
+        server_port=free_port(),
+        prevent_thread_lock=True,
+        quiet=True,
+        **launch_settings(names, PASSWORD),
+    )
     yield url.rstrip("/")
     app.close()
 

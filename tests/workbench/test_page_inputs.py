@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from page_client import Answer, PageClient, Question
+from page_server import free_port
 
 import lrcore
 from workbench.app import LAUNCH, build_app
@@ -89,7 +90,12 @@ def store(tmp_path_factory, recipe):
 @pytest.fixture(scope="module")
 def page(store, recipe):
     app = build_app(store)
-    _, url, _ = app.launch(prevent_thread_lock=True, quiet=True, **LAUNCH | {"mcp_server": False})
+    _, url, _ = app.launch(
+        server_port=free_port(),
+        prevent_thread_lock=True,
+        quiet=True,
+        **LAUNCH | {"mcp_server": False},
+    )
     client = PageClient(url)
     run = store.runs.all()[0].id
     for one in client.components.values():

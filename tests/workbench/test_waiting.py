@@ -7,6 +7,7 @@ import time
 import gradio as gr
 import httpx
 import pytest
+from page_server import free_port
 
 from workbench import waiting
 
@@ -25,7 +26,9 @@ def busy():
         gr.Button().click(slow, None, number, concurrency_limit=None)
         demo.queue()
     waiting.limit(demo._queue)
-    _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    _, url, _ = demo.launch(
+        server_port=free_port(), prevent_thread_lock=True, quiet=True, ssr_mode=False
+    )
     yield url.rstrip("/"), gate, demo._queue
     gate.set()
     demo.close()
