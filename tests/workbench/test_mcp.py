@@ -9,7 +9,8 @@ import pytest
 from page_server import free_port
 
 import lrcore
-from workbench.app import LAUNCH, build_app
+from workbench.app import build_app, launch_settings
+from workbench.gate import Names
 
 mcp = pytest.importorskip("mcp", reason="the MCP server needs gradio[mcp]")
 from mcp.client.streamable_http import streamablehttp_client  # noqa: E402 (after the skip)
@@ -63,7 +64,10 @@ def address(tmp_path_factory):
         patch.setenv("LRCORE_CACHE", str(folder / "cache"))
         app = build_app()
         _, url, _ = app.launch(
-            server_port=free_port(), prevent_thread_lock=True, quiet=True, **LAUNCH
+            server_port=free_port(),
+            prevent_thread_lock=True,
+            quiet=True,
+            **launch_settings(Names()),
         )
         yield f"{url}gradio_api/mcp/"
         app.close()

@@ -14,8 +14,9 @@ from page_client import Answer, PageClient, Question
 from page_server import free_port
 
 import lrcore
-from workbench.app import LAUNCH, build_app
+from workbench.app import build_app, launch_settings
 from workbench.form import FIELD_NAMES, input_values
+from workbench.gate import Names
 from workbench.job_record import ENDED
 from workbench.jobs import KINDS, AnalyseJob, CompressJob
 from workbench.store import Store
@@ -94,7 +95,7 @@ def page(store, recipe):
         server_port=free_port(),
         prevent_thread_lock=True,
         quiet=True,
-        **LAUNCH | {"mcp_server": False},
+        **launch_settings(Names()) | {"mcp_server": False},
     )
     client = PageClient(url)
     run = store.runs.all()[0].id
