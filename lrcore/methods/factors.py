@@ -46,14 +46,15 @@ def spectrum(index: int, name: str, factor: Factor, form: Form | None = None) ->
     """The loss curve of a factor as a Spectrum of slot (index, name), on the CPU, where ranks are
     chosen; form: see there.
     """
-    scores: Tensor | None = getattr(factor, "scores", None)
+    more: tuple[Tensor | None, ...] = (factor.heads, getattr(factor, "scores", None))
+    heads, scores = (None if one is None else one.cpu() for one in more)
     return Spectrum(
         (index, name),
         factor.values.cpu(),
         factor.cost,
-        factor.heads,
+        heads,
         unit=getattr(factor, "unit", name),
-        scores=None if scores is None else scores.cpu(),
+        scores=scores,
         form=form,
     )
 

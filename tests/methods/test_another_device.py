@@ -11,6 +11,7 @@ from test_contract import EVERY, ROWS, solve
 from toy_layer import KINDS, toy
 
 from lrcore.methods import truncate
+from lrcore.methods.factors import spectrum
 from lrcore.methods.latentllm import hosvd
 from lrcore.statistics import Moments
 
@@ -25,6 +26,15 @@ CASES = [
     if case.values[1] == KINDS[-1] or (case.values[1] == KINDS[0] and not case.values[0][1])
 ]
 CASES = [case for case in CASES if STEPS not in case.values[0][1].items()]
+
+
+def test_what_ranks_are_chosen_by_is_on_the_cpu() -> None:
+    layer, moments = _away(KINDS[0])
+    with Device():
+        for row in (ROWS["a3"], ROWS["flap"]):
+            for name, factor in row.factor(layer, moments, row.choose({})).items():
+                s = spectrum(0, name, factor)
+                assert not any(isinstance(one, Away) for one in (s.values, s.heads, s.scores))
 
 
 @cache
