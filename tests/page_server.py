@@ -8,6 +8,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import fresh
 from gradio_client import Client
@@ -26,6 +27,14 @@ def free_port() -> int:
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", port))
             return port
+
+
+def launched(app: Any, **settings: Any) -> str:
+    """The address of an app that this process serves, on a free port, until it is closed."""
+    _, url, _ = app.launch(
+        server_port=free_port(), prevent_thread_lock=True, quiet=True, **settings
+    )
+    return url
 
 
 class Server:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 import uvicorn
-from page_server import free_port
+from page_server import launched
 
 from workbench import gate, slow_clients
 from workbench.app import build_app, launch_settings
@@ -29,9 +29,7 @@ READ = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 def page(tmp_path_factory):
     """The page, and its port."""
     app = build_app(Store(tmp_path_factory.mktemp("slow") / "runs", KINDS))
-    _, url, _ = app.launch(
-        server_port=free_port(), prevent_thread_lock=True, quiet=True, **launch_settings(Names())
-    )
+    url = launched(app, **launch_settings(Names()))
     yield url.rstrip("/")
     app.close()
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from page_server import free_port
+from page_server import launched
 
 import lrcore
 from workbench.app import build_app, launch_settings
@@ -63,10 +63,8 @@ def address(tmp_path_factory):
         patch.setenv("LRCORE_RUNS", str(folder / "runs"))
         patch.setenv("LRCORE_CACHE", str(folder / "cache"))
         app = build_app()
-        _, url, _ = app.launch(
-            server_port=free_port(),
-            prevent_thread_lock=True,
-            quiet=True,
+        url = launched(
+            app,
             **launch_settings(Names()),
         )
         yield f"{url}gradio_api/mcp/"

@@ -6,7 +6,7 @@ import re
 
 import httpx
 import pytest
-from page_server import free_port
+from page_server import launched
 
 import lrcore
 from workbench.app import build_app, launch_settings
@@ -31,10 +31,8 @@ def app(store):
 def page(app):
     """The address of a page with a password."""
     names = Names("127.0.0.1", ("bench.example",))
-    _, url, _ = app.launch(
-        server_port=free_port(),
-        prevent_thread_lock=True,
-        quiet=True,
+    url = launched(
+        app,
         **launch_settings(names, PASSWORD),
     )
     yield url.rstrip("/")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from page_client import Answer, PageClient, Question
-from page_server import free_port
+from page_server import launched
 
 import lrcore
 from workbench.app import build_app, launch_settings
@@ -91,10 +91,8 @@ def store(tmp_path_factory, recipe):
 @pytest.fixture(scope="module")
 def page(store, recipe):
     app = build_app(store)
-    _, url, _ = app.launch(
-        server_port=free_port(),
-        prevent_thread_lock=True,
-        quiet=True,
+    url = launched(
+        app,
         **launch_settings(Names()) | {"mcp_server": False},
     )
     client = PageClient(url)

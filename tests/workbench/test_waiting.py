@@ -7,7 +7,7 @@ import time
 import gradio as gr
 import httpx
 import pytest
-from page_server import free_port
+from page_server import launched
 
 from workbench import waiting
 
@@ -26,9 +26,7 @@ def busy():
         gr.Button().click(slow, None, number, concurrency_limit=None)
         demo.queue()
     waiting.limit(demo._queue)
-    _, url, _ = demo.launch(
-        server_port=free_port(), prevent_thread_lock=True, quiet=True, ssr_mode=False
-    )
+    url = launched(demo, ssr_mode=False)
     yield url.rstrip("/"), gate, demo._queue
     gate.set()
     demo.close()
