@@ -245,36 +245,40 @@ def _priorities(places: Tensor, seed: int) -> Tensor:
     return mixed ^ (mixed >> 32)
 
 
+def centred(x: Tensor, total: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows x [m, n] without their mean, and that mean: r [m, n] in the dtype of x and c [n] float64
+    with `sum x x^T = r^T r + c c^T`, and so for the products with other rows of the same tokens.
+
+    total: the sum of the rows, [n] float64. scale: what every row counts by, [m, 1], in all sums.
+
+    Products are rounded to the dtype of x, and the square of a mean of 1,000 sigma is as large as
+    what float32 leaves out of it times the variance: so the mean is taken off before rows are
+    multiplied, and its square is added in float64. It is that of these rows alone, and thereby the
+    same whoever has the rows before them.
+    """
+    weight = total.new_tensor(float(len(x))) if scale is None else exact_sum(scale)
+    mean = total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+    rows = x - mean.to(x.device, x.dtype)
+    return rows if scale is None else rows * scale.sqrt(), mean * weight.sqrt()
+
+
 class SecondSum:
     """Sum of x x^T over the rows of a stream, [n, n] float64; only the upper blocks are stored."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # the i-th is [BLOCK, n - i BLOCK]
-        self._means: list[Tensor] = []  # of the batches that were centred, [n] each
+        self._means: list[Tensor] = []  # of the batches that are centred, [n] each
 
-    def add(self, x: Tensor) -> None:
-        """The next rows [m, n] of the stream."""
+    def add(self, x: Tensor, mean: Tensor | None = None) -> None:
+        """The next rows [m, n] of the stream; with `mean` [n], as `centred` gives both."""
         for i, start in enumerate(range(0, x.shape[-1], BLOCK)):
             product = x[:, start : start + BLOCK].mT @ x[:, start:]
             if i == len(self._blocks):
                 self._blocks.append(exact(product))
             else:
                 self._blocks[i].add_(product.to(self._blocks[i].device))
-
-    def add_centred(self, x: Tensor, total: Tensor, scale: Tensor | None = None) -> None:
-        """The next rows [m, n], of which `total` [n] float64 is the sum; every row counts by scale
-        [m, 1], where that is given, in the sum as well.
-
-        Products are rounded to the dtype of x, and the square of a mean of 1,000 sigma is as large
-        as what float32 leaves out of it times the variance: so the mean of the rows is taken off
-        before they are multiplied, and its square is added in float64. That mean is of these rows
-        alone, so that it is the same whoever has the rows before them.
-        """
-        weight = total.new_tensor(float(len(x))) if scale is None else exact_sum(scale)
-        mean = total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
-        centred = x - mean.to(x.device, x.dtype)
-        self.add(centred if scale is None else centred * scale.sqrt())
-        self._means.append(mean * weight.sqrt())
+        if mean is not None:
+            self._means.append(mean)
 
     def total(self) -> Tensor:
         """The whole matrix [n, n]; releases the blocks, so call it once, after the last `add`."""
@@ -335,7 +339,7 @@ class Accumulator:
         if (tap, "second") in self.needs:
             second = self._seconds.setdefault((tap, "second"), SecondSum())
             if "mean" in sums:
-                second.add_centred(wide, sums["mean"], scale)
+                second.add(*centred(wide, sums["mean"], scale))
             else:
                 second.add(wide if scale is None else wide * scale.sqrt())
 
