@@ -1,4 +1,4 @@
-"""What is typed into the fields below the bars: ratios by component, multiples, a table of ranks."""
+"""What is typed below the bars: ratios by component, multiples, ranks in their table."""
 
 import pytest
 
