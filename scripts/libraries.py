@@ -1,10 +1,11 @@
 """What other libraries do with an export of every structure, for docs/serving.md.
 
-    python scripts/libraries.py FOLDER        some minutes; needs 2 GB of disk
+    python scripts/libraries.py FOLDER [MODEL ...]       demo-llama (some minutes) and smollm2-135m
+                                                         (an hour) by default; needs 4 GB of disk
 
-FOLDER keeps a virtual environment with the libraries, which sees the packages of this one too.
-Each structure of demo-llama is exported, and loaded by transformers or the library. A cell is what
-came out: "yes" where the check in the function of its row held. `--inside` is what the script
+FOLDER keeps a virtual environment with the libraries, which sees the packages of this one too. Each
+structure of a model is exported, and loaded by transformers or the library. A cell is what came
+out: "yes" where the check in the function of its row held. `--inside` is what the script
 calls itself with there.
 """
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench.page import note, table, write_section  # noqa: E402 (after the path)
-from where_it_runs import PAGE, STRUCTURES, structures  # noqa: E402 (after the path)
+from where_it_runs import MODELS, PAGE, STRUCTURES, structures  # noqa: E402 (after the path)
 
 import lrcore  # noqa: E402 (after the path)
 
@@ -308,17 +309,16 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def written() -> None:
-    """Try everything; write the table."""
-    warnings.filterwarnings("ignore")
+def written(name: str) -> None:
+    """Try everything on a model; write its table."""
     columns: dict[str, dict[str, str]] = {}
-    for structure, model in structures("demo-llama"):
+    for structure, model in structures(name):
         columns[structure] = {use: cell(use, model, structure) for use in USES}
-        note(f"{structure}: {columns[structure]}")
+        note(f"{name}, {structure}: {columns[structure]}")
     rows = [[use, *(own[use] for own in columns.values())] for use in USES]
-    known = ", ".join(f"{name.replace('_', '-')} {version(name)}" for name in LIBRARIES)
-    words = f"demo-llama in float32 on a CPU; {known}, torch {torch.__version__.split('+')[0]}."
-    write_section("libraries", f"{words}\n\n{table(['', *STRUCTURES], rows)}", PAGE)
+    known = ", ".join(f"{one.replace('_', '-')} {version(one)}" for one in LIBRARIES)
+    words = f"**{name}** in float32 on a CPU; {known}, torch {torch.__version__.split('+')[0]}."
+    write_section(f"libraries {name}", f"{words}\n\n{table(['', *STRUCTURES], rows)}", PAGE)
 
 
 def main() -> None:
@@ -327,13 +327,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--inside", action="store_true")
     given = parser.parse_args()
     if given.inside:
-        written()
+        warnings.filterwarnings("ignore")
+        for name in given.models:
+            written(name)
         return
     python = environment(given.folder.expanduser().absolute() / "venv")
-    sys.exit(subprocess.run([python, __file__, given.folder, "--inside"], check=False).returncode)
+    call = [python, __file__, given.folder, *given.models, "--inside"]
+    sys.exit(subprocess.run(call, check=False).returncode)
 
 
 if __name__ == "__main__":

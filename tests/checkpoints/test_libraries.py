@@ -1,4 +1,4 @@
-"""The table of docs/serving.md, what other libraries do with exports: every use is tried again of
+"""The tables of docs/serving.md, what other libraries do with exports: every use is tried again of
 which the library is here.
 """
 
@@ -21,19 +21,20 @@ SLOW = ("`torch.compile`",)  # some minutes of a C++ compiler
 USES = [pytest.param(use, marks=pytest.mark.slow if use in SLOW else ()) for use in libraries.USES]
 
 
-def cells() -> dict[str, list[str]]:
-    """The cells by row, as the document has them."""
+def cells(name: str = where_it_runs.MODELS[0]) -> dict[str, list[str]]:
+    """The cells by row, as the document has them of a model."""
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    found = re.search("<!-- begin libraries -->\n(.*?)<!-- end", page, re.DOTALL)
+    found = re.search(f"<!-- begin libraries {name} -->\n(.*?)<!-- end", page, re.DOTALL)
     assert found is not None
     rows = [line.strip("| ").split(" | ") for line in found[1].splitlines() if line[:1] == "|"]
     assert rows[0] == list(where_it_runs.STRUCTURES)
     return {use: own for use, *own in rows[2:]}
 
 
-def test_every_use_has_a_row_with_a_finding_for_every_structure() -> None:
-    assert list(cells()) == list(libraries.USES)
-    for own in cells().values():
+@pytest.mark.parametrize("name", where_it_runs.MODELS)
+def test_every_use_has_a_row_with_a_finding_for_every_structure(name) -> None:
+    assert list(cells(name)) == list(libraries.USES)
+    for own in cells(name).values():
         assert len(own) == len(where_it_runs.STRUCTURES)
         assert all(re.fullmatch(r"yes|no|nothing to \w+|[\d.]+%", one) for one in own)
 
