@@ -13,7 +13,8 @@ let known = null,
   woken = 0,
   timer = 0,
   asks = false;
-for (const name of ['pointerdown', 'keydown', 'input', 'change'])
+// A screen reader presses a button with nothing but a click.
+for (const name of ['pointerdown', 'keydown', 'click', 'input', 'change'])
   document.addEventListener(
     name,
     () => {

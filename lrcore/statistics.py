@@ -39,8 +39,9 @@ Statistics of a tap:
              collected by compression/anchor.py where layers are compressed in sequence
 
 Statistics of gradients (`GRADIENTS`) belong to a matrix instead of a tap and are collected by
-calibration/gradients.py, which says what they are. Products are formed in the model's dtype and
-accumulated in float64.
+calibration/gradients.py, which says what they are. Products are formed in the model's dtype, at
+least float32, of rows whose mean is taken off where means are asked for, and accumulated in
+float64.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -244,31 +245,65 @@ def _priorities(places: Tensor, seed: int) -> Tensor:
     return mixed ^ (mixed >> 32)
 
 
+def centred(x: Tensor, total: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows x [m, n] without their mean, and that mean: r [m, n] in the dtype of x and c [n] float64
+    with `sum x x^T = r^T r + c c^T`, and so for the products with other rows of the same tokens.
+
+    total: the sum of the rows, [n] float64. scale: what every row counts by, [m, 1], in all sums.
+
+    Products are rounded to the dtype of x, and the square of a mean of 1,000 sigma is as large as
+    what float32 leaves out of it times the variance: so the mean is taken off before rows are
+    multiplied, and its square is added in float64. It is that of these rows alone, and thereby the
+    same whoever has the rows before them.
+    """
+    weight = total.new_tensor(float(len(x))) if scale is None else exact_sum(scale)
+    mean = total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+    rows = x - mean.to(x.device, x.dtype)
+    return rows if scale is None else rows * scale.sqrt(), mean * weight.sqrt()
+
+
 class SecondSum:
     """Sum of x x^T over the rows of a stream, [n, n] float64; only the upper blocks are stored."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # the i-th is [BLOCK, n - i BLOCK]
+        self._means: list[Tensor] = []  # of the batches that are centred, [n] each
 
-    def add(self, x: Tensor) -> None:
-        """The next rows [..., n] of the stream."""
+    def add(self, x: Tensor, mean: Tensor | None = None) -> None:
+        """The next rows [m, n] of the stream; with `mean` [n], as `centred` gives both."""
         for i, start in enumerate(range(0, x.shape[-1], BLOCK)):
             product = x[:, start : start + BLOCK].mT @ x[:, start:]
             if i == len(self._blocks):
                 self._blocks.append(exact(product))
             else:
                 self._blocks[i].add_(product.to(self._blocks[i].device))
+        if mean is not None:
+            self._means.append(mean)
 
     def total(self) -> Tensor:
         """The whole matrix [n, n]; releases the blocks, so call it once, after the last `add`."""
         n = self._blocks[0].shape[-1]
         whole = self._blocks[0].new_empty(n, n)
+        means = torch.stack(self._means) if self._means else None
         self._blocks.reverse()
         for start in range(0, n, BLOCK):
             rows = self._blocks.pop()
+            if means is not None:
+                rows.addmm_(means[:, start : start + BLOCK].mT, means[:, start:])
             whole[start : start + BLOCK, start:] = rows
             whole[start + BLOCK :, start : start + BLOCK] = rows[:, BLOCK:].mT
         return whole
+
+
+def _sum(statistic: str, x: Tensor, scale: Tensor | None) -> Tensor:
+    """The sum over the rows [m, n] of what a statistic is the average of, [n] float64; every row
+    counts by scale [m, 1].
+    """
+    total = exact(x.new_zeros(x.shape[-1]))
+    for start in range(0, len(x), BLOCK):
+        rows = STATISTICS[statistic](x[start : start + BLOCK])
+        total += exact_sum(rows if scale is None else rows * scale[start : start + BLOCK], 0)
+    return total
 
 
 class Accumulator:
@@ -296,17 +331,17 @@ class Accumulator:
         x = x.reshape(-1, x.shape[-1])
         wide = at_least_float32(x)
         scale = None if weights is None else at_least_float32(weights).unsqueeze(-1)
-        for need in self.needs:
-            if need[0] == tap and need in self._samples:
-                self._samples[need].add(x)
-            elif need == (tap, "second"):
-                rows = wide if scale is None else wide * scale.sqrt()
-                self._seconds.setdefault(need, SecondSum()).add(rows)
-            elif need[0] == tap and need[1] in STATISTICS:
-                for start in range(0, max(len(wide), 1), BLOCK):
-                    rows = STATISTICS[need[1]](wide[start : start + BLOCK])
-                    rows = rows if scale is None else rows * scale[start : start + BLOCK]
-                    self._add(need, exact_sum(rows, 0))
+        sums = {name: _sum(name, wide, scale) for name in STATISTICS if (tap, name) in self.needs}
+        for name, value in sums.items():
+            self._add((tap, name), value)
+        if (tap, "sample") in self.needs:
+            self._samples[tap, "sample"].add(x)
+        if (tap, "second") in self.needs:
+            second = self._seconds.setdefault((tap, "second"), SecondSum())
+            if "mean" in sums:
+                second.add(*centred(wide, sums["mean"], scale))
+            else:
+                second.add(wide if scale is None else wide * scale.sqrt())
 
     def observe_block(self, before: Tensor, after: Tensor, middle: Tensor | None = None) -> None:
         """Add a batch of the layer's input and output [..., d], and count its tokens.

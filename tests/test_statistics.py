@@ -84,9 +84,33 @@ def test_sums_of_squares_of_float16_activations_do_not_overflow():
     torch.testing.assert_close(result.square("mlp_in"), (wanted**2).mean(0), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("sigmas", [50, 1000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_channel_with_a_mean_of_50_sigma_keeps_its_variance(dtype):
-    rows = (torch.randn(4096, 3) + 50).to(dtype)
-    variance = moments_at(rows, "second", "mean").centred("mlp_in").diagonal()
-    # float32 sums of 512 squares of 2,500 round as the processor orders them: by up to 6e-3
-    torch.testing.assert_close(variance, rows.double().var(0, correction=0), rtol=0, atol=1e-2)
+def test_a_channel_with_a_mean_of_many_sigma_keeps_its_variance(dtype, sigmas):
+    rows = torch.randn(4096, 3)
+    rows = torch.stack([sigmas + rows[:, 0], rows[:, 1] - sigmas, rows[:, 2]], 1).to(dtype)
+    covariance = moments_at(rows, "second", "mean").centred("mlp_in")
+    wanted = rows.double().mT.cov(correction=0)
+    torch.testing.assert_close(covariance, wanted, rtol=0, atol=1e-6 * float(wanted.max()))
+
+
+@pytest.mark.parametrize("n", [7, 2 * BLOCK + 9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_are_centred_and_the_second_moment_is_that_of_the_rows(n, weighted):
+    rows = torch.randn(6, 5, n) + 3 * torch.randn(n)
+    weights = torch.rand(6, 5) if weighted else torch.ones(6, 5)
+    weights[2:4] = 0 if weighted else 1  # of an expert that no token of a batch is routed to
+    accumulator = Accumulator([("mlp_in", "second"), ("mlp_in", "mean"), BLOCK_INFLUENCE])
+    for batch, scale in zip(
+        [*rows.split(2), rows[:0]], [*weights.split(2), weights[:0]], strict=True
+    ):
+        accumulator.observe("mlp_in", batch, scale.flatten() if weighted else None)
+        accumulator.observe_block(batch, batch)
+    flat, scale = rows.flatten(0, 1).double(), weights.flatten().double()
+    found = accumulator.moments()
+    wanted = (flat * scale[:, None]).mT @ flat / 30
+    torch.testing.assert_close(found.second("mlp_in"), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found.second("mlp_in"), found.second("mlp_in").mT, rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(found.mean("mlp_in"), (flat * scale[:, None]).sum(0) / 30)

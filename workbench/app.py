@@ -66,7 +66,15 @@ def launch_settings(names: Names, password: str = "") -> dict[str, Any]:
     }
 
 
-LAUNCH = launch_settings(Names())
+def __getattr__(name: str) -> Any:
+    """LAUNCH, the settings of a page of this machine's own: made anew each time, since Gradio adds
+    to what it is given.
+    """
+    if name != "LAUNCH":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return launch_settings(Names())
+
+
 PATIENCE = 3.0  # seconds that the page waits for the runs; 10,000 of them take half as long
 
 

@@ -10,7 +10,7 @@ from ..forms import Quantised, dense, quantise
 from ..layer import Linear, LowRank, Projection, Stored
 from ..linalg import cholesky
 from ..precise import exact, exact_sum
-from ..statistics import SecondSum, at_least_float32
+from ..statistics import SecondSum, at_least_float32, centred
 
 # Share of the diagonal that pulls towards the closed form: without it a small calibration set is
 # overfitted.
@@ -35,20 +35,14 @@ class Regression:
         one without them: products in float32 at least, sums in float64.
         """
         x, y = at_least_float32(x.flatten(0, -2)), at_least_float32(y.flatten(0, -2))
-        if weights is None:
-            self._add(x, y, x, y, len(x))
-            return
-        own = weights.flatten().to(x.dtype).unsqueeze(1)
-        root = own.sqrt()
-        self._add(root * x, root * y, own * x, own * y, float(exact_sum(own)))
-
-    def _add(self, x: Tensor, y: Tensor, first_x: Tensor, first_y: Tensor, count: float) -> None:
-        """Add rows that are weighted already: x, y for the products, the others for the sums."""
-        self.count += count
-        self.x = self.x + exact_sum(first_x, 0)
-        self.y = self.y + exact_sum(first_y, 0)
-        self.xx.add(x)
-        self.yx = self.yx + exact(y.mT @ x)
+        own = None if weights is None else weights.flatten().to(x.dtype).unsqueeze(1)
+        total_x, total_y = (exact_sum(one if own is None else own * one, 0) for one in (x, y))
+        self.count += len(x) if own is None else float(exact_sum(own))
+        self.x, self.y = self.x + total_x, self.y + total_y
+        x, mean_x = centred(x, total_x, own)
+        y, mean_y = centred(y, total_y, own)
+        self.xx.add(x, mean_x)
+        self.yx = self.yx + exact(y.mT @ x).addr_(mean_y, mean_x)
 
     def through(self, projection: Projection) -> "Regression":
         """The same of what a projection gives for y; nothing is added after it."""

@@ -7,6 +7,7 @@ numbers.
 
 import contextlib
 import copy
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -23,6 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.initialization import no_init_weights
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..as_json import json_text
@@ -75,6 +78,8 @@ def read_config(folder: Path) -> PretrainedConfig:
     values = read_json(path)
     family = _family(values.get("model_type"), str(path))
     _check_depth(values, path)
+    _check_numbers(values, path)
+    _check_quantiser(values, path)
     try:
         with quiet():
             config = _config_of(folder, family, values)
@@ -103,6 +108,31 @@ def _check_depth(values: Mapping[str, Any], path: Path) -> None:
                     f"'{path}': {name} is {count}, and no model has more than {MOST_LAYERS:,} "
                     "layers. The file is damaged or made up: copy it again."
                 )
+
+
+def _check_numbers(values: Mapping[str, Any], path: Path, within: str = "") -> None:
+    """Raise InputError where a field of a config is NaN or infinite."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_numbers(value, path, f"{within}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise InputError(
+                f"'{path}': {within}{name} is {value}, and no field of a model is. The file is "
+                "damaged or made up: copy it again."
+            )
+
+
+def _check_quantiser(values: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError where the weights are said to be quantised in a way that transformers does
+    not know: it would read them as they are.
+    """
+    stored = values.get("quantization_config")
+    method = stored.get("quant_method") if isinstance(stored, Mapping) else None
+    if method is not None and str(method) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise InputError(
+            f"'{path}': the weights are quantised by {method!r}, which transformers "
+            f"{transformers.__version__} does not know. Take the model that is not quantised."
+        )
 
 
 def family_config(config: PretrainedConfig, name: str) -> PretrainedConfig:

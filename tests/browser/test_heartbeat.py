@@ -59,6 +59,11 @@ def test_after_a_person_did_something_it_looks_every_second(page):
     assert ticks(page, 5) >= 4
 
 
+def test_a_click_without_a_pointer_is_something_that_a_person_did(page):
+    page.evaluate("document.body.click()")
+    assert ticks(page, 5) >= 4
+
+
 def test_a_page_that_nobody_sees_asks_nothing_until_it_is_seen_again(page):
     page.evaluate("unseen = true")
     page.clock.run_for(5_000)

@@ -210,7 +210,7 @@ MODELS = {
             "eos_token_id": ("end", 1.5),
             "dtype": ("float3",),
             "layer_types": (["sideways"] * 3, 5),
-            "quantization_config": (5,),
+            "quantization_config": (5, {"quant_method": "wild"}),
             "pad_token_id": (LARGE,),
             "initializer_range": ("wide",),
         }.items()
@@ -236,7 +236,7 @@ MODELS = {
         f"rope with theta {value!r}": config(
             rope_parameters={"rope_type": "default", "rope_theta": value}
         )
-        for value in (0, -1.0, float("nan"), "wide", None)
+        for value in (0, -1.0, float("nan"), float("inf"), "wide", None)
     },
     "rope of an unknown kind": config(rope_scaling={"rope_type": "wild", "factor": 2.0}),
     "no tokenizer": without("tokenizer.json", "tokenizer_config.json"),

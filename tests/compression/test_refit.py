@@ -60,6 +60,17 @@ def test_the_ridge_solution_is_that_of_least_squares_on_the_rows(bias, ridge):
     assert not bias or torch.allclose(got.bias, shift, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_refit_with_biases_sees_inputs_with_a_mean_of_1000_sigma(dtype):
+    x, y, start, _ = rows(bias=True)
+    x, y = (x + 1000).to(dtype), (y + 50).to(dtype)
+    fit = Regression()
+    for part in range(4):
+        fit.add(x[50 * part : 50 * part + 50], y[50 * part : 50 * part + 50])
+    weight, _ = slow_ridge(x.double(), y.double(), start.weight, 0.1, bias=True)
+    assert torch.allclose(fit.solve(start, 0.1).weight, weight, atol=1e-4)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_weights_of_tokens_are_those_of_weighted_least_squares(bias):
     x, y, start, _ = rows(bias)

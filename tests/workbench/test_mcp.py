@@ -4,11 +4,13 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import gradio as gr
 import httpx
 import pytest
 from page_server import launched
 
 import lrcore
+import workbench
 from workbench.app import build_app, launch_settings
 from workbench.gate import Names
 
@@ -63,11 +65,18 @@ def address(tmp_path_factory):
         patch.setenv("LRCORE_RUNS", str(folder / "runs"))
         patch.setenv("LRCORE_CACHE", str(folder / "cache"))
         app = build_app()
-        url = launched(
-            app,
-            **launch_settings(Names()),
-        )
+        url = launched(app, **launch_settings(Names()))
         yield f"{url}gradio_api/mcp/"
+        app.close()
+
+
+def test_two_pages_of_one_process_are_launched_with_the_same_settings():
+    """Gradio adds what the first page's MCP server needs to what it was given."""
+    for title in ("one", "two"):
+        with gr.Blocks(title=title) as app:
+            gr.Markdown(title)
+        url = launched(app, **workbench.LAUNCH)
+        assert title in httpx.get(url).text
         app.close()
 
 
