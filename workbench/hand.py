@@ -1,5 +1,6 @@
 """Ranks set by hand: the steps that can be undone, and what they changed against the policy."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,17 @@ EMPTY: History = {"past": [], "future": [], "gesture": None}
 
 def slot_name(slot: tuple | list) -> str:
     return f"{slot[0]}.{slot[1]}"
+
+
+def whole(rank: Any) -> int:
+    """A rank as it was typed. Raises InputError for what is no whole number."""
+    try:
+        number = float(rank)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer():
+        raise lrcore.InputError(f"'{str(rank)[:80]}' is no rank: type a whole number.")
+    return int(number)
 
 
 def step(

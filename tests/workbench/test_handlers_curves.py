@@ -251,12 +251,25 @@ def test_a_rank_typed_into_the_table_is_set_by_hand(store):
     rows, shown = ranks.fill_table(store, *input_values(RECIPE))
     assert shown == {hand.slot_name(slot): rank for slot, rank in store.plan(RECIPE).ranks.items()}
     rows.loc[0, "rank"] = shown["0.qk"] + 2
-    typed, history = ranks.edit_table(rows, shown, hand.EMPTY, {})
+    typed, history, _ = ranks.edit_table(store, rows, shown, hand.EMPTY, *input_values(RECIPE))
     assert typed == {"0.qk": shown["0.qk"] + 2}
     assert history["past"] == [{}]
-    wrong = pd.DataFrame([{"layer": 0, "component": "qk", "rank": "many"}])
-    with pytest.raises(lrcore.InputError, match="whole"):
-        ranks.ranks_typed(wrong)
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [("many", "whole number"), ("3.7", "whole number"), ("inf", "whole number"), ("9999", "0.qk")],
+)
+def test_what_is_no_rank_is_refused_and_the_table_shows_the_plan_again(store, typed, why):
+    before, shown = ranks.fill_table(store, *input_values(RECIPE))
+    rows = before.astype({"rank": object})
+    rows.loc[0, "rank"] = typed
+    with pytest.warns(UserWarning, match=why):
+        by_hand, history, table = ranks.edit_table(
+            store, rows, shown, hand.EMPTY, *input_values(RECIPE)
+        )
+    assert by_hand == history == gr.skip()
+    pd.testing.assert_frame_equal(table, before)
 
 
 def test_a_bar_is_dragged_released_and_cleared():

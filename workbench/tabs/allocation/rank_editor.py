@@ -139,8 +139,8 @@ def type_rank(
     if rank is None:
         return keep, keep, shown
     recipe = read_recipe(values)
-    then = recipe.overrides | {hand.slot_name(slot): int(rank)}
     try:
+        then = recipe.overrides | {hand.slot_name(slot): hand.whole(rank)}
         store.plan(recipe.with_(overrides=then))
     except lrcore.InputError as error:
         warn(str(error))

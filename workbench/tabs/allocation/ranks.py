@@ -10,6 +10,7 @@ import lrcore
 
 from ... import hand, text
 from ...components import download
+from ...events import warn
 from ...form import read_recipe, try_recipe
 from ...store import Store
 
@@ -39,12 +40,22 @@ def fill_table(store: Store, *values: Any) -> tuple[Any, Any]:
 
 
 def edit_table(
-    rows: pd.DataFrame, shown: hand.Ranks, history: hand.History, now: hand.Ranks
-) -> tuple[hand.Ranks, hand.History]:
-    """The ranks set by hand and their history, after an edit of a table that showed `shown`."""
-    typed = ranks_typed(rows)
-    edited = {slot: rank for slot, rank in typed.items() if shown.get(slot, rank) != rank}
-    return hand.step(history, now, now | edited)
+    store: Store, rows: pd.DataFrame, shown: hand.Ranks, history: hand.History, *values: Any
+) -> tuple[Any, Any, Any]:
+    """The ranks set by hand and their history, after an edit of a table that showed `shown`, and
+    the table: what is no rank, or one with which there is no plan, is refused, and the table shows
+    those of the plan again.
+    """
+    recipe = read_recipe(values)
+    try:
+        typed = ranks_typed(rows)
+        edited = {slot: rank for slot, rank in typed.items() if shown.get(slot, rank) != rank}
+        then = recipe.overrides | edited
+        store.plan(recipe.with_(overrides=then))
+    except lrcore.InputError as error:
+        warn(str(error))
+        return gr.skip(), gr.skip(), fill_table(store, *values)[0]
+    return *hand.step(history, recipe.overrides, then), gr.skip()
 
 
 def download_ranks(store: Store, *values: Any) -> str:
@@ -64,15 +75,6 @@ def rank_rows(plan: Any, by_hand: Mapping[str, int]) -> pd.DataFrame:
     return table[list(COLUMNS)]
 
 
-def ranks_typed(rows: pd.DataFrame) -> dict[str, int]:
-    """The ranks in the table by slot. Raises InputError for one that is no whole number."""
-    ranks = {}
-    for row in rows.itertuples():
-        try:
-            ranks[f"{int(row.layer)}.{row.component}"] = int(float(row.rank))
-        except (TypeError, ValueError):
-            raise lrcore.InputError(
-                f"'{row.rank}' is no rank for {row.component} of layer {row.layer}: type a whole "
-                "number."
-            ) from None
-    return ranks
+def ranks_typed(rows: pd.DataFrame) -> hand.Ranks:
+    """The ranks in the table. Raises InputError for one that is no whole number."""
+    return {f"{int(row.layer)}.{row.component}": hand.whole(row.rank) for row in rows.itertuples()}

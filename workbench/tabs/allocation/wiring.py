@@ -157,9 +157,9 @@ def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     filled = [own.table, own.shown]
     listen([own.sight.tick], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
     own.table.input(
-        bind(ranks.edit_table),
-        [own.table, own.shown, page.rank_history, form["overrides"]],
-        [form["overrides"], page.rank_history],
+        bind(ranks.edit_table, store),
+        [own.table, own.shown, page.rank_history, *form.inputs],
+        [form["overrides"], page.rank_history, own.table],
         **QUIET,
     )
     select_on_row(page, own.table, "component")
