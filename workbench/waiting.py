@@ -21,6 +21,9 @@ UNREAD = 300.0  # seconds that answers wait: a page that is there fetches them a
 # an event waits until the next look. That would cost a server at rest a fifteenth of a core; the
 # other costs a hundredth, and the first event after a rest 10 ms on average.
 AWAKE, IDLE = 0.001, 0.02
+# Seconds between two looks for what `gr.Progress` has to tell, which nothing of this page uses:
+# Gradio's own 0.01 cost a server at rest a hundredth of a core.
+TOLD = 1.0
 PAUSE = 3.0  # seconds without an event after which the queue is at rest
 FULL = "{} events of this page wait already. Try again once some are done."
 
@@ -35,6 +38,7 @@ def limit(queue: Queue) -> None:
     # page does not have: 35 to 40 ms of the processor with 100 of them as with all.
     queue.ANAYLTICS_CACHE_FREQUENCY = sys.maxsize
     queue.ANALYTICS_MAX_EVENTS = 1
+    queue.progress_update_sleep_when_free = TOLD
     push, unread, pace = queue.push, Unread(queue), Pace(queue)
 
     async def pushed(body: Any, **given: Any) -> Any:

@@ -93,4 +93,7 @@ def test_something_runs_while_a_figure_is_measured_or_a_job_waits(tmp_path, monk
 
 
 def test_the_queue_of_a_server_at_rest_is_looked_at_seldom(page):
-    assert page._queue.sleep_when_free >= 0.01
+    assert page._queue.sleep_when_free >= 0.02
+    assert page._queue.progress_update_sleep_when_free >= 1
+    shown = {event.show_progress for event in page.fns.values() if event.tracks_progress}
+    assert not shown  # no event tells `gr.Progress`, which is looked at as seldom
