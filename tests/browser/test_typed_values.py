@@ -77,21 +77,27 @@ def cell(workbench):
     return row.locator("[role=gridcell]").nth(RANK)
 
 
+def shown(workbench) -> str:
+    """What it shows, without the sign of a menu that a selected cell has."""
+    words = cell(workbench).inner_text().split()
+    return words[0] if words else ""
+
+
 def test_a_rank_typed_into_the_table_is_set_by_hand_and_what_is_none_is_refused(folded):
-    rank = int(cell(folded).inner_text())
-    for value in ("many", "2.5", "99999", str(rank - 1)):
+    rank = int(shown(folded))
+    for value in ("many", "2.5", "99999", str(rank - 2)):
         cell(folded).dblclick()
         folded.page.keyboard.press("Control+a")
         folded.page.keyboard.type(value)
         folded.page.keyboard.press("Enter")
         folded.answered()
-        if value == str(rank - 1):
+        if value == str(rank - 2):
             break
         folded.locator(".toast-body").first.wait_for()
-        folded.until(lambda: cell(folded).inner_text() == str(rank), f"{value} stays in the table")
+        folded.until(lambda: shown(folded) == str(rank), f"{value} stays in the table")
         assert folded.recipe()["overrides"] == {}
         folded.locator(".toast-close").first.click()
     folded.until(lambda: folded.recipe()["overrides"], "the rank is not set by hand")
-    assert [*folded.recipe()["overrides"].values()] == [rank - 1]
+    assert [*folded.recipe()["overrides"].values()] == [rank - 2]
     folded.click("#undo")
     folded.until(lambda: not folded.recipe()["overrides"], "the step is not undone")

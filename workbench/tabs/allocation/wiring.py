@@ -156,12 +156,9 @@ def wire_table(page: Page, store: Store, parts: AllocationTab) -> None:
     form, own = page.form, parts.ranks
     filled = [own.table, own.shown]
     listen([own.sight.tick], bind(ranks.fill_table, store), form.inputs, filled, **DRAWN)
-    own.table.input(
-        bind(ranks.edit_table, store),
-        [own.table, own.shown, page.rank_history, *form.inputs],
-        [form["overrides"], page.rank_history, own.table],
-        **QUIET,
-    )
+    typed = [own.table, own.shown, page.rank_history, *form.inputs]
+    by_hand = [form["overrides"], page.rank_history, own.table]
+    listen([own.table.input], bind(ranks.edit_table, store), typed, by_hand, **QUIET)
     select_on_row(page, own.table, "component")
     download = bind(ranks.download_ranks, store)
     listen([own.csv.click], download, form.inputs, page.downloads, **QUIET)
