@@ -28,6 +28,7 @@ VIEWS = {  # and the theme of each
     "narrow": (390, 844, "light"),
     "narrow-dark": (390, 844, "dark"),
 }
+HEIGHT = "Math.ceil(document.documentElement.scrollHeight)"
 SWEPT = ("svd", "svd_llm", "modegpt", "a3")
 README = ("light-spectra", "light-compare", "dark-spectra")
 TALLEST = 1500  # pixels of a picture in README
@@ -123,7 +124,18 @@ def shoot(page: Page, folder: Path, view: str) -> None:
         page.mouse.move(5, 5)
         page.evaluate("window.scrollTo(0, 0)")
         page.wait_for_timeout(400)
-        page.screenshot(path=folder / f"{view}-{name}.png", full_page=True)
+        picture_whole(page, folder / f"{view}-{name}.png")
+
+
+def picture_whole(page: Page, path: Path) -> None:
+    """The whole page, in a window as high as it is: Chromium leaves out the bars of a plot that
+    stays in view where it makes a picture of more than the window.
+    """
+    width, height = page.viewport_size["width"], page.viewport_size["height"]
+    page.set_viewport_size({"width": width, "height": page.evaluate(HEIGHT)})
+    page.wait_for_timeout(1500)
+    page.screenshot(path=path)
+    page.set_viewport_size({"width": width, "height": height})
 
 
 def main() -> None:

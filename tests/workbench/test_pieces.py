@@ -164,6 +164,21 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
     }
 
 
+@pytest.mark.parametrize(("parts", "tick"), [(3, 0), (7, 0.5)])
+def test_every_number_stands_in_its_bar_or_above_a_low_one(parts, tick):
+    bars = [Bar(0, "ov", 32, 32), Bar(1, "ov", 2, 32)]
+    drawn = json.loads(rank_bars(RankBars({f"part {i}": bars for i in range(parts)}, {})))
+    plan = [trace for trace in drawn["data"] if trace.get("text")]
+    assert len(plan) == parts
+    for trace in plan:
+        assert trace["text"] == ["32", "2"]
+        assert trace["textposition"] == ["inside", "outside"]
+    axis = drawn["layout"]["yaxis2"]
+    # of a low plot the name stands beside it, where else the numbers of its axis are
+    assert axis["tickvals"][0] == tick
+    assert ("part 1" in axis.get("ticktext", [])) == (axis["title"]["text"] == "")
+
+
 def test_a_failed_job_leaves_the_status_bar_when_it_was_read(tmp_path):
     def fail(record):
         raise lrcore.InputError("no such text")

@@ -21,6 +21,7 @@ CHANGES, BESIDE = 50, 0.76  # of the plot of changes; shares of a part's height 
 BETWEEN = 0.22  # the gap above a plot, of its height
 LEAST_CHANGE = 0.02  # of the full rank: what fills half of the plot of changes at least
 NAMED = 4  # parts whose changes the legend has room for
+LOW, SMALL, MEDIUM = 30, 9, 12  # pixels: of a low plot, and numbers in it and in a higher one
 MOST_NUMBERS = 24  # bars into which their ranks fit as numbers
 
 
@@ -115,10 +116,8 @@ def axes_of(drawn: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
     """The y axes from above, of the ranks of every part and then of the changes, and the height of
     all in pixels.
     """
-    part: float = min(PART, max(LEAST_PART, ROOM // max(len(drawn.parts), 1)))
-    part *= BESIDE if drawn.pinned else 1
-    halves = {"tickvals": [0, 0.5]}  # the numbers of two plots would meet
-    rows = [(part, share_axis(name) | halves) for name in drawn.parts]
+    part = part_height(drawn)
+    rows = [(part, part_axis(name, part)) for name in drawn.parts]
     if drawn.pinned:
         rows.append((CHANGES, change_axis(drawn)))
     total = sum(high for high, _ in rows) + sum(BETWEEN * high for high, _ in rows[1:])
@@ -129,6 +128,19 @@ def axes_of(drawn: RankBars) -> tuple[dict[str, dict[str, Any]], int]:
         domain = [max(0.0, 1 - below / total), 1 - top / total]
         axes[f"yaxis{axis_number(i)}"] = axis | {"domain": domain}
     return axes, round(total)
+
+
+def part_height(drawn: RankBars) -> float:
+    """The height in pixels of the plot of one part."""
+    part: float = min(PART, max(LEAST_PART, ROOM // max(len(drawn.parts), 1)))
+    return part * (BESIDE if drawn.pinned else 1)
+
+
+def part_axis(name: str, high: float) -> dict[str, Any]:
+    """The y axis of a part; of a low plot it has the name alone, where 50 % is."""
+    if high < LOW:
+        return share_axis("") | {"tickvals": [0.5], "ticktext": [name]}
+    return share_axis(name) | {"tickvals": [0, 0.5]}  # the numbers of two plots would meet
 
 
 def change_axis(drawn: RankBars) -> dict[str, Any]:
@@ -167,7 +179,7 @@ def ghosts(bars: Sequence[Bar], pinned: bool = False) -> list[dict[str, Any]]:
 
 
 def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """The bars of a part's components, with their ranks inside where they fit."""
+    """The bars of a part's components, with their ranks inside, or above where they are low."""
     traces = []
     for own in by_component(bars):
         one = own[0]
@@ -184,10 +196,23 @@ def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
             "%{customdata[3]} (%{y:.1%})<extra></extra>",
         }
         if fits(bars):
-            trace |= {"text": [str(bar.rank) for bar in own], "textposition": "inside"}
-            trace |= {"insidetextanchor": "end", "textangle": 0}
+            trace |= numbered(own, part_height(drawn))
         traces.append(trace)
     return traces
+
+
+def numbered(bars: Sequence[Bar], high: float) -> dict[str, Any]:
+    """The ranks in the bars, or above those that are lower than a number. high: of the plot, px."""
+    size = SMALL if high < LOW else MEDIUM
+    return {
+        "text": [str(bar.rank) for bar in bars],
+        "textposition": ["inside" if bar.share * high > size else "outside" for bar in bars],
+        "textfont": {"size": size},
+        "constraintext": "none",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "cliponaxis": False,
+    }
 
 
 def fits(bars: Sequence[Bar]) -> bool:
