@@ -26,6 +26,10 @@ POINT = """run => {
         return [b.x + across._offset + across.d2p(x[i]), b.y + up._offset + up.d2p(y[i])];
       }
 }"""
+# How many buttons of jobs end beyond their job.
+BEYOND = """[...document.querySelectorAll('.job')].flatMap(job =>
+  [...job.querySelectorAll('button')].filter(button =>
+    button.getBoundingClientRect().right > job.getBoundingClientRect().right)).length"""
 COPIED = """async () => await navigator.clipboard.readText()
   === document.querySelector('#answer-1 textarea').value"""
 
@@ -44,6 +48,10 @@ def test_a_sweep_is_compared(workbench):
         lambda: page.locator(".job.done", has_text="Sweep of 2 runs").count(),
         "the sweep does not end",
     )
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    workbench.until(lambda: not page.evaluate(BEYOND), "buttons of a job are cut off on a phone")
+    page.set_viewport_size(size)
 
     workbench.press_until(
         lambda: page.locator("#guide .next").click(timeout=ANEW),
