@@ -256,7 +256,7 @@ def centred(x: Tensor, total: Tensor, scale: Tensor | None = None) -> tuple[Tens
     multiplied, and its square is added in float64. It is that of these rows alone, and thereby the
     same whoever has the rows before them.
     """
-    weight = total.new_tensor(float(len(x))) if scale is None else exact_sum(scale)
+    weight = total.new_full((), float(len(x))) if scale is None else exact_sum(scale)
     mean = total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
     rows = x - mean.to(x.device, x.dtype)
     return rows if scale is None else rows * scale.sqrt(), mean * weight.sqrt()
