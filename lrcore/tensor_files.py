@@ -75,6 +75,11 @@ class StoredTensor:
             tensor: Tensor = opened.get_tensor(self.name)
             return tensor.to(device, self.dtype, copy=True)
 
+    def read_into(self, tensor: Tensor) -> None:
+        """Fill a tensor [*shape] of this dtype, in memory."""
+        with safe_open(self.file, "pt") as opened:
+            tensor.copy_(opened.get_tensor(self.name))
+
 
 def as_dtype(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, StoredTensor]:
     """The same tensors, to be read in another floating-point dtype; integers stay integers."""

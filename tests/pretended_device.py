@@ -1,12 +1,16 @@
 """A device that is not the CPU, pretended: its tensors hold their values in memory.
 
 PyTorch knows it by the name `pretended`, as it would a driver's. An operation on tensors of both
-devices fails, as it would on a GPU, and every transfer that waits for the device is counted.
-Nothing else is like a GPU.
+devices fails, as it would on a GPU, and every transfer that waits for the device is counted. What
+is copied in a stream is there once the computation has waited for that stream. Nothing else is like
+a GPU.
 """
 
+import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,9 +37,47 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+class Stream:
+    """Copies that were asked for in this stream: done when another waits for it, and refused where
+    it has not waited itself since, for their memory may be in use.
+    """
+
+    own = threading.local()  # `now`: the stream of a thread
+
+    def __init__(self, device=None) -> None:
+        del device
+        self.copies, self.has_waited = [], False
+
+    def wait_stream(self, other: "Stream") -> None:
+        for copy in other.copies:
+            copy()
+        other.copies, other.has_waited, self.has_waited = [], False, True
+
+    def add(self, tensor: Tensor, copy) -> None:
+        """A copy into a tensor."""
+        del tensor
+        if not self.has_waited:
+            raise RuntimeError("a copy into memory that may be in use")
+        self.copies.append(copy)
+
+
 class _Module(backend_registration._DummyBackendModule):
+    Stream, _computation = Stream, Stream()
+
     def is_available(self) -> bool:
         return False
+
+    def current_stream(self, device=None) -> Stream:
+        del device
+        return self._computation
+
+    @contextmanager
+    def stream(self, stream: Stream):
+        Stream.own.now = stream
+        try:
+            yield
+        finally:
+            Stream.own.now = None
 
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
@@ -74,7 +116,8 @@ class Away(Tensor):
 
 
 class Device(TorchFunctionMode):
-    """Inside, tensors of the pretended device can be made and computed with.
+    """Inside, tensors of the pretended device can be made and computed with; one more serves
+    another thread, while the first waits.
 
     float64: whether it has numbers of 64 bits; Apple's has none. waits: how often the device was
     waited for, by operation.
@@ -87,11 +130,11 @@ class Device(TorchFunctionMode):
         self.float64, self.waits = float64, Counter[str]()
 
     def __enter__(self):
-        Device.current = self
+        self.outer, Device.current = Device.current, self
         return super().__enter__()
 
     def __exit__(self, *raised):
-        Device.current = None
+        Device.current = self.outer
         super().__exit__(*raised)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -131,6 +174,10 @@ def _run(func, args, kwargs):
     if away and stays and name not in MOVES:
         raise RuntimeError(f"{name}: tensors of the device and of the CPU, {stays[0].shape}")
     goes = _is_elsewhere(wanted[0]) if wanted else away
+    stream = getattr(Stream.own, "now", None)
+    if name == "copy_" and away and stream is not None:
+        stream.add(given[0], partial(func, *tree_map(_here, args), **tree_map(_here, kwargs)))
+        return given[0]
     if away and (name in WAITS or not goes):
         mode.waits[name] += 1
     out = func(*tree_map(_here, args), **tree_map(_here, kwargs))

@@ -19,6 +19,7 @@ from ..experts import SAMPLE
 from ..models.architectures import decoder_layers
 from ..models.layers import clone
 from ..models.load import LoadedModel
+from ..models.read_ahead import reading_ahead
 from ..models.stream import BATCH, LayerStream
 from ..progress import Progress
 from ..statistics import EvenSample, Moments, Need
@@ -87,12 +88,13 @@ class _Passing:
         own, layers = self.tokens[share.begin : share.end], len(decoder_layers(self.model.network))
         first = share.begin * self.tokens.shape[1]
         stream = LayerStream(clone(self.model.network), own, first=first)
-        for layer in range(missing[-1] + 1):
-            progress("calibrate", layer, layers)
-            moments = stream.run(layer, self.needs if layer in missing else ())
-            if moments is not None:
-                write_moments(moments, layer_file(folder, layer), self._stored(folder))
-            del moments  # before the next layer's are made
+        with reading_ahead(stream.network):
+            for layer in range(missing[-1] + 1):
+                progress("calibrate", layer, layers)
+                moments = stream.run(layer, self.needs if layer in missing else ())
+                if moments is not None:
+                    write_moments(moments, layer_file(folder, layer), self._stored(folder))
+                del moments  # before the next layer's are made
 
     def _stored(self, folder: Path) -> torch.dtype:
         """Second moments of a share, or of a float64 model, are kept as they were summed."""

@@ -12,6 +12,7 @@ from ..memory import megabytes, raise_unless_free
 from ..models.architectures import decoder_layers, text_config
 from ..models.layers import layer_shapes
 from ..models.load import LoadedModel
+from ..models.read_ahead import bytes_at_once
 from ..models.stream import BATCH, READERS, reader_of
 from ..statistics import LATENT_TAPS, Need
 
@@ -25,16 +26,17 @@ REMEDY = "Use fewer or shorter windows (samples, seq_len), or a device with more
 class CalibrationMemory:
     """Bytes that a calibration has at once beside the weights: hidden states of all windows at one
     depth; the second moments of the layer that has most, as sums and as they are written; the
-    activations of one batch.
+    activations of one batch; of offloaded layers those that are read.
     """
 
     states: int
     moments: int
     batch: int
+    layers: int
 
     @property
     def total(self) -> int:
-        return self.states + self.moments + self.batch
+        return self.states + self.moments + self.batch + self.layers
 
 
 def calibration_memory(
@@ -51,6 +53,7 @@ def calibration_memory(
         windows * seq_len * width * own,
         numbers * (SUMMED + PACKED),
         min(windows, BATCH) * seq_len * widest * own * WIDE,
+        bytes_at_once(network),
     )
 
 
@@ -84,9 +87,10 @@ def check_calibration(
 ) -> None:
     """Raise Shortage where the estimate is more than what is free on the model's device."""
     need = calibration_memory(model.network, windows, seq_len, needs)
+    read = f"layers read from disk ({megabytes(need.layers)}), " if need.layers else ""
     what = (
         f"Hidden states of {windows:,} windows of {seq_len:,} tokens ({megabytes(need.states)}), "
-        f"the second moments of a layer ({megabytes(need.moments)}) and the activations of a batch "
-        f"({megabytes(need.batch)})"
+        f"{read}the second moments of a layer ({megabytes(need.moments)}) and the activations of "
+        f"a batch ({megabytes(need.batch)})"
     )
     raise_unless_free(need.total, what, REMEDY, hardware(str(model.device)).free)

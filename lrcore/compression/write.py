@@ -11,6 +11,7 @@ from ..methods import LayerFactors, find_method
 from ..models.architectures import architecture_of, text_config
 from ..models.layers import clone, read_exact
 from ..models.load import LoadedModel
+from ..models.read_ahead import reading_ahead
 from ..models.stream import LayerStream
 from ..progress import Progress
 from ..recipe import Recipe
@@ -63,19 +64,20 @@ def written(
     fitted: tuple[Streams, ...] = ()
     if refit and dense is not None and small is not None:
         fitted = with_first_tokens(Streams(dense, small), tokens)
-    for index in range(total):
-        progress("compress", index, total)
-        if anchored and dense is not None and small is not None:
-            compress_anchored(network, index, (dense, small), (row, factors.options), ranks)
-        else:
-            again = small if sequential else None
-            truncate_layer(network, index, _solved(network, index, factors, again), ranks)
-        if fitted:
-            refit_layer(network, index, fitted)
-            continue
-        for stream in (dense, small):
-            if stream is not None:
-                stream.run(index)
+    with reading_ahead(network, *(() if dense is None else (dense.network,))):
+        for index in range(total):
+            progress("compress", index, total)
+            if anchored and dense is not None and small is not None:
+                compress_anchored(network, index, (dense, small), (row, factors.options), ranks)
+            else:
+                again = small if sequential else None
+                truncate_layer(network, index, _solved(network, index, factors, again), ranks)
+            if fitted:
+                refit_layer(network, index, fitted)
+                continue
+            for stream in (dense, small):
+                if stream is not None:
+                    stream.run(index)
     progress("compress", total, total)
     return network
 

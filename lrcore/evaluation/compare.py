@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
+from ..models.read_ahead import reading_ahead
 from ..notebooks import html_table
 from ..precise import exact_sum
 from ..progress import Progress
@@ -99,12 +100,13 @@ def compare(
     passages = make_passages(dense, EvaluationSettings.of(data, settings), small)
     check_tokens(dense, small, passages.rows)
     parts, done = [], 0
-    for tokens, scored in groups(passages.rows):
-        for part in batches(dense, tokens, batch):
-            parts.append(_compare_rows(dense, small, part, scored))
-            done += len(part)
-            if progress is not None:
-                progress("compare", done, len(passages.rows))
+    with reading_ahead(dense.network, small.network):
+        for tokens, scored in groups(passages.rows):
+            for part in batches(dense, tokens, batch):
+                parts.append(_compare_rows(dense, small, part, scored))
+                done += len(part)
+                if progress is not None:
+                    progress("compare", done, len(passages.rows))
     seconds = time.perf_counter() - began
     sides = [
         summarise(model, passages, [part[i].double() for part in parts], seconds)

@@ -24,6 +24,7 @@ from ..models.architectures import text_config
 from ..models.cached import cached
 from ..models.load import LoadedModel
 from ..models.quantised_cache import GROUP, quantised_cache
+from ..models.read_ahead import reading_ahead
 from ..progress import Progress
 from ..settings import check_least
 from ..units import Work, each
@@ -215,7 +216,8 @@ def window_losses(
         if progress is not None and done:
             progress(stage, windows[done], len(tokens))
 
-    return torch.cat(list(each(Work("evaluate", _Losses(model, kv_bits)), parts, counted)))
+    with reading_ahead(model.network):
+        return torch.cat(list(each(Work("evaluate", _Losses(model, kv_bits)), parts, counted)))
 
 
 def batches(model: LoadedModel, tokens: Tensor, batch: int) -> Iterator[Tensor]:

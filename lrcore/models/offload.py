@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,23 @@ M_MMAP_THRESHOLD = -3  # as malloc.h names it
 PLACE = "offloaded"  # the attribute of a layer that holds its Offloaded
 
 
+class Ahead(Protocol):
+    """What reads a layer before it is loaded, see read_ahead.py."""
+
+    def take(self, place: "Offloaded") -> dict[StoredTensor, Tensor]:
+        """The tensors [...] of a layer that were read ahead: all or none."""
+        ...
+
+    def begin_after(self, place: "Offloaded") -> None:
+        """Begin with the layer after the one that is loaded."""
+        ...
+
+
 class Offloaded:
-    """The places of one layer's tensors, by name, and those that are loaded now."""
+    """The places of one layer's tensors, by name, and those that are loaded now.
+
+    ahead: who reads them ahead, if anybody; not of a clone.
+    """
 
     def __init__(
         self, tensors: Mapping[str, StoredTensor], folder: Path, device: torch.device
@@ -32,6 +47,7 @@ class Offloaded:
         self.tensors, self.folder, self.device = dict(tensors), folder, device
         self._users, self._lock = 0, RLock()
         self._loaded: dict[str, Tensor] = {}
+        self.ahead: Ahead | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Offloaded":
         """For a clone of the layer: the same places, loaded separately."""
@@ -41,12 +57,15 @@ class Offloaded:
         """Load the tensors into the layer, unless they are in use already."""
         with self._lock:
             if not self._users:
-                read: dict[StoredTensor, Tensor] = {}
+                ahead = self.ahead  # another thread may end it
+                read = {} if ahead is None else ahead.take(self)
                 for name, stored in self.tensors.items():
                     read[stored] = put_tensor(
                         layer, name, read[stored] if stored in read else stored.read(self.device)
                     )
                     self._loaded[name] = read[stored]
+                if ahead is not None:
+                    ahead.begin_after(self)
             self._users += 1
 
     def release(self, layer: nn.Module) -> None:
