@@ -19,12 +19,16 @@ COPY pyproject.toml setup.py README.md LICENSE app.py ./
 COPY lrcore lrcore
 COPY workbench workbench
 COPY assets assets
-RUN pip install --no-cache-dir --no-deps .
+RUN pip install --no-cache-dir --no-deps . && rm -rf build *.egg-info
 
 RUN useradd --create-home --uid 1000 workbench && install -d -o workbench /data
 USER workbench
 WORKDIR /data
 ENV LRCORE_RUNS=/data/runs LRCORE_CACHE=/data/cache HF_HOME=/data/huggingface LRCORE_ROOTS=/data
+# `docker logs` shows what is printed when it is.
+ENV PYTHONUNBUFFERED=1
 VOLUME /data
 EXPOSE 7860
+# The first process of a container is deaf to SIGTERM unless it listens to it.
+STOPSIGNAL SIGINT
 CMD ["low-rank-workbench", "--host", "0.0.0.0"]

@@ -100,3 +100,12 @@ def test_what_the_container_copies_and_starts_is_there() -> None:
     pin = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
     assert pin is not None
     assert pin[0] in steps
+
+
+def test_a_container_ends_when_it_is_told_to_and_shows_its_log_at_once() -> None:
+    """SIGTERM does nothing to a first process without a handler: it was killed ten seconds later.
+    What is printed into a pipe waits for a full buffer.
+    """
+    steps = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    assert "STOPSIGNAL SIGINT" in steps
+    assert "ENV PYTHONUNBUFFERED=1" in steps

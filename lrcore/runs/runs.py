@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -17,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ _Made = tuple[Recipe, Provenance]
 
 def root() -> Path:
     """Where runs live: LRCORE_RUNS, else ./runs; a folder for this user under the temporary one
-    where that may not be written. One whose disk is full is it all the same.
+    where that may not be written, which is said once. One whose disk is full is it all the same.
     """
     wanted = Path(os.environ.get("LRCORE_RUNS") or "runs").expanduser()
     try:
@@ -56,12 +58,20 @@ def root() -> Path:
     except OSError as error:
         if isinstance(shortage(error), Shortage):
             return wanted
-        fallback = (
-            Path(tempfile.gettempdir())
-            / f"low-rank-workbench-{os.getuid() if hasattr(os, 'getuid') else 'runs'}"
-        )
+        user = os.getuid() if hasattr(os, "getuid") else "runs"
+        fallback = Path(tempfile.gettempdir()) / f"low-rank-workbench-{user}"
         fallback.mkdir(parents=True, exist_ok=True)
+        _say_spare(wanted, fallback)
         return fallback
+
+
+@cache
+def _say_spare(wanted: Path, fallback: Path) -> None:
+    print(
+        f"note: '{wanted}' cannot be written; runs are kept in '{fallback}'. LRCORE_RUNS names "
+        "another.",
+        file=sys.stderr,
+    )
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,18 @@ def test_half_written_runs_are_removed_and_strange_folders_left_out(tmp_path):
     assert kept.all() == []
 
 
-def test_runs_go_elsewhere_when_the_folder_cannot_be_written(tmp_path, monkeypatch):
+def test_runs_go_elsewhere_and_say_so_when_the_folder_cannot_be_written(
+    tmp_path, monkeypatch, capsys
+):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("LRCORE_RUNS", str(blocked / "runs"))
-    assert lrcore.runs_root().is_dir()
+    folder = lrcore.runs_root()
+    assert folder.is_dir()
+    assert lrcore.runs_root() == folder
+    told = capsys.readouterr().err
+    assert told.count(f"'{blocked / 'runs'}' cannot be written") == 1
+    assert f"'{folder}'" in told
 
 
 @pytest.mark.parametrize("count", [1, 7, 500, 501, 4096, 100_000])
