@@ -26,14 +26,18 @@ function continuation() {
     written = html;
   }
   const shown = document.querySelector('.cell.actual')?.dataset.plan;
-  panel.classList.toggle('stale', panel.querySelector('[data-of]').dataset.of !== shown);
+  // on what is drawn here: Gradio writes the classes of its panels anew
+  const said = panel.querySelector('[data-of]');
+  said.classList.toggle('stale', said.dataset.of !== shown);
 }
 // What becomes known before the tab was opened waits for it: Gradio mounts a tab when it is opened.
 function follow() {
   const panel = document.getElementById('size-and-cost');
   if (!panel || panel === seen || !document.getElementById('continuation')) return;
   seen = panel;
-  new MutationObserver(place).observe(panel, { childList: true, subtree: true });
+  // Gradio changes what a cell says, or puts another one in its place
+  const what = { childList: true, subtree: true, attributeFilter: ['data-plan'] };
+  new MutationObserver(place).observe(panel, what);
   place();
 }
 let tabs = null;

@@ -356,7 +356,36 @@ def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
             lambda own=own: own == words(said.locator(".tokens").last), f"not {' '.join(own)}"
         )
     assert words(said.locator(".tokens").first) == lrcore.generate(model, asked, 40).split()
-    assert "stale" not in workbench.locator("#continuation").get_attribute("class")
+    assert workbench.locator("#continuation .stale").count() == 0
+
+
+# Whether what is continued is of the ranks on show.
+SAID = """document.querySelector('#continuation [data-of]')?.dataset.of
+  === document.querySelector('#size-and-cost .actual').dataset.plan"""
+# Looks in every frame whether what is continued is of the ranks on show, and else pale.
+WATCH = """() => {
+  window.pale = 0; window.wrong = 0;
+  (function look() {
+    const said = document.querySelector('#continuation [data-of]');
+    const shown = document.querySelector('#size-and-cost .actual');
+    if (said.dataset.of !== shown.dataset.plan)
+      if (getComputedStyle(said).opacity < 0.5) window.pale++; else window.wrong++;
+    requestAnimationFrame(look);
+  })(); }"""
+
+
+def test_what_ranks_before_said_is_pale_until_those_on_show_have_said_something(workbench):
+    cell = workbench.locator("#size-and-cost .actual")
+    ratio = drag_ratio(workbench, [0.3])
+    workbench.until(lambda: workbench.evaluate(SAID), f"nothing is said at {ratio}")
+    workbench.evaluate(WATCH)
+    drag_ratio(workbench, [0.32 + 0.02 * step for step in range(10)], pause=100)
+    workbench.until(
+        lambda: cell.get_attribute("data-known") == "True" and workbench.evaluate(SAID),
+        "nothing is said at the last position",
+    )
+    assert workbench.evaluate("wrong") == 0
+    assert workbench.evaluate("pale") > 0
 
 
 def words(place):
