@@ -1,8 +1,10 @@
 """Start the page: the command `low-rank-workbench`, and `python app.py`."""
 
 import argparse
+import atexit
 import logging
 import os
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,15 @@ def main(page: Any = None) -> None:
         share=chosen.share,
         **launch_settings(allowed.names, allowed.password),
     )
+    if page.server.should_exit:  # elsewhere, as in a notebook, it goes on
+        leave()
+
+
+def leave() -> None:
+    """End the process, whatever its threads do: an interpreter that is torn down while they compute
+    aborts. What they write is whole or not at all, and their jobs are offered again.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)

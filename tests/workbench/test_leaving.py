@@ -1,0 +1,44 @@
+"""A server that is told to end while it computes: in a process that Python itself ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from gradio_client import Client
+from page_server import PATIENCE, ROOT, free_port
+
+SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3}
+
+
+def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
+    port, said = free_port(), tmp_path / "said"
+    folders = {"LRCORE_RUNS": str(tmp_path / "runs"), "LRCORE_CACHE": str(tmp_path / "cache")}
+
+    def until(words: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while words not in said.read_text():
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < end, said.read_text()
+            time.sleep(0.02)
+
+    with said.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "app.py", "--port", str(port)],
+            cwd=ROOT,
+            env=os.environ | folders,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            until("Running on local URL")
+            client = Client(f"http://127.0.0.1:{port}", verbose=False)
+            client.submit(SLOW, "slow", api_name="/compress")
+            until(": compress 0/")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0, said.read_text()
+        finally:
+            process.kill()
+    assert "terminate called" not in said.read_text()
+    assert "Traceback" not in said.read_text()
