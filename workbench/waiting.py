@@ -19,12 +19,14 @@ OWN = 30
 UNREAD = 300.0  # seconds that answers wait: a page that is there fetches them as they come
 # Seconds between two looks of the queue at itself: Gradio's own millisecond while events come, for
 # an event waits until the next look. That would cost a server at rest a fifteenth of a core; the
-# other costs a hundredth, and the first event after a rest 10 ms on average.
+# other costs a two-hundredth, and the first event after a rest 10 ms on average.
 AWAKE, IDLE = 0.001, 0.02
 # Seconds between two looks for what `gr.Progress` has to tell, which nothing of this page uses:
 # Gradio's own 0.01 cost a server at rest a hundredth of a core.
 TOLD = 1.0
-PAUSE = 3.0  # seconds without an event after which the queue is at rest
+# Seconds without an event after which the queue is at rest. A page at rest asks every 15 s whether
+# an answer got lost: with 3 s that alone cost a hundredth.
+PAUSE = 1.0
 FULL = "{} events of this page wait already. Try again once some are done."
 
 
