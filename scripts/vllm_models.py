@@ -118,21 +118,15 @@ def cell(python: Path, model: Any, out: Path, dense: Path) -> Any:
 
     import lrcore
 
-    here = runs.Here(model.network)
-    prompts = [list(model.tokenizer(text).input_ids) for text in runs.PROMPTS]
-    sentence = list(model.tokenizer(runs.SENTENCE).input_ids)
+    prompts, sentence = runs.questions(model)
     asked = {"prompts": prompts, "sentence": sentence, "tokens": runs.TOKENS}
     lrcore.export_for(model, out, "vllm")
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     before, answer = ask(python, dense, asked), ask(python, out, asked)
     if failed := before.get("error", "") or answer.get("error", ""):
         return runs.Cell(why=failed)
-    own = [here.greedy(ids, runs.TOKENS) for ids in prompts]
-    pairs = zip(answer["tokens"], own, strict=True)
-    same = [a == b for x, y in pairs for a, b in zip(x, y, strict=True)]
     there = math.exp(-sum(answer["logprobs"]) / len(answer["logprobs"]))
-    change = there / here.perplexity(sentence) - 1
-    return runs.Cell("", (sum(same), len(same)), change, size, answer["speed"] / before["speed"])
+    speed = answer["speed"] / before["speed"]
+    return runs.held_against(model, out, answer["tokens"], there, speed)
 
 
 def main() -> None:

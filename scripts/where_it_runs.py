@@ -188,8 +188,7 @@ class Race:
 
 def cell(model: lrcore.LoadedModel, target: str, race: Race | None = None) -> Cell:
     """One structure in one target; timed where there is a race."""
-    here = Here(model.network)
-    prompts = [list(model.tokenizer(text).input_ids) for text in PROMPTS]
+    prompts, sentence = questions(model)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "out"
         try:
@@ -197,12 +196,32 @@ def cell(model: lrcore.LoadedModel, target: str, race: Race | None = None) -> Ce
         except lrcore.InputError as error:
             return Cell(why=str(error))
         found = [there.greedy(ids, TOKENS) for ids in prompts]
-        own = [here.greedy(ids, TOKENS) for ids in prompts]
-        alike = [a == b for x, y in zip(found, own, strict=True) for a, b in zip(x, y, strict=True)]
-        sentence = list(model.tokenizer(SENTENCE).input_ids)
-        change = there.perplexity(sentence) / here.perplexity(sentence) - 1
-        size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         speed = None if race is None else race.speed(target, there, prompts[0])
+        return held_against(model, place, found, there.perplexity(sentence), speed)
+
+
+def questions(model: lrcore.LoadedModel) -> tuple[list[Ids], Ids]:
+    """The tokens of every prompt, and of the sentence."""
+    prompts = [list(model.tokenizer(text).input_ids) for text in PROMPTS]
+    return prompts, list(model.tokenizer(SENTENCE).input_ids)
+
+
+def held_against(
+    model: lrcore.LoadedModel,
+    place: Path,
+    found: list[Ids],
+    perplexity: float,
+    speed: float | None,
+) -> Cell:
+    """The cell of an export in `place`, by what it gave elsewhere and what the model gives here.
+
+    found: greedy tokens after every prompt. perplexity: of the sentence.
+    """
+    here, (prompts, sentence) = Here(model.network), questions(model)
+    own = [here.greedy(ids, TOKENS) for ids in prompts]
+    alike = [a == b for x, y in zip(found, own, strict=True) for a, b in zip(x, y, strict=True)]
+    size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    change = perplexity / here.perplexity(sentence) - 1
     return Cell("", (sum(alike), len(alike)), change, size, speed)
 
 
