@@ -18,7 +18,7 @@ def slot_name(slot: tuple | list) -> str:
     return f"{slot[0]}.{slot[1]}"
 
 
-def whole(rank: Any) -> int:
+def read_rank(rank: Any) -> int:
     """A rank as it was typed. Raises InputError for what is no whole number."""
     try:
         number = float(rank)

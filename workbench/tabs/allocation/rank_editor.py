@@ -140,7 +140,7 @@ def type_rank(
         return keep, keep, shown
     recipe = read_recipe(values)
     try:
-        then = recipe.overrides | {hand.slot_name(slot): hand.whole(rank)}
+        then = recipe.overrides | {hand.slot_name(slot): hand.read_rank(rank)}
         store.plan(recipe.with_(overrides=then))
     except lrcore.InputError as error:
         warn(str(error))

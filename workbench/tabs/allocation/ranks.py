@@ -77,4 +77,6 @@ def rank_rows(plan: Any, by_hand: Mapping[str, int]) -> pd.DataFrame:
 
 def ranks_typed(rows: pd.DataFrame) -> hand.Ranks:
     """The ranks in the table. Raises InputError for one that is no whole number."""
-    return {f"{int(row.layer)}.{row.component}": hand.whole(row.rank) for row in rows.itertuples()}
+    return {
+        f"{int(row.layer)}.{row.component}": hand.read_rank(row.rank) for row in rows.itertuples()
+    }
