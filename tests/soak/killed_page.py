@@ -6,6 +6,7 @@ the server, which then says both numbers of events. It has a process group of it
 whatever it starts stays in.
 """
 
+import atexit
 import os
 import runpy
 import signal
@@ -32,8 +33,9 @@ def serve(kind: str, at: int, here: str) -> None:
     if kind == "calls" or not at:
         threading.setprofile(begin)
     sys.path.insert(0, str(APP.parent))
+    # the page ends the process itself, so that nothing after it runs
+    atexit.register(lambda: print(f"{files.seen} files, {calls.seen} calls", file=sys.stderr))
     runpy.run_path(str(APP), run_name="__main__")
-    print(f"{files.seen} files, {calls.seen} calls", file=sys.stderr)
 
 
 if __name__ == "__main__":
