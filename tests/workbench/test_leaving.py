@@ -12,6 +12,11 @@ from page_server import PATIENCE, ROOT, free_port
 SLOW = {"model": "demo-llama", "method": "fused", "ratio": 0.3}
 
 
+def heard() -> None:
+    """In the new process: a shell's background commands are started deaf to Ctrl+C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
     port, said = free_port(), tmp_path / "said"
     folders = {"LRCORE_RUNS": str(tmp_path / "runs"), "LRCORE_CACHE": str(tmp_path / "cache")}
@@ -30,6 +35,7 @@ def test_ctrl_c_during_a_job_ends_the_server_without_a_fault(tmp_path):
             env=os.environ | folders,
             stdout=log,
             stderr=log,
+            preexec_fn=heard,
         )
         try:
             until("Running on local URL")
