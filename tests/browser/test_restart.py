@@ -13,6 +13,15 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OWN_SERVER = True
 
 
+def start_again(workbench, row) -> None:
+    """What is above the job may grow meanwhile, for the page analyses."""
+    workbench.press_until(
+        lambda: row.get_by_text("Start again").click(timeout=ANEW),
+        lambda: not row.count(),
+        "the job does not start again",
+    )
+
+
 def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench = open_page()
     make_run(workbench, "kept over a restart")
@@ -27,12 +36,7 @@ def test_runs_stay_and_an_interrupted_job_is_offered_again(open_page, server):
     workbench.tab("Compress")
     row = workbench.locator(f".job[data-job-id='{job}'][data-state=interrupted]")
     row.wait_for()
-    # the description above it may grow meanwhile, for the page analyses
-    workbench.press_until(
-        lambda: row.get_by_text("Start again").click(timeout=ANEW),
-        lambda: not row.count(),
-        "the job does not start again",
-    )
+    start_again(workbench, row)
     cancel(workbench, running(workbench)["job"])  # it would take a while
     workbench.until_idle()
 
@@ -68,8 +72,7 @@ def test_a_sweep_killed_half_way_goes_on_where_it_was(open_page, server):
     workbench.tab("Compress")
     row = workbench.locator(".job[data-state=interrupted]", has_text="Sweep of 8 runs")
     row.wait_for()
-    workbench.answered()
-    row.get_by_text("Start again").click()
+    start_again(workbench, row)
     done = workbench.locator(".job.done", has_text="Sweep of 8 runs")
     done.wait_for()
     assert len(made()) == 8
