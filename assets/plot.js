@@ -19,7 +19,8 @@ const style = (name) => getComputedStyle(element).getPropertyValue(name).trim();
 let figure = null,
   handle = null,
   dragged = null,
-  hovered = null; // the slot that is hovered in another plot
+  hovered = null, // the slot that is hovered in another plot
+  width = 0; // of the plot once it is drawn: asking the browser anew has the page laid out
 
 // A circle of 9 pixels around a point, as a path: of a circle with corners at -9 and 9 plotly takes
 // the logarithm where an axis is logarithmic, and draws a quarter of it.
@@ -275,9 +276,9 @@ function ofLegend(width) {
 
 // Whether the numbers in cells have room beside each other, about 7 pixels for a letter.
 function readable(trace) {
-  if (trace.mode !== 'text') return true;
+  if (trace.mode !== 'text' || !trace.text.length) return true;
   const letters = Math.max(...trace.text.map((words) => String(words).length)),
-    room = (host.clientWidth || window.innerWidth) - 150;
+    room = (width || host.clientWidth || window.innerWidth) - 150;
   return room > new Set(trace.x).size * 7 * letters;
 }
 
@@ -330,7 +331,7 @@ function draw() {
     host.on('plotly_unhover', () => tellHovered(null));
     window.addEventListener('lrw-selected', markAnew);
     window.addEventListener('lrw-hovered', hoveredElsewhere);
-    let width = host.clientWidth;
+    width = host.clientWidth;
     new ResizeObserver(() => {
       if (host.clientWidth && host.clientWidth !== width) {
         width = host.clientWidth;

@@ -23,6 +23,9 @@ QUIET = {"api_visibility": "private", "show_progress": "hidden", "show_progress_
 LONGEST = 1000  # characters of a message: it may repeat what was typed
 SECONDS = 15  # that a message of what went wrong stays: time to read two sentences twice
 LIVE = QUIET | {"trigger_mode": "always_last", "concurrency_limit": None}
+# Of what follows a slider while it moves: the answer is that of the request itself. From Gradio's
+# queue it would come by a stream, which the server ends and the page opens anew all the time.
+MOVING = LIVE | {"queue": False}
 # Of what is drawn anew after a change, when a page opens and when a slider is released: a few such
 # events at a time, of all pages, so that those of a slider that moves share the processor with few.
 DRAWN = LIVE | {"concurrency_id": "figures", "concurrency_limit": 2}

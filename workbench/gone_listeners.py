@@ -5,6 +5,7 @@ from typing import Any
 
 SENTENCE = "What was pressed is being drawn anew for another choice. Try again in a moment."
 BODY = json.dumps({"detail": SENTENCE}, allow_nan=False).encode()
+ASKED = ("/queue/join", "/run/predict")  # through Gradio's queue, or past it
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(BODY)).encode())]
 
 
@@ -24,7 +25,7 @@ class GoneListeners:
             await self.app(scope, receive, send)
         except KeyError as error:
             index = error.args[0] if error.args else None
-            asked = scope["type"] == "http" and scope["path"].endswith("/queue/join")
+            asked = scope["type"] == "http" and scope["path"].endswith(ASKED)
             if not asked or not isinstance(index, int):
                 raise
             await send({"type": "http.response.start", "status": 400, "headers": HEADERS})

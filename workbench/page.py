@@ -11,7 +11,7 @@ import gradio as gr
 import lrcore
 
 from . import hand, run_text, selection, steps, text
-from .components import at_rest, downloader, panel, pending_cells
+from .components import at_rest, downloader, panel, pending_cells, unseen
 from .evaluation_controls import EvaluationControls
 from .events import QUIET
 from .form import START, Form, form_values
@@ -68,8 +68,9 @@ class Page:
     methods_ready: gr.State = field(default_factory=partial(gr.State, []))
     # how many live figures are known
     figure_count: gr.State = field(default_factory=partial(gr.State, 0))
-    # of the ranks on show and of what their live figure depends on
-    plan_key: gr.State = field(default_factory=partial(gr.State, ""))
+    # Of the ranks on show and of what their live figure depends on. No gr.State: of those the page
+    # learns through Gradio's queue alone that they changed, which a slider's moves go past.
+    plan_key: gr.HTML = field(default_factory=partial(unseen, "plan-key"))
     # layer and component, marked in every plot
     selected: gr.State = field(default_factory=partial(gr.State, [*selection.FIRST]))
     # of the ranks set by hand

@@ -7,6 +7,7 @@ that stays as it is has its component made anew, and each value goes through a t
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import gradio as gr
@@ -16,6 +17,7 @@ from gradio.state_holder import SessionState
 
 from .components import as_sent
 from .outside_values import check_event, check_held, refusal
+from .waiting import Beside
 
 STAYS: dict[str, Any] = gr.skip()
 # What components with these make of a value is the value.
@@ -59,13 +61,16 @@ class Blocks(gr.Blocks):
         first = self.default_config
         self.default_config = Config(self)
         vars(self.default_config).update(vars(first))
+        self.beside = Beside()
 
     async def process_api(
         self, block_fn: BlockFunction | int, inputs: list[Any], *given: Any, **named: Any
     ) -> dict[str, Any]:
         """The answer to an event, whose values can be sent back."""
         check_event(block_fn, inputs, getattr(named.get("event_data"), "_data", None))
-        return await super().process_api(block_fn, inputs, *given, **named)
+        queued = named.get("event_id") is not None
+        with nullcontext() if queued else self.beside.place(named.get("session_hash")):
+            return await super().process_api(block_fn, inputs, *given, **named)
 
     async def preprocess_data(
         self,

@@ -1,13 +1,17 @@
-"""How much may wait in Gradio's queue, of all pages together and of one of them, how long answers
-wait for a page that does not fetch them, and how soon the queue takes an event.
+"""How much may wait in Gradio's queue or beside it, of all pages together and of one of them, how
+long answers wait for a page that does not fetch them, and how soon the queue takes an event.
 """
 
 import asyncio
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
+import gradio as gr
 from gradio.queueing import Queue
 
 from . import left_pages
@@ -60,6 +64,29 @@ def waiting(queue: Queue, session: str | None) -> int:
     if session is None:
         return 0
     return sum(one.session_hash == session for one in [*queue.event_ids_to_events.values()])
+
+
+class Beside:
+    """The events past the queue (`events.MOVING`) that have not ended."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[str | None] = Counter()
+
+    @contextmanager
+    def place(self, session: str | None) -> Iterator[None]:
+        """For as long as an event waits for a thread and runs. Raises gr.Error where its page, or
+        all of them, have as many as they may.
+        """
+        own = 0 if session is None else self._asked[session]
+        if own >= OWN or self._asked.total() >= MOST:
+            raise gr.Error(FULL.format(own), print_exception=False)
+        self._asked[session] += 1
+        try:
+            yield
+        finally:
+            self._asked[session] -= 1
+            if not self._asked[session]:
+                del self._asked[session]
 
 
 class Pace:

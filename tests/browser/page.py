@@ -17,6 +17,8 @@ from playwright.sync_api import Browser, Download, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
+# The address of what a page asks of a listener: through Gradio's queue, or past it.
+QUESTION = re.compile(r"/(queue/join|run/predict)(\?|$)")
 # Milliseconds until a click that finds nothing to press is tried anew.
 ANEW = 20_000
 
@@ -36,7 +38,7 @@ def visit(
     if watch:
         page.on("request", watch)
     if hold is not None:
-        page.route("**/queue/join*", hold)
+        page.route(QUESTION, hold)
     page.goto(url, wait_until="commit")  # what a test waits for says when the page is ready
     return page
 

@@ -6,6 +6,8 @@ import pytest
 
 from workbench import what_if_text
 
+from .page import QUESTION
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -14,7 +16,7 @@ def events_of(workbench):
     asked = set()
 
     def note(request):
-        if "/queue/join" in request.url:
+        if QUESTION.search(request.url):
             asked.add(json.loads(request.post_data)["fn_index"])
 
     workbench.page.on("request", note)

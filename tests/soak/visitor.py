@@ -169,6 +169,8 @@ class Visitor:
             self.values[form], parts = parts[: int(length)], parts[int(length) :]
 
     def _answer(self, step: dict[str, Any], told: Any = None) -> Sequence[Any]:
+        if not step["queue"]:
+            return self._asked("run/predict", step, told)["data"]
         event, answer = self._join(step, told), None
         stream = {"session_hash": self.session}
         with self.http.stream("GET", "/gradio_api/queue/data", params=stream) as lines:
@@ -186,6 +188,9 @@ class Visitor:
         return answer["output"]["data"]
 
     def _join(self, step: dict[str, Any], told: Any = None) -> str:
+        return self._asked("queue/join", step, told)["event_id"]
+
+    def _asked(self, where: str, step: dict[str, Any], told: Any = None) -> dict[str, Any]:
         given = {
             "data": [self.values[at] for at in step["inputs"]],
             "fn_index": step["id"],
@@ -193,9 +198,10 @@ class Visitor:
             "trigger_id": _targets(step)[0][0] if _targets(step) else None,
             "event_data": told,
         }
-        answer = self.http.post("/gradio_api/queue/join", json=given)
-        answer.raise_for_status()
-        return answer.json()["event_id"]
+        answer = self.http.post(f"/gradio_api/{where}", json=given)
+        if answer.status_code == 500:
+            raise Refused(str(answer.json().get("error")))
+        return answer.raise_for_status().json()
 
     def _take(self, outputs: Sequence[int], data: Sequence[Any]) -> list[int]:
         """Keep what came back; the components whose value is another one now."""

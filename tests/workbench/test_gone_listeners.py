@@ -13,7 +13,7 @@ from workbench.gate import Names
 from workbench.gone_listeners import SENTENCE, GoneListeners
 
 
-def asked(*middleware) -> httpx.Response:
+def asked(*middleware, where: str = "queue/join") -> httpx.Response:
     """The answer to a page that asks for the listener 99 of an application without any."""
     with gr.Blocks(analytics_enabled=False) as demo:
         gr.Markdown("nothing")
@@ -24,14 +24,15 @@ def asked(*middleware) -> httpx.Response:
             transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://page"
         ) as client:
             question = {"fn_index": 99, "data": [], "session_hash": "one"}
-            return await client.post("/gradio_api/queue/join", json=question)
+            return await client.post(f"/gradio_api/{where}", json=question)
 
     return asyncio.run(ask())
 
 
-def test_it_is_answered_with_a_sentence():
+@pytest.mark.parametrize("where", ["queue/join", "run/predict"])
+def test_it_is_answered_with_a_sentence(where):
     served = launch_settings(Names())["app_kwargs"]["middleware"]
-    answer = asked(*(one for one in served if one.cls is GoneListeners))
+    answer = asked(*(one for one in served if one.cls is GoneListeners), where=where)
     assert (answer.status_code, answer.json()) == (400, {"detail": SENTENCE})
 
 

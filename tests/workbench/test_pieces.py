@@ -156,11 +156,14 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
     narrowed = [Bar(0, "ov", 3, 4, "narrowed"), Bar(1, "ov", 2, 4, "narrowed")]
     pairs = [Bar(1, "v", 6, 8, "pairs", 0, 2), Bar(1, "o", 2, 8, "pairs", 1, 2)]
     drawn = json.loads(rank_bars(RankBars({"ov": [narrowed[0], *pairs]}, {"ov": narrowed})))
-    grey, ov, v, o = drawn["data"]
+    grey, ov, v, o, inside, above = drawn["data"]
     assert {trace["yaxis"] for trace in drawn["data"]} == {"y"}
     assert grey["y"] == [0.75, 0.5]
     assert (ov["x"], v["x"], o["x"]) == ([0], [1], [1])
     assert v["offset"] < v["offset"] + v["width"] < o["offset"]
+    assert (inside["text"], above["text"]) == (["3", "6"], ["2"])
+    for number, bar in zip([*inside["x"], *above["x"]], (ov, v, o), strict=True):
+        assert bar["offset"] < number - bar["x"][0] < bar["offset"] + bar["width"]
     assert v["marker"]["color"] == o["marker"]["color"] != ov["marker"]["color"]
     assert (ov["name"], v["name"]) == ("this allocation: narrowed", "this allocation: pairs")
     assert (v["showlegend"], o["showlegend"]) == (True, False)
@@ -175,11 +178,13 @@ def test_the_forms_of_a_part_share_a_plot_side_by_side():
 def test_every_number_stands_in_its_bar_or_above_a_low_one(parts, tick):
     bars = [Bar(0, "ov", 32, 32), Bar(1, "ov", 2, 32)]
     drawn = json.loads(rank_bars(RankBars({f"part {i}": bars for i in range(parts)}, {})))
-    plan = [trace for trace in drawn["data"] if trace.get("text")]
-    assert len(plan) == parts
-    for trace in plan:
-        assert trace["text"] == ["32", "2"]
-        assert trace["textposition"] == ["inside", "outside"]
+    numbers = [trace for trace in drawn["data"] if trace.get("text")]
+    assert len(numbers) == 2 * parts
+    for inside, above in zip(numbers[::2], numbers[1::2], strict=True):
+        assert (inside["x"], inside["y"], inside["text"]) == ([0], [0.5], ["32"])
+        assert (above["x"], above["y"], above["text"]) == ([1], [2 / 32], ["2"])
+        assert inside["textposition"] == "middle center"
+        assert above["textposition"] == "top center"
     axis = drawn["layout"]["yaxis2"]
     # of a low plot the name stands beside it, where else the numbers of its axis are
     assert axis["tickvals"][0] == tick

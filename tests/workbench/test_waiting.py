@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import ExitStack
 
 import gradio as gr
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from page_server import launched
 
 from workbench import waiting
+from workbench.quick_blocks import Blocks
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,37 @@ def test_a_page_that_asks_too_much_is_refused_and_others_are_not(busy, monkeypat
         while waiting.waiting(queue, "greedy"):
             gate.wait(0.01)
         assert join(http, "greedy").status_code == 200
+
+
+def test_a_page_that_asks_too_much_past_the_queue_is_refused_and_others_are_not(monkeypatch):
+    beside = waiting.Beside()
+    with ExitStack() as held:
+        for _ in range(waiting.OWN):
+            held.enter_context(beside.place("greedy"))
+        with pytest.raises(gr.Error, match=waiting.FULL.format(waiting.OWN)[:20]):
+            held.enter_context(beside.place("greedy"))
+        with beside.place("another"):
+            pass
+        monkeypatch.setattr(waiting, "MOST", waiting.OWN)
+        with pytest.raises(gr.Error):
+            held.enter_context(beside.place("another"))
+    with beside.place("greedy"):
+        pass
+
+
+def test_a_refusal_past_the_queue_is_a_sentence(monkeypatch):
+    with Blocks(analytics_enabled=False) as demo:
+        number = gr.Number()
+        gr.Button().click(lambda: 1, None, number, queue=False)
+    url = launched(demo, ssr_mode=False)
+    asked = {"data": [], "fn_index": 0, "session_hash": "one"}
+    with httpx.Client(base_url=url, timeout=60) as http:
+        answers = [http.post("/gradio_api/run/predict", json=asked)]
+        monkeypatch.setattr(waiting, "OWN", 0)
+        answers.append(http.post("/gradio_api/run/predict", json=asked))
+    demo.close()
+    assert [one.status_code for one in answers] == [200, 500]
+    assert [answers[0].json()["data"], answers[1].json()["error"]] == [[1], waiting.FULL.format(0)]
 
 
 def test_answers_that_nobody_fetches_are_dropped(busy):

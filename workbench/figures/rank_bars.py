@@ -11,6 +11,7 @@ from typing import Any
 
 from ..numbers import signed
 from .base import FORM_COLOURS, GHOST, SERIES, axis_number, figure, layer_axis, share_axis
+from .contrast import BLACK
 
 PALE = 0.4  # the opacity of what is not chosen
 WIDE, NARROW = 0.9, 0.6  # bars of uniform ranks and of the plan, in layers
@@ -47,6 +48,11 @@ class Bar:
         """Where it begins, from the middle of its layer, and how wide it is."""
         own = width / self.count
         return self.place * own - width / 2, own
+
+    @property
+    def middle(self) -> float:
+        begin, width = self.span(WIDE)
+        return self.layer + begin + width / 2
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def rank_bars(drawn: RankBars) -> str:
     for i, (part, bars) in enumerate(drawn.parts.items()):
         for trace in [*ghosts(drawn.behind.get(part, ()), drawn.pinned), *of_plan(drawn, bars)]:
             named = all(trace["name"] != other["name"] for other in data)
-            data.append(trace | {"yaxis": f"y{axis_number(i)}", "showlegend": named})
+            data.append({"showlegend": named, "yaxis": f"y{axis_number(i)}"} | trace)
         for bar in bars:
             spans[bar.component] = [f"y{axis_number(i)}", *bar.span(1.0)]
     count = len(drawn.parts)
@@ -105,7 +111,12 @@ def rank_bars(drawn: RankBars) -> str:
         ABOVE + height + BELOW,
         f"bars{len(axes)}",
         barmode="overlay",
-        xaxis=layer_axis(layers, zeroline=False, anchor=f"y{axis_number(len(axes) - 1)}"),
+        xaxis=layer_axis(
+            layers,
+            zeroline=False,
+            anchor=f"y{axis_number(len(axes) - 1)}",
+            range=[-0.5, layers - 0.5],
+        ),
         margin={"t": ABOVE, "r": 12, "b": BELOW, "l": 72},
         meta=meta,
         **axes,
@@ -195,24 +206,37 @@ def of_plan(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
             "hovertemplate": f"layer %{{x}} · {one.component}{form}<br>rank %{{customdata[2]}} of "
             "%{customdata[3]} (%{y:.1%})<extra></extra>",
         }
-        if fits(bars):
-            trace |= numbered(own, part_height(drawn))
         traces.append(trace)
-    return traces
+    return [*traces, *numbered(drawn, bars)] if fits(bars) else traces
 
 
-def numbered(bars: Sequence[Bar], high: float) -> dict[str, Any]:
-    """The ranks in the bars, or above those that are lower than a number. high: of the plot, px."""
+def numbered(drawn: RankBars, bars: Sequence[Bar]) -> list[dict[str, Any]]:
+    """The ranks in the bars, and above those that are lower than a number."""
+    high = part_height(drawn)
     size = SMALL if high < LOW else MEDIUM
-    return {
-        "text": [str(bar.rank) for bar in bars],
-        "textposition": ["inside" if bar.share * high > size else "outside" for bar in bars],
-        "textfont": {"size": size},
-        "constraintext": "none",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "cliponaxis": False,
-    }
+    low = [bar for bar in bars if bar.share * high <= size]
+    rest = [bar for bar in bars if bar.share * high > size]
+    # on what is pale, in the colour of the page's text
+    ink = {} if drawn.other else {"color": BLACK}
+    return [
+        words(
+            [(bar.middle, share * bar.share, str(bar.rank)) for bar in some],
+            {"textposition": where, "textfont": {"size": size} | colour},
+        )
+        for some, share, where, colour in (
+            (rest, 0.5, "middle center", ink),
+            (low, 1.0, "top center", {}),
+        )
+    ]
+
+
+def words(said: Sequence[tuple[float, float, str]], how: dict[str, Any]) -> dict[str, Any]:
+    """A trace of texts at x and y. Those of plotly's bars are measured one after the other, for
+    which the browser lays out the page each time: a quarter of what drawing the bars took.
+    """
+    x, y, text = ([one[i] for one in said] for i in range(3))
+    where = {"x": x, "y": y, "text": text, "mode": "text", "type": "scatter"}
+    return where | {"name": "", "showlegend": False, "hoverinfo": "skip", "cliponaxis": False} | how
 
 
 def fits(bars: Sequence[Bar]) -> bool:
@@ -224,17 +248,18 @@ def changes(drawn: RankBars) -> list[dict[str, Any]]:
     """What the ranks are more or less than in the pinned plan, as shares of the full rank: the
     parts of a layer side by side, each in a colour of its own, or in that of its form.
     """
-    traces, change, count = [], drawn.change, len(drawn.parts)
-    few = len(change) <= MOST_NUMBERS
+    traces, numbers, change, count = [], [], drawn.change, len(drawn.parts)
     for i, (part, bars) in enumerate(drawn.parts.items()):
         for own in by_component(bars):
             wide = WIDE / count
             begin, width = own[0].span(wide)
+            offset = (i + 0.5) * wide - WIDE / 2 + begin
             by = [change[bar.layer, bar.component] for bar in own]
+            shares = [more / max(bar.full, 1) for more, bar in zip(by, own, strict=True)]
             form = own[0].form
             trace = placed(own, wide) | {
-                "y": [more / max(bar.full, 1) for more, bar in zip(by, own, strict=True)],
-                "offset": (i + 0.5) * wide - WIDE / 2 + begin,
+                "y": shares,
+                "offset": offset,
                 "width": 0.9 * width,
                 "marker": {"color": FORM_COLOURS[form] if form else SERIES[i % len(SERIES)]},
                 "name": f"Δ {own[0].component}",
@@ -244,11 +269,15 @@ def changes(drawn: RankBars) -> list[dict[str, Any]]:
                 "hovertemplate": f"layer %{{x}} · {part}{f' ({form})' if form else ''}<br>rank "
                 "%{customdata[2]} of %{customdata[3]}: %{hovertext} against the pinned plan"
                 "<extra></extra>",
-                "text": [signed(more) if few and more else "" for more in by],
-                "textposition": "outside",
-                "textangle": 0,
-                "textfont": {"size": 10},
-                "cliponaxis": False,
             }
             traces.append(trace)
-    return traces
+            middles = [bar.layer + offset + 0.45 * width for bar in own]
+            numbers += zip(middles, shares, by, strict=True)
+    return [*traces, numbers_of_changes(numbers)] if len(change) <= MOST_NUMBERS else traces
+
+
+def numbers_of_changes(numbers: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
+    """What was added or taken away, beyond each bar; nothing where a rank is the same."""
+    said = [(x, y, signed(more)) for x, y, more in numbers if more]
+    where = ["top center" if y > 0 else "bottom center" for _, y, _ in said]
+    return words(said, {"textposition": where, "textfont": {"size": 10}})

@@ -6,7 +6,7 @@ from typing import Any
 import lrcore
 
 from ... import plan_address
-from ...events import DRAWN, LIVE, PRESSED, QUIET, SLOW, announce, bind, listen
+from ...events import DRAWN, LIVE, MOVING, PRESSED, QUIET, SLOW, announce, bind, listen
 from ...page import Page
 from ...selection_events import select_on_click, select_on_row
 from ...store import Store
@@ -76,7 +76,7 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
         form["temperature"],
         form["rule"],
     ]
-    listen(moving, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
+    listen(moving, bind(handlers.draw_plan, store), form.inputs, drawn, **MOVING)
     asked = listen(
         [parts.summary.select], bind(handlers.measure, store), form.inputs, None, **QUIET
     )
@@ -88,14 +88,14 @@ def wire_plan(page: Page, store: Store, parts: AllocationTab) -> None:
     pinned = listen([parts.pin.click], bind(pin.press, store), form.inputs, parts.pin, **PRESSED)
     listen(pinned, bind(handlers.draw_plan, store), form.inputs, drawn, **LIVE)
     by_temperature = bind(handlers.draw_plan_by_temperature, store)
-    listen([form["temperature"].input], by_temperature, form.inputs, drawn, **LIVE)
+    listen([form["temperature"].input], by_temperature, form.inputs, drawn, **MOVING)
     more = listen(
         [parts.more.click], bind(handlers.measure_more, store), form.inputs, None, **PRESSED
     )
     more.then(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
     # Each figure that becomes known asks again: an answer that got lost would leave a cell waiting.
-    for change in (page.plan_key.change, page.figure_count.change):
-        change(bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
+    known = [page.plan_key.change, page.figure_count.change]
+    listen(known, bind(handlers.stream_figures, store), None, page.pending_cells, **LIVE)
     listen(
         [page.choice.change, form["options"].change, form["budget"].input],
         bind(handlers.queue_factors, store),
