@@ -5,6 +5,7 @@ A part that can be taken in several forms has one plot for all of them: the colo
 layer takes, and slots of one form stand side by side.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ GAP = 0.02  # between slots of one form, in layers
 ABOVE, BELOW, PART, LEAST_PART, ROOM = 24, 36, 46, 23, 160
 CHANGES, BESIDE = 50, 0.76  # of the plot of changes; shares of a part's height that it leaves
 BETWEEN = 0.22  # the gap above a plot, of its height
+APART = 3  # pixels between the end of a change's bar and its number
 LEAST_CHANGE = 0.02  # of the full rank: what fills half of the plot of changes at least
 NAMED = 4  # parts whose changes the legend has room for
 LOW, SMALL, MEDIUM = 30, 9, 12  # pixels: of a low plot, and numbers in it and in a higher one
@@ -156,11 +158,16 @@ def part_axis(name: str, high: float) -> dict[str, Any]:
 
 def change_axis(drawn: RankBars) -> dict[str, Any]:
     """The y axis of the changes, with 0 in the middle."""
-    full = {(b.layer, b.component): b.full for bars in drawn.parts.values() for b in bars}
-    shares = [abs(by) / max(full[slot], 1) for slot, by in drawn.change.items()]
-    most = 2 * max([LEAST_CHANGE, *shares])  # the numbers stand beyond the bars
+    most = most_change(drawn)
     own = {"range": [-most, most], "tickvals": [0], "ticktext": ["0"], "zeroline": True}
     return share_axis("Δ rank") | own
+
+
+def most_change(drawn: RankBars) -> float:
+    """Where the axis of the changes ends: the numbers stand beyond the bars."""
+    full = {(b.layer, b.component): b.full for bars in drawn.parts.values() for b in bars}
+    shares = [abs(by) / max(full[slot], 1) for slot, by in drawn.change.items()]
+    return 2 * max([LEAST_CHANGE, *shares])
 
 
 def by_component(bars: Sequence[Bar]) -> list[list[Bar]]:
@@ -273,11 +280,15 @@ def changes(drawn: RankBars) -> list[dict[str, Any]]:
             traces.append(trace)
             middles = [bar.layer + offset + 0.45 * width for bar in own]
             numbers += zip(middles, shares, by, strict=True)
-    return [*traces, numbers_of_changes(numbers)] if len(change) <= MOST_NUMBERS else traces
+    if len(change) > MOST_NUMBERS:
+        return traces
+    return [*traces, numbers_of_changes(numbers, 2 * most_change(drawn) * APART / CHANGES)]
 
 
-def numbers_of_changes(numbers: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
-    """What was added or taken away, beyond each bar; nothing where a rank is the same."""
-    said = [(x, y, signed(more)) for x, y, more in numbers if more]
+def numbers_of_changes(numbers: Sequence[tuple[float, float, int]], apart: float) -> dict[str, Any]:
+    """What was added or taken away, `apart` from the end of each bar; nothing where a rank is the
+    same.
+    """
+    said = [(x, y + math.copysign(apart, y), signed(more)) for x, y, more in numbers if more]
     where = ["top center" if y > 0 else "bottom center" for _, y, _ in said]
     return words(said, {"textposition": where, "textfont": {"size": 10}})
