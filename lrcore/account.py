@@ -146,8 +146,8 @@ class SizeAndCost:
     """A model beside the dense one that it was made of.
 
     budget: which share counts as achieved: "params" of the decoder parameters, "total" of all, "kv"
-    of the cache, "latency" of the time of the decoder layers. planned: None where no ranks made the
-    model. bits: of quantised weights, else None.
+    of the cache, "flops" of the FLOPs per token, "latency" of the time of the decoder layers.
+    planned: None where no ranks made the model. bits: of quantised weights, else None.
     """
 
     model: ModelAccount
@@ -172,6 +172,11 @@ class SizeAndCost:
         """Share of the KV cache that is gone; 0 where the dense model has none."""
         dense = self.dense.kv_bytes_per_token
         return 1 - self.model.kv_bytes_per_token / dense if dense else 0.0
+
+    @property
+    def removed_flops(self) -> float:
+        """Share of the FLOPs per token that is gone; below 0 where there are more."""
+        return 1 - self.model.flops_per_token / self.dense.flops_per_token
 
     @property
     def removed_latency(self) -> float:
@@ -212,7 +217,7 @@ class SizeAndCost:
         for name in dict.fromkeys([*own, *dense]):
             values |= {name: own[name]} if name in own else {}
             values |= {f"dense_{name}": dense[name]} if name in dense else {}
-        shares = ("removed_params", "removed_total", "removed_kv")
+        shares = ("removed_params", "removed_total", "removed_kv", "removed_flops")
         values |= {name: getattr(self, name) for name in shares}
         values |= {} if own.get("latency") is None else {"removed_latency": self.removed_latency}
         plan = self.planned

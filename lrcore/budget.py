@@ -138,7 +138,7 @@ def make_budget(
     prices = Prices(kind)
     counted = {slot: s for slot, s in spectra.items() if prices.counts(s.cost)}
     if not counted:
-        remedy = "Choose another budget: params, total or latency."
+        remedy = "Choose another budget: params, total, flops or latency."
         if shrinking:
             remedy = f"For budget 'kv' choose one that shrinks it: {', '.join(shrinking)}."
         raise InputError(f"This method leaves the KV cache of this model as it is. {remedy}")

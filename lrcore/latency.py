@@ -2,9 +2,9 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .alternatives import by_part
+from .repricing import Prices, ranks_below, repriced
 from .spectra import Cost, Slot, Spectrum
 
 NANO = 1e9  # prices are whole nanoseconds
@@ -71,39 +71,15 @@ class Latency:
         """The spectra with nanoseconds in the place of parameters: what a slot takes of its layer
         at full rank, less what each rank saves. All forms of a part take the same at full rank.
         """
-        priced = {slot: self._priced(s) for slot, s in spectra.items()}
-        for forms in by_part(priced).values():
-            whole = {form: sum(s.cost.dense for s in own.values()) for form, own in forms.items()}
-            for form, own in forms.items():
-                first, s = next(iter(own.items()))
-                priced[first] = _dearer(s, max(whole.values()) - whole[form])
-        return priced
+        return repriced(spectra, self._prices)
 
-    def _priced(self, spectrum: Spectrum) -> Spectrum:
+    def _prices(self, spectrum: Spectrum) -> Prices:
         """Ranks whose parameters save nothing are not on offer."""
         cost, times = spectrum.cost, self.slots[spectrum.slot]
-        grain = cost.step // cost.entries
-        ranks = range(grain, cost.full, grain)
         whole = _own(cost, times)
+        ranks = ranks_below(cost)
         saved = [times.saved(rank, cost) if rank <= cost.cap else 0.0 for rank in ranks]
-        # prices ascend: a rank that takes as long as a lower one costs a nanosecond more
-        curve = _ascending([round(NANO * (whole - one)) for one in saved])
-        priced = Cost(
-            full=cost.full,
-            per_rank=0,
-            dense=max(1, round(NANO * whole)),
-            step=cost.step,
-            curve=tuple(curve),
-            entries=cost.entries,
-            latent=cost.latent,
-        )
-        return replace(spectrum, cost=priced)
-
-
-def _dearer(spectrum: Spectrum, price: int) -> Spectrum:
-    """The spectrum with so much more to pay at every rank."""
-    cost = spectrum.cost
-    return replace(spectrum, cost=replace(cost, dense=cost.dense + price, fixed=price))
+        return [round(NANO * (whole - one)) for one in saved], round(NANO * whole)
 
 
 def _own(cost: Cost, times: SlotTimes) -> float:
@@ -114,14 +90,6 @@ def _own(cost: Cost, times: SlotTimes) -> float:
         return 0.0
     lowest = times.ranks[0]
     return max(0.0, times.saved(lowest, cost)) * cost.dense / (cost.dense - cost.parameters(lowest))
-
-
-def _ascending(prices: Sequence[int]) -> list[int]:
-    """The least strictly ascending whole numbers from 1 that are no smaller than `prices`."""
-    result: list[int] = []
-    for price in prices:
-        result.append(max(price, result[-1] + 1 if result else 1))
-    return result
 
 
 def rising(values: Sequence[float]) -> list[float]:

@@ -54,6 +54,10 @@ class Shape:
         """
         return {"params": self.decoder_linear, "total": self.parameters, "kv": self.kv_values}[kind]
 
+    def multiply_adds(self, context: int) -> int:
+        """Of one token with `context` tokens in the cache; half as many as FLOPs."""
+        return flops_per_token(self.work, self.head_parameters, context) // 2
+
 
 @dataclass(frozen=True, eq=False)
 class RankPlan:
@@ -143,7 +147,12 @@ class RankPlan:
     def _title(self) -> str:
         """Size and budget on one line."""
         own = self.account
-        words = {"kv": "KV cache", "total": "parameters", "latency": "decoder layers' time"}
+        words = {
+            "kv": "KV cache",
+            "total": "parameters",
+            "flops": "FLOPs per token",
+            "latency": "decoder layers' time",
+        }
         what = words.get(self.budget, "decoder parameters")
         return (
             f"{own.achieved:.1%} of the {what} removed: {own.model.parameters:,} parameters, "

@@ -28,6 +28,7 @@ BUDGETS = {
     "params": "share of the decoder-linear parameters removed",
     "total": "share of all parameters removed",
     "kv": "share of the KV cache bytes removed",
+    "flops": "share of the FLOPs of one token removed, with a window of tokens in the cache",
     "latency": "share of the measured time of the decoder layers removed",
 }
 ROUNDING = ("down", "nearest")

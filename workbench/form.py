@@ -13,7 +13,7 @@ import lrcore
 from .components import Slider
 from .events import FormData, form_data
 from .field_text import BEYOND, FIELDS, NOT_POSITIVE
-from .text import budget, built_in_model
+from .text import budget_choice, built_in_model
 
 # What the page opens with: a policy that needs no measurement on the model and whose ranks differ
 # from uniform ones.
@@ -65,7 +65,7 @@ def choices() -> dict[str, gr.Dropdown]:
         "refit": ("auto", "on", "off"),
         "method": [row["name"] for row in lrcore.methods()],
         "policy": [row["name"] for row in lrcore.policies()],
-        "budget": [(budget(name), name) for name in lrcore.BUDGETS],
+        "budget": [(budget_choice(name), name) for name in lrcore.BUDGETS],
         "rounding": ("down", "nearest"),
         "target": list(lrcore.TARGETS),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 import lrcore
 
-from .numbers import count, megabytes, perplexity
+from .numbers import count, megabytes, perplexity, several
 
 NAME = "Low-Rank Workbench"
 INTRO = "See where a model can be compressed, tune a budget on the curves, and compare the answers."
@@ -102,16 +102,19 @@ RANKED_HURTS = " {} with {}, shown above, is {} above it."
 MEASURING, MEASURED_ON = "measuring…", "compressed in memory, on a small held-out sample"
 NOT_MEASURED, NOT_FINITE = "not measured", "a loss is not finite"
 TOO_LARGE = "this model is too large to measure at every move: press the button below"
+METHODS_OWN = "method's own"
 BUDGETS = {
     "auto": "what the method compresses",
     "params": "decoder parameters",
     "total": "all parameters",
     "kv": "KV cache",
+    "flops": "compute per token",
     "latency": "latency",
 }
 LAYER_TIME = "latency per token"
 CACHE, CONTEXT, TOKENS = "KV cache, {} tokens", "Tokens in the cache", "{} tokens"
-SUGGESTED = "small: uneven ranks; large: uniform ranks. Rule of thumb here: {:.3g}"
+RULE_OF_THUMB, LOGARITHMIC = "Rule of thumb here:", ", logarithmic"
+SUGGESTED = f"small: uneven ranks; large: uniform ranks. {RULE_OF_THUMB} {{:.3g}}"
 ONE_RECIPE = "Choose two to six runs to see where they differ."
 
 EVALUATION = "Measure perplexity"
@@ -123,7 +126,7 @@ TABLE = "Table of a paper, or a sweep file: rows of steps as one job"
 TABLE_ROWS = "{}: {} rows, each measured on {}"
 TABLE_INFO = "as `lrcore sweep NAME` makes it, on the model chosen at the left"
 NEW_TOKENS, LAYERS_TO_DROP = "New tokens", "Layers to drop"
-TEMPERATURE = "Temperature (0: greedy)"
+TEMPERATURE = "Temperature"
 TOKEN_LOSSES = "Loss, token by token"
 HEAL_BETA = "Weight of the distillation loss"
 SWEEP_TABLES = {"CSV": "table.csv", "JSON": "table.json", "Report": "report.html"}
@@ -268,7 +271,7 @@ def paragraph(recipe, summary: dict, evaluation: lrcore.EvaluationSettings | Non
             f"{count(summary['kv_bytes_per_token'])} bytes per token."
         )
     if recipe.overrides:
-        lines.append(f"{len(recipe.overrides)} rank(s) are set by hand.")
+        lines.append(f"Set by hand: {several(len(recipe.overrides), 'rank')}.")
     if recipe.calibration == "sequential":
         lines.append(SEQUENTIAL_NOTE)
     if evaluation:
@@ -384,6 +387,11 @@ def built_in_model(name: str) -> str:
 
 def budget(name: str) -> str:
     return BUDGETS.get(name, name)
+
+
+def budget_choice(name: str) -> str:
+    """A kind of budget in a narrow list."""
+    return METHODS_OWN if name == "auto" else budget(name)
 
 
 def protocol(settings: dict) -> str:

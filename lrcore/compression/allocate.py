@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .. import compute
 from ..allocation import Constraints, open_forms, plan_ranks
 from ..alternatives import by_part
 from ..as_json import json_text
@@ -12,7 +13,7 @@ from ..evidence import Evidence, Probes
 from ..experts import STACKED
 from ..latency import Latency
 from ..methods import METHODS, find_method
-from ..plan import RankPlan
+from ..plan import RankPlan, Shape
 from ..policies import find_policy
 from ..recipe import Recipe
 from ..spectra import Slot, Spectrum
@@ -51,9 +52,7 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         )
     )
     latency = _latency(factors, kind)
-    if latency is not None:
-        evidence = evidence.restricted(latency.priced(evidence.spectra))
-    base = latency.nanoseconds if latency is not None else shape.base(kind)
+    evidence, base = _priced(evidence, shape, kind, recipe.seq_len, latency)
     able = _able_methods(factors)
     budget = make_budget(kind, recipe.ratio, evidence.spectra, base, *able)
     counted = {slot: s for slot, s in evidence.spectra.items() if budget.counts(s.cost)}
@@ -80,6 +79,20 @@ def allocate(factors: Factorisation, recipe: Recipe) -> RankPlan:
         # nothing is left to meet the overall ratio: it follows
         plan = replace(plan, requested=plan.account.achieved)
     return plan
+
+
+def _priced(
+    evidence: Evidence, shape: Shape, kind: str, context: int, latency: Latency | None
+) -> tuple[Evidence, int]:
+    """The evidence with what ranks cost under a kind of budget, and what the dense model costs.
+    context: tokens in the cache, for FLOPs.
+    """
+    if latency is not None:
+        return evidence.restricted(latency.priced(evidence.spectra)), latency.nanoseconds
+    if kind == "flops":
+        priced = compute.priced(evidence.spectra, context)
+        return evidence.restricted(priced), shape.multiply_adds(context)
+    return evidence, shape.base(kind)
 
 
 def _able_methods(factors: Factorisation) -> tuple[list[str], list[str]]:
