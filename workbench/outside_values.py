@@ -36,11 +36,12 @@ def check_event(listener: Any, inputs: Any, said: Any) -> None:
 def check_held(component: Any, value: Any, state: Any = None) -> None:
     """Raise gr.Error for a value of another type than the component's, a choice that it does not
     offer, and the collected values of a form that has other parts. None is a field that nobody has
-    drawn or filled. state: of the page, which may have other choices by now.
+    drawn or filled. state: of the page, which may have other choices by now, and a value that the
+    browser has not shown yet.
     """
     if getattr(component, "stateful", False):  # what is sent for it is not read
         return
-    parts = getattr(component, "parts", None)
+    parts, opened_with = getattr(component, "parts", None), getattr(component, "value", None)
     if state is not None and component._id in state:
         component = state[component._id]
     if parts is not None:
@@ -53,7 +54,7 @@ def check_held(component: Any, value: Any, state: Any = None) -> None:
     if value is None:
         if isinstance(component, gr.UploadButton):
             raise refusal(ValueError(f"'{name}' takes a file, got none"))
-        if kind in CHOSEN and component.value is not None and not _is_typed(component):
+        if kind in CHOSEN and opened_with is not None and not _is_typed(component):
             raise refusal(ValueError(f"'{name}' takes {kind}, got none"))
     elif kind and not _is(kind, value):
         raise refusal(ValueError(f"'{name}' takes {kind}, got {_brief(value)}"))
