@@ -4,4 +4,5 @@
     runs = (ids || []).join(',');
   runs ? url.searchParams.set('runs', runs) : url.searchParams.delete('runs');
   history.replaceState(history.state, '', url);
+  window.addressNow = url;
 };

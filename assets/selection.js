@@ -10,12 +10,31 @@ function spread() {
 }
 watch('value', spread);
 spread();
-let shown = null;
+// A tab that a person opens is a step in the browser's history: Back and Forward go from tab to
+// tab.
+let shown = null,
+  first = null,
+  returned = null; // the tab that the browser went back to, until it is open
 function remember() {
   const tab = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
-  if (tab && shown && tab !== shown) address({ tab });
+  if (tab && shown && tab !== shown && tab !== returned)
+    address({ tab }, navigator.userActivation?.isActive);
+  if (tab === returned) returned = null;
   if (tab) shown = tab;
+  first ||= tab;
 }
+window.addEventListener('popstate', () => {
+  const tab = new URL(window.location).searchParams.get('tab') || first;
+  // all else stays as it is on show, and so does the rest of the address
+  if (window.addressNow) history.replaceState(history.state, '', window.addressNow);
+  address({ tab });
+  if (tab === shown) return;
+  returned = tab;
+  const named = [
+    ...document.querySelectorAll('#tabs [role=tab], .overflow-dropdown button'),
+  ].filter((one) => one.textContent.trim() === tab);
+  (named.find((one) => one.offsetParent) || named.at(-1))?.click();
+});
 (function look() {
   const tabs = document.querySelector('#tabs');
   if (!tabs) {

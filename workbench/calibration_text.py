@@ -13,11 +13,12 @@ import gradio as gr
 import lrcore
 
 from .numbers import count
+from .saving_text import short_name
 from .store import Store
 
 FOLDER = ".texts"  # in the folder of the runs: texts that were dropped on the page
 MOST = 600  # characters of a window that are shown
-DROP = "A text of your own"
+DROP = "Drop a text of your own, or click"
 ENDINGS = [".txt", ".jsonl", ".json"]
 FIRST, BEGINS = "The first window", "The text begins"
 
@@ -31,6 +32,8 @@ def note(store: Store, recipe: lrcore.Recipe | None) -> str:
     known = store.peek_calibration(recipe)
     windows, length = (recipe.samples, recipe.seq_len) if known is None else known.tokens.shape
     size = f"{count(windows * length)} tokens: {count(windows)} windows of {count(length)}"
+    if (name := short_name(recipe.data)) != recipe.data:  # its box shows where the path begins
+        size = f"{escape(name)} · {size}"
     label, window = decoded(store, recipe)
     if not window:
         return f"<div class='note about'>{size}</div>"

@@ -10,7 +10,7 @@ import gradio as gr
 
 import lrcore
 
-from . import hand_text, numbers, saving_text
+from . import hand_text, numbers, saving_text, text
 from .assets import script
 
 MOST = 10**9  # that is typed where nothing lower is known
@@ -110,6 +110,14 @@ def unseen(
         elem_classes="unseen",
         **more,
     )
+
+
+def log_slider(elem_id: str) -> gr.HTML:
+    """Unseen; lays a logarithmic slider over the linear one of this id, with which it is shown. A
+    mark stands at what the slider's explanation calls the rule of thumb.
+    """
+    words = {"SLIDER": elem_id, "MARKED": text.RULE_OF_THUMB, "LABEL": text.LOGARITHMIC}
+    return unseen(f"{elem_id}-log", "log-slider.js", words=words)
 
 
 def at_rest(elem_id: str, *changes: str) -> gr.HTML:

@@ -158,8 +158,8 @@ class Workbench:
         self.until(lambda: is_open() or label.click() or is_open(), f"{title} does not open")
 
     def set_range(self, elem_id: str, value: float) -> None:
-        """Move a slider to a value."""
-        slider = self.locator(f"#{elem_id} input[type=range]")
+        """Move a slider to a value; Gradio's own where one with another scale lies over it."""
+        slider = self.locator(f"#{elem_id} input[type=range]").first
         slider.wait_for()
         self.evaluate("tests.frames()")
 

@@ -2,13 +2,16 @@
 is typed beyond a range, and plots of another model.
 """
 
+import json
 import re
 
 import pytest
 
-from workbench import markup, numbers, pin_text, text
+import lrcore
+from workbench import markup, numbers, pin_text, text, what_if_text
 from workbench.form import START
 from workbench.shown import CONTEXT, CONTEXTS
+from workbench.tabs.allocation.what_if import CARDS
 
 from .conftest import pages
 
@@ -72,6 +75,17 @@ def test_controls_readout_bars_and_what_follows_them_fit_a_laptop(cockpit):
     cockpit.see("#policies")
     for name in LEFT:  # what is chosen, with what it costs, stays beside what one scrolls to
         assert 0 <= cockpit.locator(name).bounding_box()["y"] < 900, name
+
+
+def test_what_a_plan_costs_stays_below_its_controls_where_these_are_many(cockpit):
+    cockpit.choose("field-policy", "softmax")
+    cockpit.locator("#field-temperature").wait_for()
+    cockpit.answered()
+    rule, readout = (
+        cockpit.locator(one).bounding_box() for one in ("#field-rule", "#size-and-cost")
+    )
+    assert readout["y"] >= rule["y"] + rule["height"]
+    assert readout["x"] < cockpit.locator("#bars").bounding_box()["x"]
 
 
 def test_a_click_in_the_curve_sets_the_budget(cockpit):
@@ -151,7 +165,7 @@ def typed(workbench, elem_id: str, number: str):
     box.fill(number)
     box.press("Tab")
     workbench.answered()
-    slider = workbench.locator(f"#{elem_id} input[type=range]")
+    slider = workbench.locator(f"#{elem_id} input[type=range]").first
     shown = [one.input_value() for one in (box, slider) if one.count()]
     assert len({float(one) for one in shown}) == 1
     return float(shown[0])
@@ -185,6 +199,63 @@ def test_a_temperature_and_a_rank_beyond_their_ranges_are_said_too(cockpit):
     rank = float(cockpit.locator("#slot-rank input").input_value())
     assert typed(cockpit, "slot-rank", "9999") == rank
     assert "ranks go from" in cockpit.locator(".toast-body").inner_text()
+
+
+def test_the_plan_is_projected_onto_a_model_of_the_list_and_onto_a_pasted_one(cockpit):
+    cockpit.open(what_if_text.WHAT_IF)
+    table = cockpit.locator("#what-if-sizes table")
+
+    def fitting() -> list[str]:
+        """On which cards the dense model and the smaller one fit."""
+        return table.locator("tr", has_text="fits in").all_inner_texts()
+
+    cockpit.choose("what-if-shape", "Llama-3-70B")
+    cockpit.until(lambda: "70\u202f" in table.inner_text(), "no sizes of 70 B")
+    assert [row.split("\t")[0] for row in fitting()] == [f"fits in {size} GB" for size in CARDS]
+    assert fitting()[-1].split("\t")[1] == "no"  # 141 GB dense
+    config = json.dumps(lrcore.SHAPES["Qwen2.5-7B"])
+    cockpit.type_into("what-if-config", config)
+    cockpit.until(lambda: fitting()[-1].split("\t")[1:] == ["yes", "yes"], "7 B do not fit")
+    assert "qwen2 (28 layers)" in cockpit.locator("#what-if-sizes").inner_text()
+
+
+PLACE = """() => {
+  const slider = document.querySelector('#field-temperature .log-slider'),
+    [mark, over] = slider.children;
+  return [(mark.offsetLeft + 1 - 8) / (slider.clientWidth - 16), over.value / over.max]; }"""
+
+
+def test_the_temperature_has_a_logarithmic_slider_with_the_rule_of_thumb_marked(cockpit):
+    cockpit.choose("field-policy", "softmax")
+    over = cockpit.locator("#field-temperature .log-slider input")
+    over.wait_for()
+    cockpit.locator("#field-rule input").check()
+    cockpit.answered()
+    plain = cockpit.locator("#field-temperature input[type=range]").first
+    low, high = (float(plain.get_attribute(name)) for name in ("min", "max"))
+    mark, thumb = cockpit.evaluate(PLACE)
+    assert mark == pytest.approx(thumb, abs=0.03)  # the rule of thumb is followed
+    uneven, even = temperature_at(cockpit, 0.2), temperature_at(cockpit, 0.8)
+    for share, value in ((0.2, uneven), (0.8, even)):
+        assert value == pytest.approx(low * (high / low) ** share, rel=0.1, abs=2 * low)
+    assert not cockpit.locator("#field-rule input").is_checked()
+    assert cockpit.recipe()["temperature"] == even
+    over.press("ArrowLeft")
+    cockpit.answered()
+    assert low < cockpit.recipe()["temperature"] < even
+    cockpit.locator("#field-rule input").check()
+    cockpit.until(lambda: abs(cockpit.evaluate(PLACE)[1] - mark) < 0.03, "it does not go back")
+
+
+def temperature_at(workbench, share: float) -> float:
+    """Click the logarithmic slider at a share of its length; the temperature that it gives."""
+    box = workbench.locator("#field-temperature .log-slider").bounding_box()
+    x = box["x"] + 8 + share * (box["width"] - 16)
+    before = workbench.plot("bars")["drawn"]
+    workbench.page.mouse.click(x, box["y"] + box["height"] / 2)
+    workbench.until(lambda: workbench.plot("bars")["drawn"] > before, "the bars do not follow")
+    workbench.answered()
+    return float(workbench.locator(f"#field-temperature {BOX}").input_value())
 
 
 def test_plots_of_another_model_are_dimmed_until_they_are_drawn_anew(open_page):

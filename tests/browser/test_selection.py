@@ -175,6 +175,28 @@ def test_the_address_follows_and_opens_the_same_place_and_plan(workbench, open_p
     marked(other, "bars", 4, "y2", 0)
 
 
+def test_back_and_forward_go_from_tab_to_tab_and_leave_the_plan(open_page):
+    workbench = open_page()
+    for title in ("Allocation", "Compare"):
+        workbench.tab(title)
+    workbench.allocation()
+    workbench.at_ratio(0.35)
+    workbench.until(lambda: "ratio=0.35" in workbench.page.url, "the address does not follow")
+
+    def at(title: str) -> None:
+        workbench.until(lambda: workbench.open_tab() == title, f"{title} is not open")
+        workbench.answered()
+
+    for title in ("Compare", "Allocation", "Spectra"):
+        workbench.page.go_back(wait_until="commit")
+        at(title)
+        assert "ratio=0.35" in workbench.page.url  # that of the plan on show
+    workbench.page.go_forward(wait_until="commit")
+    at("Allocation")
+    assert workbench.value("field-ratio") == "0.35"
+    assert "tab=Allocation" in workbench.page.url
+
+
 def test_the_address_holds_the_run_that_is_open(workbench, open_page):
     workbench.start("to be linked", samples=2)
     workbench.open_run("to be linked")

@@ -63,6 +63,7 @@ def test_a_dropped_text_is_kept_and_chosen(tmp_path):
     assert left is None
     assert chosen.startswith(str(tmp_path / "runs"))
     assert chosen.endswith("my-b-story.txt")
+    assert "my-b-story.txt · 32 tokens" in calibration_text.note(store, RECIPE.with_(data=chosen))
     given.unlink()  # Gradio's own copy goes with the server
     assert store.calibration(RECIPE.with_(data=chosen)).tokens.shape == (2, 16)
     given.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")

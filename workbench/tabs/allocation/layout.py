@@ -19,7 +19,7 @@ from ... import (
     text,
     what_if_text,
 )
-from ...components import Number, Textbox, in_sight, panel, plot, small_button
+from ...components import Number, Textbox, in_sight, log_slider, panel, plot, small_button
 from ...figures.budget_curve import HEIGHT
 from ...page import Page
 from ...shown import CONTEXT, CONTEXTS
@@ -152,6 +152,7 @@ def controls(
     form["ratio"].render()
     with gr.Column(visible=False) as temperature:
         form["temperature"].render()
+        log_slider("field-temperature")
         form["rule"].render()
     summary = panel("size-and-cost")
     with gr.Row(elem_classes="pair", elem_id="readout-foot"):
@@ -203,7 +204,9 @@ def what_if() -> WhatIf:
     with gr.Accordion(what_if_text.WHAT_IF, open=False, elem_id="what-if"):
         sight = in_sight("what-if-sight", "plan", "other model")
         with gr.Row():
-            shape = gr.Dropdown(names, value=names[0], label=what_if_text.SHAPE)
+            shape = gr.Dropdown(
+                names, value=names[0], label=what_if_text.SHAPE, elem_id="what-if-shape"
+            )
             context = Number(
                 8192,
                 label=what_if_text.CONTEXT,
