@@ -3,13 +3,13 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import lrcore
 
-from . import hand_text, measuring_text, numbers, pin_text, text
+from . import hand_text, measuring_text, numbers, pin_text, saving_text, text
 from .hand import Change
 from .keys import timed
 from .live import Figure
@@ -189,7 +189,7 @@ def actual(plan: str, figure: Figure | None, more: bool = False) -> str:
         value, below = (
             numbers.perplexity(figure.perplexity),
             f"{change} ({numbers.perplexity(figure.dense)}) · "
-            f"{'held-out ' if figure.held_out else ''}{text.protocol(figure.protocol)}",
+            f"{'held-out ' if figure.held_out else ''}{text.protocol(briefly(figure.protocol))}",
         )
     windows = 0.0 if figure is None else figure.asked
     if more and figure is not None:
@@ -199,6 +199,12 @@ def actual(plan: str, figure: Figure | None, more: bool = False) -> str:
         f"data-windows='{windows}' role='status'>"
         f"<span>actual perplexity</span><b>{escape(value)}</b><i>{escape(below)}</i></div>"
     )
+
+
+def briefly(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """A protocol that names a file without its folder: a narrow place has no room for that."""
+    named = {key: str(protocol[key]) for key in ("source", "data") if protocol.get(key)}
+    return dict(protocol) | {key: saving_text.short_name(one) for key, one in named.items()}
 
 
 def uniform_key(plan: str) -> str:

@@ -12,6 +12,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}".replace(",", THIN).replace("-", MINUS)
 
 
+def several(number: int, what: str) -> str:
+    """So many of something: "1 run", "2 runs"."""
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
 def signed(number: int) -> str:
     """A whole number that is added or taken away."""
     return f"{number:+,}".replace(",", THIN).replace("-", MINUS)

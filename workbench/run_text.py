@@ -112,8 +112,9 @@ def divergence(answer: Continuation) -> str:
     """How far an answer is the dense model's, and what stands there instead."""
     tokens, others, begin, first = answer.tokens, answer.dense, answer.begin, answer.first
     if first >= max(len(tokens), len(others)):
-        return f"The same answer as the dense model's: {len(tokens) - begin} tokens."
-    same = f"The same for {max(0, first - begin)} tokens"
+        same = numbers.several(len(tokens) - begin, "token")
+        return f"The same answer as the dense model's: {same}."
+    same = f"The same for {numbers.several(max(0, first - begin), 'token')}"
     if first >= len(tokens) or first >= len(others):
         return f"{same}, then {'this one' if first >= len(tokens) else 'the dense one'} ends."
     rest = [small - dense for _, dense, small in tokens[first:]]
@@ -148,14 +149,15 @@ def left_out(names: Sequence[str]) -> str:
 
 
 def agreement(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many answers of each model to a set of prompts are the first model's.
+    """How many answers of each model to a set of prompts are the first model's. A prompt that got
+    none, since it fills the context, is no disagreement.
 
     rows: as `lrcore.answers` gives them.
     """
     models = list(dict.fromkeys(row["model"] for row in rows))
     sentences = []
     for model in models[1:]:
-        own = [row for row in rows if row["model"] == model]
+        own = [row for row in rows if row["model"] == model and not row["error"]]
         same = sum(bool(row["same_as_first"]) for row in own)
         sentences.append(f"{model}: {same} of {len(own)} answers as the dense model's")
     return "; ".join(sentences) + ("." if sentences else "")

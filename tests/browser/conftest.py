@@ -83,7 +83,13 @@ def cache(tmp_path_factory):
 def common_server(tmp_path_factory, cache):
     server = Server(tmp_path_factory.mktemp("workbench"), cache)
     yield server
+    stop(server)
+
+
+def stop(server: Server) -> None:
+    """Nothing that was done on its pages may have been a fault of the server's."""
     server.stop()
+    assert "Traceback" not in server.log
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +102,7 @@ def server(request, tmp_path_factory, cache):
         return
     server = Server(tmp_path_factory.mktemp("workbench"), cache)
     yield server
-    server.stop()
+    stop(server)
 
 
 @pytest.fixture(scope="session")
@@ -114,12 +120,13 @@ def browser():
 @contextmanager
 def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
     """Opens pages, each in a browser profile of its own, and closes them: a page that nobody looks
-    at goes on asking its server.
+    at goes on asking its server. A script that failed in one of them fails the test.
     """
-    contexts = []
+    contexts, faults = [], []
 
     def open_one(query: str = "", ready: bool = True, **settings) -> Workbench:
         page = visit(browser, f"{url}/{query}", **settings)
+        page.on("pageerror", lambda error: faults.append(str(error)))
         contexts.append(page.context)
         workbench = Workbench(page)
         if ready:
@@ -129,6 +136,7 @@ def pages(browser: Browser, url: str) -> Iterator[Callable[..., Workbench]]:
     yield open_one
     for context in contexts:
         context.close()
+    assert faults == []
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ set of prompts, tags.
 import csv
 import io
 import itertools
+import re
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -102,6 +103,38 @@ def test_a_sweep_is_compared(workbench):
     assert [row["prompt"] for row in rows] == ["Tom went to"] * 3 + ["Once upon a time"] * 3
     assert {row["model"] for row in rows} >= {"dense"}
     assert not [name for name in rows[0] if "second" in name]
+
+
+def test_a_prompt_that_is_too_long_leaves_the_others_answered(workbench):
+    workbench.type_into("prompt-set", "Tom went to\n" + "and then " * 600)
+    workbench.click("#set-go")
+    workbench.answered()
+    rows = list(csv.DictReader(io.StringIO(workbench.download("set-csv"))))
+    short, long = rows[:3], rows[3:]
+    assert all(row["answer"] and not row["error"] for row in short)
+    assert all("context" in row["error"] and not row["answer"] for row in long)
+    assert "Tom went to" in workbench.locator("#set-table").inner_text()
+    assert "1 of 1 answers" in workbench.locator("#set-summary").inner_text()
+
+
+def test_the_comparison_is_saved_as_it_is_shown(workbench):
+    for form, begin in (("CSV", "metric,"), ("Markdown", "|  | dense"), ("LaTeX", "% ")):
+        button = workbench.locator(f"#compared button[data-form={form}]")
+        saved = workbench.saved(button)
+        assert saved.startswith(begin)
+        assert all(name.split()[0] in saved for name in NAMES)
+    assert saved.count("\\textbf{") > 1
+
+
+def test_where_a_run_loses_and_a_task_stand_beside_its_perplexity(workbench):
+    compared = workbench.locator("#compared")
+    assert "Local error of mlp" not in compared.inner_text()
+    workbench.click("#measure-details")
+    for row in ("Right endings of stories", "Loss from mlp alone", "Local error of mlp"):
+        workbench.until(lambda row=row: row in compared.inner_text(), f"no {row}")
+    cells = compared.locator("tr", has_text="Right endings").locator("td").all_inner_texts()
+    assert len(cells) == 3  # dense and both runs
+    assert all(re.match(r"\d+\.\d% ± 0\.\d{4}", one) for one in cells)
 
 
 def titles(workbench) -> list[str]:
@@ -323,3 +356,5 @@ def test_a_link_with_a_plan_and_runs_opens_both(workbench, open_page, server):
     other.shows_ratio(0.35)
     assert other.value("field-method") == "svd"
     assert other.value("field-policy") == "energy"
+    said = other.locator(".toast-body").all_inner_texts()
+    assert not [one for one in said if "Error" in one]

@@ -167,6 +167,14 @@ def test_a_policy_measures_when_asked_to_and_stops_when_another_is_chosen(workbe
     workbench.until(lambda: not workbench.evaluate("tests.busy()"), "it is measured all the same")
 
 
+def as_scripts_do(workbench) -> None:
+    """Choose method and policy of a recipe that names neither, whatever was chosen before."""
+    workbench.allocation()
+    for name in ("method", "policy"):
+        workbench.choose(f"field-{name}", getattr(lrcore.Recipe(), name))
+    workbench.answered()
+
+
 def drag_ratio(workbench, shares, pause: int = 0) -> float:
     """Drag the slider of the budget to these shares of its width, with a pause of so many ms after
     each; the ratio where it ends, once that is drawn.
@@ -188,6 +196,7 @@ def drag_ratio(workbench, shares, pause: int = 0) -> float:
 
 
 def test_after_a_drag_the_plot_is_that_of_the_last_value(workbench, server):
+    as_scripts_do(workbench)
     ratio = drag_ratio(workbench, [0.2 + 0.01 * step for step in range(40)])
     assert ratio > 0.4
     answer = server.client().predict({"ratio": ratio}, api_name="/allocate")
@@ -333,6 +342,7 @@ def test_only_the_intended_endpoints_are_public(server):
 
 
 def test_the_live_figure_is_that_of_the_last_slider_position(workbench):
+    as_scripts_do(workbench)
     ratio = drag_ratio(workbench, [0.6 - 0.015 * step for step in range(20)], pause=40)
     cell = workbench.locator("#size-and-cost .actual")
     workbench.until(

@@ -135,7 +135,7 @@ def test_layers_are_dropped_and_the_stream_is_sliced_with_the_keyboard_and_the_r
     )
     press_until(workbench, "Tab", "#slice")
     keys.press("Enter")
-    page.wait_for_selector(".job.done >> text=Drop 2 layer(s)")
+    page.wait_for_selector(".job.done >> text=Drop 2 layers")
     page.wait_for_selector(".job.done >> text=Slice demo-llama")
     workbench.tab("Runs & export")
     row = page.locator("#runs-table [role=row]", has_text="two fewer").first

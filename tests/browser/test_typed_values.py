@@ -101,3 +101,16 @@ def test_a_rank_typed_into_the_table_is_set_by_hand_and_what_is_none_is_refused(
     assert [*folded.recipe()["overrides"].values()] == [rank - 2]
     folded.click("#undo")
     folded.until(lambda: not folded.recipe()["overrides"], "the step is not undone")
+
+
+def test_more_windows_than_can_work_are_refused_before_anything_runs(folded):
+    folded.open("Calibration windows")
+    before = folded.value("field-samples")
+    folded.type_into("field-samples", "1000000000")
+    folded.click("#analyse")
+    toast = folded.locator(".toast-body").first
+    toast.wait_for()
+    assert "1\u202f000\u202f000\u202f000" in toast.inner_text()
+    folded.looked()
+    assert not folded.evaluate("tests.busy()")
+    folded.type_into("field-samples", before)

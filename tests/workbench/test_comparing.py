@@ -15,7 +15,7 @@ from lrcore.account import ModelAccount, SizeAndCost
 from lrcore.provenance import Provenance
 from workbench import run_text, sweeps, text
 from workbench.evaluation_controls import read_settings
-from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto, title
+from workbench.figures.comparison import Panel, Point, front, loss_axis, pareto, ratios, title
 from workbench.job_record import JobRecord
 from workbench.jobs import SweepJob
 from workbench.jobs.models import run_name
@@ -106,6 +106,24 @@ def test_a_panel_per_base_model_with_lines_of_method_and_policy_and_rings():
     assert rings == [[], [2.0]]
     assert [figure["layout"][axis]["type"] for axis in ("yaxis", "yaxis2")] == ["log", "log"]
     assert "demo-opt" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_of_points_above_each_other_one_says_the_ratio_of_all():
+    def point(name, x, excess, label):
+        return Point(name, name, x, 2.0, "", name, excess, label=label)
+
+    dense = Point("dense", "dense", 10, 1.5, "", "")
+    runs = [
+        point("low", 8, 0.01, "20%"),
+        point("high", 8.05, 0.02, "20%"),
+        point("apart", 9, 0.03, "20%"),
+        point("other", 8, 0.03, "25%"),
+    ]
+    assert ratios(Panel("tiny", "", [dense, *runs])) == {
+        "high": "20%",
+        "apart": "20%",
+        "other": "25%",
+    }
 
 
 def test_a_run_better_than_dense_stands_at_the_foot_of_the_log_axis():
@@ -301,6 +319,8 @@ def test_dominated_runs_are_named_with_the_one_that_dominates():
     )
     many = chart.conclusion([dense, point("a", 1, 1), *(point(str(i), 2, i + 2) for i in range(7))])
     assert many.endswith("3 is dominated by a. 3 more are dominated.")
+    named = [point(f"{name} · tiny", x, y) for name, x, y in (("a", 2, 3), ("b", 3, 4))]
+    assert chart.conclusion([dense, *named], "/models/tiny").endswith(": a. b is dominated by a.")
 
 
 def timed(dense, small, **more):

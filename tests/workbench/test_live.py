@@ -174,6 +174,9 @@ def test_the_live_figure_of_a_file_is_of_its_held_out_tail(tmp_path, story_text,
         figure = live.peek(one.key)
         assert figure.error == ""
         assert (figure.protocol["source"], figure.held_out) == (source, held_out)
+        shown = markup.actual(one.key, figure)
+        assert data.name in shown
+        assert str(data.parent) not in shown  # of which a narrow line would show nothing else
 
 
 def test_the_bars_say_where_most_and_least_is_kept(factors):

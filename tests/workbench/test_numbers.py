@@ -68,3 +68,11 @@ def test_no_file_has_a_format_of_its_own_for_what_numbers_py_writes():
 )
 def test_how_a_number_reads(written, reads):
     assert written == reads
+
+
+def test_one_of_something_and_several():
+    assert [numbers.several(count, "run") for count in (0, 1, 1200)] == [
+        "0 runs",
+        "1 run",
+        "1\u202f200 runs",
+    ]

@@ -1,7 +1,7 @@
 """The Compare tab's figure: excess loss over size, a panel per base model, with its front."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 from .base import CUT, GHOST, SERIES, SYMBOLS, axis_number, figure
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-# where the ratios of a line stand: those of neighbours would cover each other
-BESIDE = ("top center", "middle right", "bottom center", "middle left")
+TOGETHER = 0.03  # of a panel's width: what stands at points no further apart covers each other
 HEIGHT, GAP = 330, 110  # pixels of a panel, and between two of them
+LEFT = 72  # of the axis
 MOST_LABELLED = 60
 # of a log axis: Plotly's own write 2 and 5 without their power
 TICKS = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5)]
@@ -97,17 +97,17 @@ def pareto(panels: Sequence[Panel], axis: str, chosen: Sequence[str] = ()) -> st
         layout["annotations"].append(title(panel, top))
         for trace in [ring(panel, chosen), *front(panel), *dense(panel)]:
             data.append(trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"})
-        for place, line in enumerate(sorted({point.line for point in panel.runs})):
+        labels = ratios(panel)
+        for line in sorted({point.line for point in panel.runs}):
             own = sorted((p for p in panel.runs if p.line == line), key=lambda p: p.x)
             look = looks(methods.index(own[0].method), policies.index(own[0].policy))
             axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-            beside = {"textposition": BESIDE[place % len(BESIDE)]}
-            data.append(joined(panel, line, own) | look | axes | beside)
+            data.append(joined(panel, line, own, labels) | look | axes)
     for trace in data:  # a legend entry once, though several panels have the line
         trace["legendgroup"] = trace["name"]
         trace["showlegend"] = trace.get("showlegend", True) and trace["name"] not in named
         named.add(trace["name"])
-    margin = {"t": 120, "r": 16, "b": 50, "l": 72}
+    margin = {"t": 120, "r": 16, "b": 50, "l": LEFT}
     # above the title of the first panel
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1 + 40 / height, "yanchor": "bottom"}
     whole = margin["t"] + height + margin["b"]
@@ -138,6 +138,7 @@ def title(panel: Panel, top: float) -> dict[str, Any]:
         "x": 0,
         "y": top,
         "xanchor": "left",
+        "xshift": 16 - LEFT,  # a narrow page has no room to the right of the axis
         "yanchor": "bottom",
         "align": "left",
         "showarrow": False,
@@ -154,21 +155,40 @@ def looks(method: int, policy: int) -> dict[str, Any]:
     }
 
 
-def joined(panel: Panel, line: str, points: Sequence[Point]) -> dict[str, Any]:
-    """The points of a method and policy, with their ratios and errors."""
+def ratios(panel: Panel) -> dict[str, str]:
+    """What stands at the point of a run, by its id. Of points above each other, as methods at one
+    size are, the uppermost has the ratio of all that have the same.
+    """
+    if len(panel.runs) > MOST_LABELLED:
+        return {}
+    places = [point.x for point in panel.points]
+    apart = TOGETHER * (max(places) - min(places))
+    said: list[tuple[str, float]] = []
+    labels: dict[str, str] = {}
+    for point in sorted(panel.runs, key=lambda one: -one.excess):
+        if not any(point.label == label and abs(point.x - x) <= apart for label, x in said):
+            said.append((point.label, point.x))
+            labels[point.run] = point.label
+    return labels
+
+
+def joined(
+    panel: Panel, line: str, points: Sequence[Point], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """The points of a method and policy, with their errors; labels: as `ratios` gives them."""
     heights = panel.heights(points)
     # on a log axis a bar must end above 0
     below = [min(p.error or 0, 0.9 * y) for p, y in zip(points, heights, strict=True)]
     above = [p.error or 0 for p in points]
-    few = len(panel.runs) <= MOST_LABELLED
     return {
         "type": "scatter",
-        "mode": "lines+markers+text" if few else "lines+markers",
+        "mode": "lines+markers+text" if labels else "lines+markers",
         "name": line,
         "x": [point.x for point in points],
         "y": heights,
-        "text": [point.label for point in points],
-        "textfont": {"size": 10},
+        "text": [labels.get(point.run, "") for point in points],
+        "textfont": {"size": 11},
+        "textposition": "top center",
         "error_y": {"symmetric": False, "array": above, "arrayminus": below, "thickness": 1},
         "customdata": [
             [escape(p.name), escape(p.note), p.run, f"{p.excess:+.4f}", f"{p.perplexity:.4f}"]

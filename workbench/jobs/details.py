@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import lrcore
 
+from .. import numbers
 from ..job import Job, Reporter
 from ..keys import unmeasured
 from ..store import Store
@@ -29,7 +30,7 @@ class DetailsJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Details of {len(self.runs)} run(s)"
+        return f"Details of {numbers.several(len(self.runs), 'run')}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         for run_id in self.runs:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import lrcore
 
-from .. import run_text
+from .. import numbers, run_text
 from ..job import Job, Reporter
 from ..keys import model_key
 from ..store import Store
@@ -23,7 +23,7 @@ class MeasureJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Measure {len(self.runs)} run(s)"
+        return f"Measure {numbers.several(len(self.runs), 'run')}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         for run_id in self.runs:
@@ -47,7 +47,7 @@ class SpeedJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Speed of {len(self.runs)} run(s)"
+        return f"Speed of {numbers.several(len(self.runs), 'run')}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         groups: dict[tuple, list[lrcore.Run]] = {}

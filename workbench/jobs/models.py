@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import lrcore
 
-from .. import run_text, sharing_text, text
+from .. import numbers, run_text, sharing_text, text
 from ..job import Job, Reporter
 from ..store import Store
 from .measuring import evaluate_run, load_dense
@@ -55,7 +55,7 @@ class ShortenJob(Job):
 
     @property
     def title(self) -> str:
-        return f"Drop {self.layers} layer(s) of {self.recipe.model}"
+        return f"Drop {numbers.several(self.layers, 'layer')} of {self.recipe.model}"
 
     def run(self, store: Store, reporter: Reporter) -> list[str]:
         dense = load_dense(store, self.recipe, reporter, self.evaluation)

@@ -138,18 +138,21 @@ def caption(panels: Sequence[Panel], runs: Sequence[lrcore.Run]) -> str:
     return "; ".join(parts)
 
 
-def conclusion(points: Sequence[Point]) -> str:
+def conclusion(points: Sequence[Point], model: str = "") -> str:
     """Which runs no other dominates, and by which the others are dominated, in size and
-    perplexity.
+    perplexity. model: of all of them; where a run's name ends with it, that is left out.
     """
     runs = [point for point in points if point.run]
     if len(runs) < 2:
         return text.FEW_POINTS
+    ending = f" · {model.rstrip('/').rpartition('/')[2]}"
+    pairs = [(one, dominating(one, points)) for one in runs]
     dominated = [
-        (one.name, other.name) for one in runs if (other := dominating(one, points)) is not None
+        (one.name.removesuffix(ending), other.name.removesuffix(ending))
+        for one, other in pairs
+        if other is not None
     ]
-    names = {name for name, _ in dominated}
-    front = [point.name for point in runs if point.name not in names]
+    front = [one.name.removesuffix(ending) for one, other in pairs if other is None]
     sentences = text.FRONT.format(", ".join(front[:MOST_NAMED])) if front else ""
     sentences += "".join(text.DOMINATED.format(*pair) for pair in dominated[:MOST_NAMED])
     more = len(dominated) - MOST_NAMED

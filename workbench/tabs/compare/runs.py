@@ -135,7 +135,7 @@ def draw_chart(
     if not drawn:
         none = text.NO_SPEED if AXES[axis] in SPEEDS else text.FEW_POINTS
         return "", markup.note(none if runs else "")
-    says = conclusion(drawn[0].points)
+    says = conclusion(drawn[0].points, drawn[0].model)
     if AXES[axis] in SPEEDS:
         says += " " + of_times(drawn, runs, speeds(store, runs), AXES[axis])
     figure = captioned(pareto(drawn, axis, ids or []), caption(drawn, runs))
