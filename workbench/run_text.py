@@ -118,9 +118,17 @@ def divergence(answer: Continuation) -> str:
     if first >= len(tokens) or first >= len(others):
         return f"{same}, then {'this one' if first >= len(tokens) else 'the dense one'} ends."
     rest = [small - dense for _, dense, small in tokens[first:]]
-    one, other = (word([token for token, *_ in some[first:]]) for some in (tokens, others))
+    rest_of = [[token for token, *_ in some[first:]] for some in (tokens, others)]
+    one, other = map(word, rest_of)
+    if one == other:  # they differ in the white space before it
+        one, other = (visible(some[0]) for some in rest_of)
     change = numbers.nats(sum(rest) / len(rest))
     return f"{same}, then “{one}” in place of “{other}”; from there {change} nats per token."
+
+
+def visible(token: str) -> str:
+    """A token with its spaces and line ends as signs."""
+    return token.replace(" ", "␣").replace("\n", "↵")
 
 
 def word(tokens: Sequence[str]) -> str:

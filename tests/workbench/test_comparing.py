@@ -69,6 +69,26 @@ def test_each_dense_model_has_its_table_and_its_runs_beside_it():
     assert "<b>" not in second.partition("</table>")[0]  # one run is no best
 
 
+def test_of_a_run_measured_on_another_text_the_change_is_the_one_there():
+    here, there = run_of("here", lrcore.Recipe()), run_of("there", lrcore.Recipe())
+    measure(here, 3.0, 1.5)
+    measure(there, 2.2, 2.0, protocol=PROTOCOL | {"source": "other/test"})
+    wanted = protocols.protocol_of(here, here.evaluations[0])
+    (table,) = metrics.tables([here, there], wanted, metrics.Known())
+    shown = forms.html([table])
+    assert table.dense.values["perplexity"] == 1.5
+    assert "<td>2.2000<i>+10.0% vs dense</i></td>" in shown
+    assert "<b>" not in shown.partition("</table>")[0]  # perplexities of two texts have no best
+
+
+def test_a_run_without_a_measurement_hides_no_other_run_s_dense_model():
+    """The protocol chosen is that of another base model."""
+    bare, measured = run_of("bare", lrcore.Recipe()), run_of("measured", lrcore.Recipe())
+    measure(measured, 3.0, 1.5)
+    (table,) = metrics.tables([bare, measured], "demo-opt: stories/test", metrics.Known())
+    assert table.dense.values["perplexity"] == 1.5
+
+
 def test_the_comparison_is_downloaded_as_it_is_shown_and_whole():
     one, other, third = (replace(run, name="a_b|c & <i>") for run in three_runs())
     shown = metrics.tables([one, other, third], None, metrics.Known())
@@ -394,3 +414,11 @@ def test_a_panel_is_named_in_two_short_lines():
     named = title(Panel("tiny", protocol, []), 1.0)["text"]
     assert named == "<b>tiny</b> · stories/test<br>8 windows × 64 = 512 tokens · first windows"
     assert title(Panel("tiny", "", []), 1.0)["text"] == "<b>tiny</b><br>"
+
+
+def test_tokens_that_differ_in_white_space_alone_are_shown_with_it():
+    def continued(token):
+        return [("One", 0.0, 0.0), (token, 1.0, 1.5), (" had", 1.0, 1.0)]
+
+    said = SimpleNamespace(tokens=continued("\nTom"), dense=continued(" Tom"), begin=1, first=1)
+    assert "then “↵Tom” in place of “␣Tom”" in run_text.divergence(said)

@@ -63,7 +63,8 @@ def notes(table: Table) -> list[str]:
 
 
 def cell(table: Table, name: str, one: Figures) -> str:
-    shown, before = escape(words(name, one)), table.dense.values.get(name)
+    shown = escape(words(name, one))
+    before = one.dense.get(name, table.dense.values.get(name))
     if table.is_best(name, one):
         shown = f"<b>{shown}</b>"
     now, below = one.values.get(name), ""

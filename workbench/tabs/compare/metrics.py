@@ -44,6 +44,7 @@ METRICS = {
     "prefill": Metric("Prefill speed", speed, max),
     "decode": Metric("Decode speed", speed, max),
 }
+MEASURED = ("perplexity", "excess", "kl", "top1")  # on a text
 COSTS = ("megabytes", "parameters", "kv_bytes_per_token", "flops_per_token")
 SPEEDS = ("prefill", "decode")
 
@@ -53,12 +54,14 @@ class Figures:
     """One column: what is known of a model.
 
     values: by metric; errors: their standard errors, where known; note: what they were measured on.
+    dense: values of the dense model on the same text, where they are not those of its own column.
     """
 
     title: str
     values: Mapping[str, float]
     errors: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+    dense: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,14 @@ class Table:
         return [name for name in METRICS if name in known or name == "perplexity"]
 
     def is_best(self, name: str, one: Figures) -> bool:
-        """Whether it is a run that has the best of the runs' values, where these differ."""
-        best = METRICS[name].best
-        known = [run.values[name] for run in self.runs if name in run.values]
+        """Whether it is a run that has the best of the runs' values, where these differ and were
+        measured on the same text.
+        """
+        best, having = METRICS[name].best, [run for run in self.runs if name in run.values]
+        known = [run.values[name] for run in having]
         if best is None or len({*known}) < 2 or one is self.dense:
+            return False
+        if name in MEASURED and len({run.note for run in having}) > 1:
             return False
         return one.values.get(name) == best(known)
 
@@ -112,7 +119,9 @@ def table(runs: Sequence[lrcore.Run], protocol: str | None, known: Known) -> Tab
     """The dense model that these runs were made of, and them."""
     # what the dense model has under the protocol; a run that was not measured under it has less
     pairs = [(run, evaluation_of(run, protocol)) for run in runs]
-    first = next((pair for pair in pairs if under(*pair, protocol)), pairs[0])
+    known_under = (pair for pair in pairs if under(*pair, protocol))
+    measured = (pair for pair in pairs if pair[1])  # under another: the runs have different bases
+    first = next(known_under, None) or next(measured, pairs[0])
     own = tuple(run_figures(*pair, known) for pair in pairs)
     return Table(dense_figures(*first, known, [run.id for run in runs]), own)
 
@@ -144,7 +153,8 @@ def run_figures(run: lrcore.Run, evaluation: dict[str, Any] | None, known: Known
     error = (evaluation or {}).get("delta_error")
     if error is not None and "perplexity" in values:
         errors |= {"excess": error, "perplexity": values["perplexity"] * error}
-    return Figures(run.name, values | more, errors, note(evaluation))
+    dense = numbers(evaluation, perplexity="dense_perplexity")
+    return Figures(run.name, values | more, errors, note(evaluation), dense)
 
 
 def numbers(evaluation: Mapping[str, Any] | None, **names: str) -> dict[str, float]:
