@@ -326,6 +326,37 @@ def test_no_tab_is_wider_than_a_narrow_page_or_asks_another_host(narrow, server)
     assert [url for url in seen if not url.startswith(own)] == []
 
 
+# Of every plot on show its name, its caption and the height of its axes.
+ROOM = """[...document.querySelectorAll('.js-plotly-plot')]
+  .filter((one) => one.checkVisibility() && one._fullLayout)
+  .map((one) => [one.closest('.block').id,
+    one.closest('.block').querySelector('.plot-head span').textContent,
+    one._fullLayout._size.h])"""
+
+
+def test_every_plot_of_a_narrow_page_says_what_it_was_made_of_and_has_room(narrow):
+    page, _ = narrow
+    seen = set()
+    for title in TABS[:2]:
+        page.tab(title)
+        page.drawn({"Spectra": "energy", "Allocation": "budget-curve"}[title])
+        page.settled()
+        for name, made_of, height in page.evaluate(ROOM):
+            seen.add(name)
+            assert "demo-llama · calibrated on stories" in made_of, name
+            assert height > 50, name  # a legend of many lines leaves it
+    assert seen >= {"heatmap", "spectrum", "energy", "bars", "budget-curve"}
+
+
+def test_the_bars_of_a_narrow_page_stand_under_the_slider_that_moves_them(narrow):
+    page, _ = narrow
+    page.allocation()
+    slider, bars, readout = (
+        page.locator(one).bounding_box()["y"] for one in ("#field-ratio", "#bars", "#size-and-cost")
+    )
+    assert slider < bars < readout
+
+
 def to_rgb(workbench, colour):
     script = (
         "c => { const e = document.createElement('i'); e.style.color = c; document.body.append(e); "

@@ -36,6 +36,25 @@ def test_axe_finds_nothing_serious(open_page, theme):
         assert workbench.evaluate(AUDIT, RULES[theme]) == [], title
 
 
+TOUCHING = """() => {
+  const next = document.querySelector('.guide .next').getBoundingClientRect();
+  return [...document.querySelectorAll('#tabs [role=tab]')].filter((tab) => {
+    const { left, right, top, bottom } = tab.getBoundingClientRect();
+    return left < next.right && right > next.left && top < next.bottom && bottom > next.top;
+  }).map((tab) => tab.textContent.trim()); }"""
+
+
+def test_the_next_step_covers_no_tab_and_the_sidebar_nothing_at_any_width(open_page):
+    """200 % zoom makes 720 pixels of a laptop's screen."""
+    for width in (720, 800, 1024, 1180):
+        workbench = open_page("?tab=Allocation", width=width, height=700, ready=False)
+        workbench.locator(".guide .next").wait_for()
+        workbench.settled()
+        assert workbench.evaluate(TOUCHING) == [], width
+        if width <= 768:
+            assert not workbench.locator(".sidebar.open").count()
+
+
 def press_until(workbench, key: str, wanted: str, most: int = 60) -> None:
     """Press a key until the focus is on an element that matches a selector."""
     workbench.locator(wanted).first.wait_for()
