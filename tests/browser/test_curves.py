@@ -111,7 +111,8 @@ def test_a_temperature_takes_over_from_the_rule_of_thumb(workbench):
     workbench.page.wait_for_selector("#field-temperature", state="visible")
     workbench.answered()  # the slider has the range of this model
     assert workbench.locator("#field-rule input").is_checked()
-    highest = float(workbench.locator("#field-temperature input[type=range]").get_attribute("max"))
+    slider = workbench.locator("#field-temperature input[type=range]").first
+    highest = float(slider.get_attribute("max"))
     before = workbench.ranks()
     workbench.set_range("field-temperature", highest)
     workbench.until(
@@ -339,7 +340,9 @@ def test_every_plot_of_a_narrow_page_says_what_it_was_made_of_and_has_room(narro
     seen = set()
     for title in TABS[:2]:
         page.tab(title)
-        page.drawn({"Spectra": "energy", "Allocation": "budget-curve"}[title])
+        lowest = {"Spectra": "energy", "Allocation": "budget-curve"}[title]
+        page.see(f"#{lowest}")
+        page.drawn(lowest)
         page.settled()
         for name, made_of, height in page.evaluate(ROOM):
             seen.add(name)
