@@ -6,7 +6,8 @@ import workbench
 from workbench.start import keep_in_storage, main
 
 keep_in_storage(os.environ)  # before the page imports what reads it
-demo = workbench.build_app()
 
 if __name__ == "__main__":
-    main(demo)
+    main()
+else:  # `gradio app.py` takes the page from here
+    demo = workbench.build_app()

@@ -34,6 +34,7 @@ from .models.layers import read_exact
 from .models.load import LoadedModel
 from .notebooks import html_table, measures_figure
 from .parallel import at_once
+from .places import expanded
 from .progress import Progress, silent
 from .spectra import condition_number, effective_rank, energy_rank, stable_rank
 from .statistics import TAPS, Moments
@@ -165,7 +166,7 @@ class Analysis:
 
         Raises InputError where there is no such file, or it holds no analysis.
         """
-        path = Path(path).expanduser()
+        path = expanded(path)
         if not path.is_file():
             raise InputError(
                 f"No analysis at '{path}'. Check the path; `Analysis.write` makes the file."

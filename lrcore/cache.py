@@ -10,14 +10,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .as_json import json_text
-from .errors import InputError
+from .errors import InputError, quoted
 from .files import (
     ASSETS,
     OFFLOADED,
@@ -47,7 +47,8 @@ KINDS = {
 SHIPPED = ASSETS / "evidence"  # what was measured on the demo, by folder and name as in the cache
 LIMIT = "20GB"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
+T = TypeVar("T")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgt]?)b?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def read_size(text: str) -> int | None:
     if read is None:
         raise InputError(
             f"The limit of the cache reads as 20GB, 500MB or none (LRCORE_CACHE_LIMIT, or `cache "
-            f"--limit`); got '{text}'."
+            f"--limit`); got {quoted(text)}."
         )
     return int(float(read[1]) * UNITS[read[2].lower()])
 
@@ -120,11 +121,25 @@ def read_value(file: Path) -> Any:
     the package; None where it is missing or damaged, so that it is made anew.
     """
     for one in (file, shipped(file)):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
+            if not one.is_file():  # also a pipe, which would be waited for
+                continue
             value = json.loads(one.read_text(encoding="utf-8"))
             if one is file:
                 _touch(file)
             return value
+    return None
+
+
+def read_as(file: Path, make: Callable[[Any], T]) -> T | None:
+    """What `make` gives for the value in a JSON file, see `read_value`; None also where the value
+    is of another shape than it takes.
+    """
+    value = read_value(file)
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError, LookupError, AttributeError, RuntimeError):
+        return make(value)
     return None
 
 

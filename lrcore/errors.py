@@ -1,6 +1,7 @@
 """The exceptions a caller is meant to catch, and checks that every level shares."""
 
 import re
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -40,16 +41,17 @@ def check_tokens_held(samples: int, seq_len: int) -> None:
 
 
 LONGEST = 4096  # characters of a path
-# Line breaks and other control characters, and what turns the direction of what follows.
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Line breaks and other control characters, what turns the direction of what follows, and bytes of
+# a name that are no UTF-8, which Python has as half a character.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def check_name(name: str, of: str, hint: str = "") -> None:
     """Raise InputError for a text that is no name of a model or of a data set; hint: what is."""
     if len(name) > LONGEST or _UNSEEN.search(name):
         reason = "it is too long, or holds characters that nobody sees."
-        shown = _UNSEEN.sub("?", name[:40])
-        raise InputError(f"'{shown}...' is no name of {of}: {reason} {hint}".rstrip())
+        begin = _UNSEEN.sub("?", name[:40])
+        raise InputError(f"'{begin}...' is no name of {of}: {reason} {hint}".rstrip())
 
 
 SHOWN = 200  # characters of what was given, in a sentence about it
@@ -57,7 +59,31 @@ SHOWN = 200  # characters of what was given, in a sentence about it
 
 def quoted(given: str) -> str:
     """What was given, in quotes; of a long text the beginning."""
-    return f"'{given}'" if len(given) <= SHOWN else f"'{given[:SHOWN]}...'"
+    text = as_text(given[:SHOWN])
+    return f"'{text}'" if len(given) <= SHOWN else f"'{text}...'"
+
+
+def as_text(given: str) -> str:
+    """A text with numbers in the place of half characters, which no stream and no page takes."""
+    return given.encode("utf-8", "backslashreplace").decode()
+
+
+def shown(given: object) -> str:
+    """What was given as Python writes it, for a sentence about it; of much of it the beginning: a
+    few lines of YAML can stand for gigabytes.
+    """
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 2, SHOWN, SHOWN
+    try:
+        text = brief.repr(given)
+    except ValueError:  # a whole number of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def as_name(given: object) -> str:
+    """What was given in the place of a name: a text as it is, anything else as Python writes it."""
+    return given if isinstance(given, str) else shown(given)
 
 
 def unknown(kind: str, got: object, known: Iterable[str], hint: str = "") -> InputError:

@@ -27,6 +27,7 @@ from .as_json import json_text
 from .errors import InputError, Shortage
 from .locks import AVAILABLE, Lock, take
 from .memory import megabytes
+from .places import expanded
 from .shortage import FULL, why_not_written
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -42,9 +43,12 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a file system that knows no fsync of 
 
 def cache_folder() -> Path:
     """Folder of cached calibrations and offloaded tensors: $LRCORE_CACHE, else ~/.cache/lrcore; and
-    where that cannot be written, a folder of this user among the temporary files.
+    where that cannot be written, a folder of this user among the temporary files. Raises InputError
+    where the name is no text.
     """
-    return Path(os.environ.get("LRCORE_CACHE") or _usual_cache(os.environ.get("HOME")))
+    folder = Path(os.environ.get("LRCORE_CACHE") or _usual_cache(os.environ.get("HOME")))
+    check_text(folder)
+    return folder
 
 
 @cache
@@ -79,19 +83,36 @@ def cache_key(*parts: Any) -> str:
 # --- whole or not at all ---
 
 
-def check_file(path: Path) -> None:
-    """Raise InputError where no file can be written, as a folder has its name or a file is in the
-    place of a folder above it: worth asking before a long computation.
+def check_text(path: Path) -> None:
+    """Raise InputError where the whole path is no UTF-8 text: what is written there could not be
+    read again, as the libraries for weights and tokenizers take no such names.
     """
-    _check_no_folder(path)
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        shown = ascii(str(path.absolute()))
+        raise InputError(
+            f"The path {shown} is no UTF-8 text, which libraries need. Choose another folder or "
+            "name."
+        ) from error
+
+
+def check_file(path: Path) -> None:
+    """Raise InputError where no file can be written, as something else has its name or a file is in
+    the place of a folder above it: worth asking before a long computation.
+    """
+    check_text(path)
+    _check_replaceable(path)
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise InputError(f"'{path}' is below the file '{above}'. Choose another folder.")
 
 
-def _check_no_folder(path: Path) -> None:
-    if path.is_dir():
-        raise InputError(f"'{path}' is a folder. Give the name of a file to write.")
+def _check_replaceable(path: Path) -> None:
+    """Raise InputError for what is no file: root could replace /dev/null for all programs."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device, a pipe or a socket"
+        raise InputError(f"'{path}' is {kind}. Give the name of a file to write.")
 
 
 @contextmanager
@@ -100,10 +121,10 @@ def draft_of(path: str | Path) -> Iterator[Path]:
 
     Each draft has a unique name, so threads and processes may write one file at the same time: the
     last to finish wins. The file is on the disk before its name is. Raises Shortage where it cannot
-    be written, and InputError for the name of a folder.
+    be written, and InputError for the name of what is no file.
     """
-    path = Path(path).expanduser()
-    _check_no_folder(path)
+    path = expanded(path)
+    _check_replaceable(path)
     with _draft(path, folder=False) as draft:
         yield draft
         to_disk(draft)

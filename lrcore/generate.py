@@ -157,7 +157,8 @@ def _choose(logits: Tensor, settings: GenerationSettings, generator: torch.Gener
         )
     if settings.temperature == 0:
         return int(logits.argmax())
-    probabilities = torch.softmax(logits.double() / settings.temperature, 0)
+    below = logits.double() - logits.max().double()  # 0 at most: no temperature makes it infinite
+    probabilities = torch.softmax(below / settings.temperature, 0)
     shares, order = probabilities.sort(descending=True, stable=True)
     # the smallest set that reaches top_p; never empty
     kept = shares.cumsum(0) - shares < settings.top_p

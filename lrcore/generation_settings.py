@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, shown
 from .settings import setting
 
 
@@ -27,9 +27,9 @@ class GenerationSettings:
         for name in ("max_new_tokens", "temperature", "top_p", "seed"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise InputError(f"{name} must be a number, got {value!r}. Type one.")
+                raise InputError(f"{name} must be a number, got {shown(value)}. Type one.")
         if not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"seed = {self.seed!r}: give a whole number below 2^63.")
+            raise InputError(f"seed = {shown(self.seed)}: give a whole number below 2^63.")
         if not 0 <= self.temperature < math.inf:
             raise InputError(
                 f"temperature must be 0 (greedy) or a larger number, got {self.temperature!r}."

@@ -4,11 +4,12 @@ A field made with `option(...)` is an option that a user may set; its metadata d
 other field is set by the code that makes the value.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from .errors import InputError, unknown
+from .errors import InputError, as_name, shown, unknown
 
 ON, OFF = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 Value = bool | int | float | str
@@ -43,29 +44,31 @@ class Option:
             return self._switch(value)
         if isinstance(self.default, str):
             if value not in self.choices:
-                raise unknown(f"value for option {self.name}", str(value), self.choices)
+                raise unknown(f"value for option {self.name}", as_name(value), self.choices)
             return str(value)
         return self._number(value)
 
     def _switch(self, value: Any) -> bool:
         text = str(value).lower()
         if text not in ON + OFF:
-            raise InputError(f"Option {self.name} is on or off; got {value!r}.")
+            raise InputError(f"Option {self.name} is on or off; got {shown(value)}.")
         return text in ON
 
     def _number(self, value: Any) -> int | float:
         whole = isinstance(self.default, int)
         kind, noun = (int, "a whole number") if whole else (float, "a number")
         try:
-            number = kind(value)
-        except (TypeError, ValueError):
-            raise InputError(f"Option {self.name} is {noun}; got {value!r}.") from None
+            number, same = kind(value), float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"Option {self.name} is {noun}; got {shown(value)}.") from None
         low, high = self.low, self.high
         below, above = low is not None and number < low, high is not None and number > high
-        if below or above or number != float(value):
+        if below or above or number != same or abs(same) == math.inf:
             limits = (("at least", low), ("at most", high))
             sides = [f"{side} {limit:g}" for side, limit in limits if limit is not None]
-            raise InputError(f"Option {self.name} is {', '.join([noun, *sides])}; got {value!r}.")
+            raise InputError(
+                f"Option {self.name} is {', '.join([noun, *sides])}; got {shown(value)}."
+            )
         return number
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import InputError
+from .errors import InputError, quoted
 
 _MOST = 10_000  # files and folders that are looked at for links
 _SECRET = 6  # characters of the shortest value of the environment that is taken out of a text
@@ -24,10 +24,21 @@ def confine(roots: Sequence[str | Path]) -> None:
     Raises InputError for a folder that is not there.
     """
     global _roots
-    for root in roots:
-        if not Path(root).expanduser().is_dir():
+    folders = [expanded(root) for root in roots]
+    for root, folder in zip(roots, folders, strict=True):
+        if not folder.is_dir():
             raise InputError(f"No folder '{root}' to read models and texts in. Check the path.")
-    _roots = tuple(Path(root).expanduser().resolve() for root in roots)
+    _roots = tuple(folder.resolve() for folder in folders)
+
+
+def expanded(name: str | Path) -> Path:
+    """A path whose "~" is the home folder. Raises InputError for that of a user who has none."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            f"{quoted(str(name))} begins with the home folder of nobody. Write the whole path."
+        ) from error
 
 
 def place_of(name: str | Path) -> Path:
@@ -36,7 +47,7 @@ def place_of(name: str | Path) -> Path:
     Raises InputError where it is outside the folders of `confine`.
     """
     if not _roots:
-        return Path(name).expanduser()
+        return expanded(name)
     started = [Path(name)] if Path(name).is_absolute() else [root / name for root in _roots]
     inside = [place for place in map(_resolved, started) if place is not None]
     if not inside:

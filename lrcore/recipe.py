@@ -4,8 +4,9 @@ The page and the command line read and write the same one.
 """
 
 import math
-import reprlib
+import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 
 from . import targets
 from .as_json import json_text
-from .errors import InputError, check_tokens_held, unknown
+from .errors import InputError, check_tokens_held, quoted, shown, unknown
 from .settings import IN_MEMORY, check_settings, setting, settings_of
 from .texts import named
 
@@ -33,6 +34,17 @@ BUDGETS = {
 }
 ROUNDING = ("down", "nearest")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+_SLOT = re.compile(r"(0|[1-9][0-9]{0,5})\.[\w.-]+", re.ASCII)  # of an override; each has one name
+LARGEST = 2**20  # bytes of a recipe's file
+# What a file leads to that is no YAML, or whose values are not of the types that it says.
+UNREADABLE = (
+    yaml.YAMLError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)
@@ -173,7 +185,7 @@ class Recipe:
         if not number or isinstance(ratio, bool) or not 0 < ratio < 1:
             raise InputError(
                 "ratio must lie strictly between 0 and 1 (the share to remove), got "
-                f"{ratio!r}. For 20 % write 0.2."
+                f"{shown(ratio)}. For 20 % write 0.2."
             )
         if self.temperature is not None and not (
             isinstance(self.temperature, (int, float))
@@ -181,7 +193,7 @@ class Recipe:
             and 0 < self.temperature < math.inf
         ):
             raise InputError(
-                f"temperature must be a positive number, got {self.temperature!r}. Small is "
+                f"temperature must be a positive number, got {shown(self.temperature)}. Small is "
                 "uneven, large is even."
             )
 
@@ -189,20 +201,20 @@ class Recipe:
         for name, share in self.component_ratios.items():
             if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share < 1:
                 raise InputError(
-                    f"The ratio of component {name} must lie between 0 and 1 (the share to "
-                    f"remove), got {share!r}."
+                    f"The ratio of component {quoted(str(name))} must lie between 0 and 1 (the "
+                    f"share to remove), got {shown(share)}."
                 )
         for name, value in [*self.options.items(), *self.policy_options.items()]:
             if not isinstance(value, (bool, int, float, str)):
                 raise InputError(
-                    f"Option {name} must be a string, a number or true/false; got {value!r}."
+                    f"Option {quoted(str(name))} must be a string, a number or true/false; got "
+                    f"{shown(value)}."
                 )
         for slot, rank in self.overrides.items():
-            layer, _, component = str(slot).partition(".")
-            if not layer.isdigit() or not component or not isinstance(rank, int) or rank < 1:
+            if not _SLOT.fullmatch(str(slot)) or type(rank) is not int or rank < 1:
                 raise InputError(
                     "An override reads 'layer.component: rank', such as '3.mlp: 120'; got "
-                    f"'{slot}: {rank!r}'."
+                    f"{quoted(str(slot))}: {shown(rank)}."
                 )
 
     def with_(self, **changes: Any) -> "Recipe":
@@ -251,7 +263,7 @@ class Recipe:
             if name not in cls.__dataclass_fields__:
                 raise unknown("recipe field", str(name), cls.__dataclass_fields__)
         if not isinstance(data := values.get("data", ""), str):  # a file names its text
-            raise InputError(f"data must be text, got {reprlib.repr(data)}.{IN_MEMORY}")
+            raise InputError(f"data must be text, got {shown(data)}.{IN_MEMORY}")
         return cls(**values)
 
     @classmethod
@@ -265,7 +277,7 @@ class Recipe:
             raise InputError(
                 f"No recipe file at '{path}'. Check the path; a recipe is a .json or .yaml file."
             )
-        return cls.from_dict(read_values(path) or {})
+        return cls.from_dict(read_values(path))
 
     def command(self, out: str = "compressed") -> str:
         """The command line that does the same."""
@@ -285,7 +297,16 @@ class Recipe:
 
 
 class _OnceEach(yaml.SafeLoader):
-    """YAML in which no field stands twice: the second would silently replace the first."""
+    """YAML in which no field stands twice: the second would silently replace the first. Whole
+    numbers are those that a float can hold.
+    """
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """The number of a node. Raises ConstructorError for one of hundreds of digits."""
+        number: int = super().construct_yaml_int(node)
+        if abs(number) > sys.float_info.max:
+            raise yaml.constructor.ConstructorError(problem="a number in it has too many digits")
+        return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping of a node. Raises ConstructorError for a key that stands twice."""
@@ -296,13 +317,30 @@ class _OnceEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_OnceEach.add_constructor("tag:yaml.org,2002:int", _OnceEach.construct_yaml_int)
+
+
 def read_values(path: Path) -> Any:
-    """The plain values in a YAML file; JSON is a subset. Raises InputError where it is neither."""
+    """The plain values in a YAML file; JSON is a subset. Raises InputError where it is neither, or
+    empty.
+    """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _OnceEach)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if path.stat().st_size > LARGEST:
+            raise InputError(f"'{path}' has more than 1 MB, and no recipe has. Check the path.")
+        values = yaml.load(path.read_text(encoding="utf-8"), _OnceEach)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"'{path}' cannot be read: {error.strerror or error}. Check that it is a file that you "
+            "may read."
+        ) from error
+    except UNREADABLE as error:
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
         raise InputError(f"'{path}' is neither JSON nor YAML: {reason}.") from error
+    if values is None:
+        raise InputError(f"'{path}' is empty: it names no field. Check that it was copied whole.")
+    return values
 
 
 MAPPINGS = {name: f"--{one.flag}" for name, one in settings_of(Recipe).items() if one.flag}

@@ -3,13 +3,13 @@
 The command line and the checks read the same metadata.
 """
 
-import reprlib
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, get_origin
 
-from .errors import InputError, unknown
+from .errors import InputError, as_name, shown, unknown
 
 IN_MEMORY = (
     " In Python it may be a list of texts or a datasets.Dataset; lrcore.write_texts(texts, "
@@ -20,6 +20,8 @@ KINDS: dict[Any, str] = {
     str: "text",
     bool: "true or false",
     Mapping: "a mapping of names to values",
+    int: "a whole number",
+    float: "a number",
 }
 Choices = Sequence[str] | Mapping[str, str]
 
@@ -77,7 +79,7 @@ def _settings_of(kind: type) -> Mapping[str, Setting]:
 def check_least(name: str, got: Any, low: int) -> None:
     """Raises InputError for what is no whole number of at least `low`."""
     if not isinstance(got, int) or isinstance(got, bool) or got < low:
-        raise InputError(f"{name} must be a whole number of at least {low}, got {got!r}.")
+        raise InputError(f"{name} must be a whole number of at least {low}, got {shown(got)}.")
 
 
 def check_settings(value: Any) -> None:
@@ -87,17 +89,26 @@ def check_settings(value: Any) -> None:
     for name, one in settings_of(type(value)).items():
         got = getattr(value, name)
         if one.choices and got not in one.choices:
-            raise unknown(name, str(got), one.choices)
+            raise unknown(name, as_name(got), one.choices)
     for name, one in settings_of(type(value)).items():
         got = getattr(value, name)
-        if one.low is None or (got is None and getattr(type(value), name) is None):
+        if one.low is None or (got is None and getattr(type(value), name, MISSING) is None):
             continue
         check_least(name, got, one.low)
     for name, kind, optional in _kinds_of(value.__class__):
         got = getattr(value, name)
-        if not isinstance(got, kind) and not (optional and got is None):
+        if not _is(got, kind) and not (optional and got is None):
             hint = IN_MEMORY if name == "data" else ""
-            raise InputError(f"{name} must be {KINDS[kind]}, got {reprlib.repr(got)}.{hint}")
+            raise InputError(f"{name} must be {KINDS[kind]}, got {shown(got)}.{hint}")
+
+
+def _is(got: Any, kind: Any) -> bool:
+    """Whether a value is of a type; a number is none of truth, and none beyond what floats hold."""
+    if kind not in (int, float):
+        return isinstance(got, kind)
+    if not isinstance(got, int if kind is int else int | float) or isinstance(got, bool):
+        return False
+    return isinstance(got, float) or abs(got) <= sys.float_info.max
 
 
 @cache

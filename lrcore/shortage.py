@@ -1,4 +1,6 @@
-"""Disk and memory that do not suffice: what the system and libraries raise, as one sentence."""
+"""What the system refuses, as one sentence: disk and memory that do not suffice, and files that
+cannot be opened.
+"""
 
 import errno
 import os
@@ -13,6 +15,8 @@ FULL = {
     errno.EFBIG: "the disk takes no file so large",
 }
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+# What opening a name leads to that is no file, or none that may be opened.
+NO_FILE = (*CLOSED, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EIO)
 # What libraries that are not written in Python, and SQLite, say without a number.
 SIGNS = {
     "No space left on device": errno.ENOSPC,
@@ -34,8 +38,9 @@ _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def shortage(error: BaseException) -> InputError | None:
-    """The sentence for an exception that says that disk or memory do not suffice, or a name is
-    longer than those of files may be (no `Shortage`); None for another. A Shortage is its own.
+    """The sentence for an exception that says that disk or memory do not suffice; or (no
+    `Shortage`) that a file cannot be opened, its name is longer than those of files may be, or the
+    present folder is gone. None for another. A Shortage is its own.
     """
     if isinstance(error, InputError):
         return error if isinstance(error, Shortage) else None
@@ -45,10 +50,24 @@ def shortage(error: BaseException) -> InputError | None:
     if number == errno.ENAMETOOLONG and named:
         name = quoted(os.path.basename(os.fsdecode(named)))
         return InputError(f"{name} is too long for the name of a file or folder. Check it.")
+    if isinstance(error, OSError) and number in NO_FILE and named:
+        why = os.strerror(number)
+        return InputError(f"{quoted(os.fsdecode(named))} cannot be opened: {why}. Check the path.")
+    if number == errno.ENOENT and not named and not _is_somewhere():
+        return InputError("The folder that this was started in is gone. Change to another one.")
     if number not in FULL:
         return None
     what = f"'{named}'" if named else "Something"
     return Shortage(f"{what} cannot be written: {FULL[number]}. Make room there, and try again.")
+
+
+def _is_somewhere() -> bool:
+    """Whether the present folder is still there."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def raise_shortage(error: BaseException) -> None:
@@ -66,7 +85,7 @@ def why_not_written(error: BaseException) -> str:
     number = _number(error)
     if number in FULL:
         return FULL[number]
-    return os.strerror(number) if number in CLOSED else ""
+    return os.strerror(number) if number in (*CLOSED, errno.ENOENT) else ""
 
 
 def _number(error: BaseException) -> int | None:

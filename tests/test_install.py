@@ -61,7 +61,7 @@ def test_the_wheel_has_commands_extras_one_version_and_types(installed):
     assert set(about.get_all("Provides-Extra")) == extras
     assert any(one.startswith("torch") for one in about.get_all("Requires-Dist"))
     commands = (info / "entry_points.txt").read_text()
-    assert "lrcore = lrcore.cli:main" in commands
+    assert "lrcore = lrcore.__main__:run" in commands
     assert "low-rank-workbench = low_rank_workbench.start:main" in commands
     assert (installed / "lrcore" / "py.typed").is_file()
     assert {path.name for path in installed.iterdir()} == {

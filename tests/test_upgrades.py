@@ -4,17 +4,19 @@ caches of every kind, cells of a sweep, the state of a healing. tests/released.p
 
 import importlib
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from released import CACHED, FOLDER, STATE, heals, on_one_machine, sweeps
+from released import CACHED, FOLDER, STATE, heals, on_one_machine, prepares, sweeps
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 import lrcore
 from lrcore import cache
+from lrcore.compression.evidence import type_search
 from lrcore.compression.healing.distillation import EVERY
 from lrcore.runs import sweep_store
 
@@ -90,6 +92,59 @@ def assert_nearly_equal(old: dict, new: dict) -> None:
     assert old.keys() == new.keys()
     for name, value in old.items():
         torch.testing.assert_close(new[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture
+def quick_search(monkeypatch):
+    """The search by types takes a minute."""
+
+    def weights(types, loss, progress):
+        return dict.fromkeys(types, 1.0)
+
+    monkeypatch.setattr(type_search, "best_weights", weights)
+
+
+DAMAGES = {
+    ".json": (b"5", b"{}", b'[["x"]]', b"[" * 100_000, b"\xff"),
+    ".safetensors": (save({}), save({"x": torch.ones(2)}, {"tokens": "many"}), b"\xff" * 99, b""),
+}
+
+
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind != "gguf"])
+def test_a_file_of_the_cache_that_holds_something_else_is_made_again(
+    released, kind, at, quick_search
+):
+    before = files(released / "cache" / kind)
+    for path in before:
+        own = DAMAGES[path.suffix]
+        path.write_bytes(own[at % len(own)])
+    (CACHED | {"moments": prepares("uniform")})[kind]()  # which writes what is beside them, too
+    for path, held in files(released / "cache" / kind).items():
+        if path.suffix == ".safetensors":
+            assert_nearly_equal(load(before[path]), load(held))
+        else:
+            assert shape_of(json.loads(held)) == shape_of(json.loads(before[path]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind] and kind != "gguf"])
+def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_named_and_not_waited_for(
+    released, kind, quick_search
+):
+    for path in files(released / "cache" / kind):
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(lrcore.InputError, match="is a device, a pipe or a socket"):
+        CACHED[kind]()
+
+
+def shape_of(values: object) -> object:
+    """JSON without its numbers."""
+    if isinstance(values, dict):
+        return {name: shape_of(one) for name, one in values.items()}
+    if isinstance(values, list):
+        return [shape_of(one) for one in values]
+    return type(values)
 
 
 @pytest.mark.parametrize("kind", ["texts", "listings"])

@@ -103,7 +103,7 @@ def _password(chosen: Namespace, environment: Mapping[str, str]) -> str:
     if chosen.password_file:
         try:
             password = Path(chosen.password_file).expanduser().read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:
             raise lrcore.InputError(
                 f"The password cannot be read from '{chosen.password_file}': name a text file "
                 "that you may read."

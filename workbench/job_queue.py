@@ -23,6 +23,8 @@ log = logging.getLogger("workbench.jobs")
 MOST, OWN = 200, 50  # jobs that may wait: of all clients, of one
 SERVERS = ".servers"  # in the folder of the records: a locked file for each server that runs
 Work = Callable[[JobRecord], list[str]]
+# What a record that somebody has edited leads to.
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError)
 
 
 def goes_before(job: Job, running: Job) -> bool:
@@ -278,12 +280,17 @@ class Jobs:
         lrcore.remove_leftovers(self.folder)
         for path in sorted(self.folder.glob("*.json")):
             try:
+                if not path.is_file():  # a pipe would be waited for
+                    raise TypeError("it is no file")
                 values = json.loads(path.read_text(encoding="utf-8"))
                 record = JobRecord.from_dict(values, self._kinds)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                if record.id != path.stem:
+                    raise ValueError("it has the name of another one")
+                server = str(values.get("server", ""))
+            except UNREADABLE as error:
                 log.warning("%s is no job record and is left out: %s", path.name, error)
                 continue
-            if record.state not in ENDED and self._runs_elsewhere(values.get("server", "")):
+            if record.state not in ENDED and self._runs_elsewhere(server):
                 log.info("job %s is one of another server, which runs", record.id)
                 continue
             self._records[record.id] = record

@@ -16,23 +16,26 @@ from .stages import MOST_STAGES, Stage
 log = logging.getLogger("workbench.jobs")
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
-STORED = (
-    "id",
-    "title",
-    "state",
-    "stage",
-    "done",
-    "total",
-    "error",
-    "result",
-    "outcome",
-    "curve",
-    "created",
-    "started",
-    "ended",
-    "was_read",
-    "log",
-)
+NUMBER = int | float
+LATEST = 1e11  # seconds since the epoch: later dates are mistakes
+STORED: dict[str, Any] = {
+    "id": str,
+    "title": str,
+    "state": str,
+    "stage": str,
+    "done": int,
+    "total": int,
+    "error": str,
+    "result": list,
+    "outcome": str,
+    "curve": list,
+    "created": NUMBER,
+    "started": NUMBER | None,
+    "ended": NUMBER | None,
+    "was_read": bool,
+    "log": list,
+}  # the fields that are on disk, and what each is
+LISTED = {"result": str, "curve": NUMBER, "log": str}  # of what a list consists
 
 
 @dataclass
@@ -167,5 +170,35 @@ class JobRecord:
         """
         job = values.get("job") or {"kind": values["kind"], **values["spec"]}
         own = {name: values[name] for name in STORED if name in values}
-        own["stages"] = [Stage(**one) for one in values.get("stages", [])]
+        _check(own)
+        own["stages"] = [_stage(one) for one in values.get("stages", [])]
         return cls(kinds[job["kind"]].from_dict(job), **own)
+
+
+def _stage(values: Mapping[str, Any]) -> Stage:
+    """A stage from plain values. Raises TypeError for what is none."""
+    stage = Stage(**values)
+    numbers = (stage.first, stage.seconds, stage.estimate or 0)
+    texts = (stage.name, stage.part)
+    if not all(isinstance(one, str) for one in texts) or not all(
+        isinstance(one, NUMBER) for one in numbers
+    ):
+        raise TypeError("a stage in it is none")
+    return stage
+
+
+def _check(own: Mapping[str, Any]) -> None:
+    """Raise TypeError for a field of a record that is of another kind than it has to be, ValueError
+    for a state or a time that is none.
+    """
+    for name, value in own.items():
+        entries = value if name in LISTED else ()
+        if not isinstance(value, STORED[name]) or not all(
+            isinstance(one, LISTED[name]) for one in entries
+        ):
+            raise TypeError(f"{name} is {type(value).__name__}")
+    if own.get("state", "queued") not in (*ENDED, "queued", "running"):
+        raise ValueError("its state is none")
+    times = [own.get(name) or 0 for name in ("created", "started", "ended")]
+    if not all(0 <= time < LATEST for time in times):
+        raise ValueError("a time in it is none")

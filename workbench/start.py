@@ -4,10 +4,11 @@ import argparse
 import atexit
 import logging
 import os
+import socket
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import lrcore
 
@@ -28,18 +29,45 @@ def keep_in_storage(environment: MutableMapping[str, str], storage: Path = STORA
             environment.setdefault(name, str(storage / folder))
 
 
-def main(page: Any = None) -> None:
-    """Serve the page until it is stopped. page: what `build_app` returned; None: a new one."""
+def port(text: str) -> int:
+    """A port from an option. Raises ArgumentTypeError for what is none."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+    if not 0 < number < 2**16:
+        raise argparse.ArgumentTypeError(f"a port is a whole number from 1 to 65535; got '{text}'")
+    return number
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise InputError where nobody can listen on an address, seconds before Gradio would find
+    out.
+    """
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, place in places:
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(place)
+    except (OSError, UnicodeError) as error:  # Unicode: no name of a host
+        reason = getattr(error, "strerror", None) or "it is no name of a host"
+        raise lrcore.InputError(
+            f"The page cannot listen on '{host[:100]}', port {port}: {reason}. Another "
+            "program may have the port: give a free one (--port), or another address (--host)."
+        ) from error
+
+
+def main() -> None:
+    """Serve the page until it is stopped."""
     keep_in_storage(os.environ)
     options = argparse.ArgumentParser(description="Start the workbench, and print its address.")
     options.add_argument(
-        "--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", "7860"))
+        "--port", type=port, default=os.environ.get("GRADIO_SERVER_PORT") or "7860"
     )
     access.add_options(options)
     chosen = options.parse_args()
     try:
         allowed = access.read(chosen, os.environ, lrcore.runs_root())
         lrcore.confine(allowed.roots)
+        check_free(chosen.host, chosen.port)
     except lrcore.InputError as error:
         options.error(str(error))
     os.environ.pop("LRCORE_PASSWORD", None)  # no program that is started needs it
@@ -49,8 +77,11 @@ def main(page: Any = None) -> None:
 
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("workbench").setLevel(logging.INFO)
-    with heap.staying():
-        page = page or build_app()
+    try:
+        with heap.staying():
+            page = build_app()
+    except lrcore.InputError as error:  # of the runs
+        options.error(str(error))
     page.launch(
         server_name=chosen.host,
         server_port=chosen.port,
@@ -67,5 +98,6 @@ def leave() -> None:
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(AttributeError, OSError):  # closed, or read by nobody
+            stream.flush()
     os._exit(0)

@@ -51,9 +51,13 @@ def layer_file(folder: Path, layer: int) -> Path:
 
 def is_kept(folder: Path, layer: int) -> bool:
     """Whether the moments of a layer are there, in a file that is whole."""
+    file = layer_file(folder, layer)
     try:
-        with safe_open(layer_file(folder, layer), "pt"):
-            return True
+        if not file.is_file():  # also a pipe, which would be waited for
+            return False
+        with safe_open(file, "pt") as opened:
+            tokens = (opened.metadata() or {}).get("tokens", "0")  # spectra have none
+            return tokens.isdecimal() and bool(opened.keys())
     except (OSError, SafetensorError):
         return False
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ..as_json import json_text
-from ..cache import read_value
+from ..cache import read_as
 from ..files import write_text
 from ..layer import Layer
 from ..statistics import BLOCK, TAPS, Moments
@@ -39,9 +39,18 @@ def outlier_ratios(layer: Layer, moments: Moments) -> tuple[float, ...]:
     return tuple((1 - below.cumsum(0) / count).clamp_min(0).tolist())
 
 
-def read_outliers(folder: Path) -> list[tuple[float, ...]]:
+def read_outliers(folder: Path, layers: int) -> list[tuple[float, ...]]:
     """The ratios of every layer that were counted with these moments; empty where none were."""
-    return [tuple(ratios) for ratios in read_value(folder / FILE) or ()]
+    known = read_as(folder / FILE, _ratios) or []
+    return known if len(known) == layers else []
+
+
+def _ratios(kept: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Raises ValueError for what are no ratios."""
+    ratios = [tuple(map(float, own)) for own in kept]
+    if any(len(own) != THRESHOLDS for own in ratios):
+        raise ValueError(len(ratios))
+    return ratios
 
 
 def keep_outliers(folder: Path, ratios: Sequence[tuple[float, ...]]) -> None:

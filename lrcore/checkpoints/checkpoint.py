@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..as_json import json_text
 from ..errors import InputError
-from ..files import OFFLOADED, cache_folder, folder_draft_of
+from ..files import OFFLOADED, cache_folder, check_text, folder_draft_of
 from ..models.config import read_config, write_config
 from ..models.gguf import note_of
 from ..models.in_memory import empty_compressed, load_in_memory
@@ -55,6 +55,7 @@ from ..models.weights import (
     read_json,
     weight_files,
 )
+from ..places import expanded
 from ..provenance import Provenance
 from ..shortage import raise_shortage
 from ..tensor_files import StoredTensor, as_dtype, stored_in, write_tensors
@@ -124,7 +125,7 @@ def write_folder(folder: str | Path, overwrite: bool, write: Callable[[Path], No
 
     Refusals as of `save`.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = expanded(folder).absolute()
     check_target(folder, overwrite)
     with folder_draft_of(folder) as draft:
         write(draft)
@@ -135,7 +136,8 @@ def check_target(folder: str | Path, overwrite: bool = False) -> None:
     """Raise InputError where `save` would refuse the folder: worth asking before a long
     computation.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = expanded(folder).absolute()
+    check_text(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"'{folder}' is a file. Give a folder to write the compressed model to.")
     if (

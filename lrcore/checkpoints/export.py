@@ -24,6 +24,7 @@ from ..models.load import LoadedModel
 from ..models.per_layer import DENSE_SIZES, UNEVEN, sizes_by_layer, values_of
 from ..models.structure import sliced_modules, structure
 from ..models.weights import MARK, read_json
+from ..places import expanded
 from ..targets import TARGETS
 from .card import Usage, model_card
 from .checkpoint import SHARD, write_checkpoint, write_folder, write_json
@@ -93,7 +94,7 @@ def export_for(
     """
     if target not in FOLDERS:
         raise unknown("target of a folder", target, FOLDERS)
-    from_files = Path(model.name).expanduser().exists()
+    from_files = expanded(model.name).exists()
     public = public_model(model)
     title = Path(folder).name if from_files else public.name
     written: list[Exported] = []
@@ -223,7 +224,7 @@ def lora_targets(network: PreTrainedModel) -> tuple[str, ...]:
 
 def run_checkpoint(name: str) -> str:
     """A model's name as it is, or the checkpoint inside where it is the folder of a run."""
-    inside = Path(name).expanduser() / "checkpoint"
+    inside = expanded(name) / "checkpoint"
     return str(inside) if inside.is_dir() else name
 
 
@@ -232,7 +233,7 @@ def read_results(name: str, files: Sequence[Path] = ()) -> list[dict[str, Any]]:
 
     Raises InputError for other files.
     """
-    report = Path(name).expanduser() / "report.json"
+    report = expanded(name) / "report.json"
     kept = (
         read_json(report).get("evaluations", [])
         if run_checkpoint(name) != name and report.is_file()

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, unknown
-from ..files import draft_of
+from ..files import check_file, draft_of
 from ..models.architectures import text_config
 from ..models.load import LoadedModel
+from ..places import expanded
 from .card import licence
 from .gguf_families import GgufFamily
 from .gguf_fit import UNEVEN, LayerFacts, file_family, layer_facts, rotary_factors
@@ -63,7 +64,7 @@ def export_gguf(model: LoadedModel, path: str | Path, kind: str = "f16") -> Gguf
     narrow.
     Raises InputError where llama.cpp has no place for something of the model or its tokenizer.
     """
-    path = Path(path).expanduser().absolute()
+    path = expanded(path).absolute()
     check_gguf(path, kind)
     layers = layer_facts(model.network)
     family = file_family(model.network, layers)
@@ -87,6 +88,7 @@ def check_gguf(path: Path, kind: str) -> None:
         raise unknown("type of GGUF matrices", kind, KINDS)
     if path.suffix != ".gguf" or path.is_dir():
         raise InputError(f"'{path}' is no name of a GGUF file. Give one that ends in .gguf.")
+    check_file(path)
     if find_spec("gguf") is None:
         raise InputError(
             "GGUF files are written by the package gguf. Install it: pip install gguf."

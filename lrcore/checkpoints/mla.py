@@ -34,6 +34,7 @@ from ..models.architectures import MULTIMODAL, architecture_of, decoder_layers, 
 from ..models.layers import read_layer
 from ..models.load import LoadedModel
 from ..models.offload import present
+from ..places import expanded
 from .card import Usage, model_card
 from .checkpoint import SHARD, write_companions, write_folder, write_weights
 from .paths import public_model
@@ -102,7 +103,7 @@ def export_mla(
     notes = [*_notes(layers, sizes, cached)]
     if window := window_of(network):
         notes.append(f"the context is that of the sliding window, {window:,}")
-    title = Path(folder).name if Path(model.name).expanduser().exists() else public.name
+    title = Path(folder).name if expanded(model.name).exists() else public.name
 
     def write(draft: Path) -> None:
         write_weights(state, draft, SHARD)

@@ -15,7 +15,7 @@ from .. import __version__
 from ..errors import Cancelled, InputError
 from ..shortage import shortage
 from . import cache, compress, evaluate, export, generate, runs, sweep, transform
-from .console import progress, say
+from .console import leave_streams, prepare_streams, progress, say
 
 app = typer.Typer(
     help="Low-rank compression of transformer language models.\n\n"
@@ -56,13 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     progress.begin()
+    prepare_streams()
     try:
+        os.getcwd()  # a folder that is gone ends libraries without a sentence
         given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
         result = typer.main.get_command(app).main(
             args=given, prog_name=_program(given), standalone_mode=False
         )
         if result == 130:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
+        sys.stdout.flush()  # what cannot be written is said here, and not while Python ends
         return result if isinstance(result, int) else 0
     except InputError as error:
         return _stop(f"error: {error}", 2)
@@ -70,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _stop(f"error: {error.format_message().rstrip('.')}. See --help.", 2)
     except (Cancelled, KeyboardInterrupt, typer.Abort):
         return _stop("cancelled", 130)
-    except BrokenPipeError:  # the reader, such as `head`, has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has what it wanted
+        leave_streams()
         return 0
     except Exception as error:
         if short := shortage(error):
@@ -90,4 +93,5 @@ def _program(given: Sequence[str]) -> str:
 def _stop(message: str, code: int) -> int:
     progress.clear()
     say(message)
+    leave_streams()
     return code

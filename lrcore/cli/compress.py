@@ -65,13 +65,21 @@ def _summaries() -> list[Any]:
     return [lrcore.methods(), [policy.describe() for policy in lrcore.POLICIES.values()]]
 
 
+def _listed(known: Any) -> Any:
+    """The same. Raises TypeError or LookupError for neither `_described` nor `_summaries`."""
+    for rows in (known["methods"], known["policies"]) if isinstance(known, dict) else known:
+        for row in rows:
+            row["name"], row["options"]
+    return known
+
+
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List compression methods and allocation policies, with their options."""
     if as_json:
-        print_json(kept("described", _described))
+        print_json(kept("described", _described, _listed))
         return
-    listed, policies = kept("methods", _summaries)
+    listed, policies = kept("methods", _summaries, _listed)
     print_table(
         [
             {"method": row["name"], "components": row["components"], "paper": row["paper"]}

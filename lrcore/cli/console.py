@@ -1,14 +1,20 @@
 """What the command line says: one JSON object or a small table on stdout; progress and errors,
 one line each, on stderr.
+
+A stream that nobody reads, or that is closed, ends no work.
 """
 
+import io
 import math
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..as_json import json_text
+from ..errors import as_text
 
 Rows = Sequence[Mapping[Any, Any]]
 
@@ -27,16 +33,16 @@ class ProgressLine:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{stage} {done}/{total}", end="", file=sys.stderr, flush=True)
+            _to_stderr(f"\r\x1b[K{stage} {done}/{total}")
             self._open = True
         elif stage != self._stage:
-            print(f"{stage} ({total})", file=sys.stderr, flush=True)
+            _to_stderr(f"{stage} ({total})\n")
         self._stage = stage
 
     def clear(self) -> None:
         """Give the line back before something else is said."""
         if self._open:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _to_stderr("\r\x1b[K")
             self._open = False
 
 
@@ -58,8 +64,39 @@ def show(as_json: bool, values: Mapping[str, Any], name: str = "", rows: Rows = 
 
 
 def say(message: str) -> None:
-    """One line on stderr, whatever line breaks the message has."""
-    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    """One line on stderr, whatever line breaks the message has, or bytes that are no text."""
+    _to_stderr(as_text(" ".join(message.split())) + "\n")
+
+
+def _to_stderr(text: str) -> None:
+    with suppress(OSError):  # nobody reads it, or its disk is full
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def prepare_streams() -> None:
+    """Give a process whose streams are closed ones that take anything, and let stdout have bytes
+    for what its encoding lacks, such as names of files that are no UTF-8.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # the next file would have the number, and what libraries print in it
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout, sys.stderr = (
+        open(os.devnull, "w") if one is None else one  # noqa: SIM115  # until the process ends
+        for one in (sys.stdout, sys.stderr)
+    )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def leave_streams() -> None:
+    """Forget what is left in a stream that cannot be written: Python would try again as it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_json(values: Mapping[str, Any]) -> None:

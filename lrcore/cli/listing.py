@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ..as_json import json_text
-from ..cache import keep_value, read_value
+from ..cache import keep_value, read_as
 from ..errors import Shortage
 from ..files import cache_folder, cache_key
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def kept(name: str, make: Callable[[], Any]) -> Any:
-    """The JSON-able value that `make` gives, made once for this state of the code."""
+def kept(name: str, make: Callable[[], Any], read: Callable[[Any], Any] = list) -> Any:
+    """The JSON-able value that `make` gives, made once for this state of the code. read: gives it
+    back, and raises TypeError or LookupError for another one.
+    """
     file = cache_folder() / "listings" / f"{name}-{_state()}.json"
-    known = read_value(file)
+    known = read_as(file, read)
     if known is None:
         known = json.loads(json_text(make()))
         with suppress(Shortage):  # a cache that cannot be written

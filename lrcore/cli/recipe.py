@@ -1,10 +1,11 @@
 """A recipe from the command line: the file's fields, then the flags given."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, quoted
 from ..recipe import MAPPINGS, Recipe
 
 
@@ -35,7 +36,7 @@ def read_recipe(values: Mapping[str, Any], file: Path | None = None, model: bool
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"A setting reads NAME=VALUE; got '{text}'.")
+        raise InputError(f"A setting reads NAME=VALUE; got {quoted(text)}.")
     return name.strip(), value.strip()
 
 
@@ -45,14 +46,16 @@ def _component_ratio(text: str) -> tuple[str, float]:
         return component.strip(), float(share)
     except ValueError:
         raise InputError(
-            f"--component-ratio reads COMPONENT=RATIO, such as qk=0.3; got '{text}'."
+            f"--component-ratio reads COMPONENT=RATIO, such as qk=0.3; got {quoted(text)}."
         ) from None
 
 
 def _override(text: str) -> tuple[str, int]:
     slot, _, rank = text.partition("=")
-    if not rank.strip().isdigit():
-        raise InputError(f"--override reads LAYER.COMPONENT=RANK, such as 3.mlp=120; got '{text}'.")
+    if not re.fullmatch("[0-9]{1,9}", rank.strip()):
+        raise InputError(
+            f"--override reads LAYER.COMPONENT=RANK, such as 3.mlp=120; got {quoted(text)}."
+        )
     return slot.strip(), int(rank)
 
 

@@ -1,11 +1,12 @@
 """Chains: steps that each make a model of a model, as values, and the one table of their kinds."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import product
+from math import prod
 from typing import Any
 
-from ..errors import InputError, unknown
+from ..errors import InputError, shown, unknown
 from ..files import cache_key
 from ..methods import find_method
 from ..models.load import LoadedModel
@@ -29,6 +30,7 @@ from .slicing.slicing import slice_hidden
 from .sparsify import sparsify
 from .sparsifying import Sparsifying
 
+MOST = 10_000  # models of a sweep
 TEXT = ("data", "samples", "seq_len", "sampling", "seed")  # of a recipe: what a text is read by
 
 
@@ -84,6 +86,12 @@ class ChainStep:
         """The text that it calibrates or trains on; None where it reads none."""
         own = getattr(self.settings, "data", None)
         return own or (self.recipe.data if "data" in self.reads else None)
+
+    @property
+    def measures_text(self) -> str | None:
+        """The text that it is measured on by itself; None where it is on none, or on the usual."""
+        test: str | None = getattr(self.settings, "test", None)
+        return test
 
     def apply(self, model: LoadedModel, around: Around) -> LoadedModel:
         """The model that this step makes of `model`, which is untouched."""
@@ -149,7 +157,10 @@ def varied(base: Recipe, **changes: Any) -> Recipe:
         dropped |= {"options": {}, "component_ratios": {}}
     if policy != base.policy:
         dropped["policy_options"] = {}
-    return base.with_(**dropped | changes)
+    recipe = base.with_(**dropped | changes)
+    find_method(recipe.method).choose(recipe.options)
+    find_policy(recipe.policy).choose(recipe.policy_options)
+    return recipe
 
 
 def read_chains(row: Any, base: Recipe) -> Iterator[Chain]:
@@ -165,8 +176,22 @@ def read_chains(row: Any, base: Recipe) -> Iterator[Chain]:
         raise InputError(
             "A row without a step makes no model: name at least one, such as compress."
         )
-    for chosen in product(*(tuple(_alternatives(step)) for step in steps)):
+    choices = [tuple(_alternatives(step)) for step in steps]
+    check_many(map(len, choices))
+    for chosen in product(*choices):
         yield tuple(TRANSFORMS[kind].step(kind, given, base) for kind, given in chosen)
+
+
+def check_many(counts: Iterable[int]) -> None:
+    """Raise InputError where the combinations of lists of these lengths are more than any sweep
+    makes.
+    """
+    number = prod(counts)
+    if number > MOST:
+        many = f"{number:,}" if number < 10**15 else "more than 10^15"
+        raise InputError(
+            f"The lists stand for {many} models, and a sweep makes {MOST:,} at most. Shorten them."
+        )
 
 
 def _alternatives(step: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -174,16 +199,19 @@ def _alternatives(step: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(step, str):
         step = {step: {}}
     if not isinstance(step, Mapping) or len(step) != 1:
-        raise InputError(f"A step reads 'kind: {{field: value}}', such as compress; got {step!r}.")
+        raise InputError(
+            f"A step reads 'kind: {{field: value}}', such as compress; got {shown(step)}."
+        )
     ((kind, given),) = step.items()
     if kind not in TRANSFORMS:
         raise unknown("step", str(kind), TRANSFORMS)
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise InputError(
-            f"The fields of a step are a mapping, such as {kind}: {{}}; got {given!r}."
+            f"The fields of a step are a mapping, such as {kind}: {{}}; got {shown(given)}."
         )
     lists = [value if isinstance(value, list | tuple) else [value] for value in given.values()]
+    check_many(map(len, lists))
     for values in product(*lists):
         yield kind, dict(zip(given, values, strict=True))
 

@@ -89,7 +89,7 @@ def factorise(
     if not has_attended_keys(model.network):
         more -= {ATTENDED_KEYS}
     seen = also(model, calibration, more, progress)
-    known = read_outliers(calibration.folder)
+    known = read_outliers(calibration.folder, total)
     work = Work("factorise", _Factoring(model, seen, method, chosen, count=not known))
     away = model.offloaded or workers().apart
     if not workers().apart:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ..cache import keep_value, read_value
+from ..cache import keep_value, read_as
 from ..evidence import AgainstUniform
 from ..models.layers import clone
 from ..models.load import LoadedModel
@@ -53,12 +53,21 @@ def against_uniform(
     tokens = windows.checking
     ranks = [sorted([*slot, rank] for slot, rank in one.ranks.items()) for one in (plan, uniform)]
     path = cache_file("probes", factors, "against uniform", FORMAT, ranks, tokens.tolist())
-    if (kept := read_value(path)) is None:
+    if (both := read_as(path, _pair)) is None:
         kept = _divergences(model, factors, tokens, (plan, uniform))
         keep_value(path, kept)
-    own, other = (torch.tensor(values, dtype=torch.float64) for values in kept)
+        both = _pair(kept)
+    own, other = both
     error = float((own - other).std()) / len(own) ** 0.5 if len(own) > 1 else float("inf")
     return AgainstUniform(float(own.mean()), float(other.mean()), error, windows.apart)
+
+
+def _pair(kept: Sequence[Sequence[float]]) -> torch.Tensor:
+    """The divergences of two plans by window [2, n]. Raises ValueError for another shape."""
+    pair = torch.tensor(kept, dtype=torch.float64)
+    if pair.ndim != 2 or len(pair) != 2:
+        raise ValueError(pair.shape)
+    return pair
 
 
 @torch.inference_mode()

@@ -8,7 +8,8 @@ from typing import Any
 
 from lrcore.data.parquet import COPIES, read_rows
 from lrcore.data.questions import has_questions
-from lrcore.data.rows import documents_of
+from lrcore.data.reading import reading
+from lrcore.data.rows import documents_of, parsed
 from lrcore.errors import InputError
 from lrcore.files import write_text
 from lrcore.memory import free_memory, raise_unless_free
@@ -19,6 +20,7 @@ from ..as_json import json_text
 # Bytes that a byte of a file takes on the way to tokens, at the least: a character, of four bytes
 # at most, takes `tokens.PER_CHARACTER`. What is read in vain would be a gigabyte, and seconds.
 PER_BYTE = 32
+LONGEST_ROW = 2**27  # characters of a question, which may hold an image
 
 
 def looks_like_path(data: str) -> bool:
@@ -46,7 +48,7 @@ def read(path: Path) -> list[str]:
             f"Cannot read '{path}': its extension is '{path.suffix}'. Known: "
             f"{', '.join(READERS)}. Convert or rename it."
         )
-    try:
+    with reading(path):
         if path.stat().st_size == 0:
             raise InputError(f"'{path}' is empty (0 bytes). Choose a file with text.")
         packed = reader is _parquet  # which counts its texts itself
@@ -54,17 +56,6 @@ def read(path: Path) -> list[str]:
         remedy = "Take a part of the file, or free memory."
         raise_unless_free(size, f"The texts of '{path.name}'", remedy, free_memory())
         return reader(path)
-    except UnicodeDecodeError as error:
-        byte = f"byte {error.start} is 0x{error.object[error.start]:02x}"
-        raise InputError(
-            f"'{path}' is not UTF-8 text ({byte}): it has another encoding or is a binary file. "
-            "Save it as UTF-8."
-        ) from error
-    except OSError as error:
-        raise InputError(
-            f"Cannot read '{path}': {error.strerror or error}. Check that it is a file and that "
-            "you may read it."
-        ) from error
 
 
 def check_there(path: Path) -> None:
@@ -81,7 +72,8 @@ def holds_questions(path: Path) -> bool:
         return False
     try:
         with path.open(encoding="utf-8-sig") as file:
-            first = next((line for line in file if line.strip()), "")
+            lines = iter(lambda: file.readline(LONGEST_ROW), "")
+            first = next((line for line in lines if line.strip()), "")
         return has_questions(json.loads(first))
     except (OSError, ValueError, RecursionError):  # who reads the file says what is wrong
         return False
@@ -136,7 +128,7 @@ def _json(path: Path) -> list[str]:
 
 def _parse(text: str, where: str) -> object:
     try:
-        return json.loads(text)
+        return parsed(text)
     except (ValueError, RecursionError) as error:
         rule = "In .jsonl every line is one JSON object; in .json the file is one list."
         raise InputError(f"{where} is not valid JSON: {error}. {rule}") from error

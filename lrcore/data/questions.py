@@ -6,16 +6,17 @@ that the question counts in, such as its subject.
 """
 
 import base64
-import binascii
 import hashlib
-import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lrcore.data import scienceqa, shapes, stories
-from lrcore.errors import InputError, unknown
+from lrcore.data.reading import reading
+from lrcore.data.rows import parsed
+from lrcore.errors import InputError, shown, unknown
 from lrcore.places import place_of
 
 BUILTIN_TASKS = ("stories", "shapes", "scienceqa")
@@ -52,7 +53,9 @@ def read_items(
             BUILTIN_TASKS,
             'Otherwise needle-TOKENS, or a .jsonl file of {"question", "choices", "label"}.',
         )
-    lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    with reading(path):
+        text = path.read_text(encoding="utf-8-sig")
+    lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise InputError(
             f"'{path}' has no items. Each line is one JSON object with question, choices and label."
@@ -104,7 +107,7 @@ def with_marker(item: dict[str, Any]) -> dict[str, Any]:
 
 def _item(line: str, where: str, folder: Path) -> dict[str, Any]:
     try:
-        item = json.loads(line)
+        item = parsed(line)
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{where} is not valid JSON: {error}. Each line is one object with question, choices "
@@ -115,7 +118,7 @@ def _item(line: str, where: str, folder: Path) -> dict[str, Any]:
     if (
         not isinstance(choices, list)
         or len(choices) < 2
-        or not all(isinstance(choice, str) and choice for choice in choices)
+        or not all(isinstance(choice, str) and choice.strip() for choice in choices)
     ):
         raise InputError(
             f"{where} has no list of at least two choices. An item reads {{'question': ..., "
@@ -125,11 +128,13 @@ def _item(line: str, where: str, folder: Path) -> dict[str, Any]:
     if not isinstance(fields.get("question"), str) or not known:
         raise InputError(
             f"{where}: question must be text and label the right choice's index, 0 to "
-            f"{len(choices) - 1}; got {label!r}."
+            f"{len(choices) - 1}; got {shown(label)}."
         )
     groups = fields.get("groups", [])
     if not isinstance(groups, list) or not all(isinstance(one, str) and one for one in groups):
-        raise InputError(f"{where}: groups must be a list of names, such as ['NAT']; got {groups}.")
+        raise InputError(
+            f"{where}: groups must be a list of names, such as ['NAT']; got {shown(groups)}."
+        )
     if fields.get("image") is None:
         return fields
     return with_marker(fields | {"image": _image(fields["image"], where, folder)})
@@ -143,7 +148,7 @@ def _image(given: Any, where: str, folder: Path) -> bytes:
             f"{type(given).__name__}."
         )
     path = folder / given[:1024]
-    if len(given) < 1024 and path.is_file():
+    if len(given) < 1024 and os.path.isfile(path):
         if not path.resolve().is_relative_to(folder.resolve()):
             raise InputError(
                 f"{where}: the image '{given}' lies outside the folder of the questions. Copy it "
@@ -154,7 +159,7 @@ def _image(given: Any, where: str, folder: Path) -> bytes:
         return path.read_bytes()
     try:
         return base64.b64decode(given.rpartition(",")[2], validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # no base64, or characters that it never has
         raise InputError(
             f"{where}: no file '{given[:80]}' beside the questions, and no base64 of one. Paths of "
             "images start at the folder of the questions."

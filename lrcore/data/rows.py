@@ -1,10 +1,12 @@
 """From rows of fields to documents, for local files and hub data sets."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from lrcore.errors import InputError
+from lrcore.errors import InputError, quoted
 
+MOST = 5  # fields that are named in a sentence
 _ALPACA = ("instruction", "input", "output")
 
 
@@ -39,7 +41,8 @@ def _fields_with_text(row: object, where: str) -> tuple[str, ...]:
     texts = [name for name, value in row.items() if isinstance(value, str)]
     if len(texts) == 1:
         return (texts[0],)
-    listed = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "none"
+    first = [f"{quoted(name)} ({type(value).__name__})" for name, value in [*row.items()][:MOST]]
+    listed = ", ".join(first + ["..."] * (len(row) > MOST)) or "none"
     raise InputError(
         f"{where}: cannot tell which field is the text. Fields found: {listed}. "
         "Needed: 'text', or 'instruction' and 'output' (and 'input'), or exactly one field that "
@@ -65,3 +68,19 @@ def _document(row: object, fields: tuple[str, ...] | None, where: str) -> str:
             )
     texts = [str(value) for value in values if value]  # all are text, or an absent "input"
     return "\n".join(texts)
+
+
+def parsed(text: str) -> Any:
+    """JSON in which no field of an object stands twice: which would be meant? Raises ValueError
+    where one does, and for what is no JSON, RecursionError for what is nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_once_each)
+
+
+def _once_each(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(fields)
+    if len(row) < len(fields):
+        names = [name for name, _ in fields]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise ValueError(f"{quoted(twice)} stands twice in one object")
+    return row

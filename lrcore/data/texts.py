@@ -1,7 +1,6 @@
 """Texts by one name: built in, a local file, or a data set of the hub."""
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Literal, cast
 
 from lrcore.data import files, hub, python_docs, questions, stories
 from lrcore.data.held_out import cut, file_and_split
-from lrcore.errors import InputError, check_name, unknown
+from lrcore.errors import SHOWN, InputError, check_name, quoted, unknown
 from lrcore.places import place_of
 
 Role = Literal["calibration", "test"]
@@ -21,6 +20,7 @@ BUILTIN: Mapping[str, Callable[..., list[str]]] = {
     "stories": stories.documents,
 }
 SPLITS = ("calibration", "test", "train")
+MOST_WEIGHT = 1e6  # of a data set in a mixture, and its inverse the least
 MIXED = "+"  # between the data sets of a mixture
 _WEIGHTED = re.compile(r"\s*(?:([0-9.]+)\s*\*)?\s*(.*?)\s*")  # one of them: "3*stories"
 _HALF = re.compile("[\ud800-\udfff]")
@@ -130,8 +130,9 @@ def load_texts(data: str, role: Role = "calibration", revision: str | None = Non
 
 def check_named(data: str) -> None:
     """Raise InputError for a misspelt name of what is built in, and for a file that is not there;
-    nothing is read, and a name of the hub passes.
+    nothing is read, and what may be a name of the hub passes.
     """
+    check_name(data, "a data set")
     for _, name in map(_weighted, data.split(MIXED)) if _is_mixture(data) else [(1.0, data)]:
         path = "" if name.partition("/")[0] in BUILTIN else file_and_split(name)[0]
         if path:
@@ -182,10 +183,10 @@ def _weighted(part: str) -> tuple[float, str]:
         number = 1.0 if weight is None else float(weight)
     except ValueError:
         number = 0.0
-    if not 0 < number < math.inf:
+    if not 1 / MOST_WEIGHT <= number <= MOST_WEIGHT:
         raise InputError(
-            f"'{weight}' is no weight of a data set in a mixture: write a positive number, such as "
-            f"3*{name or 'stories'}."
+            f"{quoted(str(weight))} is no weight of a data set in a mixture: write a positive "
+            f"number up to a million, such as 3*{name[:SHOWN] or 'stories'}."
         )
     return number, name
 

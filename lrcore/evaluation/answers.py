@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..data import load_texts
+from ..data.reading import reading
 from ..errors import InputError
 from ..generate import counted
 from ..generation_settings import GenerationSettings
 from ..models.load import LoadedModel
+from ..places import expanded
 from ..progress import Progress, silent
 
 
@@ -22,9 +24,10 @@ def read_prompts(path: str | Path) -> list[str]:
 
     Raises InputError where the file cannot be read or holds no prompt.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.suffix == ".txt" and path.is_file():
-        prompts = path.read_text(encoding="utf-8-sig").split("\n")
+        with reading(path):
+            prompts = path.read_text(encoding="utf-8-sig").split("\n")
     else:
         prompts = list(load_texts(str(path), role="test").documents)
     kept = [prompt.rstrip("\r\n") for prompt in prompts if prompt.strip()]

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ..data.tokens import encoded
 from ..errors import InputError
 from ..models.images import encoder_of, shown
 from ..models.load import LoadedModel
+from ..places import expanded
 from ..progress import Progress
 from ..settings import check_least
 from .evaluate import measured_with, window_losses
@@ -323,7 +323,7 @@ def lm_eval(
 def _task_file(path: str) -> dict[str, Any]:
     """A task of lm-eval's from a .yaml file, without tags (!function) that run code."""
     try:
-        config = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        config = yaml.safe_load(expanded(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise InputError(

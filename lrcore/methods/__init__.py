@@ -3,7 +3,7 @@
 A method is a pure function from one layer and its moments to factors that serve every rank.
 """
 
-from ..errors import unknown
+from ..errors import as_name, unknown
 from . import (
     a3,
     aa_svd,
@@ -59,6 +59,6 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """The row of a method. Raises InputError with the nearest name for an unknown one."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", as_name(name), METHODS)
     return METHODS[name]

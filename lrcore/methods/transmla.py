@@ -32,6 +32,8 @@ from .factors import LayerFactors
 from .latents import joint_latent_cost
 from .method import Method
 
+MOST_HEADS = 10_000  # more than any model has
+
 
 @dataclass(frozen=True)
 class TransmlaOptions:
@@ -40,6 +42,7 @@ class TransmlaOptions:
         "Numbers of the key with positions that all heads share, as a share of a head: 0.5 is 64 "
         "of 128. More than the number of kv heads keeps all positions.",
         low=0,
+        high=MOST_HEADS,
     )
     fold: int = option(
         2, "Neighbouring frequencies that are turned to their principal axes together.", low=1

@@ -29,7 +29,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..as_json import json_text
-from ..errors import InputError
+from ..errors import InputError, quoted, shown
 from ..shortage import raise_shortage
 from .architectures import ARCHITECTURES, MISFITS, MULTIMODAL, architecture_by
 from .per_layer import DENSE_SIZES, UNEVEN
@@ -41,6 +41,8 @@ ROW = 16  # bytes: what rows of PyTorch's grouped product begin at multiples of
 PUBLISHED = ("mxfp4", "fp8")  # quantised as it is published (gpt-oss; DeepSeek-V3)
 # Layers that a config may name: transformers makes lists as long before any weight is looked at.
 MOST_LAYERS = 10_000
+MOST_LABELS = 2**20  # of a classifier: transformers makes a table of them
+SHARES = ("partial_rotary_factor", "rotary_pct")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # of an export, for its modeling file and for those who read its config alone
 OWN_FIELDS = (
@@ -85,6 +87,7 @@ def read_config(folder: Path) -> PretrainedConfig:
             config = _config_of(folder, family, values)
             # A config may name kernels of the hub, which are code.
             config._attn_implementation = config._experts_implementation = None
+            config.output_attentions = config.output_hidden_states = False  # nobody reads them
     except Exception as error:  # transformers checks fields with exceptions of many kinds
         raise_shortage(error)
         raise InputError(
@@ -108,11 +111,22 @@ def _check_depth(values: Mapping[str, Any], path: Path) -> None:
                     f"'{path}': {name} is {count}, and no model has more than {MOST_LAYERS:,} "
                     "layers. The file is damaged or made up: copy it again."
                 )
+        labels = part.get("num_labels")
+        if isinstance(labels, int | float) and labels > MOST_LABELS:
+            raise InputError(
+                f"'{path}': num_labels is {labels}, more than any classifier has. The file is "
+                "damaged or made up: copy it again."
+            )
 
 
 def _check_numbers(values: Mapping[str, Any], path: Path, within: str = "") -> None:
-    """Raise InputError where a field of a config is NaN or infinite."""
+    """Raise InputError where a field of a config is NaN or infinite, or a share is no number."""
     for name, value in values.items():
+        if name in SHARES and not isinstance(value, int | float | None):
+            raise InputError(
+                f"'{path}': {within}{name} is {shown(value)}, and must be a number. The file is "
+                "damaged or made up: copy it again."
+            )
         if isinstance(value, Mapping):
             _check_numbers(value, path, f"{within}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
@@ -155,7 +169,7 @@ def _family(model_type: Any, where: str) -> str:
         known = ", ".join([*ARCHITECTURES, *MULTIMODAL])
         why = MISFITS.get(family.removesuffix("_text"))
         raise InputError(
-            f"Model family '{model_type}' (model_type in '{where}') is not supported"
+            f"Model family {quoted(str(model_type))} (model_type in '{where}') is not supported"
             f"{f': {why}' if why else ''}. Supported: {known}."
         )
     return family
@@ -185,6 +199,11 @@ def _of_family(family: str, values: Mapping[str, Any]) -> PretrainedConfig:
 
 def _check_text(config: PretrainedConfig, family: str, path: str) -> None:
     text = config.get_text_config()
+    if not isinstance(text, PretrainedConfig):
+        raise InputError(
+            f"'{path}': a {family} model has no config of text in its config. The file is damaged "
+            "or made up: copy it again."
+        )
     if text.model_type not in ARCHITECTURES:
         raise InputError(
             f"'{path}': the language model inside this {family} is a {text.model_type}, which is "

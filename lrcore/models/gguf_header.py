@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from ..data.reading import reading
 from ..errors import InputError
 from .config import one_line
 
@@ -91,7 +92,7 @@ def read_header(path: Path) -> GgufHeader:
 
     Raises InputError where the file is none, is cut, or promises what it does not hold.
     """
-    with path.open("rb") as opened:
+    with reading(path), path.open("rb") as opened:
         if opened.read(4) != _MAGIC:
             raise InputError(
                 f"'{path}' is not a GGUF file: it does not begin with 'GGUF'. Probably a failed "

@@ -82,6 +82,7 @@ def locate(name: str, revision: str | None = None) -> Path:
                 "Leave the revision out."
             )
         check_links(path)
+        _check_kinds(path)
         return path.resolve()
     if path.is_file():
         raise InputError(
@@ -92,6 +93,17 @@ def locate(name: str, revision: str | None = None) -> Path:
         return _download(in_repository[1], revision, in_repository[2])
     _refuse_what_no_hub_has(name)
     return _download(name, revision)
+
+
+def _check_kinds(path: Path) -> None:
+    """Raise InputError where something in a folder is neither file nor folder: who opens a pipe
+    waits for ever, and a device has no end.
+    """
+    for one in path.iterdir() if path.is_dir() else ():
+        if one.exists() and not one.is_file() and not one.is_dir():
+            raise InputError(
+                f"'{one}' is a pipe, a socket or a device, and no file of a model. Take it away."
+            )
 
 
 def _demo(name: str) -> Path:

@@ -12,6 +12,7 @@ from ..as_json import json_text
 from ..errors import InputError
 from ..files import cache_folder
 from ..modules.install import install
+from ..places import expanded
 from .config import family_config, one_line, unfilled
 from .load import LoadedModel, empty_network, move_to, resolve_device, resolve_dtype
 from .weights import check_finite
@@ -45,7 +46,7 @@ def load_in_memory(
     shell = _around(tensors, config, stored, name, getattr(own, "lowrank", None))
     check_finite(shell.state_dict().items(), Path(name), shell.dtype)
     move_to(shell, network.device if device == "auto" else resolve_device(device))
-    key, folder = _fingerprint(config, tensors), Path(name).expanduser()
+    key, folder = _fingerprint(config, tensors), expanded(name)
     if not folder.is_dir():
         folder = cache_folder() / "in-memory" / key  # which does not exist: there are no files
     return LoadedModel(name, shell, tokenizer, key, folder)

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ..account import SizeAndCost
-from ..errors import InputError, unknown
+from ..errors import InputError, quoted, unknown
 from ..files import OFFLOADED, cache_folder
 from ..history import Compressed, S, SlotRank, Step, last_step
 from ..memory import free_memory, raise_unless_free
@@ -45,6 +45,7 @@ from .layers import device_of
 from .mapped import map_weights
 from .offload import free_at_once, stored_of
 from .structure import ModelSize, measure
+from .vocabulary import check_vocabulary
 from .weights import (
     bytes_converted,
     check_claims,
@@ -210,6 +211,7 @@ def load_folder(
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises InputError where there is none."""
+    check_vocabulary(folder)
     # transformers picks the class by the model_type too, and knows none of ours
     known = {"config": read_config(folder)} if has_own_type(folder) else {}
     try:
@@ -354,7 +356,7 @@ def move_to(network: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     check_dtype(network.dtype, device)
     try:
         network.to(device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # Import: of other makers' devices
         raise_shortage(error)
         raise InputError(
             f"The model cannot be moved to '{device}' ({one_line(error)}). Use device cpu or a "
@@ -381,7 +383,7 @@ def resolve_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"Unknown device '{device}'. Use {DEVICES}.") from error
+        raise InputError(f"Unknown device {quoted(device)}. Use {DEVICES}.") from error
     if chosen.type == "meta":
         raise InputError(f"Device 'meta' holds no numbers. Use {DEVICES}.")
     if chosen.type == "mps" and not torch.backends.mps.is_available():

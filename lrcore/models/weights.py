@@ -1,5 +1,6 @@
 """The weight files of a model folder: their names, whether they are complete, their fingerprint."""
 
+import errno
 import hashlib
 import json
 import math
@@ -42,6 +43,8 @@ _hashes: dict[tuple[str, int, int], str] = {}
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises InputError where it cannot be read or is another value."""
     try:
+        if path.exists() and not path.is_file():  # a pipe waits for a writer, a device never ends
+            raise OSError(errno.EINVAL, "it is no file")
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(

@@ -5,7 +5,7 @@ each slot should keep; `allocation.round_to_ranks` rounds them to whole ranks th
 This takes milliseconds, so a slider may call it at every move.
 """
 
-from ..errors import unknown
+from ..errors import as_name, unknown
 from . import (
     bolaco,
     d_rank,
@@ -61,6 +61,6 @@ POLICIES: dict[str, Policy] = {
 
 def find_policy(name: str) -> Policy:
     """The row of a policy. Raises InputError with the nearest name for an unknown one."""
-    if name not in POLICIES:
-        raise unknown("policy", name, POLICIES)
+    if not isinstance(name, str) or name not in POLICIES:
+        raise unknown("policy", as_name(name), POLICIES)
     return POLICIES[name]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..as_json import json_text
+from ..errors import InputError
 from ..files import writing
 
 SCHEMA = """
@@ -68,7 +69,10 @@ class Database:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         # A connection of its own for every use: threads and processes share nothing but the file.
         # 30 s: the wait for another writer.
+        if self.file.exists() and not self.file.is_file():
+            raise InputError(f"'{self.file}' is no file. Move it away, or choose another folder.")
         with (
+            _whole(self.file),
             writing(self.file),
             closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as database,
         ):
@@ -119,13 +123,15 @@ class Database:
         return next(self.get_all([run_id]), None)
 
     def get_all(self, run_ids: Sequence[str]) -> Iterator[Row]:
-        """The rows of those that are there."""
+        """The rows of those that are there, without those that cannot be read."""
         for at in range(0, len(run_ids), AT_ONCE):
             some = run_ids[at : at + AT_ONCE]
             places = ", ".join("?" * len(some))
             for row in self._rows(f"select * from runs where id in ({places})", *some):
-                recipe, report = json.loads(row["recipe"]), json.loads(row["report"])
-                yield Row(**{**row, "recipe": recipe, "report": report})
+                recipe, report = _read(row["recipe"]), _read(row["report"])
+                if recipe is not None and report is not None:
+                    own = (row["id"], row["name"], row["created"], row["folder"])
+                    yield Row(*own, recipe, report)
 
     def insert(self, rows: Sequence[Row]) -> None:
         """Runs with their evaluations; one that is there already stays as it is."""
@@ -174,14 +180,16 @@ class Database:
     def results(self, run_id: str, kind: str) -> list[dict[str, Any]]:
         """Newest last."""
         question = "select data from results where run = ? and kind = ? order by created, rowid"
-        return [json.loads(row["data"]) for row in self._rows(question, run_id, kind)]
+        data = (_read(row["data"]) for row in self._rows(question, run_id, kind))
+        return [one for one in data if one is not None]
 
     def all_results(self, kind: str) -> dict[str, list[dict[str, Any]]]:
         """Newest last, of the runs that have any, by id."""
         question = "select run, data from results where kind = ? order by created, rowid"
         results: dict[str, list[dict[str, Any]]] = {}
         for row in self._rows(question, kind):
-            results.setdefault(row["run"], []).append(json.loads(row["data"]))
+            if (data := _read(row["data"])) is not None:
+                results.setdefault(row["run"], []).append(data)
         return results
 
     def add_samples(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
@@ -202,9 +210,32 @@ class Database:
         """Oldest first."""
         rows = self._rows("select * from samples where run = ? order by created, rowid", run_id)
         return [
-            {"prompt": row["prompt"], "text": row["text"], "settings": json.loads(row["settings"])}
+            {"prompt": row["prompt"], "text": row["text"], "settings": _read(row["settings"]) or {}}
             for row in rows
         ]
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[None]:
+    """InputError in the place of what a file leads to that is damaged, or no database of runs."""
+    try:
+        yield
+    except sqlite3.IntegrityError:  # of a run that is gone
+        raise
+    except sqlite3.DatabaseError as error:
+        raise InputError(
+            f"'{file}' cannot be used as the database of runs ({error}). Another program may hold "
+            "it, or it is damaged: move it away, and the runs are taken up anew from their folders."
+        ) from error
+
+
+def _read(text: Any) -> dict[str, Any] | None:
+    """The JSON object in a field; None where there is none, as after somebody has edited it."""
+    try:
+        values = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _insert(database: sqlite3.Connection, row: Row) -> None:

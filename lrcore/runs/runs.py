@@ -6,7 +6,6 @@ one that the database does not know is taken up, with what its report holds; one
 forgotten.
 """
 
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,8 @@ from ..errors import InputError, Shortage, quoted
 from ..files import beside, folder_draft_of, remove_leftovers, remove_unlocked
 from ..history import S, Step, last_step
 from ..models.load import LoadedModel
-from ..models.weights import MARK
+from ..models.weights import MARK, read_json
+from ..places import expanded
 from ..provenance import BaseModel, Provenance
 from ..recipe import Recipe
 from ..shortage import shortage
@@ -42,7 +42,9 @@ UNREADABLE = (
     OSError,
     KeyError,
     TypeError,
+    RecursionError,
 )  # what a folder that somebody else edited may lead to
+LATEST = 1e11  # seconds since the epoch: later dates are mistakes
 _Made = tuple[Recipe, Provenance]
 
 
@@ -50,7 +52,7 @@ def root() -> Path:
     """Where runs live: LRCORE_RUNS, else ./runs; a folder for this user under the temporary one
     where that may not be written, which is said once. One whose disk is full is it all the same.
     """
-    wanted = Path(os.environ.get("LRCORE_RUNS") or "runs").expanduser()
+    wanted = expanded(os.environ.get("LRCORE_RUNS") or "runs")
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
@@ -144,10 +146,10 @@ class Runs:
         self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
+        except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
             raise InputError(
-                f"{quoted(str(folder))} cannot hold runs: it is a file, or lies below one. Give a "
-                "folder (--folder, LRCORE_RUNS)."
+                f"{quoted(str(folder))} cannot hold runs: it is a file, lies below one, or no "
+                "folder can be made there. Give another (--folder, LRCORE_RUNS)."
             ) from error
         # writings and deletings that were interrupted: of a living process they are locked
         remove_leftovers(self.folder)
@@ -275,9 +277,12 @@ class Runs:
         """The row of a run's folder; nothing where that cannot be read."""
         folder = self.folder / run_id
         with suppress(*UNREADABLE):
-            report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+            report = read_json(folder / "report.json")
             recipe, made = Recipe.read(folder / "recipe.json"), folder.stat().st_mtime
             name, created = report["name"], report.get("created", made)
+            _check_text(run_id, name)
+            if not 0 <= created < LATEST:
+                raise ValueError(created)
             yield _row(run_id, name, created, run_id, recipe, report)
 
     def _folders(self) -> set[str]:
@@ -313,7 +318,7 @@ class Runs:
         """Take up a checkpoint that lies elsewhere, such as one that the command line wrote; its
         files stay where they are. Raises InputError for a folder that holds none.
         """
-        folder = Path(folder).expanduser().absolute()
+        folder = expanded(folder).absolute()
         if (
             not (folder / MARK).is_file()
             or not (folder / "report.json").is_file()
@@ -324,7 +329,8 @@ class Runs:
                 "folder that `compress` wrote."
             )
         recipe = Recipe.read(folder / "recipe.json")
-        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        report = read_json(folder / "report.json")
+        _check_text(name, str(folder))
         run_id = _new_id(method_and_policy(recipe, Provenance.from_dict(report).history)[0])
         own = _row(run_id, name or folder.name, time.time(), str(folder), recipe, report)
         self._database.insert([own])
@@ -334,13 +340,14 @@ class Runs:
         """Give a run another name, cut at 80 characters. Raises InputError for an empty one."""
         if not name.strip():
             raise InputError("A run needs a name: type one and press Rename again.")
+        _check_text(name)
         self._database.rename(self.get(run_id).id, name.strip()[:80])
 
     def tag(self, run_id: str, tag: str) -> None:
         """Add a tag to a run. Raises InputError for characters that tags do not have."""
         if not re.fullmatch(r"[\w.+-]{1,40}", tag):
             raise InputError(
-                f"'{tag}' is no tag: use letters, digits, '.', '+', '_' and '-', at most 40."
+                f"{quoted(tag)} is no tag: use letters, digits, '.', '+', '_' and '-', at most 40."
             )
         self._database.tag(self.get(run_id).id, tag)
 
@@ -394,8 +401,28 @@ def _row(
     report: Mapping[str, Any],
 ) -> Row:
     evaluations = report.get("evaluations", [])
+    if not isinstance(evaluations, list) or not all(map(_is_evaluation, evaluations)):
+        raise InputError(
+            f"The report in '{folder}' holds what is no evaluation. The file was changed or cut: "
+            "copy it again."
+        )
     report = {key: value for key, value in report.items() if key != "evaluations"}
     return Row(run_id, name, created, folder, recipe.to_dict(), report, evaluations)
+
+
+def _is_evaluation(kept: Any) -> bool:
+    return isinstance(kept, Mapping) and isinstance(kept.get("protocol"), Mapping)
+
+
+def _check_text(*names: str) -> None:
+    """Raise InputError for a name that the database cannot hold, TypeError for one that is none."""
+    for name in names:
+        try:
+            str.encode(name)
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{quoted(name)} holds what is no UTF-8 text. Give another name."
+            ) from error
 
 
 def _new_id(method: str) -> str:

@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..compression.chain import Chain, chain_key, read_chains, varied
-from ..errors import InputError, unknown
+from ..compression.chain import Chain, chain_key, check_many, read_chains, varied
+from ..errors import InputError, shown, unknown
 from ..evaluation.settings import EvaluationSettings, TaskSettings, find_protocol
 from ..recipe import Recipe, read_values
 from ..settings import check_settings
@@ -72,7 +72,7 @@ class Sweep:
         for task in self.tasks:
             check_settings(task)
         if not isinstance(self.speed, bool):
-            raise InputError(f"speed must be true or false, got {self.speed!r}.")
+            raise InputError(f"speed must be true or false, got {shown(self.speed)}.")
         steps = (step.reads_text for chain in self.cells() for step in chain)
         texts = dict.fromkeys(text for text in steps if text)
         apart = tuple(one.apart_from(tuple(texts)) for one in self.evaluations)
@@ -85,6 +85,7 @@ class Sweep:
         first step; else they are in the order of the rows and, within one, of the lists.
         """
         lists = {one: getattr(self, name) for name, one in LISTS.items() if getattr(self, name)}
+        check_many([*map(len, lists.values()), max(1, len(self.rows))])
         bases = [
             varied(self.base, **dict(zip(lists, values, strict=True)))
             for values in product(*lists.values())
@@ -93,6 +94,7 @@ class Sweep:
         for row in self.rows or ("compress",):
             for base in bases:
                 every |= {chain_key(chain): chain for chain in read_chains(row, base)}
+                check_many([len(every)])
         chains = _together(every.values(), lambda chain: _factors(chain[0].recipe))
         return _together(chains, lambda chain: chain_key(chain[:1]))
 
@@ -155,7 +157,7 @@ class Sweep:
 
         Raises InputError where there is none, or it holds no sweep.
         """
-        return cls.from_dict(read_values(sweep_file(path)) or {})
+        return cls.from_dict(read_values(sweep_file(path)))
 
 
 def cross_calibration(
@@ -184,9 +186,9 @@ def _check_entries(name: str, values: Sequence[Any]) -> None:
     """Raises InputError for an entry of a list that is no text; the recipe checks numbers."""
     wrong = [one for one in values if not isinstance(one, str)] if name in NAMES else []
     if wrong:
-        raise InputError(f"{name} must be a list of names, got {wrong[0]!r} in it.")
+        raise InputError(f"{name} must be a list of names, got {shown(wrong[0])} in it.")
     if any(isinstance(one, list | dict) for one in values):
-        raise InputError(f"{name} must be a list of numbers, got {list(values)!r}.")
+        raise InputError(f"{name} must be a list of numbers, got {shown(list(values))}.")
 
 
 def _factors(recipe: Recipe) -> tuple[Any, ...]:
@@ -210,7 +212,8 @@ def _evaluations(values: Any) -> Iterator[EvaluationSettings]:
     for one in _listed(values):
         if not isinstance(one, Mapping):
             raise InputError(
-                f"evaluation holds the settings of `evaluate`, such as data: stories; got {one!r}."
+                "evaluation holds the settings of `evaluate`, such as data: stories; got "
+                f"{shown(one)}."
             )
         for name in one:
             if name not in _EVALUATION:
@@ -223,7 +226,9 @@ def _tasks(values: Any) -> Iterator[TaskSettings]:
     for one in _listed(values):
         given = {"task": one} if isinstance(one, str) else one
         if not isinstance(given, Mapping):
-            raise InputError(f"tasks holds names or settings, such as task: stories; got {one!r}.")
+            raise InputError(
+                f"tasks holds names or settings, such as task: stories; got {shown(one)}."
+            )
         for name in given:
             if name not in _TASK:
                 raise unknown("task setting", str(name), _TASK)

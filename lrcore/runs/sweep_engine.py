@@ -42,7 +42,9 @@ def run_sweep(
     if not isinstance(store, SweepStore):
         if not sweep.evaluations and not sweep.tasks:
             raise InputError("The sweep measures nothing: give an evaluation or a task.")
-        for data in {*sweep.calibration_sets, *(one.data for one in sweep.evaluations)}:
+        steps = [step for chain in sweep.cells() for step in chain]
+        read = [text for step in steps for text in (step.reads_text, step.measures_text) if text]
+        for data in dict.fromkeys([*read, *(one.data for one in sweep.evaluations)]):
             check_named(data)
         store = CellFiles(store)
     progress, every = progress or silent, cells(model, sweep)

@@ -61,7 +61,7 @@ def test_plans_are_measured_on_windows_that_neither_moments_nor_probes_have_seen
 ) -> None:
     model, recipe, factors = case
     measured = []
-    monkeypatch.setattr(settling, "read_value", lambda _: None)
+    monkeypatch.setattr(settling, "read_as", lambda *_: None)
     own = settling._divergences
     monkeypatch.setattr(
         settling, "_divergences", lambda *given: (measured.append(given[2]), own(*given))[1]

@@ -1,8 +1,9 @@
-"""Run a command of lrcore, and end it with SIGKILL at its n-th event.
+"""Run a command of lrcore, and send it a signal at its n-th event.
 
-python killed.py KIND N ARGUMENT...: "files" counts what is about to be done to files below the
-present folder (opened, locked, renamed, deleted), "calls" counts the calls and returns of all
-functions. With N = 0 nothing is killed. The last line on stderr has both numbers of events.
+python killed.py SIGNAL KIND N ARGUMENT...: SIGNAL is a number; "files" counts what is about to be
+done to files below the present folder (opened, locked, renamed, deleted), "calls" counts the calls
+and returns of all functions. With N = 0 nothing is sent. The last line on stderr has both numbers
+of events.
 """
 
 import os
@@ -13,17 +14,17 @@ FILES = ("open", "fcntl.flock", "os.mkdir", "os.rename", "os.remove", "os.rmdir"
 
 
 class Killer:
-    """Counts events, and kills this process at one of them. here: the folder whose files count, by
-    default the present one.
+    """Counts events, and sends this process a signal at one of them. here: the folder whose files
+    count, by default the present one.
     """
 
-    def __init__(self, at: int, here: str = "") -> None:
-        self.at, self.seen, self.here = at, 0, here or os.getcwd()
+    def __init__(self, at: int, here: str = "", number: int = signal.SIGKILL) -> None:
+        self.at, self.seen, self.here, self.number = at, 0, here or os.getcwd(), number
 
     def count(self, *event) -> None:
         self.seen += 1
         if self.seen == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.number)
 
     def audit(self, event: str, given: tuple) -> None:
         if event in FILES:
@@ -36,10 +37,10 @@ class Killer:
         return os.path.abspath(path).startswith(self.here)
 
 
-def run(kind: str, at: int, arguments: list[str]) -> int:
+def run(number: int, kind: str, at: int, arguments: list[str]) -> int:
     from lrcore.cli import main
 
-    files, calls = (Killer(at if kind == one else 0) for one in ("files", "calls"))
+    files, calls = (Killer(at if kind == one else 0, number=number) for one in ("files", "calls"))
     sys.addaudithook(files.audit)
     if kind == "calls" or not at:
         sys.setprofile(calls.count)
@@ -50,4 +51,4 @@ def run(kind: str, at: int, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    raise SystemExit(run(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]))

@@ -63,14 +63,20 @@ class Place:
         for name in ("cache", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
 
-    def run(self, arguments: Sequence[str], kind: str = "files", at: int = 0):
-        """The finished process; it is killed at that event, 0 for none."""
+    def run(
+        self,
+        arguments: Sequence[str],
+        kind: str = "files",
+        at: int = 0,
+        number: int = signal.SIGKILL,
+    ):
+        """The finished process; it is killed, or sent another signal, at that event, 0 for none."""
         environment = os.environ | {
             "LRCORE_CACHE": str(self.folder / "cache"),
             "TMPDIR": str(self.folder / "tmp"),
             "OMP_NUM_THREADS": "1",
         }
-        command = [str(KILLED), kind, str(at), *arguments]
+        command = [str(KILLED), str(int(number)), kind, str(at), *arguments]
         return fresh.project().run(command, environment, self.folder)
 
     def tree(self) -> Tree:
@@ -169,6 +175,28 @@ def killed(place: Place, job: Job, chance: random.Random, kills: int) -> Outcome
     differing = [path for path in job.after.keys() | tree if job.after.get(path) != tree.get(path)]
     wrong += [f"{job.name}: {path} is not that of an undisturbed run" for path in sorted(differing)]
     return Outcome(count, (*wrong, *(f"{job.name}: {path} is left" for path in place.temporary())))
+
+
+def interrupted(place: Place, job: Job, chance: random.Random) -> Outcome:
+    """Press Ctrl+C at a random moment of a job, then do it again."""
+    place.start_from(job.before)
+    before, kind = place.tree(), chance.choice(["calls", "files"])
+    at = chance.randrange(1, job.events[kind] + 1)
+    done, what = place.run(job.arguments, kind, at, signal.SIGINT), f"{job.name} ({kind} {at})"
+    wrong = harmed(place, job, before, what)
+    wrong += [f"{what}: {path} is left" for path in place.temporary()]
+    if done.returncode not in (0, 130) or (done.returncode and not ends_well(done.stderr)):
+        wrong.append(f"{what}: {done.returncode}: {done.stderr[-600:]}")
+    again = place.run(job.arguments)
+    if again.returncode or place.plain(again.stdout) != job.shown or place.tree() != job.after:
+        wrong.append(f"{what}: it does not go on: {again.stderr[-300:]}")
+    return Outcome(done.returncode == 130, tuple(wrong))
+
+
+def ends_well(stderr: str) -> bool:
+    """Whether a command that was interrupted says so, and nothing of its inside."""
+    *_, last = [line for line in stderr.splitlines() if not line[:1].isdigit()]
+    return last == "cancelled" and "Traceback" not in stderr and "Exception ignored" not in stderr
 
 
 def harmed(place: Place, job: Job, before: Tree, what: str) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import random
 
 import pytest
-from killing import Job, Place, killed, undisturbed
+from killing import Job, Place, interrupted, killed, undisturbed
 
 SEED = int(os.environ.get("LRCORE_SOAK_SEED", "17"))
 SHARE = float(os.environ.get("LRCORE_SOAK_SHARE", "1"))
@@ -55,5 +55,17 @@ def test_many_kills_of_a_command(jobs, command, tmp_path, capsys):
     outcomes = [killed(place, jobs[command], chance, KILLS) for _ in rounds]
     with capsys.disabled():
         print(f"\nseed {SEED}: {sum(one.kills for one in outcomes)} kills of {command}")
+    wrong = [line for one in outcomes for line in one.wrong]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_at_many_moments_of_a_command(jobs, command, tmp_path, capsys):
+    place, chance = Place(tmp_path / "here"), random.Random(f"{SEED} Ctrl+C {command}")
+    rounds = range(max(1, round(ROUNDS * SHARE)))
+    outcomes = [interrupted(place, jobs[command], chance) for _ in rounds]
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {sum(one.kills for one in outcomes)} interrupts of {command}")
     wrong = [line for one in outcomes for line in one.wrong]
     assert not wrong, "\n".join(wrong)

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import socket
 
 import pytest
 
@@ -87,6 +88,43 @@ def test_a_wrong_password_is_refused_and_costs_time(monkeypatch):
     for wrong in ("", PASSWORD[:-1], PASSWORD + " ", "ä"):
         assert not asyncio.run(right("anybody", wrong))
     assert waits == [access.WAIT] * 4
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "x", "1.5", "\u0661", "9" * 5000])
+@pytest.mark.parametrize("where", ["--port", "GRADIO_SERVER_PORT"])
+def test_what_is_no_port_is_refused_in_one_sentence(where, port, monkeypatch, capsys):
+    from workbench import start
+
+    flags = [f"--port={port}"] if where == "--port" else []
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "7860" if flags else port)
+    monkeypatch.setattr("sys.argv", ["app.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 2
+    assert "a port is a whole number from 1 to 65535" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "192.0.2.1", "no.such.host.invalid", "a b", "x" * 99]
+)
+def test_where_nobody_can_listen_is_said_before_the_page_is_built(host):
+    from workbench import start
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(lrcore.InputError, match=f"cannot listen on '{host}', port {port}"):
+            start.check_free(host, port)
+    start.check_free("127.0.0.1", port)
+
+
+def test_a_password_file_of_nobody_is_refused(read):
+    with pytest.raises(lrcore.InputError, match="cannot be read"):
+        read("--password-file", "~nobody_is_called_so/password")
+    for roots in (["~nobody_is_called_so/models"], ["/no/such/place"]):
+        with pytest.raises(lrcore.InputError):
+            lrcore.confine(roots)
 
 
 def test_the_command_says_it_in_one_sentence(monkeypatch, capsys):

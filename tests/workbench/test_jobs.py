@@ -357,6 +357,52 @@ def test_half_written_records_of_a_killed_server_go_and_those_of_another_one_sta
     lock.release()
 
 
+ODD = (
+    *(("id", value) for value in ("other", 5, "../other")),
+    *(("title", value) for value in (5, None)),
+    *(("state", value) for value in ("flying", 5)),
+    *(("done", value) for value in ("x", None, 1.5)),
+    *(("result", value) for value in (5, "x", None)),
+    *(("created", value) for value in ("x", None, 1e308, float("nan"))),
+    *(("ended", value) for value in ("x", -1.0)),
+    *(("stages", value) for value in (5, "x")),
+    *(("job", value) for value in (5, "x")),
+)
+
+
+@pytest.mark.parametrize(("field", "value"), ODD, ids=str)
+def test_a_record_with_an_odd_field_is_left_out(field, value, tmp_path):
+    record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="good")
+    (tmp_path / "good.json").write_text(json.dumps(record.to_dict()))
+    odd = record.to_dict() | {"id": "odd"} | {field: value}
+    (tmp_path / "odd.json").write_text(json.dumps(odd))
+    jobs = Jobs(tmp_path, KINDS, lambda record: [])
+    assert [one.id for one in jobs.all()] == ["good"]
+    assert "good" in job_markup.job_list(jobs)
+
+
+@pytest.mark.parametrize("field", [("log", [5]), ("curve", ["x"]), ("stages", [{"name": 5}])])
+def test_a_record_with_an_odd_entry_is_left_out(field, tmp_path):
+    record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="odd")
+    (tmp_path / "odd.json").write_text(json.dumps(record.to_dict() | dict([field])))
+    assert Jobs(tmp_path, KINDS, lambda record: []).all() == []
+
+
+def test_the_server_of_a_record_may_be_anything(tmp_path):
+    record = JobRecord(KINDS["compress"](lrcore.Recipe("demo-llama"), "name"), id="one")
+    for server in (5, None, [], {}):
+        (tmp_path / "one.json").write_text(json.dumps(record.to_dict() | {"server": server}))
+        assert [one.id for one in Jobs(tmp_path, KINDS, lambda record: []).all()] == ["one"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_among_the_records_is_left_out(make, tmp_path):
+    make(tmp_path / "odd.json")
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert Jobs(tmp_path, KINDS, lambda record: []).all() == []
+
+
 def test_a_broken_record_is_left_out(tmp_path):
     (tmp_path / "x.json").write_text("{not json")
     (tmp_path / "y.json").write_text(json.dumps({"unknown": 1}))

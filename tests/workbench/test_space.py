@@ -57,14 +57,13 @@ def test_elsewhere_nothing_is_moved(environment, storage, tmp_path) -> None:
 
 
 def test_it_is_said_before_the_client_of_the_hub_is_imported(tmp_path) -> None:
-    start = (ROOT / "app.py").read_text(encoding="utf-8")
     script = f"""
-import os, sys
+import os, runpy, sys
 from pathlib import Path
 import workbench.start
 assert "huggingface_hub" not in sys.modules
 workbench.start.keep_in_storage.__defaults__ = (Path({str(tmp_path)!r}),)
-{start.partition("if __name__")[0]}
+assert "demo" in runpy.run_path("app.py", run_name="page")
 from huggingface_hub.constants import HF_HOME
 assert Path(HF_HOME).parent == Path({str(tmp_path)!r}), HF_HOME
 """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...cache import keep_value, read_value
+from ...cache import keep_value, read_as
 from ...data import held_out
 from ...errors import InputError
 from ...evaluation.protocols import make_passages
@@ -44,12 +44,13 @@ def measure_interaction(
     Raises InputError where the recipe's refit cannot be.
     """
     joint = _joint(model, factors, recipe)
-    if (kept := read_value(joint.file)) is None:
+    if (known := read_as(joint.file, joint.interaction)) is None:
         losses = window_losses(model.network, joint.target.to(model.network.device))
         measured = _measure(model, factors, recipe, joint, progress)
         kept = {"loss": float(losses.mean()), "joint": [astuple(one) for one in measured]}
         keep_value(joint.file, kept)
-    return joint.interaction(kept)
+        known = joint.interaction(kept)
+    return known
 
 
 def kept_interaction(
@@ -59,8 +60,7 @@ def kept_interaction(
     does.
     """
     joint = _joint(model, factors, recipe)
-    kept = read_value(joint.file)
-    return None if kept is None else joint.interaction(kept)
+    return read_as(joint.file, joint.interaction)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...cache import keep_value, read_value
+from ...cache import keep_value, read_as
 from ...cancellation import unchecked
 from ...errors import InputError
 from ...hardware import hardware, wait_for
@@ -54,8 +54,8 @@ def measure(
         )
     device = _device(model)
     path = _file(factors, recipe, device)
-    if (kept := read_value(path)) is not None:
-        return _read(kept)
+    if (kept := read_as(path, _read)) is not None:
+        return kept
     found = _measured(model, factors, recipe.seq_len, device, progress)
     keep_value(path, _plain(found))
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...alternatives import by_part
-from ...cache import keep_value, read_value
+from ...cache import keep_value, read_as
 from ...models.architectures import decoder_layers
 from ...models.layers import clone, read_exact, write_layer
 from ...models.load import LoadedModel
@@ -87,8 +87,8 @@ class Probing:
 
     def __call__(self, index: int, progress: Progress) -> LayerProbes:
         path = cache_file("probes", self.factors, *key(self.tokens), index)
-        if (kept := read_value(path)) is not None:
-            return LayerProbes.read(kept)
+        if (kept := read_as(path, LayerProbes.read)) is not None:
+            return kept
         result = self._measure(index, progress)
         keep_value(path, result.plain())
         return result

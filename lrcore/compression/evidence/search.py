@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...cache import keep_value, read_value
+from ...cache import keep_value, read_as
 from ...models.layers import clone
 from ...models.load import LoadedModel
 from ...models.stream import LayerStream
@@ -44,10 +44,12 @@ def measure(
     recipe.
     """
     path = _file(factors, recipe)
-    if (kept := read_value(path)) is not None:
-        return tuple(kept)
+    layers = len(factors.layers)
+    kept = read_as(path, lambda value: tuple(float(one) for one in value))
+    if kept is not None and len(kept) == layers:
+        return kept
     loss = cache(plan_loss(model, factors, recipe, "search"))
-    shares = best_shares(len(factors.layers), 1 - recipe.ratio, loss, progress)
+    shares = best_shares(layers, 1 - recipe.ratio, loss, progress)
     keep_value(path, shares)
     return shares
 

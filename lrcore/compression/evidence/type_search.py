@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cache import keep_value, read_value
+from ...cache import keep_value, read_as
 from ...errors import InputError
 from ...models.load import LoadedModel
 from ...policies import find_policy
@@ -38,10 +38,12 @@ def measure(
     Optuna.
     """
     path = _file(factors, recipe)
-    if (kept := read_value(path)) is not None:
-        return dict(kept)
+    types = _types(factors, recipe)
+    kept = read_as(path, lambda value: {name: float(value[name]) for name in types})
+    if kept is not None:
+        return kept
     loss = plan_loss(model, factors, recipe, "type_weights")
-    weights = best_weights(_types(factors, recipe), loss, progress)
+    weights = best_weights(types, loss, progress)
     keep_value(path, weights)
     return weights
 

@@ -29,7 +29,7 @@ from ...account import SizeAndCost
 from ...as_json import json_text
 from ...checkpoints.checkpoint import load
 from ...data import Windows, apart_from, load_texts, make_windows, overlapping
-from ...errors import InputError, Shortage
+from ...errors import InputError, Shortage, quoted
 from ...evaluation.evaluate import batches, evaluate
 from ...evaluation.settings import EvaluationSettings
 from ...history import Healed
@@ -148,9 +148,10 @@ def find_teacher(model: LoadedModel, given: str | LoadedModel | None = None) -> 
         except Shortage:
             raise
         except InputError as error:
+            named = quoted(str(given or base))
             raise InputError(
-                f"The dense model that '{model.name}' was made of, '{given or base}', cannot be "
-                f"loaded as its teacher: {error} "
+                f"The dense model that '{model.name}' was made of, {named}, cannot be loaded as "
+                f"its teacher: {error} "
                 "If it has moved, say where it is (--teacher)."
             ) from error
     if teacher.fingerprint != dense.fingerprint:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ...errors import InputError, unknown
+from ...errors import InputError, shown, unknown
 from ...settings import check_settings, setting
 
 LORA = ("lora", "lora_mlp")
@@ -64,7 +64,7 @@ class Healing:
             text = getattr(self, name)
             if text is not None and not (isinstance(text, str) and text.strip()):
                 raise InputError(
-                    f"{name} must name a text, got {text!r}. Leave it out for its own."
+                    f"{name} must name a text, got {shown(text)}. Leave it out for its own."
                 )
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:

@@ -1,0 +1,293 @@
+"""Bad input that a person makes rarely and a hostile one gladly: pipes and devices in the place of
+files, aliases that stand for gigabytes, digits that are none, names that are no text.
+"""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lrcore
+
+HUGE = "0x" + "f" * 5000  # more digits than Python writes
+DIGITS = "9" * 400  # more than a float holds
+NO_HOME = "~nobody_is_called_so"
+# Eight lines whose last alias stands for 10^8 words.
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdefg", "bcdefgh", strict=True)
+)
+INSIDE = (
+    "[&a [x,x,x,x,x,x,x,x,x,x]"
+    + "".join(
+        f", &{new} [{','.join([f'*{old}'] * 10)}]"
+        for old, new in zip("abcdefg", "bcdefgh", strict=True)
+    )
+    + "]"
+)
+
+
+# --- recipes ---
+
+FIELDS = (
+    *(
+        f"{field}: {INSIDE}"
+        for field in (
+            *("model", "data", "revision", "offload", "samples", "seed", "calibration"),
+            *("method", "ratio", "temperature", "options", "overrides", "target"),
+        )
+    ),
+    f"options: {{scores: {INSIDE}}}",
+    f"overrides: {{0.mlp: {INSIDE}}}",
+    f"component_ratios: {{qk: {INSIDE}}}",
+    *(f"{field}: {HUGE}" for field in ("samples", "seed", "ratio", "temperature", "method")),
+    *(f"{field}: {DIGITS}" for field in ("samples", "multiple", "temperature")),
+    f"overrides: {{0.mlp: {HUGE}}}",
+    "method: flap\noptions: {scores: .inf}",
+    "overrides: {².mlp: 4}",
+    "overrides: {٠.mlp: 4}",
+    "overrides: {00.mlp: 4}",
+    "overrides: {0.mlp: true}",
+    "offload: !!bool maybe",
+    "samples: !!int ''",
+    "data: !!timestamp today",
+    *(f'{field}: "\\ud800"' for field in ("model", "data", "method", "revision", "target")),
+    *(f"{field}: {'a' * 5000}" for field in ("ratio", "samples", "temperature", "device")),
+    f"component_ratios: {{{'a' * 5000}: 2}}",
+    f"options: {{{'a' * 900}: []}}",
+    f"overrides: {{{'a' * 900}: 1}}",
+    f"model: {NO_HOME}/model",
+    f"data: {NO_HOME}/text.txt",
+)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field[:24])
+def test_fields_of_recipes(field, refused, tiny_llama, story_file, tmp_path):
+    good = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
+    named = field.partition(":")[0]
+    lines = [f"{name}: {json.dumps(value)}" for name, value in good.items() if name != named]
+    file = tmp_path / "recipe.yaml"
+    file.write_text("\n".join([*lines, field]), encoding="utf-8")
+    refused("compress", "--recipe", file, "--out", tmp_path / "out")
+
+
+FILES = {
+    "aliases of aliases": BOMB,
+    "empty": "",
+    "a comment": "# model: demo-llama\n",
+    "nothing": "~",
+    "false": "false",
+    "zero": "0",
+    "an empty text": "''",
+    "an empty list": "[]",
+    "itself": "&a [*a]",
+    "two documents": "model: demo-llama\n---\nmodel: demo-opt\n",
+    "spaces of a megabyte": " " * 2**20 + "model: demo-llama\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_recipes(name, refused, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(FILES[name])
+    refused("compress", "--recipe", file, "--out", tmp_path / "out")
+    refused("sweep", file, "--out", tmp_path / "sweep")
+
+
+SWEEPS = (
+    f"methods: {INSIDE}",
+    f"ratios: {INSIDE}",
+    f"rows: {INSIDE}",
+    f"evaluation: {INSIDE}",
+    f"tasks: {INSIDE}",
+    f"speed: {INSIDE}",
+    f"ratios: [{DIGITS}]",
+    f"evaluation: {{samples: {DIGITS}}}",
+    'methods: ["\\ud800"]',
+    *(
+        f"rows: [{{heal: {{{name}: {value}}}}}]"
+        for name in ("lr", "beta", "temperature", "seed")
+        for value in ("fast", "null", "{}", DIGITS)
+    ),
+    "rows: [{sparsify: {pattern: unstructured, kept: half}}]",
+    "rows: [{quantise: {group: many}}]",
+    f"seeds: [{', '.join(map(str, range(200)))}]\nratios: "
+    f"[{', '.join(str(i / 1000) for i in range(1, 200))}]",
+    f"rows: [{{compress: {{seed: {list(range(200))}, samples: {list(range(1, 200))}}}}}]",
+    f"rows: [[{', '.join([f'{{compress: {{seed: {list(range(10))}}}}}'] * 12)}]]",
+)
+
+
+@pytest.mark.parametrize("field", SWEEPS, ids=lambda field: field[:40])
+def test_fields_of_sweeps(field, refused, tiny_llama, story_file, tmp_path):
+    good = {"model": str(tiny_llama), "data": str(story_file), "samples": 2, "seq_len": 16}
+    lines = [f"{name}: {json.dumps(value)}" for name, value in good.items()]
+    file = tmp_path / "sweep.yaml"
+    file.write_text("\n".join([*lines, field]), encoding="utf-8")
+    refused("sweep", file, "--out", tmp_path / "sweep")
+
+
+# --- what is no file ---
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # the whole path is too long for a socket
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(here)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "pipe": pipe,
+    "socket": a_socket,
+    "device": endless,
+}
+OF_MODELS = (
+    *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *("generation_config.json", "special_tokens_map.json", "chat_template.jinja"),
+)
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("name", OF_MODELS)
+def test_what_is_no_file_in_a_model_folder(name, kind, refused, quick, tiny_llama, tmp_path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    NO_FILES[kind](folder / name)
+    refused("compress", folder, "--out", tmp_path / "out", *quick)
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_in_the_place_of_one(kind, refused, tiny_llama, compressed, tmp_path):
+    def named(name: str) -> Path:
+        NO_FILES[kind](tmp_path / name)
+        return tmp_path / name
+
+    refused("evaluate", named("model"), "--seq-len", 16)
+    refused("evaluate", named("model.gguf"), "--seq-len", 16)
+    for ending in (".txt", ".jsonl", ".json", ".parquet"):
+        refused("evaluate", tiny_llama, "--data", named(f"text{ending}"), "--seq-len", 16)
+    refused("allocate", "--recipe", named("recipe.yaml"))
+    refused("sweep", named("sweep.yaml"), "--out", tmp_path / "out")
+    refused("tasks", tiny_llama, "--task", named("task.jsonl"))
+    refused("answers", tiny_llama, "--prompts", named("prompts.txt"))
+    refused("export", compressed, tmp_path / "out", "--result", named("result.json"))
+    refused("runs", "--folder", named("runs"))
+
+
+# --- texts and questions ---
+
+TEXTS = {
+    "JSON lines: the text twice": (".jsonl", b'{"text": "a", "text": "b"}'),
+    "JSON: the text twice": (".json", b'[{"text": "a", "text": "b"}]'),
+    "JSON: twice within": (".json", b'[{"text": "a", "more": {"a": 1, "a": 1}}]'),
+    "a mark of the order of bytes alone": (".txt", b"\xef\xbb\xbf"),
+    "UTF-32": (".txt", ("Once upon a time. " * 20).encode("utf-32")),
+    "a character in more bytes than it takes": (".txt", b"Once upon " * 20 + b"\xc0\xaf"),
+    "JSON of other quotes": (".jsonl", b"{'text': 'a'}"),
+    "JSON with comments": (".json", b'// a\n[{"text": "a"}]'),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts(name, refused, tiny_llama, tmp_path):
+    ending, content = TEXTS[name]
+    file = tmp_path / f"text{ending}"
+    file.write_bytes(content)
+    refused("evaluate", tiny_llama, "--data", file, "--seq-len", 16)
+
+
+DATA = (
+    f"0.{'0' * 322}1*stories+0.{'0' * 322}1*python-docs",
+    "stories+",
+    "*stories",
+    "1.2.3*stories+python-docs",
+    "caf\udce9.txt",
+    f"{NO_HOME}/text.txt",
+    "::",
+)
+
+
+@pytest.mark.parametrize("data", DATA, ids=ascii)
+def test_names_of_texts(data, refused, tiny_llama):
+    refused("evaluate", tiny_llama, "--data", data, "--samples", 2, "--seq-len", 16)
+
+
+QUESTION = {"question": "Once upon a", "choices": ["time", "dog"], "label": 0}
+QUESTIONS = {
+    "binary": b"\xff\xfe\x00" * 50,
+    "Latin-1": json.dumps(QUESTION).encode() + b'\n{"question": "\xe9"}',
+    "half a character": {"question": "\ud800"},
+    "a choice of half a character": {"choices": ["\ud800", "b"]},
+    "a label of thousands": {"label": 10**400},
+    "groups of groups": {"groups": [[[5] * 50] * 50] * 50},
+    "an image that is missing": {"image": "bild-ä.png"},
+    "an image of a long name": {"image": "a." * 300},
+    "an image above": {"image": "../image.png"},
+    "an image of a zero byte": {"image": "a\0b"},
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_questions(name, refused, tiny_llama, tmp_path):
+    given, file = QUESTIONS[name], tmp_path / "task.jsonl"
+    file.write_bytes(given if isinstance(given, bytes) else json.dumps(QUESTION | given).encode())
+    refused("tasks", tiny_llama, "--task", file)
+
+
+# --- flags and names ---
+
+FLAGS = (
+    ["allocate", "MODEL", "--override", "².mlp=4"],
+    ["allocate", "MODEL", "--override", "0.mlp=²"],
+    ["allocate", "MODEL", "--override", "0.mlp=" + "9" * 5000],
+    ["allocate", "MODEL", "--option", "x" * 5000],
+    ["allocate", "MODEL", "--component-ratio", "x" * 5000],
+    ["allocate", "MODEL", "--what-if", f"{NO_HOME}/config.json"],
+    ["allocate", "MODEL", "--what-if", "/dev/zero"],
+    ["generate", "MODEL", "--prompt", "caf\udce9"],
+    ["answers", "MODEL", "--prompts", f"{NO_HOME}/prompts.txt"],
+    ["answers", "MODEL", "--prompts", "BINARY"],
+    ["cache", "--limit", f"{DIGITS}GB"],
+    ["cache", "--limit", "x" * 5000],
+    ["compress", "MODEL", "--out", f"{NO_HOME}/out"],
+    ["export", "SMALL", f"{NO_HOME}/out"],
+    ["export", "SMALL", f"{NO_HOME}/out.gguf"],
+    ["export", f"{NO_HOME}/model", "OUT"],
+    ["runs", "add", f"{NO_HOME}/model"],
+    ["runs", "rename", "kept", "caf\udce9"],
+    ["runs", "add", "SMALL", "--name", "caf\udce9"],
+    ["runs", "show", "caf\udce9"],
+    ["runs", "tag", "kept", "caf\udce9"],
+)
+
+
+@pytest.mark.parametrize("words", FLAGS, ids=lambda words: ascii(" ".join(words)[:40]))
+def test_flags(words, refused, tiny_llama, compressed, tmp_path, tmp_path_factory, monkeypatch):
+    runs = tmp_path_factory.mktemp("runs")
+    lrcore.Runs(runs).add(compressed, "kept")
+    monkeypatch.setenv("LRCORE_RUNS", str(runs))
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 9)
+    places = {"MODEL": tiny_llama, "SMALL": compressed, "OUT": tmp_path / "out"}
+    places["BINARY"] = tmp_path / "binary.txt"
+    refused(*(places.get(word, word) for word in words))
+
+
+@pytest.mark.parametrize("variable", ["LRCORE_CACHE_LIMIT", "LRCORE_RUNS"])
+def test_variables(variable, refused, monkeypatch):
+    value = {"LRCORE_CACHE_LIMIT": DIGITS, "LRCORE_RUNS": f"{NO_HOME}/runs"}[variable]
+    monkeypatch.setenv(variable, value)
+    refused("cache" if "CACHE" in variable else "runs")

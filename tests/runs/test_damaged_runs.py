@@ -1,0 +1,156 @@
+"""Runs that somebody has edited, cut or mixed up: one that cannot be read hides no other, and a
+database that is none is named.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import lrcore
+from lrcore.cli import main
+from lrcore.runs.database import Database
+
+NEW = "20260202-000000-a3-beef"
+OWN = "20260101-000000-a3-cafe"
+
+
+@pytest.fixture(scope="module")
+def small(tiny_llama, story_file, tmp_path_factory) -> Path:
+    recipe = lrcore.Recipe(str(tiny_llama), data=str(story_file), samples=2, seq_len=16, ratio=0.4)
+    made = lrcore.compress(lrcore.load(str(tiny_llama)), recipe)
+    return lrcore.save(made, tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture
+def folder(small, tmp_path) -> Path:
+    """A folder with a run of its own."""
+    runs = tmp_path / "runs"
+    put(small, runs / OWN)
+    assert [run.name for run in lrcore.Runs(runs).all()] == ["own"]
+    return runs
+
+
+def put(small: Path, folder: Path, **report: object) -> None:
+    """A run's folder whose report has these fields."""
+    shutil.copytree(small, folder)
+    values = json.loads((folder / "report.json").read_text()) | {"name": "own", "created": 1.0}
+    (folder / "report.json").write_text(json.dumps(values | report))
+
+
+DAMAGED = {
+    "binary": b"\xff" * 5000,
+    "a text": b"hello",
+    "cut": None,
+    "of another program": b"",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_database_that_is_none_is_named_and_its_folders_are_taken_up_without_it(
+    how, folder, capsys
+):
+    file, content = folder / "runs.sqlite", DAMAGED[how]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:5000] if content is None else content)
+    if how == "of another program":
+        with sqlite3.connect(file) as other:
+            other.execute("create table runs (mine text)")
+        other.close()
+    assert main(["runs", "--folder", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: '{file}' cannot be used as the database of runs")
+    assert said.count("\n") == 1
+    file.unlink()
+    assert [run.name for run in lrcore.Runs(folder).all()] == ["own"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_in_the_place_of_the_database_is_named(kind, folder, capsys):
+    file = folder / "runs.sqlite"
+    file.unlink()
+    (os.mkfifo if kind == "pipe" else os.mkdir)(file)
+    assert main(["runs", "--folder", str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: '{file}' is no file.")
+
+
+@pytest.mark.parametrize("column", ["recipe", "report"])
+@pytest.mark.parametrize("value", ["{", "[1]", "5", "[" * 100_000, b"\xff"], ids=range(5))
+def test_a_row_that_cannot_be_read_hides_no_other(column, value, folder, small):
+    runs = lrcore.Runs(folder)
+    other = runs.add(small, "other")
+    with sqlite3.connect(folder / "runs.sqlite") as database:
+        database.execute(f"update runs set {column} = ? where id = ?", (value, OWN))
+    database.close()
+    assert [run.name for run in lrcore.Runs(folder).all()] == ["other"]
+    with pytest.raises(lrcore.InputError, match="No run"):
+        runs.get(OWN)
+    runs.delete(other.id)
+
+
+@pytest.mark.parametrize("value", ["{", "[]", "5", "null"])
+def test_results_and_samples_that_cannot_be_read_are_left_out(value, folder):
+    with sqlite3.connect(folder / "runs.sqlite") as database:
+        kept = (OWN, "evaluation", "p", 1.0, value)
+        database.execute("insert into results values (?, ?, ?, ?, ?)", kept)
+        database.execute("insert into samples values (?, 1.0, 'p', ?, 't')", (OWN, value))
+    database.close()
+    runs = lrcore.Runs(folder)
+    assert [run.evaluations for run in runs.all()] == [[]]
+    assert runs.samples(OWN) == [{"prompt": "p", "text": "t", "settings": {}}]
+
+
+REPORTS = (
+    *({"name": value} for value in (5, None, [], "\ud800")),
+    *({"created": value} for value in ("today", None, [], 1e308, -1.0, 10**400)),
+    *({"evaluations": value} for value in (5, [5], [{}], [{"protocol": 5}], {"a": 1})),
+)
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: ascii(report)[:30])
+def test_a_folder_with_an_odd_report_is_left_out(report, folder, small):
+    put(small, folder / NEW, **report)
+    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+    assert main(["runs", "--folder", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("name", ["report.json", "recipe.json"])
+@pytest.mark.parametrize("kind", ["deep", "pipe", "folder"])
+def test_a_folder_with_an_odd_file_is_left_out(name, kind, folder, small):
+    put(small, folder / NEW)
+    file = folder / NEW / name
+    file.unlink()
+    if kind == "deep":
+        file.write_text("[" * 100_000)
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(file)
+    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+
+
+def test_a_folder_whose_name_is_no_text_is_left_out(folder, small):
+    put(small, Path(os.fsdecode(os.fsencode(folder) + b"/2026\xff")))
+    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000], ids=["cut", "list", "deep"])
+def test_a_model_with_an_odd_report_is_not_added(content, folder, small, tmp_path, capsys):
+    model = shutil.copytree(small, tmp_path / "model")
+    (model / "report.json").write_text(content)
+    assert main(["runs", "--folder", str(folder), "add", str(model)]) == 2
+    assert [run.id for run in lrcore.Runs(folder).all()] == [OWN]
+
+
+def test_another_program_that_holds_the_database_is_named(folder, monkeypatch):
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda file, **more: connect(file, **more | IMPATIENT))
+    holder = connect(folder / "runs.sqlite", isolation_level=None)
+    holder.execute("begin exclusive")
+    with pytest.raises(lrcore.InputError, match="Another program may hold it"):
+        Database(folder / "runs.sqlite").rename(OWN, "mine")
+    holder.close()
+
+
+IMPATIENT = {"timeout": 0.0}
